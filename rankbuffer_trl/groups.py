@@ -1,0 +1,128 @@
+"""The nouns that travel: a query with its rubrics, its rollouts as a group, and the score that comes back.
+
+Plain immutable data: no torch, no network, no files.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .buffer import AnchorBuffer
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """One judging criterion of a query.
+
+    Args:
+        text (`str`):
+            What a good response does, in a sentence or short phrase.
+        weight (`int`):
+            Importance from 1 to 5.
+    """
+
+    text: str
+    weight: int
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query `x` with what a judge needs to know of it.
+
+    Args:
+        id (`str`):
+            Unique in the data set.
+        prompt (`list[dict]`):
+            Chat messages with `role` and `content`.
+        rubrics (`tuple[Rubric, ...]`):
+            The query's weighted rubrics `R_x`.
+        responses (`tuple[str, ...]`, *optional*, defaults to `()`):
+            Reference responses from worst to best, from which the first anchors are selected.
+    """
+
+    id: str
+    prompt: Messages
+    rubrics: tuple[Rubric, ...]
+    responses: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The query as a judge reads it: the one user message, or all turns under their roles."""
+        if len(self.prompt) == 1:
+            return self.prompt[0]["content"]
+        return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in self.prompt)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One response `y_i` that the policy sampled for a query.
+
+    Args:
+        id (`int`):
+            Its place in the group, from 0 to G-1. The judge sees it as `[R<id>]`.
+        text (`str`):
+            The answer alone, without the thinking. Empty if the rollout has no answer; it is then never judged.
+    """
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """The `G` rollouts sampled together for one query.
+
+    Args:
+        query (`Query`):
+            The query `x`.
+        rollouts (`tuple[Rollout, ...]`):
+            All `G` rollouts, the empty ones too, with ids 0 to G-1 in this order.
+        step (`int`):
+            The trainer's global step when they were generated, from 0.
+        epoch (`int`, *optional*):
+            Which pass over the data this is, from 0. `None` if nobody knows: then the query's visits are counted.
+    """
+
+    query: Query
+    rollouts: tuple[Rollout, ...]
+    step: int
+    epoch: int | None = None
+
+    @property
+    def answered(self) -> tuple[Rollout, ...]:
+        """The rollouts that have an answer, which are the ones a judge may see."""
+        return tuple(rollout for rollout in self.rollouts if rollout.text)
+
+    @property
+    def empty(self) -> tuple[Rollout, ...]:
+        """The rollouts without an answer, which stand below all others."""
+        return tuple(rollout for rollout in self.rollouts if not rollout.text)
+
+
+@dataclass(frozen=True)
+class GroupScore:
+    """What a reward method returns for one group.
+
+    Args:
+        rewards (`tuple[float | None, ...]`):
+            One per rollout, in rollout order, each in [-1, 1]; `None` where no judge could say.
+        order (`tuple[tuple[int, ...], ...]`):
+            The complete order from worst to best as tiers of rollout ids: one id per tier, several where they tie.
+        positions (`dict[int, int]`):
+            Insertion position in 0..K by rollout id. Empty where there was no coarse ranking.
+        fine_ranked (`bool`):
+            Whether at least one interval held two or more rollouts, so that they had to be ranked among themselves.
+        before (`AnchorBuffer`, *optional*):
+            The buffer the group was ranked against. `None` if there was none yet.
+        after (`AnchorBuffer`, *optional*):
+            The buffer for the next visit.
+    """
+
+    rewards: tuple[float | None, ...]
+    order: tuple[tuple[int, ...], ...] = ()
+    positions: dict[int, int] = field(default_factory=dict)
+    fine_ranked: bool = False
+    before: "AnchorBuffer | None" = None
+    after: "AnchorBuffer | None" = None

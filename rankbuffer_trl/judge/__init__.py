@@ -1,0 +1,21 @@
+"""The judge: questions in the paper's words, one seam that asks them, clients that answer, a ledger of what it cost."""
+
+from .judge import ChatClient, Judge, JudgeError, TransportError
+from .ledger import Call, Totals, Usage
+from .questions import Question, VerdictError, insertion_question, ranking_question
+from .rubric_judge import RubricJudge
+
+__all__ = [
+    "Call",
+    "ChatClient",
+    "Judge",
+    "JudgeError",
+    "Question",
+    "RubricJudge",
+    "Totals",
+    "TransportError",
+    "Usage",
+    "VerdictError",
+    "insertion_question",
+    "ranking_question",
+]

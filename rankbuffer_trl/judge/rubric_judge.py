@@ -1,0 +1,196 @@
+"""The embedded judge: scores responses against the rubrics of the prompt, without a language model.
+
+It reads the very text that an LLM judge would get, finds query, rubrics, anchors and candidates in it, and answers in the
+same JSON. A run without a GPU therefore exercises every prompt and every parser of a real run. What was left out: meaning.
+A rubric is checked by its words, so write rubrics for it the way a strict but literal reader would want them:
+
+* `Gives the steps in order: rinse, boil, simmer.` The longest run of the listed terms that appears in this order.
+* `Leaves out filler: whatever, stuff, honestly.` The share of the listed terms that is absent.
+* `Says what is needed: a pan, salt or stock, two cups.` The share of the listed terms that is present; `or` gives choices.
+* `Is between 12 and 30 words long.` 1 inside the range, falling with the ratio outside.
+* `Is written in complete sentences.` The share of words in sentences with a capital first letter and a final stop.
+* `Does not repeat itself.` The share of word trigrams that are new.
+* Anything else: the share of the rubric's own content words that the response uses.
+
+Words are compared by their stem, so that `rinsing` satisfies `rinse`.
+"""
+
+import json
+import re
+from functools import lru_cache
+
+from .ledger import Usage
+
+WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
+RUBRIC = re.compile(r"^\d+\.\[weight=(\d+)\] (.*)$", re.MULTILINE)
+# Words a rubric uses to talk about a response; a response need not repeat them.
+RUBRIC_WORDS = frozenset(
+    "a about all an and answer any are as at be by can does each explains for from gives has how if in is it its lists long "
+    "makes mentions name names needed no not of on or order reader recommends response say says should steps tells than "
+    "that the them then they this to uses well what when where which while who why with word words you your".split()
+)
+
+
+class RubricJudge:
+    """A deterministic judge that needs no model: the chat client behind `judge_url: null`.
+
+    Implements [`ChatClient`]; see the module's docstring for how it reads a rubric.
+    """
+
+    name = "embedded rubric judge"
+    model = "rubric-judge"
+
+    async def complete(self, messages: list[dict[str, str]], *, seed: int = 0) -> tuple[str, Usage, int]:
+        """Answer the first user message; its words and punctuation marks count as tokens. `seed` changes nothing."""
+        prompt = next(message["content"] for message in messages if message["role"] == "user")
+        answer = judge(prompt)
+        return answer, Usage(count_tokens(prompt), 0, count_tokens(answer)), 1
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def judge(prompt: str) -> str:
+    """Answer one coarse, order-only or fine prompt (paper, appendix "Coarse- and Fine-Ranking Prompts") in JSON.
+
+    Raises `ValueError` if the text is none of them.
+    """
+    # The last "Return JSON only" is the template's own: a response that contains one comes before it.
+    body, found, _ = prompt.rpartition("\n\nReturn JSON only")
+    _, _, body = body.partition("\n\nRUBRICS\n")
+    if not found or not body:
+        raise ValueError("the rubric judge got a prompt without RUBRICS or without 'Return JSON only'")
+    rubrics_text, separator, candidates = body.partition("\n\nCANDIDATES\n")
+    if separator:
+        rubrics = read_rubrics(rubrics_text)
+        scores = {int(name): score(text, rubrics) for name, text in read_blocks("R", candidates)}
+        return json.dumps({"order": sorted(scores, key=lambda i: (scores[i], i))})
+    rubrics_text, _, rest = body.partition("\n\nORDERED ANCHORS (worst to best)\n")
+    anchors_text, separator, candidate = rest.partition("\n\nCANDIDATE\n")
+    if not separator:
+        raise ValueError("the rubric judge got a prompt with neither CANDIDATE nor CANDIDATES")
+    rubrics = read_rubrics(rubrics_text)
+    anchors = [text for _, text in read_blocks("A", anchors_text)]
+    quality = score(candidate, rubrics)
+    if not any(anchors):  # order-only: nothing to compare with, so guess from the absolute quality, as an LLM would
+        return json.dumps({"position": min(int(quality * (len(anchors) + 1)), len(anchors))})
+    return json.dumps({"position": insertion_position(quality, [score(text, rubrics) for text in anchors])})
+
+
+def insertion_position(quality: float, anchor_qualities: list[float]) -> int:
+    """Position in 0..K of a candidate among K anchors that are ordered worst to best but may disagree with the rubrics.
+
+    The number of anchors it beats. An equal is neither worse than the lowest nor better than the highest anchor, so it
+    stays inside.
+    """
+    beaten = sum(other < quality for other in anchor_qualities)
+    return 1 if beaten == 0 and quality == anchor_qualities[0] and len(anchor_qualities) > 1 else beaten
+
+
+def read_rubrics(text: str) -> list[tuple[int, str]]:
+    """(weight, text) of each `1.[weight=5] text` line."""
+    rubrics = [(int(weight), rubric) for weight, rubric in RUBRIC.findall(text)]
+    if not rubrics:
+        raise ValueError("the rubric judge found no '1.[weight=5] text' line under RUBRICS")
+    return rubrics
+
+
+def read_blocks(letter: str, text: str) -> list[tuple[str, str]]:
+    """(number, text) of each `[A0]` or `[R0]` block, in the order in which they stand."""
+    pieces = re.split(rf"^\[{letter}(\d+)\]$", text, flags=re.MULTILINE)[1:]
+    return [(number, block.strip()) for number, block in zip(pieces[::2], pieces[1::2], strict=True)]
+
+
+def score(response: str, rubrics: list[tuple[int, str]]) -> float:
+    """Weighted mean in [0, 1] of how far `response` meets each rubric; 0 for an empty response."""
+    if not response.strip():
+        return 0.0
+    return sum(weight * meets(response, rubric) for weight, rubric in rubrics) / sum(weight for weight, _ in rubrics)
+
+
+def meets(response: str, rubric: str) -> float:
+    """How far `response` meets `rubric`, in [0, 1]. The module's docstring lists the forms."""
+    lowered = rubric.lower()
+    if limits := re.search(r"between (\d+) and (\d+) words", lowered):
+        low, high = map(int, limits.groups())
+        length = len(WORD.findall(response.lower()))
+        return min(1.0, length / low, high / max(length, 1))
+    if "complete sentences" in lowered:
+        return complete_sentences(response)
+    if "not repeat" in lowered:
+        words = WORD.findall(response.lower())
+        trigrams = list(zip(words, words[1:], words[2:], strict=False))
+        return len(set(trigrams)) / len(trigrams) if trigrams else 1.0
+    stems = stem_all(response)
+    terms = read_terms(lowered)
+    places = [find(term, stems) for term in terms]
+    if "in order" in lowered:
+        return longest_rise([place for place in places if place is not None]) / len(terms)
+    if lowered.startswith(("leaves out", "avoids")):
+        return sum(place is None for place in places) / len(terms)
+    return sum(place is not None for place in places) / len(terms)
+
+
+@lru_cache(maxsize=4096)
+def read_terms(rubric: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """The terms that `rubric` asks for. Each is a tuple of choices, each choice a tuple of stems."""
+    _, colon, listed = rubric.partition(":")
+    terms = []
+    for part in re.split(r",|\band\b", listed) if colon else WORD.findall(rubric):
+        choices = (content_stems(choice) for choice in re.split(r"\bor\b", part))
+        if choices := tuple(choice for choice in choices if choice):
+            terms.append(choices)
+    if not terms:
+        raise ValueError(f"the rubric judge finds nothing to check in the rubric {rubric!r}")
+    return tuple(terms)
+
+
+def content_stems(text: str) -> tuple[str, ...]:
+    """Stems of the words of `text` that carry meaning."""
+    return tuple(stem(word) for word in WORD.findall(text) if word not in RUBRIC_WORDS)
+
+
+def stem_all(text: str) -> list[str]:
+    """Stems of all words of `text`, in order."""
+    return [stem(word) for word in WORD.findall(text.lower())]
+
+
+@lru_cache(maxsize=65536)
+def stem(word: str) -> str:
+    """A crude English stem: `stirred`, `stirring` and `stirs` become `stir`, `rinsing` and `rinse` become `rins`."""
+    word = word.removesuffix("'s")
+    for suffix in ("ing", "ed", "es", "s", "ly", "e"):
+        if word.endswith(suffix) and len(word) - len(suffix) >= 3 and not word.endswith("ss"):
+            word = word[: -len(suffix)]
+            break
+    return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
+
+
+def find(term: tuple[tuple[str, ...], ...], stems: list[str]) -> int | None:
+    """Index in `stems` where the first choice of `term` that is wholly present begins; `None` if none is."""
+    places = [max(stems.index(part) for part in choice) for choice in term if all(part in stems for part in choice)]
+    return min(places, default=None)
+
+
+def longest_rise(places: list[int]) -> int:
+    """Length of the longest strictly rising subsequence of `places`."""
+    best: list[int] = []
+    for i, place in enumerate(places):
+        best.append(1 + max((best[j] for j in range(i) if places[j] < place), default=0))
+    return max(best, default=0)
+
+
+def complete_sentences(text: str) -> float:
+    """Share of words that stand in sentences of three words or more with a capital first letter and a final `.`, `!`, `?`."""
+    good = total = 0
+    for sentence in re.findall(r"[^.!?]+[.!?]*", text):
+        words = len(WORD.findall(sentence.lower()))
+        total += words
+        if words >= 3 and sentence.strip()[0].isupper() and sentence.strip()[-1] in ".!?":
+            good += words
+    return good / total if total else 0.0
+
+
+def count_tokens(text: str) -> int:
+    """Words and punctuation marks in `text`: the embedded judge's unit of cost."""
+    return len(re.findall(r"\w+|[^\w\s]", text))

@@ -1,0 +1,60 @@
+"""What a step says in the trainer's log, and so in every tracker of `report_to`."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .buffer import SOURCES
+from .groups import GroupScore, RolloutGroup
+from .judge import Totals
+from .scoring import StepScore
+
+INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "above")
+
+
+def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, float]:
+    """Metrics of one generation step, by name. The same names every step, so that processes can average them.
+
+    `buffer/*` are means per query over the groups of the step, after their update. `insert/*` is the histogram of insertion
+    positions as shares: `below` and `above` all anchors, and quarters of the intervals between. `judge/*` are sums over the
+    step; tokens are those of parsed calls, as in the paper, and `judge/spent_tokens` those of all attempts.
+    """
+    scores, totals = step.scores, Totals.of(step.calls)
+    buffers = [score.after for score in scores if score.after]
+    sources = Counter(anchor.source for buffer in buffers for anchor in buffer.anchors)
+    bins = Counter(
+        insertion_bin(position, len(score.before)) for score in scores if score.before for position in score.positions.values()
+    )
+    placed = max(sum(bins.values()), 1)
+    rewards = [reward for score in scores for reward in score.rewards]
+    return {
+        "buffer/size": sum(map(len, buffers)) / max(len(buffers), 1),
+        **{f"buffer/{source}": sources[source] / max(len(buffers), 1) for source in SOURCES},
+        **{f"insert/{name}": bins[name] / placed for name in INSERTION_BINS},
+        "rank/fine_ranked_groups": sum(score.fine_ranked for score in scores) / len(scores),
+        "rank/ties": sum(tied_share(score) for score in scores) / len(scores),
+        "rank/unscored": sum(reward is None for reward in rewards) / len(rewards),
+        "rank/empty": sum(len(group.empty) for group in groups) / len(rewards),
+        "judge/calls": totals.calls,
+        "judge/failures": totals.failures,
+        "judge/attempts": totals.attempts,
+        "judge/prompt_tokens": totals.prompt_tokens,
+        "judge/cached_tokens": totals.cached_tokens,
+        "judge/completion_tokens": totals.completion_tokens,
+        "judge/spent_tokens": totals.spent_prompt_tokens + totals.spent_completion_tokens,
+        "judge/seconds": step.seconds,
+    }
+
+
+def insertion_bin(position: int, K: int) -> str:
+    """The histogram bin of an insertion position in 0..K."""
+    if position == 0:
+        return "below"
+    if position == K:
+        return "above"
+    return f"quarter{1 + 4 * (position - 1) // (K - 1)}"
+
+
+def tied_share(score: GroupScore) -> float:
+    """Share of a group's rewards that another rollout of the group has too."""
+    counts = Counter(reward for reward in score.rewards if reward is not None)
+    return sum(count for count in counts.values() if count > 1) / len(score.rewards)

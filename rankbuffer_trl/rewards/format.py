@@ -1,0 +1,117 @@
+"""What counts as an answer: the format check, and the format reward of the paper (section "Rank-Based Reward").
+
+Three checks: `think` wants exactly one closed `<think>...</think>` block first and a non-empty answer after it; `none` wants any
+text; everything else is a regular expression that the whole text must match, whose group `answer`, if it has one, is the answer.
+Judge and buffer see the answer alone, never the thinking.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+THINK = re.compile(r"\s*<think>(?:(?!</?think>).)*</think>(?P<answer>(?:(?!</?think>).)*\S(?:(?!</?think>).)*)", re.DOTALL)
+
+
+class Answer(NamedTuple):
+    """What a completion says. `text` is empty if it holds no answer; `well_formed` is the paper's format indicator."""
+
+    text: str
+    well_formed: bool
+
+
+def read_answer(text: str, check: str = "none") -> Answer:
+    """Apply a format check to a completion's text.
+
+    A completion that breaks the format can still hold an answer: under `think`, what follows the last `</think>`; under a regular
+    expression, nothing.
+    """
+    if check == "none":
+        answer = text.strip()
+        return Answer(answer, bool(answer))
+    if check == "think":
+        _, closed, answer = text.rpartition("</think>")
+        return Answer(answer.strip() if closed else "", THINK.fullmatch(text) is not None)
+    match = re.fullmatch(check, text, re.DOTALL)
+    if match is None:
+        return Answer("", False)
+    answer = (match.groupdict().get("answer") or match.group()).strip()
+    return Answer(answer, bool(answer))
+
+
+class AnswerReader:
+    """Reads the answers out of what TRL hands to a reward function.
+
+    Args:
+        check (`str`, *optional*, defaults to `"none"`):
+            `think`, `none` or a regular expression; see the module's docstring.
+        tokenizer (*optional*):
+            Decodes the completion ids, so that the text is what the policy wrote, whatever TRL made of it. Without it the
+            completions are taken as they come.
+        chat_template_kwargs (`dict`, *optional*):
+            What the prompts are rendered with.
+    """
+
+    def __init__(self, check: str = "none", tokenizer: Any = None, chat_template_kwargs: dict | None = None):
+        self.check = check
+        self.tokenizer = tokenizer
+        self.chat_template_kwargs = chat_template_kwargs or {}
+        self._opening: str | None = None
+
+    def read(self, prompts: Sequence, completions: Sequence, completion_ids: Sequence[list[int]] | None) -> list[Answer]:
+        """One [`Answer`] per completion."""
+        if self.tokenizer is None or completion_ids is None:
+            texts = [completion_text(completion) for completion in completions]
+        else:
+            texts = self.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+            if self.check == "think":
+                texts = [self._opened_by_prompt(prompts[0]) + text for text in texts]
+        return [read_answer(text, self.check) for text in texts]
+
+    def _opened_by_prompt(self, prompt: Any) -> str:
+        """`<think>` where the chat template ends its prompts with it, so that completions start inside the block."""
+        if self._opening is None:
+            self._opening = ""
+            if isinstance(prompt, list):
+                rendered = self.tokenizer.apply_chat_template(
+                    prompt, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
+                )
+                self._opening = "<think>" if rendered.rstrip().endswith("<think>") else ""
+        return self._opening
+
+
+class FormatReward:
+    """1 if the completion has the required format, else 0. A reward function of its own, weighted by 0.2 in the paper."""
+
+    __name__ = "format_reward"
+
+    def __init__(self, reader: AnswerReader):
+        self.reader = reader
+
+    def __call__(self, prompts, completions, completion_ids=None, **kwargs) -> list[float]:
+        """Rewards in {0, 1}, one per completion."""
+        return [float(answer.well_formed) for answer in self.reader.read(prompts, completions, completion_ids)]
+
+
+def completion_text(completion: str | list[dict]) -> str:
+    """The text of a completion, its thinking put back where TRL had split it off."""
+    if isinstance(completion, str):
+        return completion
+    message = completion[-1]
+    reasoning = message.get("reasoning_content")
+    return (f"<think>{reasoning}</think>" if reasoning else "") + (message.get("content") or "")
+
+
+def check_format(check: str) -> Callable[[str], Answer]:
+    """Validate a format check at start.
+
+    Raises:
+        `ValueError`: if it is neither `think`, `none` nor a regular expression.
+    """
+    if check not in ("think", "none"):
+        try:
+            re.compile(check)
+        except re.error as error:
+            raise ValueError(
+                f"format_check must be 'think', 'none' or a regular expression; {check!r} is not one: {error}"
+            ) from None
+    return lambda text: read_answer(text, check)

@@ -1,0 +1,103 @@
+"""RankBuffer's reward for one group: the frame of Algorithm 1 around ranking and buffer update.
+
+Left to others: the format reward (`format.py`), the advantage (TRL), and where buffers are kept (`store.py`).
+"""
+
+from dataclasses import dataclass
+
+from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
+from ..groups import GroupScore, RolloutGroup
+from ..judge import Judge
+from ..ranking import Ranking, coarse_to_fine, fine_rank, rank_rewards
+
+
+@dataclass(frozen=True)
+class RankBuffer:
+    """Rank rewards from an ordered, persistent buffer of anchors.
+
+    Args:
+        k0 (`int`, *optional*, defaults to `4`):
+            `K0`, the initial number of anchors.
+        prune_after (`int`, *optional*, defaults to `3`):
+            `H`: an internal anchor is pruned after this many inactive epochs in a row.
+        refine_at (`int`, *optional*, defaults to `3`):
+            An internal interval with at least this many rollouts adds its lower median as an anchor.
+        bootstrap (`bool`, *optional*, defaults to `False`):
+            Build a query's buffer from its first ranked group instead of from the data set's responses.
+        static (`bool`, *optional*, defaults to `False`):
+            Freeze all buffers at the end of epoch 0 (the starred variants).
+        fine (`bool`, *optional*, defaults to `True`):
+            `False` is the coarse-only ablation.
+        anchor_content (`bool`, *optional*, defaults to `True`):
+            `False` is the order-only ablation.
+    """
+
+    k0: int = 4
+    prune_after: int = 3
+    refine_at: int = 3
+    bootstrap: bool = False
+    static: bool = False
+    fine: bool = True
+    anchor_content: bool = True
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """Rewards and the next buffer of one group (Algorithm 1).
+
+        Args:
+            group (`RolloutGroup`):
+                `G` rollouts of one query. Empty ones are never judged and share the reward -1.
+            buffer (`AnchorBuffer`, *optional*):
+                The query's buffer, `None` on its first visit.
+            judge (`Judge`):
+                Asked 1 question per answered rollout and 1 per interval that holds two or more of them; when the buffer is
+                bootstrapped, 1 in all.
+
+        Returns:
+            `GroupScore`: whose `after` is `None` if the query is still without a buffer.
+        """
+        if buffer is None and not self.bootstrap:
+            buffer = initial_buffer(group.query.responses, self.k0)
+        if buffer is None:
+            return await self._bootstrap(group, judge)
+        ranking = await coarse_to_fine(
+            group.query, buffer, group.answered, judge, fine=self.fine, anchor_content=self.anchor_content
+        )
+        return GroupScore(
+            rewards=self._rewards(group, ranking.order),
+            order=ranking.order,
+            positions=ranking.positions,
+            fine_ranked=any(len(rollouts) >= 2 for rollouts in ranking.sigma),
+            before=buffer,
+            after=self._updated(buffer, ranking, group),
+        )
+
+    async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
+        """The first group of a query without reference responses: one ranking gives both rewards and anchors.
+
+        With fewer than two answers there is nothing to rank, and the query tries again at its next visit; so it does when the
+        judgment fails, which leaves the group unscored.
+        """
+        epoch = group.epoch or 0
+        if len(group.answered) < 2:
+            order = tuple((rollout.id,) for rollout in group.answered)
+            return GroupScore(self._rewards(group, order), order)
+        sigma = await fine_rank(group.query, group.answered, judge)
+        if sigma is None:
+            return GroupScore((None,) * len(group.rollouts))
+        order = tuple((rollout.id,) for rollout in sigma)
+        buffer = bootstrap_buffer(sigma, self.k0, epoch, group.step).visited()
+        return GroupScore(self._rewards(group, order), order, fine_ranked=True, after=buffer)
+
+    def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:
+        """The buffer for the next visit. A visit that placed no rollout tells nothing, so it changes no anchor."""
+        epoch = buffer.visits if group.epoch is None else group.epoch
+        frozen = self.static and epoch >= 1
+        if ranking.positions and not frozen:
+            buffer = buffer.update(
+                ranking.sigma, epoch, group.step, H=self.prune_after, refine_at=self.refine_at, unordered=ranking.failed
+            )
+        return buffer.visited()
+
+    @staticmethod
+    def _rewards(group: RolloutGroup, order: tuple[tuple[int, ...], ...]) -> tuple[float | None, ...]:
+        return rank_rewards(order, len(group.rollouts), [rollout.id for rollout in group.empty])

@@ -1,0 +1,257 @@
+"""GRPO with RankBuffer rewards: a thin subclass of TRL's trainer.
+
+It adds whole groups whatever the split over processes (the reward function gathers them), an exact data order across resume,
+the unscored rows, and checkpoints that hold the buffers. What was left out, because TRL has it: generation, loss, logging, Hub.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from accelerate.logging import get_logger
+from datasets import Dataset
+from transformers.trainer_callback import TrainerState
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from .buffer import initial_buffer
+from .config import RankBufferConfig
+from .data.queries import DataError, QueryTable
+from .distributed import on_main_process
+from .groups import Query, Rollout
+from .judge import Judge, Question, insertion_question, ranking_question
+from .rewards.format import AnswerReader, FormatReward
+from .rewards.reward import RankBufferReward
+from .store import StoreError
+
+logger = get_logger(__name__)
+
+SNAPSHOT = "rankbuffer.sqlite"
+LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
+RANK = 0  # column of the rank reward
+
+
+class RankBufferTrainer(GRPOTrainer):
+    """
+    Trainer for GRPO whose reward of a rollout is its rank (RankBuffer).
+
+    Args:
+        model (`str` or `PreTrainedModel`):
+            The policy, as for [`~trl.GRPOTrainer`].
+        args ([`RankBufferConfig`]):
+            The configuration.
+        train_dataset (`Dataset`):
+            Queries with the columns of `docs/data.md`: `query_id`, `prompt`, `rubrics` and, unless buffers are bootstrapped,
+            `responses`.
+        eval_dataset (`Dataset`, *optional*):
+            Queries of the same form. Evaluation reads buffers and writes none.
+        reward_funcs (`list[Callable]`, *optional*):
+            Further reward functions, each with weight 1, beside the rank reward and the format reward.
+        judge ([`Judge`], *optional*):
+            Who is asked, if not the judge that `args` names.
+        kwargs:
+            Everything else that [`~trl.GRPOTrainer`] takes.
+
+    Raises:
+        [`DataError`], [`StoreError`], `ValueError`: before training, naming what is wrong.
+    """
+
+    _tag_names = ["trl", "grpo", "rankbuffer"]
+    _name = "RankBuffer"
+    _paper = {
+        "title": "RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation",
+        "citation": (
+            "@inproceedings{yang2027rankbuffer,\n"
+            "    title  = {{RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation}},\n"
+            "    author = {Zixuan Yang and Yiqun Chen and Qi Liu and Wei Yang and Erhan Zhang and Liyi Chen and Qimeng Wang"
+            " and Yan Gao and Jiaxin Mao},\n"
+            "    year   = 2027,\n"
+            "    note   = {Under review at ICLR 2027},\n"
+            "}"
+        ),
+    }
+
+    def __init__(
+        self,
+        model,
+        args: RankBufferConfig,
+        train_dataset: Dataset,
+        eval_dataset: Dataset | None = None,
+        reward_funcs: list[Callable] | None = None,
+        judge: Judge | None = None,
+        **kwargs,
+    ):
+        reader = AnswerReader(args.format_check, chat_template_kwargs=args.chat_template_kwargs)
+        self.rank_reward = RankBufferReward(
+            train_dataset,
+            judge=judge or args.judge(),
+            store=Path(args.output_dir) / LIVE_STORE,
+            num_generations=args.num_generations,
+            method=args.method(),
+            reader=reader,
+            max_failures=args.judge_max_failures,
+        )
+        self._train_queries = self.rank_reward.queries
+        self._eval_queries = None
+        if eval_dataset is not None:
+            self._eval_queries = QueryTable(eval_dataset, 0 if self.rank_reward.method.bootstrap else args.k0)
+            eval_dataset = eval_dataset.select_columns(["prompt", "query_id"])
+        extra = reward_funcs or []
+        args.reward_weights = [1.0, args.format_weight] + [1.0] * len(extra)
+        super().__init__(
+            model,
+            reward_funcs=[self.rank_reward, FormatReward(reader), *extra],
+            args=args,
+            train_dataset=train_dataset.select_columns(["prompt", "query_id"]),
+            eval_dataset=eval_dataset,
+            **kwargs,
+        )
+        reader.tokenizer = self._tokenizer
+        self.rank_reward.epoch = lambda: self.state.global_step // self.steps_per_epoch
+        on_main_process(self._check_prompts)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass over the data; queries that fill no whole generation batch are left out of a pass."""
+        generations = len(self.train_dataset) * self.num_generations // self.args.generation_batch_size
+        micro_steps = generations * self.args.steps_per_generation * self.num_iterations
+        return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
+
+    def _check_prompts(self) -> None:
+        if self.args.generation_batch_size > len(self.train_dataset) * self.num_generations:
+            raise DataError(
+                f"the data set has {len(self.train_dataset)} queries, fewer than the"
+                f" {self.args.generation_batch_size // self.num_generations} of one generation batch"
+            )
+        limit = self.args.max_prompt_length
+        for row in self.train_dataset if limit else ():
+            ids = self._tokenizer.apply_chat_template(
+                row["prompt"], add_generation_prompt=True, return_dict=False, **(self.args.chat_template_kwargs or {})
+            )
+            if len(ids) > limit:
+                raise DataError(f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}")
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> "EpochSampler":
+        """TRL's sampler, in the order that an uninterrupted run has, whenever it is resumed."""
+        stock = super()._get_train_sampler(dataset)
+        return EpochSampler(stock, lambda: self.state.global_step // self.steps_per_epoch)
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
+        """TRL's rewards, shape (rollouts of all processes, reward functions).
+
+        A rollout that no judge could place has NaN in its whole row: TRL then leaves it out of the baseline and gives it no
+        advantage, where a NaN beside a format reward would count as a rank reward of 0.
+        """
+        self.rank_reward.training = self.model.training
+        self.rank_reward.num_generations = self.num_generations if self.model.training else self.num_generations_eval
+        self.rank_reward.queries = self._train_queries if self.model.training else self._eval_queries
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards[torch.isnan(rewards[:, RANK])] = torch.nan
+        return rewards
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+        """Train, as [`~transformers.Trainer.train`] does, after the judge has answered one real question.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint folder, or `True` for the newest complete one in `output_dir`. Policy and buffers come from it.
+
+        Raises:
+            [`JudgeError`]: if the judge does not answer.
+            [`StoreError`]: if the checkpoint is not whole.
+        """
+        checkpoint = on_main_process(lambda: self._prepare_run(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+
+    def _prepare_run(self, resume: str | bool | None) -> str | None:
+        checkpoint = None
+        if resume:
+            checkpoint = newest_checkpoint(self.args.output_dir) if resume is True else Path(resume)
+            if not is_complete(checkpoint):
+                raise StoreError(
+                    f"{checkpoint} is not a whole checkpoint: it needs trainer_state.json and {SNAPSHOT}. Without either, the"
+                    " policy and its buffers would not belong together"
+                )
+        self.rank_reward.restart(checkpoint / SNAPSHOT if checkpoint else None)
+        if checkpoint:
+            self._check_step(checkpoint)
+        scorer = self.rank_reward.scorer
+        scorer.run(scorer.judge.preflight(preflight_question(self._train_queries.first(), self.args.k0)))
+        return str(checkpoint) if checkpoint else None
+
+    def _check_step(self, checkpoint: Path) -> None:
+        step = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
+        last = self.rank_reward.scorer.store.last_step()
+        if last is not None and last >= step:
+            raise StoreError(f"{checkpoint} does not belong together: the policy is at step {step}, its buffers at {last}")
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the policy, and before it a snapshot of buffers, history and ledger, so that both go to the Hub together."""
+        target = Path(output_dir or self.args.output_dir) / SNAPSHOT
+        on_main_process(lambda: self.rank_reward.scorer.store.snapshot(target))
+        super().save_model(output_dir, _internal_call)
+
+    def close(self) -> None:
+        """Close the store and the judge's connections."""
+        self.rank_reward.close()
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's [`RepeatSampler`] with the permutation that belongs to the current epoch.
+
+    The stock sampler draws its permutations one after the other and starts over when a run is resumed, so that a run resumed in
+    epoch 2 would see the order of epoch 0 and visit queries twice or never. This one draws up to the current epoch's each time,
+    which gives an uninterrupted run the stock order.
+
+    Args:
+        stock (`RepeatSampler`):
+            The sampler to follow.
+        epoch (`Callable[[], int]`):
+            The epoch that is about to begin or to be resumed, from 0.
+    """
+
+    def __init__(self, stock: RepeatSampler, epoch: Callable[[], int]):
+        super().__init__(
+            stock.data_source, stock.mini_repeat_count, stock.batch_size, stock.repeat_count, stock.shuffle, stock.seed
+        )
+        self.epoch = epoch
+
+    def __iter__(self):
+        if self.shuffle:
+            self.generator.manual_seed(self.seed)
+            for _ in range(self.epoch()):
+                torch.randperm(self.num_samples, generator=self.generator)
+        return super().__iter__()
+
+
+def preflight_question(query: Query, k0: int) -> Question:
+    """A question as training will ask it: place the best response among the anchors, or rank two answers."""
+    if len(query.responses) >= 2:
+        anchors = [anchor.text for anchor in initial_buffer(query.responses, k0).anchors]
+        return insertion_question(query, anchors, query.responses[-1])
+    return ranking_question(query, [Rollout(0, "I do not know."), Rollout(1, "Let me answer this step by step.")])
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint holds the trainer's state, which is written last, and the buffers."""
+    return (checkpoint / "trainer_state.json").is_file() and (checkpoint / SNAPSHOT).is_file()
+
+
+def newest_checkpoint(output_dir: str | os.PathLike) -> Path:
+    """The complete checkpoint with the highest step in `output_dir`.
+
+    Raises:
+        [`StoreError`]: if there is none.
+    """
+    numbered = [
+        (int(path.name.removeprefix("checkpoint-")), path)
+        for path in Path(output_dir).glob("checkpoint-*")
+        if path.name.removeprefix("checkpoint-").isdigit()
+    ]
+    for _, path in sorted(numbered, reverse=True):
+        if is_complete(path):
+            return path
+        logger.warning(f"skipping {path}: it is not a whole checkpoint (the run was stopped while it was written)")
+    raise StoreError(f"no whole checkpoint in {output_dir} to resume from")

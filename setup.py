@@ -1,0 +1,27 @@
+"""Package `rankbuffer-trl`. What a run needs stands in requirements.txt; the extras add what a task needs on top."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "rankbuffer_trl" / "__init__.py").read_text()).group(1)
+REQUIREMENTS = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+
+setup(
+    name="rankbuffer-trl",
+    version=VERSION,
+    description="RankBuffer: ranking-based rewards for GRPO at close to pointwise judging cost, on TRL",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]),
+    package_data={"rankbuffer_trl.judge": ["prompts/*.txt"]},
+    install_requires=REQUIREMENTS,
+    extras_require={
+        "vllm": ["vllm==0.31.0"],
+        "dev": ["hypothesis", "pytest", "ruff"],
+    },
+)
