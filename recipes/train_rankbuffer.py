@@ -14,8 +14,10 @@ from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.trainer import RankBufferTrainer
 
 
-def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> None:
-    """Load the data, train, save, and push if `push_to_hub` is set."""
+def build_trainer(
+    script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig
+) -> RankBufferTrainer:
+    """Load data and policy. Whatever is wrong with either is said here, before anything runs."""
     if not script_args.dataset_name:
         raise ValueError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
     if not model_args.model_name_or_path:
@@ -24,14 +26,13 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
     eval_dataset = None
     if training_args.eval_strategy != "no":
         eval_dataset = load_queries(script_args.dataset_name, script_args.dataset_config, script_args.dataset_test_split)
-
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    trainer = RankBufferTrainer(
+    return RankBufferTrainer(
         model_args.model_name_or_path,
         args=training_args,
         train_dataset=train_dataset,
@@ -39,6 +40,11 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
+
+
+def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> None:
+    """Train, save, and push if `push_to_hub` is set."""
+    trainer = build_trainer(script_args, training_args, model_args)
     resume = training_args.resume_from_checkpoint
     try:
         trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)

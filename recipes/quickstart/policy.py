@@ -43,7 +43,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int = 350) -> None:
+def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int = 250) -> None:
     """Build, warm-start with TRL's `SFTTrainer` and save a policy of about a million parameters."""
     set_seed(seed)
     texts = [row["prompt"][0]["content"] for row in queries] + list(itertools.chain(*queries["responses"]))
@@ -51,10 +51,10 @@ def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int =
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=4,
-            num_attention_heads=4,
+            hidden_size=192,
+            intermediate_size=512,
+            num_hidden_layers=2,
+            num_attention_heads=6,
             num_key_value_heads=2,
             head_dim=32,
             max_position_embeddings=256,
@@ -93,7 +93,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart/policy"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=350)
+    parser.add_argument("--steps", type=int, default=250)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     build_policy(arguments.output_dir, load_queries(str(DATA)), arguments.seed, arguments.steps)

@@ -1,0 +1,68 @@
+"""The embedded rubric judge as an OpenAI-compatible server, to try the HTTP path without a language model.
+
+    python -m rankbuffer_trl.judge.serve --port 8001
+
+It answers `POST /v1/chat/completions`, `GET /v1/models` and `GET /health`. It listens on loopback unless told otherwise. What was
+left out: streaming, keys, any parameter that changes an answer.
+"""
+
+import argparse
+import time
+
+from aiohttp import web
+
+from .rubric_judge import RubricJudge
+
+
+def make_app(judge: RubricJudge | None = None) -> web.Application:
+    """The server as an aiohttp application."""
+    judge = judge or RubricJudge()
+
+    async def chat(request: web.Request) -> web.Response:
+        body = await request.json()
+        if body.get("model") != judge.model:
+            return _error(404, f"the model {body.get('model')!r} does not exist; this server serves {judge.model!r}")
+        try:
+            text, usage, _ = await judge.complete(body["messages"])
+        except (KeyError, StopIteration, TypeError, ValueError) as error:
+            return _error(400, f"not a question for this judge: {error}")
+        return web.json_response(
+            {
+                "id": "chatcmpl-rubric-judge",
+                "object": "chat.completion",
+                "created": int(time.time()),
+                "model": judge.model,
+                "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
+                "usage": {
+                    "prompt_tokens": usage.prompt,
+                    "completion_tokens": usage.completion,
+                    "total_tokens": usage.prompt + usage.completion,
+                    "prompt_tokens_details": {"cached_tokens": usage.cached},
+                },
+            }
+        )
+
+    async def models(request: web.Request) -> web.Response:
+        entry = {"id": judge.model, "object": "model", "created": 0, "owned_by": "rankbuffer-trl"}
+        return web.json_response({"object": "list", "data": [entry]})
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application(client_max_size=64 * 2**20)
+    app.add_routes(
+        [web.post("/v1/chat/completions", chat), web.get("/v1/models", models), web.get("/health", health)]
+    )
+    return app
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "type": "invalid_request_error"}}, status=status)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
+    parser.add_argument("--port", type=int, default=8001, help="0 takes a free one")
+    arguments = parser.parse_args()
+    web.run_app(make_app(), host=arguments.host, port=arguments.port)

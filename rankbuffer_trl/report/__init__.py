@@ -1,0 +1,1 @@
+"""What a run's store tells afterwards: numbers, tables, figures."""

@@ -1,0 +1,216 @@
+"""The quickstart: train a tiny policy with RankBuffer on the CPU, end to end, and show what happened.
+
+    python recipes/quickstart/run.py            # or: make quickstart
+
+1. Build a policy and warm-start it on answers of mixed quality (`policy.py`).
+2. Measure it: rubric score, grade of the nearest written answer, overlap with the best written answer, real words.
+3. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks alone, never one of these numbers.
+4. Measure it again; print tables and examples, draw figures, write `summary.json`.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.utils import logging
+
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge.rubric_judge import WORD, score
+from rankbuffer_trl.report.figures import growth_figure, quality_figure
+from rankbuffer_trl.report.history import buffers_by_epoch, costs_by_epoch, quality_by_step
+from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.trainer import LIVE_STORE
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+import policy  # noqa: E402
+import train_rankbuffer  # noqa: E402
+
+SAMPLES = 4
+MEASURES = {
+    "rubric score": "weighted rubrics, 0 to 100",
+    "grade": "grade of the nearest of the seven written answers, 0 to 6",
+    "overlap": "words shared with the best written answer (F1), 0 to 100",
+    "real words": "words that occur in the data set, percent",
+}
+console = Console(highlight=False)
+
+
+class Measure:
+    """The four measures of a response. Only the first uses the rubrics; the others use the written answers' text."""
+
+    def __init__(self, queries):
+        self.rubrics = {row["query_id"]: [(r["weight"], r["text"]) for r in row["rubrics"]] for row in queries}
+        self.answers = {row["query_id"]: row["responses"] for row in queries}
+        self.vocabulary = {word for answers in self.answers.values() for text in answers for word in words(text)}
+
+    def rubric_score(self, query_id: str, text: str) -> float:
+        return 100 * score(text, self.rubrics[query_id])
+
+    def __call__(self, query_id: str, text: str) -> dict[str, float]:
+        overlaps = [overlap(text, answer) for answer in self.answers[query_id]]
+        known = [word in self.vocabulary for word in words(text)]
+        return {
+            "rubric score": self.rubric_score(query_id, text),
+            "grade": max(range(len(overlaps)), key=overlaps.__getitem__),
+            "overlap": 100 * overlaps[-1],
+            "real words": 100 * sum(known) / max(len(known), 1),
+        }
+
+
+def words(text: str) -> list[str]:
+    return WORD.findall(text.lower())
+
+
+def overlap(text: str, reference: str) -> float:
+    """F1 of the word sets of two texts."""
+    mine, theirs = set(words(text)), set(words(reference))
+    return 2 * len(mine & theirs) / max(len(mine) + len(theirs), 1)
+
+
+def sample(path: Path, queries, temperature: float, seed: int) -> dict[str, list[str]]:
+    """`SAMPLES` responses per query, as training samples them."""
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(path)
+    batch = tokenizer.apply_chat_template(
+        queries["prompt"][:], add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
+    )
+    torch.manual_seed(seed)
+    with torch.inference_mode():
+        output = model.generate(
+            **batch, do_sample=True, temperature=temperature, top_k=0, max_new_tokens=64, num_return_sequences=SAMPLES
+        )
+    texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    return {id: texts[SAMPLES * i : SAMPLES * (i + 1)] for i, id in enumerate(queries["query_id"])}
+
+
+def mean_measures(measure: Measure, responses: dict[str, list[str]]) -> dict[str, float]:
+    rows = [measure(query_id, text) for query_id, texts in responses.items() for text in texts]
+    return {name: sum(row[name] for row in rows) / len(rows) for name in MEASURES}
+
+
+class EpochLines(TrainerCallback):
+    """One readable line per epoch instead of one dictionary per step."""
+
+    def __init__(self, epochs: float):
+        self.epochs = int(epochs)
+        self.calls = self.tokens = 0.0
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "judge/calls" not in logs:
+            return
+        self.calls += logs["judge/calls"]
+        self.tokens += logs["judge/prompt_tokens"] + logs["judge/completion_tokens"]
+        if state.epoch == int(state.epoch):
+            console.print(
+                f"  epoch {int(state.epoch):>2}/{self.epochs}  step {state.global_step:>3}/{state.max_steps}"
+                f"  anchors per query {logs['buffer/size']:5.2f}  above all anchors {logs['insert/above']:4.0%}"
+                f"  judge calls {self.calls:6,.0f}  judge tokens {self.tokens:9,.0f}"
+            )
+
+
+def train(model_path: Path, output_dir: Path, extra: list[str]) -> float:
+    """Run `recipes/train_rankbuffer.py` in this process; returns the sampling temperature it used."""
+    command = ["--config", str(HERE / "quickstart.yaml"), "--model_name_or_path", str(model_path)]
+    arguments = train_rankbuffer.make_parser().parse_args_and_config([*command, "--output_dir", str(output_dir), *extra])
+    trainer = train_rankbuffer.build_trainer(*arguments)
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(EpochLines(trainer.args.num_train_epochs))
+    try:
+        trainer.train()
+        trainer.save_model()
+    finally:
+        trainer.close()
+    return trainer.args.temperature
+
+
+def quality_table(before: dict[str, float], after: dict[str, float]) -> Table:
+    table = Table("quality (mean)", "before", "after", "what it is", title="The policy")
+    for name, meaning in MEASURES.items():
+        table.add_row(name, f"{before[name]:.1f}", f"{after[name]:.1f}", meaning)
+    return table
+
+
+def epoch_table(store: BufferStore, curve: list[tuple[int, float]]) -> Table:
+    """Quality, buffers and costs by epoch."""
+    epochs, costs = buffers_by_epoch(store), costs_by_epoch(store)
+    steps_per_epoch = len(curve) // len(epochs)
+    sources = [source for source in epochs[-1].sources if any(entry.sources[source] for entry in epochs)]
+    columns = ["epoch", "rubric score", "anchors per query", *sources, "judge calls", "judge tokens"]
+    table = Table(title="The buffers and the judge")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for i, entry in enumerate(epochs):
+        values = [quality for _, quality in curve[i * steps_per_epoch : (i + 1) * steps_per_epoch]]
+        calls, tokens = costs[entry.epoch]
+        counts = [f"{entry.sources[source]:.2f}" for source in sources]
+        mean = f"{sum(values) / len(values):.1f}"
+        table.add_row(str(entry.epoch), mean, f"{entry.size:.2f}", *counts, f"{calls:,}", f"{tokens:,}")
+    totals = store.totals()
+    table.add_section()
+    table.add_row("all", "", "", *[""] * len(sources), f"{totals.calls:,}", f"{totals.tokens:,}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warm_start_steps", type=int, default=250)
+    arguments, extra = parser.parse_known_args()  # what is left goes to train_rankbuffer.py
+    out, started = arguments.output_dir, time.time()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    queries = load_queries(str(policy.DATA))
+    measure = Measure(queries)
+    console.rule("1. A policy that has read good and bad answers alike")
+    policy.build_policy(out / "policy", queries, arguments.seed, arguments.warm_start_steps)
+
+    console.rule("2. RankBuffer")
+    temperature = train(out / "policy", out / "train", ["--seed", str(arguments.seed), *extra])
+
+    console.rule("3. What it learned")
+    responses = {
+        "before": sample(out / "policy", queries, temperature, arguments.seed),
+        "after": sample(out / "train", queries, temperature, arguments.seed),
+    }
+    before, after = (mean_measures(measure, responses[name]) for name in ("before", "after"))
+    store = BufferStore(out / "train" / LIVE_STORE)
+    curve = quality_by_step(store, measure.rubric_score)
+    console.print(quality_table(before, after))
+    console.print(epoch_table(store, curve))
+    examples = Table("query", "before", "after", title="The first sample of five queries", show_lines=True)
+    for row in list(queries)[:: len(queries) // 5][:5]:
+        examples.add_row(row["prompt"][0]["content"], *(responses[name][row["query_id"]][0] for name in responses))
+    console.print(examples)
+
+    quality_figure(out / "quality.png", curve, "rubric score", window=3)
+    growth_figure(out / "buffers.png", buffers_by_epoch(store))
+    totals = store.totals()
+    summary = {
+        "seed": arguments.seed,
+        "before": before,
+        "after": after,
+        "judge": totals.as_dict(),
+        "anchors_per_query": [entry.size for entry in buffers_by_epoch(store)],
+        "seconds": time.time() - started,
+    }
+    store.close()
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    console.print(f"Figures: {out / 'quality.png'}, {out / 'buffers.png'}. Numbers: {out / 'summary.json'}.")
+    console.print(
+        f"{totals.calls:,} judge calls, {totals.tokens:,} judge tokens, {totals.failures} failed."
+        f" All of it took {summary['seconds']:.0f} seconds."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Shared by all tests: small queries, judges that do as told, a tiny policy. Offline and seeded."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from rankbuffer_trl.groups import Query, Rubric
+from rankbuffer_trl.judge import Judge, TransportError, Usage
+
+ROOT = Path(__file__).parent.parent
+QUICKSTART = ROOT / "recipes" / "quickstart"
+sys.path.insert(0, str(ROOT / "recipes"))
+sys.path.insert(0, str(QUICKSTART))
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+
+class ScriptedClient:
+    """A chat client whose answers a test decides: `answer(messages)` gives a text, or an exception to raise."""
+
+    name = "scripted judge"
+
+    def __init__(self, answer: Callable[[list[dict]], str | Exception]):
+        self.answer = answer
+        self.seen: list[list[dict]] = []
+
+    async def complete(self, messages, *, seed):
+        self.seen.append(messages)
+        await asyncio.sleep(0)
+        answer = self.answer(messages)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, Usage(10, 4, 3), 1
+
+    async def close(self):
+        pass
+
+
+def scripted_judge(answer: Callable[[list[dict]], str | Exception], **kwargs) -> Judge:
+    return Judge(ScriptedClient(answer), **kwargs)
+
+
+def unreachable(messages) -> Exception:
+    return TransportError("connection refused", attempts=2)
+
+
+@pytest.fixture
+def query() -> Query:
+    return Query(
+        id="tea",
+        prompt=[{"role": "user", "content": "How do I make tea?"}],
+        rubrics=(Rubric("Says how long to wait: three minutes.", 5), Rubric("Is written in complete sentences.", 2)),
+        responses=("no", "hot water", "boil water, wait", "Boil water. Wait.", "Wait three minutes.", "a b", "c d"),
+    )
+
+
+@pytest.fixture(scope="session")
+def howto() -> list[dict]:
+    """The quickstart's rows."""
+    return [json.loads(line) for line in (QUICKSTART / "howto.jsonl").read_text().splitlines()]
