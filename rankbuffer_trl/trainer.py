@@ -178,7 +178,7 @@ class RankBufferTrainer(GRPOTrainer):
         if checkpoint:
             self._check_step(checkpoint)
         scorer = self.rank_reward.scorer
-        scorer.run(scorer.judge.preflight(preflight_question(self._train_queries.first(), self.args.k0)))
+        scorer.run(scorer.judge.preflight(preflight_question(self._train_queries[self._train_queries.ids[0]], self.args.k0)))
         return str(checkpoint) if checkpoint else None
 
     def _check_step(self, checkpoint: Path) -> None:

@@ -92,9 +92,10 @@ class QueryTable:
             responses=tuple(row.get("responses") or ()),
         )
 
-    def first(self) -> Query:
-        """The query of the first row."""
-        return self[next(iter(self._row))]
+    @property
+    def ids(self) -> list[str]:
+        """All query ids, in the order of the rows."""
+        return list(self._row)
 
 
 def iterate(dataset: Dataset) -> Iterator[dict]:

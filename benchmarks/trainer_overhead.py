@@ -1,0 +1,155 @@
+"""What RankBuffer adds to a training step when the judge costs nothing.
+
+    python benchmarks/trainer_overhead.py
+
+Steps of `RankBufferTrainer`, whose judge answers at once, against steps of TRL's `GRPOTrainer` with a constant reward: same policy,
+same data, 20 queries of 8 rollouts, completions of the same length. The two take turns in one process, each turn a short run whose
+first step is not counted. What is measured is everything but the judge: gathering, prompts, parsing, ranking, buffer update, commit.
+Prints a table for people and one JSON line last; `ratio` is the median over turns of the ratio of median step times.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from datasets import Dataset, disable_progress_bars
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
+from transformers.utils import logging
+from trl import GRPOConfig, GRPOTrainer
+
+from rankbuffer_trl.config import RankBufferConfig
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge import Judge, Usage
+from rankbuffer_trl.trainer import RankBufferTrainer
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+sys.path.insert(0, str(RECIPES / "quickstart"))
+from policy import DATA, build_tokenizer  # noqa: E402
+
+G = 8
+
+
+class InstantJudge:
+    """Answers at once, from the last line of the prompt alone."""
+
+    name = "instant judge"
+
+    async def complete(self, messages, *, seed):
+        tail = messages[0]["content"][-200:]
+        if found := re.search(r"integer from 0 through (\d+)>", tail):
+            K = int(found.group(1))
+            return f'{{"position": {hash(tail) % (K + 1)}}}', Usage(1, 0, 1), 1
+        return re.search(r'\{"order": .*\}$', tail).group(), Usage(1, 0, 1), 1
+
+    async def close(self):
+        pass
+
+
+class StepTimes(TrainerCallback):
+    """Wall seconds of every step but the first."""
+
+    def __init__(self):
+        self.times: list[float] = []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step > 1:
+            self.times.append(time.perf_counter() - self.started)
+
+
+def build_policy(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    set_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=192,
+            intermediate_size=512,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=32,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def median_step(kind: str, rows: Dataset, tokenizer, queries: int, tokens: int, steps: int) -> float:
+    """Median seconds of a step in one short run."""
+    clock = StepTimes()
+    with tempfile.TemporaryDirectory() as output_dir:
+        common = dict(
+            output_dir=output_dir,
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            logging_strategy="no",
+            num_generations=G,
+            per_device_train_batch_size=queries * G,
+            max_completion_length=tokens,
+            generation_kwargs={"min_new_tokens": tokens},
+            max_steps=steps,
+        )
+        kwargs = dict(train_dataset=rows, processing_class=tokenizer, callbacks=[clock])
+        if kind == "rankbuffer":
+            judge = Judge(InstantJudge())
+            trainer = RankBufferTrainer(build_policy(tokenizer), RankBufferConfig(**common), judge=judge, **kwargs)
+            trainer.train()
+            trainer.close()
+        else:
+            constant = lambda completions, **_: [1.0] * len(completions)  # noqa: E731
+            GRPOTrainer(build_policy(tokenizer), constant, GRPOConfig(**common), **kwargs).train()
+    return statistics.median(clock.times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queries", type=int, default=20, help="queries a step")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of a completion")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a turn, the first of them not counted")
+    parser.add_argument("--turns", type=int, default=6, help="turns of each trainer")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    disable_progress_bars()
+
+    rows = load_queries(str(DATA))
+    tokenizer = build_tokenizer([text for row in rows for text in row["responses"]])
+    shape = (rows, tokenizer, arguments.queries, arguments.tokens, arguments.steps)
+    table = Table("turn", "GRPOTrainer, s", "RankBufferTrainer, s", "ratio", title="Median step time")
+    stock, ours = [], []
+    for turn in range(arguments.turns):
+        order = ("stock", "rankbuffer") if turn % 2 == 0 else ("rankbuffer", "stock")
+        times = {kind: median_step(kind, *shape) for kind in order}
+        stock.append(times["stock"])
+        ours.append(times["rankbuffer"])
+        table.add_row(str(turn), f"{stock[-1]:.3f}", f"{ours[-1]:.3f}", f"{ours[-1] / stock[-1]:.3f}")
+    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, stock, strict=True))
+    Console().print(table)
+    print(
+        json.dumps(
+            {
+                "benchmark": "trainer_overhead",
+                "ratio": round(ratio, 4),
+                "stock_step_s": round(statistics.median(stock), 4),
+                "rankbuffer_step_s": round(statistics.median(ours), 4),
+                "rollouts_per_step": arguments.queries * G,
+                "tokens": arguments.tokens,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

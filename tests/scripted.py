@@ -1,0 +1,135 @@
+"""A run with known rollouts, in this process or as a program for `torchrun`: what it scores must not depend on the split.
+
+    torchrun --nproc_per_node 2 tests/scripted.py OUTPUT_DIR --policy POLICY --data DATA --per_device 12
+"""
+
+import argparse
+import hashlib
+import os
+import sqlite3
+from pathlib import Path
+
+from datasets import Dataset
+
+from rankbuffer_trl.config import RankBufferConfig
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.trainer import LIVE_STORE, RankBufferTrainer
+
+
+class ScriptedTrainer(RankBufferTrainer):
+    """Writes known answers instead of sampling: the text of a row depends on its step, its query and its place in the group."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        first = self.accelerator.process_index * len(prompt_ids)
+        group = self.num_generations if self.model.training else self.num_generations_eval
+        texts = [
+            self.script(self.state.global_step, tuple(ids), (first + row) % group) for row, ids in enumerate(prompt_ids)
+        ]
+        ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
+        return ids, None
+
+    def script(self, step: int, prompt: tuple[int, ...], place: int) -> str:
+        question = self._tokenizer.decode(prompt).split("user\n")[1].split("<|im_end|>")[0]
+        table = self._train_queries
+        query = next(table[id] for id in table.ids if table[id].text == question)
+        digest = hashlib.sha256(f"{step} {query.id} {place}".encode()).digest()
+        if digest[0] < 16:
+            return ""
+        text = query.responses[digest[1] % len(query.responses)]
+        return text[: len(text) // 2] if digest[0] > 220 else text
+
+
+def config(output_dir: Path, **overrides) -> RankBufferConfig:
+    """Small, on the CPU, silent."""
+    values = dict(
+        output_dir=str(output_dir),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        num_generations=8,
+        per_device_train_batch_size=24,
+        max_completion_length=24,
+        num_train_epochs=2,
+        learning_rate=1e-3,
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=3,
+    )
+    return RankBufferConfig(**(values | overrides))
+
+
+def contents(store: Path) -> dict[str, list[tuple]]:
+    """Everything in a store that a rerun must reproduce, which is all but the seconds."""
+    with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as db:
+        names = {table: [row[1] for row in db.execute(f"PRAGMA table_info({table})")] for table in TABLES}
+        return {
+            table: sorted(db.execute(f"SELECT {','.join(c for c in names[table] if c != 'seconds')} FROM {table}"))
+            for table in TABLES
+        }
+
+
+TABLES = ("responses", "buffers", "groups", "calls")
+
+
+def run(output_dir: Path, policy: str, rows: Dataset, eval_rows: Dataset | None = None, **overrides) -> dict:
+    """Train with scripted rollouts and return the store's contents."""
+    trainer = ScriptedTrainer(policy, config(output_dir, **overrides), rows, eval_rows)
+    try:
+        trainer.train()
+        trainer.accelerator.wait_for_everyone()
+    finally:
+        trainer.close()
+    return contents(output_dir / LIVE_STORE)
+
+
+class FailingJudge:
+    """A chat client that stops answering after a number of questions."""
+
+    name = "failing judge at nowhere"
+
+    def __init__(self, answers: int):
+        from rankbuffer_trl.judge import RubricJudge
+
+        self.judge, self.left = RubricJudge(), answers
+
+    async def complete(self, messages, *, seed):
+        from rankbuffer_trl.judge import TransportError
+
+        self.left -= 1
+        if self.left < 0:
+            raise TransportError("it stopped answering")
+        return await self.judge.complete(messages)
+
+    async def close(self):
+        pass
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output_dir", type=Path)
+    parser.add_argument("--policy")
+    parser.add_argument("--data")
+    parser.add_argument("--per_device", type=int)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--answers", type=int, help="the judge stops after so many answers")
+    arguments = parser.parse_args()
+    settings = config(
+        arguments.output_dir,
+        per_device_train_batch_size=arguments.per_device,
+        gradient_accumulation_steps=arguments.accumulation,
+        eval_strategy="steps",
+        eval_steps=3,
+        per_device_eval_batch_size=4 * 3,
+    )
+    rows = load_queries(arguments.data)
+    judge = None
+    if arguments.answers is not None:
+        from rankbuffer_trl.judge import Judge
+
+        judge = Judge(FailingJudge(arguments.answers))
+    trainer = ScriptedTrainer(arguments.policy, settings, rows, rows.select(range(3)), judge=judge)
+    trainer.train()
+    trainer.accelerator.wait_for_everyone()
+    trainer.close()
+    os._exit(0)  # gloo's threads sometimes abort an interpreter that exits the usual way, after all work is done

@@ -1,0 +1,351 @@
+"""Algorithm 2 against a slow oracle, its invariants, worked examples, and the paper's initial subsets."""
+
+from copy import deepcopy
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankbuffer_trl.buffer import Anchor, AnchorBuffer, bootstrap_buffer, initial_buffer, select_k0
+from rankbuffer_trl.groups import Rollout
+
+HALF = Fraction(1, 2)
+
+
+# The oracle: the paper's pseudocode on dictionaries that count from one. A state is a dictionary of plain values.
+
+
+def as_state(buffer):
+    anchors = [(a.id, a.text, a.source, a.epoch, a.h) for a in buffer.anchors]
+    return {
+        "anchors": anchors,
+        "left": buffer.left_epoch,
+        "right": buffer.right_epoch,
+        "observed": buffer.observed_epoch,
+        "visits": buffer.visits,
+    }
+
+
+def slow_update(state, sigma, e, step, H, refine_at, unordered):
+    K = len(state["anchors"])
+    a = {k: state["anchors"][k - 1] for k in range(1, K + 1)}
+    rows = {p: [(f"{step}-{r.id}", r.text) for r in sigma[p]] for p in range(0, K + 1)}
+    h = {k: a[k][4] for k in a}
+    P = set()
+    new_state = dict(state)
+
+    if state["observed"] is None or state["observed"] != e:
+        for k in h:
+            if k == 1 or k == K:
+                continue
+            if len(rows[k - 1]) + len(rows[k]) > 0:
+                h[k] = 0
+            else:
+                h[k] += 1
+            if h[k] >= H:
+                P.add(k)
+        new_state["observed"] = e
+
+    M = {Fraction(k): (*a[k][:4], h[k]) for k in a if k not in P}
+    if rows[0] and state["left"] != e and 0 not in unordered:
+        M[HALF] = (*rows[0][0], "left", e, 0)
+        new_state["left"] = e
+    if rows[K] and state["right"] != e and K not in unordered:
+        M[K + HALF] = (*rows[K][len(rows[K]) - 1], "right", e, 0)
+        new_state["right"] = e
+    for p in rows:
+        size = len(rows[p])
+        if p not in (0, K) and size >= refine_at and p not in unordered:
+            one_based = dict(enumerate(rows[p], start=1))
+            j = size // 2 if size % 2 == 0 else size // 2 + 1
+            M[p + HALF] = (*one_based[j], "refine", e, 0)
+    new_state["anchors"] = [M[coordinate] for coordinate in sorted(M)]
+    return new_state
+
+
+# Random buffers, intervals and settings.
+
+EPOCHS = st.integers(0, 4)
+MARKERS = st.none() | EPOCHS
+
+
+@st.composite
+def buffers(draw):
+    hs = draw(st.lists(st.integers(0, 4), min_size=2, max_size=8))
+    anchors = tuple(Anchor(f"initial-{i}", f"anchor {i}", "initial", draw(EPOCHS), h) for i, h in enumerate(hs))
+    return AnchorBuffer(anchors, draw(MARKERS), draw(MARKERS), draw(MARKERS), draw(st.integers(0, 9)))
+
+
+@st.composite
+def intervals(draw, K):
+    """`K + 1` intervals with up to 16 rollouts; few intervals are drawn from, so that many are empty and some are full."""
+    used = draw(st.lists(st.integers(0, K), min_size=1, max_size=4))
+    places = draw(st.lists(st.sampled_from(used), max_size=16))
+    ids = draw(st.permutations(range(len(places))))
+    sigma = [[] for _ in range(K + 1)]
+    for i, p in zip(ids, places, strict=True):
+        sigma[p].append(Rollout(i, f"rollout {i}"))
+    return sigma
+
+
+@st.composite
+def settings_of(draw, K):
+    return {
+        "H": draw(st.integers(1, 4)),
+        "refine_at": draw(st.integers(1, 5)),
+        "unordered": draw(st.frozensets(st.integers(0, K), max_size=3)),
+    }
+
+
+@st.composite
+def updates(draw):
+    buffer = draw(buffers())
+    K = len(buffer)
+    return buffer, draw(intervals(K)), draw(EPOCHS), draw(st.integers(0, 999)), draw(settings_of(K))
+
+
+@settings(max_examples=600)
+@given(updates())
+def test_update_equals_the_oracle(case):
+    buffer, sigma, epoch, step, options = case
+    updated = buffer.update(sigma, epoch, step, **options)
+    assert as_state(updated) == slow_update(as_state(buffer), sigma, epoch, step, **options)
+
+
+@settings(max_examples=300)
+@given(updates())
+def test_update_keeps_its_invariants(case):
+    buffer, sigma, epoch, step, options = case
+    kept = deepcopy((buffer, sigma))
+    updated = buffer.update(sigma, epoch, step, **options)
+    assert (buffer, sigma) == kept, "the old buffer and the intervals stay as they were"
+
+    old_ids = [anchor.id for anchor in buffer.anchors]
+    survivors = [anchor.id for anchor in updated.anchors if anchor.id in old_ids]
+    added = [anchor for anchor in updated.anchors if anchor.id not in old_ids]
+    assert survivors == [i for i in old_ids if i in survivors], "old anchors keep their order"
+    assert {old_ids[0], old_ids[-1]} <= set(survivors), "the ends are never pruned"
+    assert all(anchor.h == 0 and anchor.epoch == epoch for anchor in added)
+    assert len({anchor.id for anchor in updated.anchors}) == len(updated)
+    for source, end in (("left", updated.anchors[0]), ("right", updated.anchors[-1])):
+        assert [anchor for anchor in added if anchor.source == source] in ([], [end])
+
+
+@settings(max_examples=200)
+@given(
+    buffers(), st.lists(st.tuples(st.sampled_from([0, 0, 1, 2]), st.booleans()), min_size=2, max_size=10), st.data()
+)
+def test_visits_over_epochs_equal_the_oracle_and_expand_once_per_epoch(buffer, visits, data):
+    buffer = AnchorBuffer(buffer.anchors)
+    H, refine_at = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 4))
+    state, epoch, expanded = as_state(buffer), 0, []
+    for step, (advance, with_failures) in enumerate(visits):
+        epoch += advance
+        K = len(buffer)
+        sigma = data.draw(intervals(K))
+        unordered = data.draw(st.frozensets(st.integers(0, K), max_size=2)) if with_failures else ()
+        before = {anchor.id for anchor in buffer.anchors}
+        buffer = buffer.update(sigma, epoch, step, H, refine_at, unordered)
+        state = slow_update(state, sigma, epoch, step, H, refine_at, unordered)
+        assert as_state(buffer) == state
+        expanded += [(a.source, epoch) for a in buffer.anchors if a.id not in before and a.source in ("left", "right")]
+        assert len(set(expanded)) == len(expanded), "one left and one right addition per epoch"
+
+
+# Worked by hand.
+
+
+def make(names, hs=None, **marks):
+    hs = hs or [0] * len(names)
+    return AnchorBuffer(tuple(Anchor(n, n, "initial", 0, h) for n, h in zip(names, hs, strict=True)), **marks)
+
+
+def group(**places):
+    """`group(_1="abc")` reads: interval 1 holds a, b and c from worst to best; ids follow the alphabet."""
+    sigma = [()] * 10
+    for place, texts in places.items():
+        sigma[int(place[1:])] = tuple(Rollout(ord(text) - ord("a"), text) for text in texts)
+    return sigma
+
+
+def texts(buffer):
+    return " ".join(anchor.text for anchor in buffer.anchors)
+
+
+def inactivity(buffer):
+    return [anchor.h for anchor in buffer.anchors]
+
+
+@pytest.mark.parametrize(("rollouts", "median"), [("abc", "b"), ("abcd", "b"), ("abcde", "c"), ("cab", "a")])
+def test_a_crowded_inner_interval_gives_its_lower_median(rollouts, median):
+    updated = make("XY").update(group(_1=rollouts)[:3], epoch=2, step=7)
+    assert texts(updated) == f"X {median} Y"
+    assert updated.anchors[1] == Anchor(f"7-{ord(median) - ord('a')}", median, "refine", 2, 0)
+
+
+def test_two_rollouts_are_too_few_to_refine():
+    assert texts(make("XY").update(group(_1="ab")[:3], 0, 0)) == "X Y"
+
+
+def test_ends_expand_by_the_worst_and_by_the_best_rollout():
+    updated = make("XY").update(group(_0="cab", _2="edf")[:3], epoch=1, step=5)
+    assert texts(updated) == "c X Y f"
+    assert [(a.id, a.source, a.epoch) for a in (updated.anchors[0], updated.anchors[-1])] == [
+        ("5-2", "left", 1),
+        ("5-5", "right", 1),
+    ]
+
+
+def test_outer_intervals_are_not_refined():
+    assert len(make("XY").update(group(_0="abcde", _2="fghij")[:3], 0, 0)) == 4
+
+
+def test_an_end_expands_once_per_epoch_and_again_in_the_next():
+    buffer = make("XY").update(group(_0="a", _2="b")[:3], 0, 0)
+    assert texts(buffer) == "a X Y b"
+    buffer = buffer.update(group(_0="c", _4="d")[:5], 0, 1)
+    assert texts(buffer) == "a X Y b"
+    assert texts(buffer.update(group(_0="e", _4="f")[:5], 1, 2)) == "e a X Y b f"
+
+
+def test_the_ends_expand_independently():
+    buffer = make("XY").update(group(_0="a")[:3], 0, 0)
+    assert texts(buffer.update(group(_0="b", _3="c")[:4], 0, 1)) == "a X Y c"
+
+
+def test_refinement_has_no_limit_per_epoch():
+    buffer = make("XY").update(group(_1="abc")[:3], 0, 0)
+    assert texts(buffer.update(group(_1="def", _2="ghi")[:4], 0, 1)) == "X e b h Y"
+
+
+def test_an_inner_anchor_is_pruned_in_its_third_inactive_epoch():
+    buffer = make("XMY")
+    for epoch, h in ((0, 1), (1, 2)):
+        buffer = buffer.update(group()[:4], epoch, epoch)
+        assert inactivity(buffer) == [0, h, 0]
+    assert texts(buffer.update(group()[:4], 2, 2)) == "X Y"
+
+
+@pytest.mark.parametrize("side", ["_1", "_2"])
+def test_a_rollout_on_either_side_resets_inactivity(side):
+    assert inactivity(make("XMY", [0, 2, 0]).update(group(**{side: "a"})[:4], 5, 0)) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("side", ["_0", "_3"])
+def test_a_rollout_two_intervals_away_does_not_reset_inactivity(side):
+    updated = make("XMNY", [0, 1, 1, 0]).update(group(_1="a")[:5], 5, 0)
+    assert inactivity(updated) == [0, 0, 2, 0]
+    assert "M" not in texts(make("XMY", [0, 2, 0]).update(group(**{side: "a"})[:4], 5, 0))
+
+
+def test_the_ends_are_not_counted_and_never_pruned():
+    updated = make("XY", [9, 9]).update(group()[:3], 3, 0)
+    assert texts(updated) == "X Y"
+    assert inactivity(updated) == [9, 9]
+
+
+def test_pruning_and_additions_are_merged_on_the_old_coordinates():
+    buffer = make("ABCDE", [0, 1, 2, 1, 0])
+    updated = buffer.update(group(_0="ab", _1="cde", _4="fgh", _5="ij")[:6], 1, 0)
+    assert texts(updated) == "a A d B D g E j"
+    assert inactivity(updated) == [0] * 8
+
+
+def test_neighbours_are_pruned_together_without_shifting_what_is_added():
+    buffer = make("ABCDEF", [0, 2, 2, 2, 1, 0])
+    updated = buffer.update(group(_5="abcd", _6="e")[:7], 4, 0)
+    assert texts(updated) == "A E b F e"
+
+
+def test_inactivity_is_observed_once_per_epoch_by_the_first_visit():
+    buffer = make("XMY", [0, 1, 0]).update(group()[:4], 3, 0)
+    assert inactivity(buffer) == [0, 2, 0]
+    assert inactivity(buffer.update(group()[:4], 3, 1)) == [0, 2, 0], "not counted twice"
+    assert inactivity(buffer.update(group(_1="a")[:4], 3, 1)) == [0, 2, 0], "not reset either"
+    assert texts(buffer.update(group()[:4], 4, 1)) == "X Y"
+
+
+def test_an_end_that_was_overtaken_can_be_pruned():
+    buffer = make("XY").update(group(_0="a")[:3], 0, 0)
+    for epoch in (1, 2, 3):
+        assert texts(buffer) == "a X Y"
+        buffer = buffer.update(group()[:4], epoch, epoch)
+    assert texts(buffer) == "a Y"
+
+
+def test_an_unordered_interval_adds_nothing_but_counts_as_activity():
+    buffer = make("XMY", [0, 2, 0])
+    full = group(_0="ab", _1="cde", _3="fg")[:4]
+    updated = buffer.update(full, 1, 0, unordered={0, 1, 3})
+    assert texts(updated) == "X M Y"
+    assert inactivity(updated) == [0, 0, 0]
+    assert (updated.left_epoch, updated.right_epoch, updated.observed_epoch) == (None, None, 1)
+    assert texts(updated.update(full, 1, 1)) == "a X d M Y g", "the ends may still expand in this epoch"
+
+
+def test_update_wants_one_interval_more_than_anchors():
+    for count in (2, 4):
+        with pytest.raises(ValueError, match="2 anchors make 3 intervals"):
+            make("XY").update([()] * count, 0, 0)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_buffer_needs_two_anchors(count):
+    with pytest.raises(ValueError, match="at least 2 anchors"):
+        make("XY"[:count])
+
+
+def test_visited_counts_visits_alone():
+    buffer = make("XY", left_epoch=1, right_epoch=2, observed_epoch=3, visits=4)
+    assert as_state(buffer.visited()) == as_state(buffer) | {"visits": 5}
+
+
+# The initial anchors.
+
+
+@pytest.mark.parametrize(("k0", "ranks"), [(2, [7, 1]), (4, [7, 5, 3, 1]), (7, [7, 6, 5, 4, 3, 2, 1])])
+def test_nectar_subsets_are_the_papers(k0, ranks):
+    assert select_k0([7, 6, 5, 4, 3, 2, 1], k0) == ranks
+
+
+@pytest.mark.parametrize(("k0", "positions"), [(2, [1, 8]), (4, [1, 3, 6, 8]), (7, [1, 2, 3, 5, 6, 7, 8])])
+def test_bootstrap_subsets_are_the_papers(k0, positions):
+    assert select_k0(range(1, 9), k0) == positions
+
+
+@given(st.integers(2, 40), st.integers(2, 12))
+def test_a_selection_keeps_both_ends_and_spreads_evenly(n, k0):
+    chosen = select_k0(range(n), k0)
+    assert len(chosen) == min(n, k0)
+    assert (chosen[0], chosen[-1]) == (0, n - 1)
+    if n > k0:
+        assert sorted(set(chosen)) == chosen
+        assert all(abs(at - Fraction(i * (n - 1), k0 - 1)) <= HALF for i, at in enumerate(chosen))
+
+
+@pytest.mark.parametrize("n", range(5))
+def test_a_short_sequence_is_taken_whole(n):
+    assert select_k0(range(n), 4) == list(range(n))
+
+
+@pytest.mark.parametrize("k0", [1, 0, -3])
+def test_a_selection_of_fewer_than_two_is_refused(k0):
+    with pytest.raises(ValueError, match="k0 must be at least 2"):
+        select_k0(range(8), k0)
+
+
+def test_initial_anchors_are_named_by_their_place_in_the_data():
+    buffer = initial_buffer([f"text {i}" for i in range(7)], 4)
+    assert buffer == AnchorBuffer(tuple(Anchor(f"initial-{i}", f"text {i}", "initial", 0, 0) for i in (0, 2, 4, 6)))
+
+
+def test_one_response_makes_no_initial_buffer():
+    with pytest.raises(ValueError, match="at least 2 anchors"):
+        initial_buffer(["alone"], 4)
+
+
+def test_bootstrap_anchors_are_rollouts_in_their_ranked_order():
+    sigma = [Rollout(i, f"text {i}") for i in (3, 7, 0, 5, 1, 6, 2, 4)]
+    buffer = bootstrap_buffer(sigma, 4, epoch=1, step=9)
+    assert buffer == AnchorBuffer(tuple(Anchor(f"9-{i}", f"text {i}", "bootstrap", 1, 0) for i in (3, 0, 6, 4)))

@@ -1,0 +1,77 @@
+"""Several real processes: the split over processes and accumulation must not change what is scored."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from scripted import contents, run
+
+from rankbuffer_trl.trainer import LIVE_STORE
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+
+
+def torchrun(processes: int, *arguments: object, timeout: int = 240) -> subprocess.CompletedProcess:
+    """Run tests/scripted.py over gloo."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", processes]
+    command += [ROOT / "tests" / "scripted.py", *arguments]
+    return subprocess.run(
+        [str(part) for part in command], env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory, tiny_policy, data_file):
+    from rankbuffer_trl.data.queries import load_queries
+
+    rows = load_queries(str(data_file))
+    evaluation = dict(eval_strategy="steps", eval_steps=3, per_device_eval_batch_size=24)
+    return run(tmp_path_factory.mktemp("one"), tiny_policy, rows, rows.select(range(3)), **evaluation)
+
+
+def train_phase(table):
+    """Evaluation pads its last batch by the number of processes, so only training can be the same call for call."""
+    return table | {"calls": [row for row in table["calls"] if row[1] == "train"]}
+
+
+def test_accumulation_changes_nothing(tmp_path, tiny_policy, rows, one_process):
+    accumulated = run(tmp_path, tiny_policy, rows, per_device_train_batch_size=6, gradient_accumulation_steps=4)
+    assert train_phase(accumulated) == train_phase(one_process)
+
+
+@pytest.mark.parametrize(("per_device", "accumulation"), [(12, 1), (4, 3)], ids=["straddling", "straddling-accumulated"])
+def test_two_processes_whose_groups_straddle_change_nothing(
+    tmp_path, tiny_policy, data_file, one_process, per_device, accumulation
+):
+    arguments = ["--policy", tiny_policy, "--data", data_file, "--per_device", per_device, "--accumulation", accumulation]
+    done = torchrun(2, tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert train_phase(contents(tmp_path / LIVE_STORE)) == train_phase(one_process)
+
+
+def test_an_error_of_the_main_process_stops_every_process(tmp_path, tiny_policy, data_file):
+    done = torchrun(2, tmp_path, "--policy", tiny_policy, "--data", data_file, "--per_device", 12, "--answers", 40)
+    assert done.returncode != 0
+    assert "failing judge at nowhere" in done.stderr and "it stopped answering" in done.stderr
+    assert "MainProcessError: the main process failed with JudgeError" in done.stderr
+
+
+def test_the_quickstart_runs_under_zero3_with_two_processes(tmp_path, tiny_policy):
+    """The command of the README."""
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero3_cpu2.yaml"),
+        *("recipes/train_rankbuffer.py", "--config", "recipes/quickstart/quickstart.yaml"),
+        *("--model_name_or_path", tiny_policy, "--output_dir", str(tmp_path), "--max_steps", "2", "--save_steps", "1"),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (tmp_path / "model.safetensors").is_file(), done.stderr[-3000:]
+    saved = Path(tmp_path / "checkpoint-2")
+    assert (saved / "trainer_state.json").is_file()
+    table = contents(saved / "rankbuffer.sqlite")
+    assert {row[1] for row in table["groups"]} == {0, 1}
+    assert len(table["groups"]) == 48

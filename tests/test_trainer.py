@@ -1,0 +1,184 @@
+"""RankBufferTrainer on real TRL: rewards, evaluation, unscored rows, metrics, errors before training."""
+
+import json
+import math
+import sqlite3
+
+import pytest
+import torch
+from conftest import scripted_judge
+from scripted import ScriptedTrainer, config, contents, run
+from trl import GRPOConfig, GRPOTrainer
+
+from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
+from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.reward import RankBufferReward
+from rankbuffer_trl.store import StoreError
+from rankbuffer_trl.trainer import LIVE_STORE, RankBufferTrainer
+
+
+def test_every_query_is_ranked_once_an_epoch_and_its_buffer_grows(tmp_path, tiny_policy, rows):
+    table = run(tmp_path, tiny_policy, rows, num_train_epochs=3)
+    visits = [(query_id, epoch) for query_id, _, epoch, *_ in table["groups"]]
+    assert sorted(visits) == sorted((id, epoch) for id in rows["query_id"] for epoch in range(3))
+    sizes = [len(json.loads(anchors)) for _, _, anchors, *_ in table["buffers"]]
+    assert min(sizes) >= 2 and max(sizes) > 4
+    rewards = [json.loads(row[6]) for row in table["groups"]]
+    assert all(-1 <= reward <= 1 for group in rewards for reward in group)
+
+
+def test_metrics_reach_the_trainers_log(tmp_path, tiny_policy, rows):
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, num_train_epochs=1), rows)
+    trainer.train()
+    first = trainer.state.log_history[0]
+    groups = trainer.args.generation_batch_size // 8
+    assert first["buffer/size"] > 4 and first["buffer/initial"] == 4
+    assert sum(value for name, value in first.items() if name.startswith("insert/")) == pytest.approx(1)
+    assert first["judge/calls"] >= 8 * groups - 8 * groups * first["rank/empty"]
+    assert first["judge/prompt_tokens"] > first["judge/completion_tokens"] > 0
+    assert first["judge/failures"] == 0 and first["judge/seconds"] > 0
+    assert first["rewards/rank_reward/mean"] == pytest.approx(0, abs=0.3)
+    assert first["rank/fine_ranked_groups"] > 0
+    names = {name for entry in trainer.state.log_history for name in entry if "/" in name}
+    assert {"buffer/right", "buffer/left", "buffer/refine", "rank/ties", "judge/cached_tokens"} <= names
+    trainer.close()
+
+
+def test_evaluation_reads_buffers_and_writes_none(tmp_path, tiny_policy, rows):
+    trainer = ScriptedTrainer(
+        tiny_policy, config(tmp_path, num_train_epochs=1, per_device_eval_batch_size=8), rows, rows.select(range(5))
+    )
+    trainer.train()
+    store = tmp_path / LIVE_STORE
+    before = contents(store)
+    metrics = trainer.evaluate()
+    after = contents(store)
+    assert metrics["eval_judge/calls"] > 0
+    for table in ("responses", "buffers", "groups"):
+        assert after[table] == before[table]
+    assert {row[1] for row in set(after["calls"]) - set(before["calls"])} == {"eval"}
+    trainer.close()
+
+
+def test_a_rollout_the_judge_cannot_place_is_left_out_of_the_baseline(tmp_path, tiny_policy, rows):
+    def lost_for_short_answers(messages):
+        prompt = messages[0]["content"]
+        candidate = prompt.partition("\n\nCANDIDATE\n")[2].partition("\n\nReturn JSON only")[0]
+        return "I cannot say." if 0 < len(candidate) < 40 else rubric_verdict(prompt)
+
+    judge = scripted_judge(lost_for_short_answers, max_attempts=2)
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1, judge_max_failures=1.0), rows, judge=judge)
+    seen = []
+    stock = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *args: seen.append(stock(*args)) or seen[-1]
+    trainer.train()
+    rewards = seen[0]
+    unscored = torch.isnan(rewards[:, 0])
+    assert 0 < unscored.sum() < len(rewards)
+    assert torch.isnan(rewards[unscored]).all(), "the format reward must be NaN too, or TRL counts the rank as 0"
+    assert not torch.isnan(rewards[~unscored]).any()
+    advantages = torch.tensor(trainer._logs["advantages"])
+    assert (advantages[unscored] == 0).all() and (advantages[~unscored] != 0).any()
+    for _, _, _, _, positions, _, group_rewards, added, _ in contents(tmp_path / LIVE_STORE)["groups"]:
+        placed = {f"0-{i}" for i in json.loads(positions)}
+        assert {id for id, _ in json.loads(added)} <= placed
+        assert all(f"0-{i}" not in placed for i, reward in enumerate(json.loads(group_rewards)) if reward is None)
+    trainer.close()
+
+
+def test_a_judge_that_dies_stops_the_run_and_nothing_written_is_lost(tmp_path, tiny_policy, rows):
+    alive = [True]
+
+    def dies_after_two_steps(messages):
+        return rubric_verdict(messages[0]["content"]) if alive[0] else TransportError("connection refused")
+
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows, judge=scripted_judge(dies_after_two_steps))
+    stock = trainer.training_step
+
+    def training_step(*args):
+        alive[0] = trainer.state.global_step < 2
+        return stock(*args)
+
+    trainer.training_step = training_step
+    with pytest.raises(JudgeError, match=r"scripted judge.*failed \d+ of \d+ judgments.*connection refused"):
+        trainer.train()
+    trainer.close()
+    assert {row[1] for row in contents(tmp_path / LIVE_STORE)["groups"]} == {0, 1}
+
+
+def test_the_preflight_asks_before_anything_runs(tmp_path, tiny_policy, rows):
+    judge = scripted_judge(lambda messages: TransportError("connection refused"))
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows, judge=judge)
+    with pytest.raises(JudgeError, match=r"first question.*unreachable.*connection refused"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.remove_columns("responses"), "no column 'responses'"),
+        (lambda rows: rows.select([0] * 12), "same query_id"),
+        (lambda rows: rows.select(range(2)), "fewer than the 3 of one generation batch"),
+    ],
+)
+def test_bad_data_is_refused_when_the_trainer_is_built(tmp_path, tiny_policy, rows, change, message):
+    with pytest.raises(DataError, match=message):
+        RankBufferTrainer(tiny_policy, config(tmp_path), change(rows))
+
+
+def test_a_prompt_that_is_too_long_is_refused_by_name(tmp_path, tiny_policy, rows):
+    with pytest.raises(DataError, match=r"query 'make-tea': its prompt has \d+ tokens, max_prompt_length is 8"):
+        RankBufferTrainer(tiny_policy, config(tmp_path, max_prompt_length=8), rows)
+
+
+def test_an_unwritable_output_folder_is_refused_when_the_trainer_is_built(tmp_path, tiny_policy, rows):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises((StoreError, OSError), match="file"):
+        RankBufferTrainer(tiny_policy, config(tmp_path / "file" / "out"), rows)
+
+
+@pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(bootstrap=True)])
+def test_the_reward_is_a_plain_callable_for_a_stock_trainer(tmp_path, tiny_policy, rows, method):
+    reward = RankBufferReward(rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=8, method=method)
+    settings = config(tmp_path)
+    stock = GRPOConfig(**{key: getattr(settings, key) for key in STOCK_KEYS})
+    trainer = GRPOTrainer(tiny_policy, reward_funcs=[reward], args=stock, train_dataset=rows)
+    trainer.train()
+    reward.close()
+    with sqlite3.connect(tmp_path / "buffers.sqlite") as db:
+        visits = db.execute("SELECT query_id, group_concat(epoch) FROM groups GROUP BY query_id").fetchall()
+        sources = {s for (text,) in db.execute("SELECT anchors FROM buffers") for _, s, *_ in json.loads(text)}
+    assert len(visits) == 12 and {epochs for _, epochs in visits} == {"0,1"}
+    assert ("bootstrap" if method.bootstrap else "initial") in sources
+    assert trainer.state.log_history[0]["judge/calls"] > 0
+    assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
+
+
+STOCK_KEYS = (
+    "output_dir use_cpu bf16 report_to num_generations per_device_train_batch_size max_completion_length "
+    "num_train_epochs learning_rate logging_steps save_strategy disable_tqdm seed"
+).split()
+
+
+def test_further_reward_functions_stand_beside_the_rank(tmp_path, tiny_policy, rows):
+    def length_reward(completions, **kwargs):
+        return [-len(completion[0]["content"]) / 1000 for completion in completions]
+
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1), rows, reward_funcs=[length_reward])
+    trainer.train()
+    assert trainer.reward_func_names == ["rank_reward", "format_reward", "length_reward"]
+    assert trainer.reward_weights.tolist() == pytest.approx([1.0, 0.2, 1.0])
+    assert trainer.state.log_history[0]["rewards/length_reward/mean"] < 0
+    trainer.close()
+
+
+def test_real_sampling_trains_the_weights(tmp_path, tiny_policy, rows):
+    trainer = RankBufferTrainer(tiny_policy, config(tmp_path, max_steps=2), rows)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    assert any(not torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
+    trainer.close()
