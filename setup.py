@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "rankbuffer_trl" / "__init__.py").read_text()).group(1)
-REQUIREMENTS = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+REQUIREMENTS = re.findall(r"^[a-z].*$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
 
 setup(
     name="rankbuffer-trl",

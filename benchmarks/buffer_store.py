@@ -2,10 +2,11 @@
 
     python benchmarks/buffer_store.py
 
-For each size it fills a store with buffers of 8 anchors of 2 kB and a data set with as many responses. Then groups of random queries are
-loaded, updated and committed, one transaction a group, the two sizes in turn. Prints a table for people and one JSON line last:
-`ratio` is the median commit time of the largest size over that of the smallest, `memory_mb` the private memory that data set index and
-store of the largest size hold in this process (the data set's text is a file mapped into memory and not counted).
+For each size it fills a store with buffers of 8 anchors of 2 kB and a data set with as many responses. Then groups of
+random queries are loaded, updated and committed, one transaction a group, the two sizes in turn. Prints a table for
+people and one JSON line last: `ratio` is the median commit time of the largest size over that of the smallest,
+`memory_mb` the private memory that data set index and store of the largest size hold in this process (the data set's
+text is a file mapped into memory and not counted).
 """
 
 import argparse
@@ -79,7 +80,7 @@ def visit(store: BufferStore, table: QueryTable, query_id: str, step: int) -> tu
     sigma[-1] = group.rollouts[4:]
     order = tuple((rollout.id,) for rollout in group.rollouts)
     after = buffer.update(sigma, step, step).visited()
-    score = GroupScore(rank_rewards(order, G), order, {i: 1 for i in range(G)}, True, buffer, after)
+    score = GroupScore(rank_rewards(order, G), order, dict.fromkeys(range(G), 1), True, buffer, after)
     ready = time.perf_counter()
     store.commit(step, [(group, score)])
     return loaded - started, time.perf_counter() - ready
@@ -121,7 +122,9 @@ def main() -> None:
                 times[queries].append(visit(store, table, f"q{chosen.randrange(queries)}", number + 1))
         memory[arguments.queries[-1]] += private_memory_mb() - before
 
-        report = Table("queries", "load, ms", "commit, ms", "store on disk, MB", "private memory, MB", title="One visit")
+        report = Table(
+            "queries", "load, ms", "commit, ms", "store on disk, MB", "private memory, MB", title="One visit"
+        )
         commit = {}
         for queries in arguments.queries:
             loads, commits = ([1000 * value for value in column] for column in zip(*times[queries], strict=True))

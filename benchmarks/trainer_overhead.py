@@ -2,10 +2,11 @@
 
     python benchmarks/trainer_overhead.py
 
-Steps of `RankBufferTrainer`, whose judge answers at once, against steps of TRL's `GRPOTrainer` with a constant reward: same policy,
-same data, 20 queries of 8 rollouts, completions of the same length. The two take turns in one process, each turn a short run whose
-first step is not counted. What is measured is everything but the judge: gathering, prompts, parsing, ranking, buffer update, commit.
-Prints a table for people and one JSON line last; `ratio` is the median over turns of the ratio of median step times.
+Steps of `RankBufferTrainer`, whose judge answers at once, against steps of TRL's `GRPOTrainer` with a constant reward:
+same policy, same data, 20 queries of 8 rollouts, completions of the same length. The two take turns in one process,
+each turn a short run whose first step is not counted. What is measured is everything but the judge: gathering,
+prompts, parsing, ranking, buffer update, commit. Prints a table for people and one JSON line last; `ratio` is the
+median over turns of the ratio of median step times.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """The ordered anchor buffer of one query and its rule-based update: Algorithm 2 of the paper.
 
-Pure data and pure functions: no torch, no network, no clock. An update returns a new buffer and leaves the old one alone.
-The names are the paper's: `K` anchors `a_1 < ... < a_K`, `sigma[p]` the rollouts of interval `p` from worst to best for `p` in
-0..K, `h` an anchor's inactivity counter, `H` the pruning threshold. Only indices differ: the paper counts anchors from 1, Python
-from 0, so the paper's `a_k` is `anchors[k - 1]`.
+Pure data and pure functions: no torch, no network, no clock. An update returns a new buffer and leaves the old one
+alone. The names are the paper's: `K` anchors `a_1 < ... < a_K`, `sigma[p]` the rollouts of interval `p` from worst to
+best for `p` in 0..K, `h` an anchor's inactivity counter, `H` the pruning threshold. Only indices differ: the paper
+counts anchors from 1, Python from 0, so the paper's `a_k` is `anchors[k - 1]`.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,8 +24,8 @@ class Anchor:
         text (`str`):
             The response.
         source (`str`):
-            Where it came from: `initial` (the data set's responses, Nectar in the paper), `bootstrap`, `left` or `right`
-            (boundary expansion), `refine` (local refinement).
+            Where it came from: `initial` (the data set's responses, Nectar in the paper), `bootstrap`, `left` or
+            `right` (boundary expansion), `refine` (local refinement).
         epoch (`int`):
             The epoch in which it was added, from 0.
         h (`int`, *optional*, defaults to `0`):
@@ -99,8 +99,8 @@ class AnchorBuffer:
             refine_at (`int`, *optional*, defaults to `3`):
                 An internal interval with at least this many rollouts gives its lower median as an anchor.
             unordered (`Collection[int]`, *optional*):
-                Intervals whose fine ranking failed. Their rollouts count as activity, since the coarse judgments stand, but
-                nobody knows which is best or in the middle, so they add no anchor.
+                Intervals whose fine ranking failed. Their rollouts count as activity, since the coarse judgments
+                stand, but nobody knows which is best or in the middle, so they add no anchor.
 
         Returns:
             `AnchorBuffer`: the buffer for the next visit.
@@ -148,8 +148,8 @@ class AnchorBuffer:
 def select_k0(ordered: Sequence, k0: int) -> list:
     """`Select_K0`: `k0` items of a worst-to-best sequence, evenly spread, with both ends.
 
-    Takes positions `round(i (n-1) / (k0-1))`, which gives the paper's subsets (appendix "Initial-anchor subsets"). A sequence
-    shorter than `k0` is taken whole.
+    Takes positions `round(i (n-1) / (k0-1))`, which gives the paper's subsets (appendix "Initial-anchor subsets"). A
+    sequence shorter than `k0` is taken whole.
 
     Raises:
         `ValueError`: if `k0` is below 2.
@@ -169,6 +169,6 @@ def initial_buffer(responses: Sequence[str], k0: int) -> AnchorBuffer:
 
 
 def bootstrap_buffer(sigma: Sequence[Rollout], k0: int, epoch: int, step: int) -> AnchorBuffer:
-    """The buffer of a query whose first group was ranked listwise, from worst to best (section "Buffer Initialization")."""
+    """The buffer of a query whose first group was ranked listwise, worst to best (section "Buffer Initialization")."""
     chosen = select_k0(sigma, k0)
     return AnchorBuffer(tuple(Anchor(f"{step}-{rollout.id}", rollout.text, "bootstrap", epoch) for rollout in chosen))

@@ -15,8 +15,8 @@ class RankBufferConfig(GRPOConfig):
     r"""
     Configuration class for the [`RankBufferTrainer`].
 
-    It adds the parameters below to those of TRL's [`~trl.GRPOConfig`], whose defaults it leaves alone. Defaults are the paper's,
-    except that no format is required (`format_check`).
+    It adds the parameters below to those of TRL's [`~trl.GRPOConfig`], whose defaults it leaves alone. Defaults are
+    the paper's, except that no format is required (`format_check`).
 
     Parameters:
         > Parameters that control the buffer
@@ -43,8 +43,8 @@ class RankBufferConfig(GRPOConfig):
         > Parameters that control the judge
 
         judge_url (`str`, *optional*):
-            Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8001/v1`. Without it the embedded rubric judge
-            answers, which needs no model.
+            Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8001/v1`. Without it the embedded rubric
+            judge answers, which needs no model.
         judge_model (`str`, *optional*):
             Name under which that server serves the judge.
         judge_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
@@ -52,7 +52,8 @@ class RankBufferConfig(GRPOConfig):
         judge_max_tokens (`int`, *optional*, defaults to `256`):
             Limit on the tokens of one verdict.
         judge_timeout (`float`, *optional*, defaults to `120.0`):
-            Seconds for one request. Keep judging a step well below `ddp_timeout`, since the other processes wait for it.
+            Seconds for one request. Keep judging a step well below `ddp_timeout`, since the other processes wait for
+            it.
         judge_max_retries (`int`, *optional*, defaults to `4`):
             Transport retries of one request, with backoff and jitter.
         judge_max_attempts (`int`, *optional*, defaults to `3`):
@@ -65,8 +66,9 @@ class RankBufferConfig(GRPOConfig):
         > Parameters that control prompts and answers
 
         format_check (`str`, *optional*, defaults to `"none"`):
-            The format a completion must have: `"think"` (one closed `<think>` block, then an answer; the paper's), `"none"`, or a
-            regular expression for the whole text, whose group `answer` is the answer. The judge sees the answer alone.
+            The format a completion must have: `"think"` (one closed `<think>` block, then an answer; the paper's),
+            `"none"`, or a regular expression for the whole text, whose group `answer` is the answer. The judge sees
+            the answer alone.
         format_weight (`float`, *optional*, defaults to `0.2`):
             Weight of the format reward (0 or 1) beside the rank reward in [-1, 1].
         max_prompt_length (`int`, *optional*):
@@ -84,7 +86,7 @@ class RankBufferConfig(GRPOConfig):
     buffer_init: str = field(
         default="responses",
         metadata={
-            "help": "Where the first anchors come from: the data set's ranked responses, or the query's first ranked group.",
+            "help": "Where the first anchors come from: the data set's responses, or the query's first ranked group.",
             "choices": ["responses", "bootstrap"],
         },
     )
@@ -115,7 +117,9 @@ class RankBufferConfig(GRPOConfig):
     )
     format_check: str = field(
         default="none",
-        metadata={"help": "Required format: 'think', 'none', or a regular expression with an optional group 'answer'."},
+        metadata={
+            "help": "Required format: 'think', 'none', or a regular expression with an optional group 'answer'."
+        },
     )
     format_weight: float = field(default=0.2, metadata={"help": "Weight of the format reward beside the rank reward."})
     max_prompt_length: int | None = field(
@@ -152,7 +156,9 @@ class RankBufferConfig(GRPOConfig):
             raise ValueError(f"judge_model is {self.judge_model!r} but judge_url is not set: say where it is served")
         check_format(self.format_check)
         if self.reward_weights is not None:
-            raise ValueError("reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight")
+            raise ValueError(
+                "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
+            )
         self._check_save_steps()
 
     def _check_save_steps(self) -> None:
@@ -163,7 +169,7 @@ class RankBufferConfig(GRPOConfig):
             return
         if generation % step or self.save_steps % (generation // step):
             raise ValueError(
-                f"save_steps={self.save_steps:g} would save inside a generation, and such a checkpoint cannot be resumed exactly:"
+                f"save_steps={self.save_steps:g} would save inside a generation, and that cannot be resumed exactly:"
                 f" one generation lasts steps_per_generation * num_iterations / gradient_accumulation_steps ="
                 f" {generation / step:g} steps. Choose a multiple of it."
             )

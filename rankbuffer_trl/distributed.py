@@ -1,4 +1,4 @@
-"""The one thing this project asks of several processes: the main one does the work, all get the result or the error."""
+"""The one thing this project asks of several processes: the main one works, all get the result or the error."""
 
 from collections.abc import Callable
 from typing import TypeVar

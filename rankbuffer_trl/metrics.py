@@ -14,15 +14,19 @@ INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "abov
 def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, float]:
     """Metrics of one generation step, by name. The same names every step, so that processes can average them.
 
-    `buffer/*` are means per query over the groups of the step, after their update. `insert/*` is the histogram of insertion
-    positions as shares: `below` and `above` all anchors, and quarters of the intervals between. `judge/*` are sums over the
-    step; tokens are those of parsed calls, as in the paper, and `judge/spent_tokens` those of all attempts.
+    `buffer/*` are means per query over the groups of the step, after their update. `insert/*` is the histogram of
+    insertion positions as shares: `below` and `above` all anchors, and quarters of the intervals between. `judge/*`
+    are sums over the step; tokens are those of parsed calls, as in the paper, and `judge/spent_tokens` those of all
+    attempts.
     """
     scores, totals = step.scores, Totals.of(step.calls)
     buffers = [score.after for score in scores if score.after]
     sources = Counter(anchor.source for buffer in buffers for anchor in buffer.anchors)
     bins = Counter(
-        insertion_bin(position, len(score.before)) for score in scores if score.before for position in score.positions.values()
+        insertion_bin(position, len(score.before))
+        for score in scores
+        if score.before
+        for position in score.positions.values()
     )
     placed = max(sum(bins.values()), 1)
     rewards = [reward for score in scores for reward in score.rewards]

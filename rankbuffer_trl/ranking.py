@@ -1,7 +1,8 @@
 """Coarse-to-fine ranking of one group: Algorithm 1 of the paper, lines 8 to 24 and the rank reward.
 
-The names are the paper's: `K` anchors, insertion positions `p`, buckets `C[p]`, local orders `sigma[p]`. The judge is asked through
-its one seam; `None` from it means that it gave no verdict, and what then happens is said where it happens.
+The names are the paper's: `K` anchors, insertion positions `p`, buckets `C[p]`, local orders `sigma[p]`. The judge is
+asked through its one seam; `None` from it means that it gave no verdict, and what then happens is said where it
+happens.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ class Ranking:
 
     Args:
         positions (`dict[int, int]`):
-            Insertion position in 0..K by rollout id. A rollout whose coarse judgment failed is missing: it is unscored.
+            Insertion position in 0..K by rollout id. A rollout whose coarse judgment failed is missing: it is
+            unscored.
         sigma (`tuple[tuple[Rollout, ...], ...]`):
             `K + 1` intervals, each with its rollouts from worst to best.
         tied (`frozenset[int]`):
@@ -35,7 +37,7 @@ class Ranking:
 
     @property
     def order(self) -> tuple[tuple[int, ...], ...]:
-        """The complete order, worst to best: the intervals concatenated, one id per tier or all ids of a tied interval."""
+        """The complete order, worst to best: intervals concatenated, one id per tier or all ids of a tied interval."""
         tiers: list[tuple[int, ...]] = []
         for p, rollouts in enumerate(self.sigma):
             ids = tuple(rollout.id for rollout in rollouts)
@@ -63,14 +65,14 @@ async def coarse_to_fine(
         judge (`Judge`):
             The judge `J`.
         fine (`bool`, *optional*, defaults to `True`):
-            `False` leaves rollouts of one interval tied (the coarse-only ablation). The paper does not say which of them the
-            buffer update then takes; here they stand in the order in which they were sampled.
+            `False` leaves rollouts of one interval tied (the coarse-only ablation). The paper does not say which of
+            them the buffer update then takes; here they stand in the order in which they were sampled.
         anchor_content (`bool`, *optional*, defaults to `True`):
             `False` hides the anchors' text from the coarse judge (the order-only ablation).
 
     Returns:
-        `Ranking`: positions and local orders. A failed coarse judgment leaves its rollout out; a failed fine ranking leaves
-        its interval tied.
+        `Ranking`: positions and local orders. A failed coarse judgment leaves its rollout out; a failed fine ranking
+        leaves its interval tied.
     """
     anchors = [anchor.text for anchor in buffer.anchors]
     K = len(anchors)
@@ -110,8 +112,9 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
             Ids of rollouts without an answer. They stand below all others and share the reward -1.
 
     Returns:
-        `tuple[float | None, ...]`: one reward per rollout id 0..G-1; `None` for an id that is neither ordered nor empty. `n` is
-        the number of ordered and empty rollouts; if that is 1, its reward is 0, since there is nothing to be better than.
+        `tuple[float | None, ...]`: one reward per rollout id 0..G-1; `None` for an id that is neither ordered nor
+        empty. `n` is the number of ordered and empty rollouts; if that is 1, its reward is 0, since there is nothing
+        to be better than.
     """
     n = len(empty) + sum(len(tier) for tier in order)
     rewards: list[float | None] = [None] * G

@@ -1,4 +1,4 @@
-"""Scores whole groups on the process that owns the judge and the store: load buffers, ask, commit, or fail with one error."""
+"""Scores whole groups on the process that owns judge and store: load buffers, ask, commit, or fail with one error."""
 
 import asyncio
 import threading
@@ -53,18 +53,19 @@ class GroupScorer:
         self.store = store
         self.max_failures = max_failures
         self._loop = asyncio.new_event_loop()
-        # A thread of its own, so that one connection pool lives through the run, in a notebook too, and Ctrl-C is not blocked.
+        # A thread of its own, so that one connection pool lives through the run, in a notebook too, and Ctrl-C is not
+        # blocked.
         threading.Thread(target=self._loop.run_forever, name="judge", daemon=True).start()
 
     def score(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> StepScore:
         """Score all groups of one generation step, concurrently.
 
-        A query's buffer changes at most once per step: a group of a query that was already scored in this step is ranked, but
-        not recorded. With `update=False` (evaluation) nothing but the ledger is written.
+        A query's buffer changes at most once per step: a group of a query that was already scored in this step is
+        ranked, but not recorded. With `update=False` (evaluation) nothing but the ledger is written.
 
         Raises:
-            [`JudgeError`]: if the share of failed judgments is above `max_failures`. No group of the step is recorded then;
-            the calls are.
+            [`JudgeError`]: if the share of failed judgments is above `max_failures`. No group of the step is recorded
+            then; the calls are.
         """
         started = time.perf_counter()
         buffers = [self.store.load(group.query.id) for group in groups]
@@ -93,8 +94,8 @@ class GroupScorer:
             if ahead and group.query.id not in done:
                 raise RuntimeError(
                     f"query {group.query.id!r} was already visited {buffer.visits} times before its visit of epoch"
-                    f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other data,"
-                    " another seed or another number of processes?)"
+                    f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
+                    " data, another seed or another number of processes?)"
                 )
 
     async def _score_all(self, groups, buffers) -> list[GroupScore]:
@@ -109,11 +110,12 @@ class GroupScorer:
         failed = [call for call in calls if call.outcome != "parsed"]
         if len(failed) <= self.max_failures * len(calls):
             return None
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(Counter(c.outcome for c in failed).items()))
+        outcomes = Counter(call.outcome for call in failed)
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
         return (
-            f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(calls)} judgments in one step ({outcomes}), more"
-            f" than judge_max_failures={self.max_failures:g} allows. Last cause: {failed[-1].error}. Nothing of this step was"
-            " kept; resume from the last checkpoint once the judge answers."
+            f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(calls)} judgments in one step"
+            f" ({counts}), more than judge_max_failures={self.max_failures:g} allows. Last cause: {failed[-1].error}."
+            " Nothing of this step was kept; resume from the last checkpoint once the judge answers."
         )
 
     def run(self, coroutine: Coroutine) -> Any:

@@ -1,8 +1,9 @@
 """Where buffers live: one SQLite file, one transaction per training step, every row marked with its step.
 
-A buffer is never overwritten: each visit adds a version, and an anchor refers to a response that is stored once. The newest
-version of a query is its buffer; all versions together with the table `groups` are the run's history. A journal file is used, not
-WAL, because runs write to network file systems. What was left out: more than one writer. The main process owns the file.
+A buffer is never overwritten: each visit adds a version, and an anchor refers to a response that is stored once. The
+newest version of a query is its buffer; all versions together with the table `groups` are the run's history. A journal
+file is used, not WAL, because runs write to network file systems. What was left out: more than one writer. The main
+process owns the file.
 """
 
 import json
@@ -31,10 +32,9 @@ CREATE TABLE IF NOT EXISTS groups (             -- one row per scored group; JSO
 CREATE INDEX IF NOT EXISTS group_step ON groups (step);
 CREATE TABLE IF NOT EXISTS calls (              -- the judge ledger
     step INTEGER NOT NULL, phase TEXT NOT NULL, method TEXT NOT NULL, kind TEXT NOT NULL, query_id TEXT NOT NULL,
-    outcome TEXT NOT NULL, attempts INTEGER NOT NULL,
-    prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
-    spent_prompt_tokens INTEGER NOT NULL, spent_cached_tokens INTEGER NOT NULL, spent_completion_tokens INTEGER NOT NULL,
-    seconds REAL NOT NULL, error TEXT NOT NULL);
+    outcome TEXT NOT NULL, attempts INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL, spent_prompt_tokens INTEGER NOT NULL, spent_cached_tokens INTEGER NOT NULL,
+    spent_completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL, error TEXT NOT NULL);
 PRAGMA user_version = 1;
 """
 
@@ -93,7 +93,11 @@ class BufferStore:
         return found.fetchone() is not None
 
     def commit(
-        self, step: int, scored: Sequence[tuple[RolloutGroup, GroupScore]], calls: Iterable[Call] = (), phase: str = "train"
+        self,
+        step: int,
+        scored: Sequence[tuple[RolloutGroup, GroupScore]],
+        calls: Iterable[Call] = (),
+        phase: str = "train",
     ) -> None:
         """Write one step in one transaction: all its groups, their next buffers and the calls, or nothing.
 
@@ -113,7 +117,19 @@ class BufferStore:
             self._db.executemany(
                 f"INSERT INTO calls VALUES ({','.join('?' * 15)})",
                 [
-                    (step, phase, c.method, c.kind, c.query_id, c.outcome, c.attempts, *c.usage, *c.spent, c.seconds, c.error)
+                    (
+                        step,
+                        phase,
+                        c.method,
+                        c.kind,
+                        c.query_id,
+                        c.outcome,
+                        c.attempts,
+                        *c.usage,
+                        *c.spent,
+                        c.seconds,
+                        c.error,
+                    )
                     for c in calls
                 ],
             )
@@ -170,7 +186,8 @@ class BufferStore:
     def rewind(self, step: int) -> None:
         """Stand where the store stood before the trainer took `step`: drop what was written in that step or later.
 
-        A run that starts from step 0 over another run's store first sets a copy of it aside, as `<name>-1.sqlite` and so on.
+        A run that starts from step 0 over another run's store first sets a copy of it aside, as `<name>-1.sqlite` and
+        so on.
         """
         last = self.last_step()
         if last is None or last < step:
@@ -188,7 +205,7 @@ class BufferStore:
         return self.path.with_stem(f"{self.path.stem}-{number}")
 
     def snapshot(self, path: str | Path) -> None:
-        """Copy the whole store to `path` as it stands, durably: either the old file or the complete new one is there."""
+        """Copy the whole store to `path` as it stands, durably: either the old or the complete new file is there."""
         path = Path(path)
         temporary = path.with_name(path.name + ".tmp")
         with self._errors(f"copy to {path}"):

@@ -1,7 +1,8 @@
 """GRPO with RankBuffer rewards: a thin subclass of TRL's trainer.
 
-It adds whole groups whatever the split over processes (the reward function gathers them), an exact data order across resume,
-the unscored rows, and checkpoints that hold the buffers. What was left out, because TRL has it: generation, loss, logging, Hub.
+It adds whole groups whatever the split over processes (the reward function gathers them), an exact data order across
+resume, the unscored rows, and checkpoints that hold the buffers. What was left out, because TRL has it: generation,
+loss, logging, Hub.
 """
 
 import math
@@ -43,8 +44,8 @@ class RankBufferTrainer(GRPOTrainer):
         args ([`RankBufferConfig`]):
             The configuration.
         train_dataset (`Dataset`):
-            Queries with the columns of `docs/data.md`: `query_id`, `prompt`, `rubrics` and, unless buffers are bootstrapped,
-            `responses`.
+            Queries with the columns of `docs/data.md`: `query_id`, `prompt`, `rubrics` and, unless buffers are
+            bootstrapped, `responses`.
         eval_dataset (`Dataset`, *optional*):
             Queries of the same form. Evaluation reads buffers and writes none.
         reward_funcs (`list[Callable]`, *optional*):
@@ -65,8 +66,8 @@ class RankBufferTrainer(GRPOTrainer):
         "citation": (
             "@inproceedings{yang2027rankbuffer,\n"
             "    title  = {{RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation}},\n"
-            "    author = {Zixuan Yang and Yiqun Chen and Qi Liu and Wei Yang and Erhan Zhang and Liyi Chen and Qimeng Wang"
-            " and Yan Gao and Jiaxin Mao},\n"
+            "    author = {Zixuan Yang and Yiqun Chen and Qi Liu and Wei Yang and Erhan Zhang and Liyi Chen"
+            " and Qimeng Wang and Yan Gao and Jiaxin Mao},\n"
             "    year   = 2027,\n"
             "    note   = {Under review at ICLR 2027},\n"
             "}"
@@ -114,7 +115,7 @@ class RankBufferTrainer(GRPOTrainer):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the data; queries that fill no whole generation batch are left out of a pass."""
+        """Optimizer steps in one pass over the data, which leaves out queries that fill no whole generation batch."""
         generations = len(self.train_dataset) * self.num_generations // self.args.generation_batch_size
         micro_steps = generations * self.args.steps_per_generation * self.num_iterations
         return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
@@ -131,7 +132,9 @@ class RankBufferTrainer(GRPOTrainer):
                 row["prompt"], add_generation_prompt=True, return_dict=False, **(self.args.chat_template_kwargs or {})
             )
             if len(ids) > limit:
-                raise DataError(f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}")
+                raise DataError(
+                    f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}"
+                )
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> "EpochSampler":
         """TRL's sampler, in the order that an uninterrupted run has, whenever it is resumed."""
@@ -141,8 +144,8 @@ class RankBufferTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """TRL's rewards, shape (rollouts of all processes, reward functions).
 
-        A rollout that no judge could place has NaN in its whole row: TRL then leaves it out of the baseline and gives it no
-        advantage, where a NaN beside a format reward would count as a rank reward of 0.
+        A rollout that no judge could place has NaN in its whole row: TRL then leaves it out of the baseline and gives
+        it no advantage, where a NaN beside a format reward would count as a rank reward of 0.
         """
         self.rank_reward.training = self.model.training
         self.rank_reward.num_generations = self.num_generations if self.model.training else self.num_generations_eval
@@ -156,7 +159,8 @@ class RankBufferTrainer(GRPOTrainer):
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint folder, or `True` for the newest complete one in `output_dir`. Policy and buffers come from it.
+                A checkpoint folder, or `True` for the newest complete one in `output_dir`. Policy and buffers come
+                from it.
 
         Raises:
             [`JudgeError`]: if the judge does not answer.
@@ -171,24 +175,28 @@ class RankBufferTrainer(GRPOTrainer):
             checkpoint = newest_checkpoint(self.args.output_dir) if resume is True else Path(resume)
             if not is_complete(checkpoint):
                 raise StoreError(
-                    f"{checkpoint} is not a whole checkpoint: it needs trainer_state.json and {SNAPSHOT}. Without either, the"
-                    " policy and its buffers would not belong together"
+                    f"{checkpoint} is not a whole checkpoint: it needs trainer_state.json and {SNAPSHOT}. Without"
+                    " either, the policy and its buffers would not belong together"
                 )
         self.rank_reward.restart(checkpoint / SNAPSHOT if checkpoint else None)
         if checkpoint:
             self._check_step(checkpoint)
         scorer = self.rank_reward.scorer
-        scorer.run(scorer.judge.preflight(preflight_question(self._train_queries[self._train_queries.ids[0]], self.args.k0)))
+        scorer.run(
+            scorer.judge.preflight(preflight_question(self._train_queries[self._train_queries.ids[0]], self.args.k0))
+        )
         return str(checkpoint) if checkpoint else None
 
     def _check_step(self, checkpoint: Path) -> None:
         step = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
         last = self.rank_reward.scorer.store.last_step()
         if last is not None and last >= step:
-            raise StoreError(f"{checkpoint} does not belong together: the policy is at step {step}, its buffers at {last}")
+            raise StoreError(
+                f"{checkpoint} does not belong together: the policy is at step {step}, its buffers at {last}"
+            )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, and before it a snapshot of buffers, history and ledger, so that both go to the Hub together."""
+        """Save the policy, and first a snapshot of buffers, history and ledger; all go to the Hub together."""
         target = Path(output_dir or self.args.output_dir) / SNAPSHOT
         on_main_process(lambda: self.rank_reward.scorer.store.snapshot(target))
         super().save_model(output_dir, _internal_call)
@@ -201,9 +209,9 @@ class RankBufferTrainer(GRPOTrainer):
 class EpochSampler(RepeatSampler):
     """TRL's [`RepeatSampler`] with the permutation that belongs to the current epoch.
 
-    The stock sampler draws its permutations one after the other and starts over when a run is resumed, so that a run resumed in
-    epoch 2 would see the order of epoch 0 and visit queries twice or never. This one draws up to the current epoch's each time,
-    which gives an uninterrupted run the stock order.
+    The stock sampler draws its permutations one after the other and starts over when a run is resumed, so that a run
+    resumed in epoch 2 would see the order of epoch 0 and visit queries twice or never. This one draws up to the
+    current epoch's each time, which gives an uninterrupted run the stock order.
 
     Args:
         stock (`RepeatSampler`):

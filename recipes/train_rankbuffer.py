@@ -3,8 +3,9 @@
     accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml \
         recipes/train_rankbuffer.py --config recipes/rankbuffer/qwen3_8b_nectar.yaml
 
-Every key of the YAML can also be given on the command line, where it wins. LoRA and quantisation are TRL's own flags (`--use_peft`,
-`--load_in_4bit`). `--resume_from_checkpoint true` goes on from the newest whole checkpoint in `output_dir`.
+Every key of the YAML can also be given on the command line, where it wins. LoRA and quantisation are TRL's own flags
+(`--use_peft`, `--load_in_4bit`). `--resume_from_checkpoint true` goes on from the newest whole checkpoint in
+`output_dir`.
 """
 
 from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
@@ -25,7 +26,9 @@ def build_trainer(
     train_dataset = load_queries(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)
     eval_dataset = None
     if training_args.eval_strategy != "no":
-        eval_dataset = load_queries(script_args.dataset_name, script_args.dataset_config, script_args.dataset_test_split)
+        eval_dataset = load_queries(
+            script_args.dataset_name, script_args.dataset_config, script_args.dataset_test_split
+        )
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,

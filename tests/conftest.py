@@ -97,7 +97,9 @@ def tiny_policy(howto, tmp_path_factory) -> str:
     path = str(tmp_path_factory.mktemp("policy"))
     tokenizer = policy.build_tokenizer([text for row in howto for text in row["responses"]])
     torch.manual_seed(0)
-    size = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    size = dict(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    )
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),

@@ -1,6 +1,6 @@
-"""A run with known rollouts, in this process or as a program for `torchrun`: what it scores must not depend on the split.
+"""A run with known rollouts, in this process or as a program for `torchrun`.
 
-    torchrun --nproc_per_node 2 tests/scripted.py OUTPUT_DIR --policy POLICY --data DATA --per_device 12
+torchrun --nproc_per_node 2 tests/scripted.py OUTPUT_DIR --policy POLICY --data DATA --per_device 12
 """
 
 import argparse
@@ -17,13 +17,14 @@ from rankbuffer_trl.trainer import LIVE_STORE, RankBufferTrainer
 
 
 class ScriptedTrainer(RankBufferTrainer):
-    """Writes known answers instead of sampling: the text of a row depends on its step, its query and its place in the group."""
+    """Writes known answers instead of sampling: a row's text depends on its step, query and place in the group."""
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         first = self.accelerator.process_index * len(prompt_ids)
         group = self.num_generations if self.model.training else self.num_generations_eval
         texts = [
-            self.script(self.state.global_step, tuple(ids), (first + row) % group) for row, ids in enumerate(prompt_ids)
+            self.script(self.state.global_step, tuple(ids), (first + row) % group)
+            for row, ids in enumerate(prompt_ids)
         ]
         ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
         return ids, None

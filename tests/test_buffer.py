@@ -79,7 +79,7 @@ def buffers(draw):
 
 @st.composite
 def intervals(draw, K):
-    """`K + 1` intervals with up to 16 rollouts; few intervals are drawn from, so that many are empty and some are full."""
+    """`K + 1` intervals with up to 16 rollouts in few of them, so that many are empty and some are full."""
     used = draw(st.lists(st.integers(0, K), min_size=1, max_size=4))
     places = draw(st.lists(st.sampled_from(used), max_size=16))
     ids = draw(st.permutations(range(len(places))))
@@ -161,11 +161,11 @@ def make(names, hs=None, **marks):
     return AnchorBuffer(tuple(Anchor(n, n, "initial", 0, h) for n, h in zip(names, hs, strict=True)), **marks)
 
 
-def group(**places):
-    """`group(_1="abc")` reads: interval 1 holds a, b and c from worst to best; ids follow the alphabet."""
-    sigma = [()] * 10
-    for place, texts in places.items():
-        sigma[int(place[1:])] = tuple(Rollout(ord(text) - ord("a"), text) for text in texts)
+def group(K, places=None):
+    """`group(2, {1: "abc"})`: of 2 anchors' 3 intervals, number 1 holds a, b, c; ids follow the alphabet."""
+    sigma = [()] * (K + 1)
+    for p, texts in (places or {}).items():
+        sigma[p] = tuple(Rollout(ord(text) - ord("a"), text) for text in texts)
     return sigma
 
 
@@ -179,17 +179,17 @@ def inactivity(buffer):
 
 @pytest.mark.parametrize(("rollouts", "median"), [("abc", "b"), ("abcd", "b"), ("abcde", "c"), ("cab", "a")])
 def test_a_crowded_inner_interval_gives_its_lower_median(rollouts, median):
-    updated = make("XY").update(group(_1=rollouts)[:3], epoch=2, step=7)
+    updated = make("XY").update(group(2, {1: rollouts}), epoch=2, step=7)
     assert texts(updated) == f"X {median} Y"
     assert updated.anchors[1] == Anchor(f"7-{ord(median) - ord('a')}", median, "refine", 2, 0)
 
 
 def test_two_rollouts_are_too_few_to_refine():
-    assert texts(make("XY").update(group(_1="ab")[:3], 0, 0)) == "X Y"
+    assert texts(make("XY").update(group(2, {1: "ab"}), 0, 0)) == "X Y"
 
 
 def test_ends_expand_by_the_worst_and_by_the_best_rollout():
-    updated = make("XY").update(group(_0="cab", _2="edf")[:3], epoch=1, step=5)
+    updated = make("XY").update(group(2, {0: "cab", 2: "edf"}), epoch=1, step=5)
     assert texts(updated) == "c X Y f"
     assert [(a.id, a.source, a.epoch) for a in (updated.anchors[0], updated.anchors[-1])] == [
         ("5-2", "left", 1),
@@ -198,85 +198,84 @@ def test_ends_expand_by_the_worst_and_by_the_best_rollout():
 
 
 def test_outer_intervals_are_not_refined():
-    assert len(make("XY").update(group(_0="abcde", _2="fghij")[:3], 0, 0)) == 4
+    assert len(make("XY").update(group(2, {0: "abcde", 2: "fghij"}), 0, 0)) == 4
 
 
 def test_an_end_expands_once_per_epoch_and_again_in_the_next():
-    buffer = make("XY").update(group(_0="a", _2="b")[:3], 0, 0)
+    buffer = make("XY").update(group(2, {0: "a", 2: "b"}), 0, 0)
     assert texts(buffer) == "a X Y b"
-    buffer = buffer.update(group(_0="c", _4="d")[:5], 0, 1)
+    buffer = buffer.update(group(4, {0: "c", 4: "d"}), 0, 1)
     assert texts(buffer) == "a X Y b"
-    assert texts(buffer.update(group(_0="e", _4="f")[:5], 1, 2)) == "e a X Y b f"
+    assert texts(buffer.update(group(4, {0: "e", 4: "f"}), 1, 2)) == "e a X Y b f"
 
 
 def test_the_ends_expand_independently():
-    buffer = make("XY").update(group(_0="a")[:3], 0, 0)
-    assert texts(buffer.update(group(_0="b", _3="c")[:4], 0, 1)) == "a X Y c"
+    buffer = make("XY").update(group(2, {0: "a"}), 0, 0)
+    assert texts(buffer.update(group(3, {0: "b", 3: "c"}), 0, 1)) == "a X Y c"
 
 
 def test_refinement_has_no_limit_per_epoch():
-    buffer = make("XY").update(group(_1="abc")[:3], 0, 0)
-    assert texts(buffer.update(group(_1="def", _2="ghi")[:4], 0, 1)) == "X e b h Y"
+    buffer = make("XY").update(group(2, {1: "abc"}), 0, 0)
+    assert texts(buffer.update(group(3, {1: "def", 2: "ghi"}), 0, 1)) == "X e b h Y"
 
 
 def test_an_inner_anchor_is_pruned_in_its_third_inactive_epoch():
     buffer = make("XMY")
     for epoch, h in ((0, 1), (1, 2)):
-        buffer = buffer.update(group()[:4], epoch, epoch)
+        buffer = buffer.update(group(3), epoch, epoch)
         assert inactivity(buffer) == [0, h, 0]
-    assert texts(buffer.update(group()[:4], 2, 2)) == "X Y"
+    assert texts(buffer.update(group(3), 2, 2)) == "X Y"
 
 
-@pytest.mark.parametrize("side", ["_1", "_2"])
+@pytest.mark.parametrize("side", [1, 2])
 def test_a_rollout_on_either_side_resets_inactivity(side):
-    assert inactivity(make("XMY", [0, 2, 0]).update(group(**{side: "a"})[:4], 5, 0)) == [0, 0, 0]
+    assert inactivity(make("XMY", [0, 2, 0]).update(group(3, {side: "a"}), 5, 0)) == [0, 0, 0]
 
 
-@pytest.mark.parametrize("side", ["_0", "_3"])
+@pytest.mark.parametrize("side", [0, 3])
 def test_a_rollout_two_intervals_away_does_not_reset_inactivity(side):
-    updated = make("XMNY", [0, 1, 1, 0]).update(group(_1="a")[:5], 5, 0)
-    assert inactivity(updated) == [0, 0, 2, 0]
-    assert "M" not in texts(make("XMY", [0, 2, 0]).update(group(**{side: "a"})[:4], 5, 0))
+    assert [a.h for a in make("XMY", [0, 1, 0]).update(group(3, {side: "a"}), 5, 0).anchors if a.text == "M"] == [2]
+    assert "M" not in texts(make("XMY", [0, 2, 0]).update(group(3, {side: "a"}), 5, 0))
 
 
 def test_the_ends_are_not_counted_and_never_pruned():
-    updated = make("XY", [9, 9]).update(group()[:3], 3, 0)
+    updated = make("XY", [9, 9]).update(group(2), 3, 0)
     assert texts(updated) == "X Y"
     assert inactivity(updated) == [9, 9]
 
 
 def test_pruning_and_additions_are_merged_on_the_old_coordinates():
     buffer = make("ABCDE", [0, 1, 2, 1, 0])
-    updated = buffer.update(group(_0="ab", _1="cde", _4="fgh", _5="ij")[:6], 1, 0)
+    updated = buffer.update(group(5, {0: "ab", 1: "cde", 4: "fgh", 5: "ij"}), 1, 0)
     assert texts(updated) == "a A d B D g E j"
     assert inactivity(updated) == [0] * 8
 
 
 def test_neighbours_are_pruned_together_without_shifting_what_is_added():
     buffer = make("ABCDEF", [0, 2, 2, 2, 1, 0])
-    updated = buffer.update(group(_5="abcd", _6="e")[:7], 4, 0)
+    updated = buffer.update(group(6, {5: "abcd", 6: "e"}), 4, 0)
     assert texts(updated) == "A E b F e"
 
 
 def test_inactivity_is_observed_once_per_epoch_by_the_first_visit():
-    buffer = make("XMY", [0, 1, 0]).update(group()[:4], 3, 0)
+    buffer = make("XMY", [0, 1, 0]).update(group(3), 3, 0)
     assert inactivity(buffer) == [0, 2, 0]
-    assert inactivity(buffer.update(group()[:4], 3, 1)) == [0, 2, 0], "not counted twice"
-    assert inactivity(buffer.update(group(_1="a")[:4], 3, 1)) == [0, 2, 0], "not reset either"
-    assert texts(buffer.update(group()[:4], 4, 1)) == "X Y"
+    assert inactivity(buffer.update(group(3), 3, 1)) == [0, 2, 0], "not counted twice"
+    assert inactivity(buffer.update(group(3, {1: "a"}), 3, 1)) == [0, 2, 0], "not reset either"
+    assert texts(buffer.update(group(3), 4, 1)) == "X Y"
 
 
 def test_an_end_that_was_overtaken_can_be_pruned():
-    buffer = make("XY").update(group(_0="a")[:3], 0, 0)
+    buffer = make("XY").update(group(2, {0: "a"}), 0, 0)
     for epoch in (1, 2, 3):
         assert texts(buffer) == "a X Y"
-        buffer = buffer.update(group()[:4], epoch, epoch)
+        buffer = buffer.update(group(3), epoch, epoch)
     assert texts(buffer) == "a Y"
 
 
 def test_an_unordered_interval_adds_nothing_but_counts_as_activity():
     buffer = make("XMY", [0, 2, 0])
-    full = group(_0="ab", _1="cde", _3="fg")[:4]
+    full = group(3, {0: "ab", 1: "cde", 3: "fg"})
     updated = buffer.update(full, 1, 0, unordered={0, 1, 3})
     assert texts(updated) == "X M Y"
     assert inactivity(updated) == [0, 0, 0]

@@ -78,7 +78,10 @@ BAD_ROWS = {
         set_key("prompt", [USER, {"role": "assistant", "content": "So."}]),
         ["row 1", "prompt must end with a user message, got 'assistant'"],
     ),
-    "ends in system": (set_key("prompt", [{"role": "system", "content": "So."}]), ["must end with a user", "'system'"]),
+    "ends in system": (
+        set_key("prompt", [{"role": "system", "content": "So."}]),
+        ["must end with a user", "'system'"],
+    ),
     "null content": (
         set_key("prompt", [{"role": "user", "content": None}]),
         ["row 1", "prompt[0].content must be non-empty text, got 'None'"],
@@ -94,7 +97,10 @@ BAD_ROWS = {
         set_key("rubrics", [RUBRIC, {"text": "", "weight": 5}]),
         ["row 1", "rubrics[1].text must be non-empty text, got ''"],
     ),
-    "rubric with null text": (set_key("rubrics", [{"text": None, "weight": 5}]), ["rubrics[0].text must be", "'None'"]),
+    "rubric with null text": (
+        set_key("rubrics", [{"text": None, "weight": 5}]),
+        ["rubrics[0].text must be", "'None'"],
+    ),
     "weight 0": (
         set_key("rubrics", [{"text": "Is clear.", "weight": 0}]),
         ["row 1", "rubrics[0].weight must be an integer from 1 to 5, got '0'"],
@@ -129,13 +135,25 @@ BAD_TABLES = {  # faults of a column's type, which all rows of an Arrow table sh
     "message without role": ("prompt", [{"content": "How?"}], "prompt[0] must have role and content"),
     "prompt is text": ("prompt", "How?", "prompt must be a non-empty list"),
     "prompt of texts": ("prompt", ["How?"], "prompt[0] must have role and content, got 'How?'"),
-    "content is a number": ("prompt", [{"role": "user", "content": 3}], "prompt[0].content must be non-empty text, got '3'"),
+    "content is a number": (
+        "prompt",
+        [{"role": "user", "content": 3}],
+        "prompt[0].content must be non-empty text, got '3'",
+    ),
     "id is a number": ("query_id", 7, "query_id must be non-empty text, got '7'"),
     "rubric without text": ("rubrics", [{"weight": 5}], "rubrics[0] must have text and weight"),
     "rubric without weight": ("rubrics", [{"text": "Is clear."}], "rubrics[0] must have text and weight"),
     "rubrics of texts": ("rubrics", ["Is clear."], "rubrics[0] must have text and weight, got 'Is clear.'"),
-    "weight 2.5": ("rubrics", [{"text": "x", "weight": 2.5}], "rubrics[0].weight must be an integer from 1 to 5, got '2.5'"),
-    "weight as text": ("rubrics", [{"text": "x", "weight": "5"}], "rubrics[0].weight must be an integer from 1 to 5, got '5'"),
+    "weight 2.5": (
+        "rubrics",
+        [{"text": "x", "weight": 2.5}],
+        "rubrics[0].weight must be an integer from 1 to 5, got '2.5'",
+    ),
+    "weight as text": (
+        "rubrics",
+        [{"text": "x", "weight": "5"}],
+        "rubrics[0].weight must be an integer from 1 to 5, got '5'",
+    ),
     "weight true": ("rubrics", [{"text": "x", "weight": True}], "rubrics[0].weight must be an integer from 1 to 5"),
     "responses is text": ("responses", "abcd", "responses must hold at least k0=4"),
     "responses of numbers": ("responses", [1, 2, 3, 4], "responses[0] must be non-empty text, got '1'"),

@@ -42,11 +42,22 @@ def test_accumulation_changes_nothing(tmp_path, tiny_policy, rows, one_process):
     assert train_phase(accumulated) == train_phase(one_process)
 
 
-@pytest.mark.parametrize(("per_device", "accumulation"), [(12, 1), (4, 3)], ids=["straddling", "straddling-accumulated"])
+@pytest.mark.parametrize(
+    ("per_device", "accumulation"), [(12, 1), (4, 3)], ids=["straddling", "straddling-accumulated"]
+)
 def test_two_processes_whose_groups_straddle_change_nothing(
     tmp_path, tiny_policy, data_file, one_process, per_device, accumulation
 ):
-    arguments = ["--policy", tiny_policy, "--data", data_file, "--per_device", per_device, "--accumulation", accumulation]
+    arguments = [
+        "--policy",
+        tiny_policy,
+        "--data",
+        data_file,
+        "--per_device",
+        per_device,
+        "--accumulation",
+        accumulation,
+    ]
     done = torchrun(2, tmp_path, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     assert train_phase(contents(tmp_path / LIVE_STORE)) == train_phase(one_process)
@@ -66,9 +77,7 @@ def test_the_quickstart_runs_under_zero3_with_two_processes(tmp_path, tiny_polic
         *("recipes/train_rankbuffer.py", "--config", "recipes/quickstart/quickstart.yaml"),
         *("--model_name_or_path", tiny_policy, "--output_dir", str(tmp_path), "--max_steps", "2", "--save_steps", "1"),
     ]
-    done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     assert (tmp_path / "model.safetensors").is_file(), done.stderr[-3000:]
     saved = Path(tmp_path / "checkpoint-2")
     assert (saved / "trainer_state.json").is_file()

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rankbuffer_trl.rewards.format import Answer, AnswerReader, FormatReward, check_format, completion_text, read_answer
+from rankbuffer_trl.rewards.format import (
+    Answer,
+    AnswerReader,
+    FormatReward,
+    check_format,
+    completion_text,
+    read_answer,
+)
 
 TAGGED = r"<answer>(?P<answer>.*)</answer>"
 
@@ -76,7 +83,9 @@ def test_a_regex_must_match_the_whole_text(check, text, answer, well_formed):
     assert read_answer(text, check) == Answer(answer, well_formed)
 
 
-PIECES = st.sampled_from(["<think>", "</think>", "<think", "<", ">", "/", "a", " ", "\n", "<answer>", "</answer>", "\x1f"])
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<think", "<", ">", "/", "a", " ", "\n", "<answer>", "</answer>", "\x1f"]
+)
 
 
 PIECED = st.tuples(st.sampled_from(["", "<think>a</think>", "<answer>"]), st.lists(PIECES, max_size=5)).map(

@@ -237,7 +237,8 @@ def test_the_ledgers_order_does_not_tell_who_answered_first():
     def answer(prompt):
         if "CANDIDATES" in prompt:
             return '{"order": [1, 0]}'
-        return TransportError("gone") if prompt.count("word") == 2 else '{"position": %d}' % (prompt.count("word") % 3)
+        words = prompt.count("word")
+        return TransportError("gone") if words == 2 else json.dumps({"position": words % 3})
 
     ledgers = []
     for seed in range(5):
@@ -313,7 +314,7 @@ def test_a_rubric_the_embedded_judge_cannot_read_is_no_crash(query):
 def served(app: web.Application) -> Iterator[str]:
     """Serve `app` on a free loopback port from a thread of its own; gives the address."""
     loop, ready, address = asyncio.new_event_loop(), threading.Event(), []
-    runner = web.AppRunner(app, shutdown_timeout=0)
+    runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
 
     async def start():
         await runner.setup()
@@ -407,7 +408,8 @@ def saying(content: object) -> Callable:
 
 
 def status(code: int, body: str = "", **headers: str) -> Callable:
-    return lambda request, n: web.Response(status=code, text=body, headers={k.replace("_", "-"): headers[k] for k in headers})
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda request, n: web.Response(status=code, text=body, headers=named)
 
 
 def first(fault: Callable, then: Callable | None = None) -> Callable:
@@ -442,8 +444,9 @@ def echo_key_as_json(request: web.Request, n: int) -> web.Response:
 
 
 async def echo_prompt_and_key(request: web.Request, n: int) -> web.Response:
-    body = await request.json()
-    return web.Response(status=422, text=json.dumps(body["messages"]) + " " + request.headers["Authorization"])
+    asked = await request.json()
+    message = {"headers": dict(request.headers), "messages": asked["messages"]}
+    return web.json_response({"error": message}, status=422)
 
 
 def body(content: bytes, kind: str = "application/json") -> Callable:

@@ -1,4 +1,4 @@
-"""Coarse-to-fine ranking, rank rewards and the score of a group, against slow oracles and a judge that follows a table."""
+"""Coarse-to-fine ranking, rank rewards and a group's score, against slow oracles and a judge that follows a table."""
 
 import asyncio
 import json

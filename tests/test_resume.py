@@ -1,7 +1,8 @@
-"""Stopped anywhere and resumed, a run ends as if it had not been stopped: buffers, history, ledger and weights, bit for bit."""
+"""Stopped anywhere and resumed, a run ends as if it had not: buffers, history, ledger and weights, bit for bit."""
 
 import json
 import shutil
+from itertools import pairwise
 
 import pytest
 from safetensors.torch import load_file
@@ -79,7 +80,9 @@ def test_resume_takes_the_newest_whole_checkpoint_and_skips_a_torn_one(tmp_path,
 
 
 def test_evaluation_in_between_changes_neither_buffers_nor_resume(tmp_path, tiny_policy, rows):
-    evaluation = dict(eval_rows=rows.select(range(2)), eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=8)
+    evaluation = dict(
+        eval_rows=rows.select(range(2)), eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=8
+    )
     run = train(tmp_path / "a", tiny_policy, rows, **evaluation)
     shutil.copytree(tmp_path / "a" / "checkpoint-6", tmp_path / "b" / "checkpoint-6")
     assert same(train(tmp_path / "b", tiny_policy, rows, resume=True, **evaluation), run)
@@ -132,13 +135,15 @@ def test_the_sampler_gives_the_stock_order_and_any_epoch_on_its_own(rows):
 
 def test_history_tells_what_each_group_did_to_its_buffer(whole):
     table = whole[1][0]
-    versions = {(query_id, step): [a[0] for a in json.loads(anchors)] for query_id, step, anchors, *_ in table["buffers"]}
+    versions = {
+        (query_id, step): [a[0] for a in json.loads(anchors)] for query_id, step, anchors, *_ in table["buffers"]
+    }
     steps = {}
     for query_id, step, *_ in table["groups"]:
         steps.setdefault(query_id, []).append(step)
     history = {(row[0], row[1]): row for row in table["groups"]}
     for query_id, visited in steps.items():
-        for earlier, later in zip(visited, visited[1:], strict=False):
+        for earlier, later in pairwise(visited):
             _, _, _, k, _, _, _, added, pruned = history[query_id, later]
             before, after = versions[query_id, earlier], versions[query_id, later]
             assert k == len(before)

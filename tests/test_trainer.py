@@ -143,7 +143,9 @@ def test_an_unwritable_output_folder_is_refused_when_the_trainer_is_built(tmp_pa
 
 @pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(bootstrap=True)])
 def test_the_reward_is_a_plain_callable_for_a_stock_trainer(tmp_path, tiny_policy, rows, method):
-    reward = RankBufferReward(rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=8, method=method)
+    reward = RankBufferReward(
+        rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=8, method=method
+    )
     settings = config(tmp_path)
     stock = GRPOConfig(**{key: getattr(settings, key) for key in STOCK_KEYS})
     trainer = GRPOTrainer(tiny_policy, reward_funcs=[reward], args=stock, train_dataset=rows)

@@ -1,7 +1,8 @@
 """The training set: load it, refuse what cannot be trained on, look queries up by id.
 
-Rubrics and responses stay out of the rows that the trainer multiplies; a row carries `prompt` and `query_id`, and the process that
-scores looks the rest up here. The table is an Arrow file mapped into memory, so 100,000 queries cost an index, not their text.
+Rubrics and responses stay out of the rows that the trainer multiplies; a row carries `prompt` and `query_id`, and the
+process that scores looks the rest up here. The table is an Arrow file mapped into memory, so 100,000 queries cost an
+index, not their text.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,9 @@ def load_queries(name: str, config: str | None = None, split: str = "train") -> 
     path = Path(name)
     if path.suffix in BUILDERS:
         if not path.is_file():
-            raise DataError(f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})")
+            raise DataError(
+                f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})"
+            )
         try:
             return load_dataset(BUILDERS[path.suffix], data_files=str(path), split="train")
         except Exception as error:
@@ -49,8 +52,8 @@ class QueryTable:
 
     Args:
         dataset (`Dataset`):
-            Columns `query_id` (text, unique), `prompt` (list of messages), `rubrics` (list of `text` and `weight`), and, unless
-            `anchors_needed` is 0, `responses` (list of text from worst to best).
+            Columns `query_id` (text, unique), `prompt` (list of messages), `rubrics` (list of `text` and `weight`),
+            and, unless `anchors_needed` is 0, `responses` (list of text from worst to best).
         anchors_needed (`int`, *optional*, defaults to `0`):
             How many responses every row must have: `K0`, or 0 for bootstrap.
 
@@ -84,7 +87,9 @@ class QueryTable:
         try:
             row = self._dataset[self._row[query_id]]
         except KeyError:
-            raise DataError(f"no query {query_id!r} in the data set that was given for rubrics and responses") from None
+            raise DataError(
+                f"no query {query_id!r} in the data set that was given for rubrics and responses"
+            ) from None
         return Query(
             id=query_id,
             prompt=row["prompt"],
@@ -140,7 +145,11 @@ def check_row(row: dict, number: int, anchors_needed: int) -> str:
         responses = row["responses"]
         if not isinstance(responses, list) or len(responses) < anchors_needed:
             count = len(responses) if isinstance(responses, list) else 0
-            fail("responses", f"must hold at least k0={anchors_needed} responses from worst to best", f"{count} responses")
+            fail(
+                "responses",
+                f"must hold at least k0={anchors_needed} responses from worst to best",
+                f"{count} responses",
+            )
         for i, response in enumerate(responses):
             if not isinstance(response, str) or not response.strip():
                 fail(f"responses[{i}]", "must be non-empty text", response)

@@ -1,6 +1,7 @@
-"""The judge: questions in the paper's words, one seam that asks them, clients that answer, a ledger of what it cost."""
+"""The judge: questions in the paper's words, one seam that asks them, clients that answer, a ledger of its cost."""
 
-from .judge import ChatClient, Judge, JudgeError, TransportError
+from .errors import JudgeError, TransportError
+from .judge import ChatClient, Judge
 from .ledger import Call, Totals, Usage
 from .questions import Question, VerdictError, insertion_question, ranking_question
 from .rubric_judge import RubricJudge

@@ -4,22 +4,11 @@ import asyncio
 import time
 from typing import Any, Protocol
 
+from .errors import JudgeError, TransportError
 from .ledger import Call, Usage
 from .questions import Question, VerdictError
 
 REPEAT = "That is not a valid answer: {error}. Answer the same question again with the JSON object alone."
-
-
-class JudgeError(RuntimeError):
-    """The judge cannot be worked with: unreachable, misconfigured, or failing too often."""
-
-
-class TransportError(JudgeError):
-    """One request got no usable answer, its transport retries included. `attempts` says how many were sent."""
-
-    def __init__(self, message: str, attempts: int = 1):
-        super().__init__(message)
-        self.attempts = attempts
 
 
 class ChatClient(Protocol):
@@ -38,9 +27,9 @@ class ChatClient(Protocol):
 class Judge:
     """Asks questions of a chat client and keeps the ledger.
 
-    A malformed answer is asked for again in a follow-up turn that names the fault, so that a deterministic judge can answer
-    differently. Transport faults are retried by the client. When nothing helps, [`Judge.ask`] returns `None`: a failure is
-    never a score.
+    A malformed answer is asked for again in a follow-up turn that names the fault, so that a deterministic judge can
+    answer differently. Transport faults are retried by the client. When nothing helps, [`Judge.ask`] returns `None`: a
+    failure is never a score.
 
     Args:
         client (`ChatClient`):
@@ -61,7 +50,7 @@ class Judge:
         self._slots = asyncio.Semaphore(concurrency)
 
     async def ask(self, question: Question) -> Any | None:
-        """The parsed verdict of `question`, or `None` if the judge gave none. Either way one [`Call`] joins `calls`."""
+        """The parsed verdict of `question`, or `None` if there is none. Either way one [`Call`] joins `calls`."""
         messages = [{"role": "user", "content": question.prompt}]
         verdict, outcome, error = None, "malformed", ""
         attempts, usage, spent = 0, Usage(), Usage()
@@ -92,7 +81,7 @@ class Judge:
         return verdict
 
     def drain(self) -> list[Call]:
-        """Hand over the calls made since the last time, in a fixed order that does not depend on who answered first."""
+        """Hand over the calls made since the last time, in an order that does not depend on who answered first."""
         calls, self.calls = self.calls, []
         return sorted(calls, key=lambda call: (call.query_id, call.kind, call.usage, call.spent, call.attempts))
 

@@ -32,7 +32,8 @@ class Call:
         attempts (`int`):
             Requests sent, repeats and transport retries included.
         usage (`Usage`):
-            Tokens of the answer that was parsed; zero if none was. Reported totals add up these alone, as the paper's do.
+            Tokens of the answer that was parsed; zero if none was. Reported totals add up these alone, as the paper's
+            do.
         spent (`Usage`):
             Tokens of all attempts that were answered.
         seconds (`float`):
@@ -71,7 +72,8 @@ class Totals:
     def of(cls, calls: Iterable[Call]) -> "Totals":
         """Add up `calls`. `calls` counts parsed ones, `failures` the others."""
         rows = [
-            (int(c.outcome == "parsed"), int(c.outcome != "parsed"), c.attempts, *c.usage, *c.spent, c.seconds) for c in calls
+            (int(c.outcome == "parsed"), int(c.outcome != "parsed"), c.attempts, *c.usage, *c.spent, c.seconds)
+            for c in calls
         ]
         return cls(*(sum(column) for column in zip(*rows, strict=True))) if rows else cls()
 

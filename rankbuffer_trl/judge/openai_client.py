@@ -4,7 +4,7 @@ import os
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
-from .judge import TransportError
+from .errors import TransportError
 from .ledger import Usage
 
 
@@ -62,7 +62,9 @@ class OpenAIClient:
             raise TransportError(f"HTTP {error.status_code}: {error.message[:300]}", self._sent(retried)) from error
         except APIConnectionError as error:
             cause = error.__cause__ or error
-            raise TransportError(f"{type(error).__name__}: {cause or type(cause).__name__}", self._sent(True)) from error
+            raise TransportError(
+                f"{type(error).__name__}: {cause or type(cause).__name__}", self._sent(True)
+            ) from error
         except (OpenAIError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise TransportError(f"not a chat completion ({type(error).__name__}: {str(error)[:200]})") from error
         usage = completion.usage

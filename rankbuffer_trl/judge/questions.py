@@ -1,7 +1,7 @@
 """What is asked of a judge: the paper's prompts, filled in, each with the strict reading of its answer.
 
-The templates in `prompts/` are the paper's, word for word (appendices "Coarse- and Fine-Ranking Prompts" and "Order-only
-configuration and judge prompt").
+The templates in `prompts/` are the paper's, word for word (appendices "Coarse- and Fine-Ranking Prompts" and
+"Order-only configuration and judge prompt").
 """
 
 import json
@@ -76,8 +76,8 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
 def ranking_question(query: Query, candidates: Sequence[Rollout]) -> Question:
     """Listwise ranking: the verdict is the candidates' ids from worst to best.
 
-    Used for an interval with two rollouts or more, and for the whole group that bootstraps a buffer. Candidates stand in
-    the order given; rollouts of a group are exchangeable, so their ids favour none.
+    Used for an interval with two rollouts or more, and for the whole group that bootstraps a buffer. Candidates stand
+    in the order given; rollouts of a group are exchangeable, so their ids favour none.
     """
     ids = [candidate.id for candidate in candidates]
     prompt = fill(
@@ -125,8 +125,8 @@ def parse_order(answer: str, ids: Sequence[int]) -> list[int]:
 def read_field(answer: str, key: str) -> Any:
     """The value of `key` in the one JSON object of `answer`.
 
-    Text around the object (a code fence, a sentence, a thinking block before it) is tolerated; a second object or a repeated
-    key is not, since either leaves open which one is meant.
+    Text around the object (a code fence, a sentence, a thinking block before it) is tolerated; a second object or a
+    repeated key is not, since either leaves open which one is meant.
     """
     answer = answer.rpartition("</think>")[2]
     objects = re.findall(r"\{[^{}]*\}", answer)

@@ -1,12 +1,13 @@
 """The embedded judge: scores responses against the rubrics of the prompt, without a language model.
 
-It reads the very text that an LLM judge would get, finds query, rubrics, anchors and candidates in it, and answers in the
-same JSON. A run without a GPU therefore exercises every prompt and every parser of a real run. What was left out: meaning.
-A rubric is checked by its words, so write rubrics for it the way a strict but literal reader would want them:
+It reads the very text that an LLM judge would get, finds query, rubrics, anchors and candidates in it, and answers in
+the same JSON. A run without a GPU therefore exercises every prompt and every parser of a real run. What was left out:
+meaning. A rubric is checked by its words, so write rubrics for it the way a strict but literal reader would want them:
 
 * `Gives the steps in order: rinse, boil, simmer.` The longest run of the listed terms that appears in this order.
 * `Leaves out filler: whatever, stuff, honestly.` The share of the listed terms that is absent.
-* `Says what is needed: a pan, salt or stock, two cups.` The share of the listed terms that is present; `or` gives choices.
+* `Says what is needed: a pan, salt or stock, two cups.` The share of the listed terms that is present; `or` gives
+  choices.
 * `Is between 12 and 30 words long.` 1 inside the range, falling with the ratio outside.
 * `Is written in complete sentences.` The share of words in sentences with a capital first letter and a final stop.
 * `Does not repeat itself.` The share of word trigrams that are new.
@@ -19,15 +20,17 @@ import json
 import re
 from functools import lru_cache
 
+from .errors import TransportError
 from .ledger import Usage
 
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 RUBRIC = re.compile(r"^\d+\.\[weight=(\d+)\] (.*)$", re.MULTILINE)
 # Words a rubric uses to talk about a response; a response need not repeat them.
 RUBRIC_WORDS = frozenset(
-    "a about all an and answer any are as at be by can does each explains for from gives has how if in is it its lists long "
-    "makes mentions name names needed no not of on or order reader recommends response say says should steps tells than "
-    "that the them then they this to uses well what when where which while who why with word words you your".split()
+    "a about all an and answer any are as at be by can does each explains for from gives has how if in is it its "
+    "lists long makes mentions name names needed no not of on or order reader recommends response say says should "
+    "steps tells than that the them then they this to uses well what when where which while who why with word "
+    "words you your".split()
 )
 
 
@@ -41,9 +44,16 @@ class RubricJudge:
     model = "rubric-judge"
 
     async def complete(self, messages: list[dict[str, str]], *, seed: int = 0) -> tuple[str, Usage, int]:
-        """Answer the first user message; its words and punctuation marks count as tokens. `seed` changes nothing."""
+        """Answer the first user message; its words and punctuation marks count as tokens. `seed` changes nothing.
+
+        Raises:
+            [`TransportError`]: if it is not a prompt that this judge can read.
+        """
         prompt = next(message["content"] for message in messages if message["role"] == "user")
-        answer = judge(prompt)
+        try:
+            answer = judge(prompt)
+        except ValueError as error:
+            raise TransportError(str(error)) from error
         return answer, Usage(count_tokens(prompt), 0, count_tokens(answer)), 1
 
     async def close(self) -> None:
@@ -78,7 +88,7 @@ def judge(prompt: str) -> str:
 
 
 def insertion_position(quality: float, anchor_qualities: list[float]) -> int:
-    """Position in 0..K of a candidate among K anchors that are ordered worst to best but may disagree with the rubrics.
+    """Position in 0..K of a candidate among K anchors, worst to best, whose order may disagree with the rubrics.
 
     The number of anchors it beats. An equal is neither worse than the lowest nor better than the highest anchor, so it
     stays inside.
@@ -181,7 +191,7 @@ def longest_rise(places: list[int]) -> int:
 
 
 def complete_sentences(text: str) -> float:
-    """Share of words that stand in sentences of three words or more with a capital first letter and a final `.`, `!`, `?`."""
+    """Share of words in sentences of three words or more with a capital first letter and a final `.`, `!` or `?`."""
     good = total = 0
     for sentence in re.findall(r"[^.!?]+[.!?]*", text):
         words = len(WORD.findall(sentence.lower()))

@@ -2,8 +2,8 @@
 
     python -m rankbuffer_trl.judge.serve --port 8001
 
-It answers `POST /v1/chat/completions`, `GET /v1/models` and `GET /health`. It listens on loopback unless told otherwise. What was
-left out: streaming, keys, any parameter that changes an answer.
+It answers `POST /v1/chat/completions`, `GET /v1/models` and `GET /health`. It listens on loopback unless told
+otherwise. What was left out: streaming, keys, any parameter that changes an answer.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import time
 
 from aiohttp import web
 
+from .errors import TransportError
 from .rubric_judge import RubricJudge
 
 
@@ -24,7 +25,7 @@ def make_app(judge: RubricJudge | None = None) -> web.Application:
             return _error(404, f"the model {body.get('model')!r} does not exist; this server serves {judge.model!r}")
         try:
             text, usage, _ = await judge.complete(body["messages"])
-        except (KeyError, StopIteration, TypeError, ValueError) as error:
+        except (KeyError, StopIteration, TypeError, TransportError) as error:
             return _error(400, f"not a question for this judge: {error}")
         return web.json_response(
             {
@@ -50,9 +51,7 @@ def make_app(judge: RubricJudge | None = None) -> web.Application:
         return web.Response()
 
     app = web.Application(client_max_size=64 * 2**20)
-    app.add_routes(
-        [web.post("/v1/chat/completions", chat), web.get("/v1/models", models), web.get("/health", health)]
-    )
+    app.add_routes([web.post("/v1/chat/completions", chat), web.get("/v1/models", models), web.get("/health", health)])
     return app
 
 

@@ -34,12 +34,15 @@ class EpochBuffers:
 def buffers_by_epoch(store: BufferStore) -> list[EpochBuffers]:
     """Size and sources of all live anchors at the end of each epoch (figure "Dynamic buffer evolution", a)."""
     visits = store.rows(
-        "SELECT groups.epoch, query_id, anchors FROM buffers JOIN groups USING (query_id, step) ORDER BY groups.epoch, step"
+        "SELECT groups.epoch, query_id, anchors FROM buffers JOIN groups USING (query_id, step)"
+        " ORDER BY groups.epoch, step"
     )
     newest: dict[str, Counter] = {}
     result = []
     for epoch, rows in groupby(visits, key=lambda row: row[0]):
-        newest.update((query_id, Counter(source for _, source, *_ in json.loads(anchors))) for _, query_id, anchors in rows)
+        newest.update(
+            (query_id, Counter(source for _, source, *_ in json.loads(anchors))) for _, query_id, anchors in rows
+        )
         total, n = Counter(), len(newest)
         for counts in newest.values():
             total.update(counts)

@@ -1,15 +1,17 @@
 """What counts as an answer: the format check, and the format reward of the paper (section "Rank-Based Reward").
 
-Three checks: `think` wants exactly one closed `<think>...</think>` block first and a non-empty answer after it; `none` wants any
-text; everything else is a regular expression that the whole text must match, whose group `answer`, if it has one, is the answer.
-Judge and buffer see the answer alone, never the thinking.
+Three checks: `think` wants exactly one closed `<think>...</think>` block first and a non-empty answer after it; `none`
+wants any text; everything else is a regular expression that the whole text must match, whose group `answer`, if it has
+one, is the answer. Judge and buffer see the answer alone, never the thinking.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-THINK = re.compile(r"\s*<think>(?:(?!</?think>).)*</think>(?P<answer>(?:(?!</?think>).)*\S(?:(?!</?think>).)*)", re.DOTALL)
+THINK = re.compile(
+    r"\s*<think>(?:(?!</?think>).)*</think>(?P<answer>(?:(?!</?think>).)*\S(?:(?!</?think>).)*)", re.DOTALL
+)
 
 
 class Answer(NamedTuple):
@@ -22,8 +24,8 @@ class Answer(NamedTuple):
 def read_answer(text: str, check: str = "none") -> Answer:
     """Apply a format check to a completion's text.
 
-    A completion that breaks the format can still hold an answer: under `think`, what follows the last `</think>`; under a regular
-    expression, nothing.
+    A completion that breaks the format can still hold an answer: under `think`, what follows the last `</think>`;
+    under a regular expression, nothing.
     """
     if check == "none":
         answer = text.strip()
@@ -45,8 +47,8 @@ class AnswerReader:
         check (`str`, *optional*, defaults to `"none"`):
             `think`, `none` or a regular expression; see the module's docstring.
         tokenizer (*optional*):
-            Decodes the completion ids, so that the text is what the policy wrote, whatever TRL made of it. Without it the
-            completions are taken as they come.
+            Decodes the completion ids, so that the text is what the policy wrote, whatever TRL made of it. Without it
+            the completions are taken as they come.
         chat_template_kwargs (`dict`, *optional*):
             What the prompts are rendered with.
     """
@@ -57,7 +59,9 @@ class AnswerReader:
         self.chat_template_kwargs = chat_template_kwargs or {}
         self._opening: str | None = None
 
-    def read(self, prompts: Sequence, completions: Sequence, completion_ids: Sequence[list[int]] | None) -> list[Answer]:
+    def read(
+        self, prompts: Sequence, completions: Sequence, completion_ids: Sequence[list[int]] | None
+    ) -> list[Answer]:
         """One [`Answer`] per completion."""
         if self.tokenizer is None or completion_ids is None:
             texts = [completion_text(completion) for completion in completions]
@@ -80,7 +84,7 @@ class AnswerReader:
 
 
 class FormatReward:
-    """1 if the completion has the required format, else 0. A reward function of its own, weighted by 0.2 in the paper."""
+    """1 if the completion has the required format, else 0. A reward function with weight 0.2 in the paper."""
 
     __name__ = "format_reward"
 

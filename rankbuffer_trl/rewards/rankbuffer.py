@@ -49,8 +49,8 @@ class RankBuffer:
             buffer (`AnchorBuffer`, *optional*):
                 The query's buffer, `None` on its first visit.
             judge (`Judge`):
-                Asked 1 question per answered rollout and 1 per interval that holds two or more of them; when the buffer is
-                bootstrapped, 1 in all.
+                Asked 1 question per answered rollout and 1 per interval that holds two or more of them; when the
+                buffer is bootstrapped, 1 in all.
 
         Returns:
             `GroupScore`: whose `after` is `None` if the query is still without a buffer.
@@ -74,8 +74,8 @@ class RankBuffer:
     async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
         """The first group of a query without reference responses: one ranking gives both rewards and anchors.
 
-        With fewer than two answers there is nothing to rank, and the query tries again at its next visit; so it does when the
-        judgment fails, which leaves the group unscored.
+        With fewer than two answers there is nothing to rank, and the query tries again at its next visit; so it does
+        when the judgment fails, which leaves the group unscored.
         """
         epoch = group.epoch or 0
         if len(group.answered) < 2:
@@ -94,7 +94,12 @@ class RankBuffer:
         frozen = self.static and epoch >= 1
         if ranking.positions and not frozen:
             buffer = buffer.update(
-                ranking.sigma, epoch, group.step, H=self.prune_after, refine_at=self.refine_at, unordered=ranking.failed
+                ranking.sigma,
+                epoch,
+                group.step,
+                H=self.prune_after,
+                refine_at=self.refine_at,
+                unordered=ranking.failed,
             )
         return buffer.visited()
 

@@ -1,7 +1,7 @@
-"""RankBuffer as a reward function: works in `reward_funcs` of a stock `GRPOTrainer` and is what `RankBufferTrainer` uses.
+"""RankBuffer as a reward function, for `reward_funcs` of a stock `GRPOTrainer` and inside `RankBufferTrainer`.
 
-Every process calls it with its slice of the rollouts. The slices are gathered into whole groups, the main process scores them
-once, and every process gets its rewards or the error.
+Every process calls it with its slice of the rollouts. The slices are gathered into whole groups, the main process
+scores them once, and every process gets its rewards or the error.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +28,14 @@ logger = get_logger(__name__)
 class RankBufferReward:
     """A reward function whose rewards are ranks in [-1, 1], and `None` for rollouts that no judge could place.
 
-    In a stock `GRPOTrainer`, use it alone or know that TRL counts the `None` of one reward function as 0 when another one has
-    a value; `RankBufferTrainer` has no such gap. A stock trainer does not say whether it evaluates, so give evaluation rows a
-    column `split` with another value than `train`, else they update the buffers.
+    In a stock `GRPOTrainer`, use it alone or know that TRL counts the `None` of one reward function as 0 when another
+    one has a value; `RankBufferTrainer` has no such gap. A stock trainer does not say whether it evaluates, so give
+    evaluation rows a column `split` with another value than `train`, else they update the buffers.
 
     Args:
         dataset (`Dataset`):
-            The queries, with the columns of `docs/data.md`. The rows that the trainer trains on need `prompt` and `query_id` only.
+            The queries, with the columns of `docs/data.md`. The rows that the trainer trains on need `prompt` and
+            `query_id` only.
         judge (`Judge`):
             Who is asked. Used on the main process alone.
         store (`str` or `Path`):
@@ -110,8 +111,9 @@ class RankBufferReward:
         outcome = self.scorer.score(groups, step, update=training)
         if not any(group.answered for group in groups):
             logger.warning(
-                f"step {step}: none of the {len(rows)} rollouts has an answer under format_check={self.reader.check!r}. Is"
-                " max_completion_length long enough, and does the policy write this format?"
+                f"step {step}: none of the {len(rows)} rollouts has an answer under"
+                f" format_check={self.reader.check!r}. Is max_completion_length long enough, and does the policy write"
+                " this format?"
             )
         rewards = [reward for score in outcome.scores for reward in score.rewards]
         return rewards, step_metrics(groups, outcome)
@@ -125,13 +127,15 @@ class RankBufferReward:
         for start in range(0, len(rows), G):
             ids = {query_id for query_id, _ in rows[start : start + G]}
             if len(ids) != 1:
-                raise ValueError(f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(ids)}")
+                raise ValueError(
+                    f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(ids)}"
+                )
             rollouts = tuple(Rollout(i, text) for i, (_, text) in enumerate(rows[start : start + G]))
             groups.append(RolloutGroup(self.queries[ids.pop()], rollouts, step, epoch))
         return groups
 
     def restart(self, snapshot: Path | None = None) -> None:
-        """Get ready for a run: from a checkpoint's snapshot, or from the step that the trainer will name at its first call.
+        """Get ready for a run: from a checkpoint's snapshot, or from the step that the trainer's first call names.
 
         Main process only.
         """

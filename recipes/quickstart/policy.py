@@ -1,16 +1,17 @@
-"""Builds the quickstart's policy on the spot: a tiny Qwen3 with its own tokenizer, warm-started on answers of mixed quality.
+"""Builds the quickstart's policy: a tiny Qwen3 with its own tokenizer, warm-started on answers of mixed quality.
 
     python recipes/quickstart/policy.py --output_dir runs/quickstart/policy
 
-It has read every answer of the data set, good and bad, equally often, so it writes both; what it lacks is a preference. That is what
-RankBuffer then teaches it. Nothing is downloaded.
+It has read every answer of the data set, good and bad, equally often, so it writes both; what it lacks is a
+preference. That is what RankBuffer then teaches it. Nothing is downloaded.
 """
 
 import argparse
 import itertools
+import json
 from pathlib import Path
 
-from datasets import Dataset
+from datasets import Dataset, disable_progress_bars
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 from transformers.utils import logging
@@ -44,7 +45,11 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int = 250) -> None:
-    """Build, warm-start with TRL's `SFTTrainer` and save a policy of about a million parameters."""
+    """Build, warm-start by TRL's `SFTTrainer` and save a policy of a million parameters, unless it is there."""
+    recipe = {"seed": seed, "steps": steps, "data": DATA.stat().st_size}
+    made = output_dir / "made_with.json"
+    if made.is_file() and json.loads(made.read_text()) == recipe:
+        return
     set_seed(seed)
     texts = [row["prompt"][0]["content"] for row in queries] + list(itertools.chain(*queries["responses"]))
     tokenizer = build_tokenizer(texts)
@@ -81,12 +86,13 @@ def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int =
         bf16=False,
         use_cpu=True,
         save_strategy="no",
-        logging_steps=50,
+        logging_strategy="no",
         report_to="none",
     )
     trainer = SFTTrainer(model, args=config, train_dataset=Dataset.from_list(examples), processing_class=tokenizer)
     trainer.train()
     trainer.save_model(output_dir)
+    made.write_text(json.dumps(recipe))
 
 
 if __name__ == "__main__":
@@ -96,4 +102,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=250)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
+    disable_progress_bars()
     build_policy(arguments.output_dir, load_queries(str(DATA)), arguments.seed, arguments.steps)

@@ -4,7 +4,8 @@
 
 1. Build a policy and warm-start it on answers of mixed quality (`policy.py`).
 2. Measure it: rubric score, grade of the nearest written answer, overlap with the best written answer, real words.
-3. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks alone, never one of these numbers.
+3. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks alone, never one of these
+numbers.
 4. Measure it again; print tables and examples, draw figures, write `summary.json`.
 """
 
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from datasets import disable_progress_bars
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
@@ -109,16 +111,18 @@ class EpochLines(TrainerCallback):
         self.tokens += logs["judge/prompt_tokens"] + logs["judge/completion_tokens"]
         if state.epoch == int(state.epoch):
             console.print(
-                f"  epoch {int(state.epoch):>2}/{self.epochs}  step {state.global_step:>3}/{state.max_steps}"
-                f"  anchors per query {logs['buffer/size']:5.2f}  above all anchors {logs['insert/above']:4.0%}"
-                f"  judge calls {self.calls:6,.0f}  judge tokens {self.tokens:9,.0f}"
+                f"epoch {int(state.epoch):>2}/{self.epochs}  step {state.global_step:>2}/{state.max_steps}"
+                f"  anchors/query {logs['buffer/size']:5.2f}"
+                f"  judge: {self.calls:5,.0f} calls {self.tokens:9,.0f} tokens"
             )
 
 
 def train(model_path: Path, output_dir: Path, extra: list[str]) -> float:
     """Run `recipes/train_rankbuffer.py` in this process; returns the sampling temperature it used."""
     command = ["--config", str(HERE / "quickstart.yaml"), "--model_name_or_path", str(model_path)]
-    arguments = train_rankbuffer.make_parser().parse_args_and_config([*command, "--output_dir", str(output_dir), *extra])
+    arguments = train_rankbuffer.make_parser().parse_args_and_config(
+        [*command, "--output_dir", str(output_dir), *extra]
+    )
     trainer = train_rankbuffer.build_trainer(*arguments)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -168,6 +172,7 @@ def main() -> None:
     out, started = arguments.output_dir, time.time()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    disable_progress_bars()
 
     queries = load_queries(str(policy.DATA))
     measure = Measure(queries)

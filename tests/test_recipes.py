@@ -1,0 +1,188 @@
+"""What a user types: the quickstart, the READMEs' commands and code, the benchmarks. All of it is run or parsed."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+
+import pytest
+import yaml
+from aiohttp import web
+from conftest import QUICKSTART, ROOT
+
+READMES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "2"}
+
+
+def commands(readme) -> list[str]:
+    """The lines of all bash blocks, continued lines joined."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def run(*command: object, **kwargs) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        [sys.executable, *(str(part) for part in command)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **kwargs,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def judge_url():
+    """The embedded judge over HTTP."""
+    from rankbuffer_trl.judge.serve import make_app
+
+    loop, started, address = asyncio.new_event_loop(), threading.Event(), []
+
+    async def start():
+        runner = web.AppRunner(make_app())
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        address.append(site._server.sockets[0].getsockname()[1])
+        started.set()
+
+    threading.Thread(target=lambda: (loop.create_task(start()), loop.run_forever()), daemon=True).start()
+    assert started.wait(10)
+    yield f"http://127.0.0.1:{address[0]}/v1"
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def test_the_quickstart_runs_to_its_end(tmp_path):
+    import policy
+
+    from rankbuffer_trl.data.queries import load_queries
+
+    done = run("recipes/quickstart/run.py", "--output_dir", tmp_path, "--warm_start_steps", 15, "--max_steps", 6)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["before"].keys() == summary["after"].keys() == {"rubric score", "grade", "overlap", "real words"}
+    assert summary["judge"]["calls"] > 6 * 96 and summary["judge"]["failures"] == 0
+    assert summary["anchors_per_query"][0] > 4
+    for figure in ("quality.png", "buffers.png"):
+        assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG")
+    assert "rubric score" in done.stdout and "judge tokens" in done.stdout
+
+    made = (tmp_path / "policy" / "model.safetensors").stat().st_mtime_ns
+    policy.build_policy(tmp_path / "policy", load_queries(str(policy.DATA)), seed=0, steps=15)
+    assert (tmp_path / "policy" / "model.safetensors").stat().st_mtime_ns == made, "the policy was built twice"
+
+
+def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judge_url):
+    import train_rankbuffer
+    from scripted import contents
+
+    arguments = [
+        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
+        *("--dataset_name", str(QUICKSTART / "howto.jsonl"), "--output_dir", str(tmp_path), "--max_steps", "1"),
+        *("--judge_url", judge_url, "--judge_model", "rubric-judge", "--use_peft", "--lora_r", "4"),
+        *("--lora_target_modules", "q_proj", "v_proj", "--max_completion_length", "16"),
+    ]
+    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    assert (tmp_path / "adapter_model.safetensors").is_file()
+    table = contents(tmp_path / "rankbuffer.sqlite")
+    assert len(table["groups"]) == 12
+    assert {row[5] for row in table["calls"]} == {"parsed"}
+
+
+def test_the_readmes_library_example_runs(tmp_path, tiny_policy, judge_url, monkeypatch):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for shown, real in {
+        "runs/mine": str(tmp_path),
+        "http://127.0.0.1:8001/v1": judge_url,
+        "my-judge": "rubric-judge",
+        "Qwen/Qwen3-0.6B": tiny_policy,
+        "my_queries.jsonl": str(QUICKSTART / "howto.jsonl"),
+    }.items():
+        assert shown in code
+        code = code.replace(shown, real)
+    small = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
+    code = code.replace("judge_url=", small + "judge_url=")
+    names = {}
+    exec(code, names)
+    assert names["trainer"].state.global_step == 1
+    names["trainer"].close()
+
+
+@pytest.mark.parametrize("readme", READMES, ids=str)
+def test_what_a_readme_names_exists(readme):
+    folder = (ROOT / readme).parent
+    for command in commands(readme):
+        words = shlex.split(command, comments=True)
+        for word in words:
+            if re.fullmatch(r"[\w/.-]+\.(py|yaml|jsonl|md)", word) and not word.startswith("runs/"):
+                assert (ROOT / word).is_file(), f"{readme}: {word} does not exist"
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), f"{readme}: no target {words[1]}"
+    text = (ROOT / readme).read_text()
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert (folder / link).exists(), f"{readme}: the link {link} leads nowhere"
+    for path in re.findall(r"`((?:rankbuffer_trl|recipes|docs|accelerate_configs|benchmarks)/[\w/.]+)`", text):
+        assert (ROOT / path).exists(), f"{readme}: {path} does not exist"
+
+
+@pytest.mark.parametrize("readme", READMES, ids=str)
+def test_the_flags_in_a_readme_exist(readme):
+    import train_rankbuffer
+
+    for command in commands(readme):
+        if "train_rankbuffer.py" not in command:
+            continue
+        words = shlex.split(command)
+        arguments = words[next(i for i, word in enumerate(words) if word.endswith("train_rankbuffer.py")) + 1 :]
+        # One process stands in for the many: 2 x 80 = 160 rollouts a step.
+        small = ["--use_cpu", "--bf16", "false", "--push_to_hub", "false"]
+        small += ["--gradient_accumulation_steps", "80"] if "qwen3_8b" in command else []
+        train_rankbuffer.make_parser().parse_args_and_config([*arguments, *small])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_accelerate_reads_its_configs(path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(path))
+    processes = {"zero3_8gpu": 8, "zero3_4gpu": 4, "zero3_cpu2": 2, "single": 1}[path.stem]
+    assert config.num_processes == processes
+    if "zero3" in path.stem:
+        assert config.deepspeed_config["zero_stage"] == 3
+        assert config.deepspeed_config["gradient_accumulation_steps"] == "auto"
+
+
+def test_the_papers_settings_stand_in_the_recipe():
+    recipe = yaml.safe_load((ROOT / "recipes" / "rankbuffer" / "qwen3_8b_nectar.yaml").read_text())
+    paper = dict(
+        num_generations=8,
+        learning_rate=1e-6,
+        max_prompt_length=4096,
+        max_completion_length=4096,
+        format_weight=0.2,
+        temperature=0.6,
+        top_p=0.95,
+        top_k=20,
+        k0=4,
+        refine_at=3,
+        prune_after=3,
+        num_train_epochs=4,
+    )
+    assert {key: recipe[key] for key in paper} == paper
+    assert recipe["per_device_train_batch_size"] * 8 * recipe["gradient_accumulation_steps"] == 20 * 8
+
+
+def test_the_benchmarks_run_and_end_with_one_json_line():
+    overhead = run("benchmarks/trainer_overhead.py", "--queries", 2, "--tokens", 4, "--steps", 2, "--turns", 1)
+    assert json.loads(overhead.stdout.splitlines()[-1])["ratio"] > 0
+    store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5)
+    last = json.loads(store.stdout.splitlines()[-1])
+    assert last["ratio"] > 0 and "memory_mb" in last

@@ -1,0 +1,428 @@
+"""Whole groups through the scorer: judge, method and store together, and what a failing judge may not do."""
+
+import asyncio
+import json
+import random
+import re
+from bisect import bisect_left
+from dataclasses import replace
+
+import pytest
+from conftest import scripted_judge, unreachable
+
+from rankbuffer_trl.buffer import Anchor, AnchorBuffer
+from rankbuffer_trl.groups import GroupScore, Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage
+from rankbuffer_trl.metrics import INSERTION_BINS, insertion_bin, step_metrics, tied_share
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.scoring import GroupScorer, StepScore
+from rankbuffer_trl.store import BufferStore
+
+TABLES = ("responses", "buffers", "groups", "calls")
+
+
+@pytest.fixture
+def scorer(tmp_path):
+    """Makes scorers, each with a store of its own, and closes them."""
+    made = []
+
+    def make(judge: Judge, method: RankBuffer | None = None, **kwargs) -> GroupScorer:
+        store = BufferStore(tmp_path / f"store-{len(made)}.sqlite")
+        made.append(GroupScorer(method or RankBuffer(), judge, store, **kwargs))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def contents(store: BufferStore, tables=TABLES) -> dict[str, list[tuple]]:
+    """Everything but the calls' seconds."""
+    found = {table: sorted(store.rows(f"SELECT * FROM {table}")) for table in tables}
+    if "calls" in found:
+        found["calls"] = sorted(row[:-2] + row[-1:] for row in found["calls"])
+    return found
+
+
+# A judge for texts that are numbers: a higher number is a better response.
+
+
+def numbers(query_id: str = "n", anchors: str = "10 20 30 40") -> Query:
+    return Query(query_id, [{"role": "user", "content": "?"}], (Rubric("Is high.", 1),), tuple(anchors.split()))
+
+
+def group(query: Query, texts: str, step: int, epoch: int | None = None) -> RolloutGroup:
+    """Rollouts in one line; `-` is one without an answer."""
+    rollouts = tuple(Rollout(i, "" if text == "-" else text) for i, text in enumerate(texts.split()))
+    return RolloutGroup(query, rollouts, step, epoch)
+
+
+def answer(messages: list[dict]) -> str:
+    _, _, body = messages[0]["content"].partition("\n\nRUBRICS\n")
+    blocks = re.findall(r"^\[[AR](\d+)\]\n(\d+)$", body, re.MULTILINE)
+    if "\n\nCANDIDATES\n" in body:
+        return json.dumps({"order": [int(id) for id, value in sorted(blocks, key=lambda block: int(block[1]))]})
+    (candidate,) = re.findall(r"\n\nCANDIDATE\n(\d+)\n", body)
+    return json.dumps({"position": bisect_left([int(value) for _, value in blocks], int(candidate))})
+
+
+def failing_for(*texts: str):
+    """The number judge, which cannot place these candidates."""
+
+    def respond(messages):
+        faulty = any(f"\n\nCANDIDATE\n{text}\n" in messages[0]["content"] for text in texts)
+        return TransportError(f"cause {messages[0]['content'][-90:]}") if faulty else answer(messages)
+
+    return respond
+
+
+def test_a_group_is_ranked_rewarded_and_its_buffer_grown(scorer):
+    made = scorer(scripted_judge(answer))
+    outcome = made.score([group(numbers(), "25 5 22 45 - 28", step=7)], step=7)
+    (score,) = outcome.scores
+    assert score.positions == {0: 2, 1: 0, 2: 2, 3: 4, 5: 2}
+    assert score.order == ((1,), (2,), (0,), (5,), (3,))
+    assert score.rewards == pytest.approx((0.2, -0.6, -0.2, 1.0, -1.0, 0.6))
+    assert score.fine_ranked
+    after = made.store.load("n")
+    assert after == score.after
+    assert [anchor.text for anchor in after.anchors] == ["5", "10", "20", "25", "30", "40", "45"]
+    assert [anchor.source for anchor in after.anchors] == "left initial initial refine initial initial right".split()
+    assert [anchor.id for anchor in after.anchors if anchor.source != "initial"] == ["7-1", "7-0", "7-3"]
+    assert after.visits == 1
+    assert sorted(call.kind for call in outcome.calls) == ["insert"] * 5 + ["rank"]
+    assert made.store.totals().calls == 6
+    assert outcome.seconds > 0
+
+
+def test_each_visit_ranks_against_the_buffer_of_the_last(scorer):
+    made = scorer(scripted_judge(answer))
+    sizes = []
+    for epoch, texts in enumerate(["50 41", "60 45", "60 1"]):
+        (score,) = made.score([group(numbers(), texts, epoch, epoch)], epoch).scores
+        sizes.append((len(score.before), len(score.after), score.positions[0]))
+    assert sizes == [(4, 5, 4), (5, 6, 5), (6, 5, 5)]  # at last 60 meets itself, 1 expands below, two idle anchors go
+    assert [anchor.text for anchor in made.store.load("n").anchors] == ["1", "10", "40", "50", "60"]
+    assert made.store.load("n").visits == 3
+
+
+def test_buffers_of_real_queries_grow_with_the_embedded_judge(scorer, howto):
+    made = scorer(Judge(RubricJudge()))
+    queries = [
+        Query(row["query_id"], row["prompt"], tuple(Rubric(**r) for r in row["rubrics"]), tuple(row["responses"][:5]))
+        for row in howto[:4]
+    ]
+    better = {row["query_id"]: row["responses"][4:] for row in howto[:4]}
+    for epoch in range(3):
+        groups = [
+            RolloutGroup(
+                q, tuple(Rollout(i, t) for i, t in enumerate([*q.responses[:3], better[q.id][epoch]])), epoch, epoch
+            )
+            for q in queries
+        ]
+        outcome = made.score(groups, epoch)
+        for query, each in zip(queries, outcome.scores, strict=True):
+            assert each.rewards[3] == 1.0
+            assert each.rewards[0] == -1.0
+            assert made.store.load(query.id) == each.after
+            assert len(each.after) >= len(each.before) - 1
+    for query in queries:
+        buffer = made.store.load(query.id)
+        assert buffer.visits == 3
+        assert buffer.anchors[-1].text == better[query.id][2]
+        assert len({anchor.id for anchor in buffer.anchors}) == len(buffer)
+    assert made.store.totals().failures == 0
+
+
+def test_a_bootstrapped_query_waits_for_two_answers(scorer):
+    made = scorer(scripted_judge(answer), RankBuffer(bootstrap=True))
+    query = replace(numbers(), responses=())
+    first, second, third = (
+        made.score([group(query, texts, step, step)], step).scores[0]
+        for step, texts in enumerate(["5 -", "9 3 6", "4 7"])
+    )
+    assert (first.rewards, first.after) == ((1.0, -1.0), None)
+    assert second.rewards == (1.0, -1.0, 0.0)
+    assert [anchor.text for anchor in second.after.anchors] == ["3", "6", "9"]
+    assert third.before == second.after
+    assert third.positions == {0: 1, 1: 2}
+    assert [call[0] for call in made.store.rows("SELECT kind FROM calls ORDER BY rowid")] == [
+        "rank",
+        "insert",
+        "insert",
+    ]
+
+
+# Once per step, and never in evaluation
+
+
+def test_a_group_scored_twice_in_one_call_changes_its_buffer_once(scorer):
+    made = scorer(scripted_judge(answer))
+    twice = made.score([group(numbers(), "50 5", 3), group(numbers(), "60 6", 3)], 3)
+    once = scorer(scripted_judge(answer))
+    once.score([group(numbers(), "50 5", 3)], 3)
+    assert [score.rewards for score in twice.scores] == [(1.0, -1.0)] * 2
+    assert contents(made.store, TABLES[:3]) == contents(once.store, TABLES[:3])
+    assert made.store.totals().calls == 4
+
+
+def test_a_step_scored_twice_changes_its_buffers_once(scorer):
+    made = scorer(scripted_judge(answer))
+    groups = [group(numbers(), "50 5", 3, 0)]
+    made.score(groups, 3)
+    before = contents(made.store, TABLES[:3])
+    again = made.score(groups, 3)
+    assert again.scores[0].rewards == (1.0, -1.0)
+    assert contents(made.store, TABLES[:3]) == before
+    assert made.store.totals().calls == 4
+    made.score([group(numbers(), "70 2", 4, 1)], 4)
+    assert made.store.load("n").visits == 2
+
+
+def test_evaluation_writes_nothing_but_the_ledger(scorer):
+    made = scorer(scripted_judge(answer))
+    made.score([group(numbers(), "50 5", 0, 0)], 0)
+    before = contents(made.store, TABLES[:3])
+    seen, fresh = group(numbers(), "45 55 -", 1, 0), group(numbers("new"), "1 2 3", 1)
+    outcome = made.score([seen, fresh], 1, update=False)
+    assert outcome.scores[0].rewards == (0.0, 1.0, -1.0)
+    assert outcome.scores[0].positions == {0: 5, 1: 6}  # against the buffer that training grew
+    assert outcome.scores[1].rewards == (-1.0, 0.0, 1.0)
+    assert contents(made.store, TABLES[:3]) == before
+    assert made.store.load("new") is None
+    assert not made.store.has_group("n", 1)
+    phases = list(made.store.rows("SELECT step, phase, count(*) FROM calls GROUP BY step, phase ORDER BY step"))
+    assert phases == [(0, "train", 2), (1, "eval", 6)]
+
+
+def test_evaluation_between_two_visits_changes_neither(scorer):
+    stores = []
+    for evaluate in (False, True):
+        made = scorer(scripted_judge(answer))
+        for step in range(3):
+            if evaluate:
+                made.score([group(numbers(), "15 99 1", step)], step, update=False)
+            made.score([group(numbers(), f"{50 + step} {5 - step}", step, step)], step)
+        stores.append(contents(made.store, TABLES[:3]))
+    assert stores[0] == stores[1]
+
+
+def test_a_visit_ahead_of_its_epoch_is_refused(scorer):
+    made = scorer(scripted_judge(answer))
+    made.score([group(numbers(), "50 5", 0, 0)], 0)
+    before = contents(made.store)
+    with pytest.raises(RuntimeError, match=r"query 'n' was already visited 1 times before its visit of epoch 0"):
+        made.score([group(numbers("m"), "1 2", 1, 0), group(numbers(), "60 4", 1, 0)], 1)
+    assert contents(made.store) == before
+    made.score([group(numbers(), "60 4", 1, 1)], 1)
+    made.score([group(numbers(), "70 3", 9, 5)], 9)  # behind is fine: a failed visit does not count
+    assert made.store.load("n").visits == 3
+
+
+# Failures
+
+
+def test_too_many_failures_stop_the_run_and_record_the_calls_alone(scorer):
+    made = scorer(scripted_judge(unreachable))
+    groups = [group(numbers(id), "50 5", 4) for id in ("n", "m")]
+    with pytest.raises(JudgeError) as error:
+        made.score(groups, 4)
+    fragments = ["scripted judge", "failed 4 of 4", "4 unreachable", "judge_max_failures=0.25", "connection refused"]
+    assert [fragment for fragment in fragments if fragment not in str(error.value)] == []
+    found = contents(made.store)
+    assert [found[table] for table in TABLES[:3]] == [[], [], []]
+    assert len(found["calls"]) == 4
+    assert made.store.totals().failures == 4
+    assert {row[:2] for row in found["calls"]} == {(4, "train")}
+
+
+@pytest.mark.parametrize(("share", "stops"), [(0.0, True), (0.24, True), (0.25, False), (1.0, False)])
+def test_the_share_itself_is_still_allowed(scorer, share, stops):
+    made = scorer(scripted_judge(failing_for("5")), max_failures=share)
+    groups = [group(numbers(), "50 5", 0), group(numbers("m"), "60 4", 0)]
+    if stops:
+        with pytest.raises(JudgeError, match="failed 1 of 4 judgments"):
+            made.score(groups, 0)
+        assert made.store.load("n") is made.store.load("m") is None
+    else:
+        outcome = made.score(groups, 0)
+        assert outcome.scores[0].rewards == (0.0, None)
+        assert outcome.scores[1].rewards == (1.0, -1.0)
+    assert made.store.totals().failures == 1
+    assert made.store.totals().calls == 3
+
+
+def test_unscored_rollouts_are_none_and_touch_no_buffer(scorer):
+    made = scorer(scripted_judge(failing_for("5", "99")), max_failures=0.5)
+    (score,) = made.score([group(numbers(), "99 15 5 35 -", 0)], 0).scores
+    assert score.rewards == (None, 0.0, None, 1.0, -1.0)
+    assert score.order == ((1,), (3,))
+    assert [anchor.text for anchor in made.store.load("n").anchors] == "10 20 30 40".split()
+    assert list(made.store.rows("SELECT rewards FROM groups")) == [("[null, 0.0, null, 1.0, -1.0]",)]
+
+
+def test_a_failed_fine_ranking_ties_its_interval_and_adds_no_anchor(scorer):
+    def no_ranking(messages):
+        return "I cannot." if "\n\nCANDIDATES\n" in messages[0]["content"] else answer(messages)
+
+    made = scorer(scripted_judge(no_ranking, max_attempts=2))
+    (score,) = made.score([group(numbers(), "50 60 70 5", 0)], 0).scores
+    assert score.rewards == pytest.approx((1 / 3, 1 / 3, 1 / 3, -1.0))
+    assert [anchor.text for anchor in made.store.load("n").anchors] == "5 10 20 30 40".split()
+    assert made.store.totals().attempts == 6
+
+
+def test_evaluation_stops_for_failures_too(scorer):
+    made = scorer(scripted_judge(unreachable))
+    with pytest.raises(JudgeError, match="failed 2 of 2"):
+        made.score([group(numbers(), "50 5", 0)], 0, update=False)
+    assert made.store.totals("eval").failures == 2
+    assert made.store.totals("train").failures == 0
+
+
+def test_a_failed_step_can_be_scored_again(scorer):
+    judge = scripted_judge(unreachable)
+    made = scorer(judge)
+    with pytest.raises(JudgeError):
+        made.score([group(numbers(), "50 5", 0, 0)], 0)
+    judge.client.answer = answer
+    assert made.score([group(numbers(), "50 5", 0, 0)], 0).scores[0].rewards == (1.0, -1.0)
+    assert made.store.load("n").visits == 1
+
+
+def test_a_group_without_answers_asks_nothing(scorer):
+    made = scorer(scripted_judge(unreachable))
+    outcome = made.score([group(numbers(), "- -", 0)], 0)
+    assert outcome.scores[0].rewards == (-1.0, -1.0)
+    assert outcome.calls == []
+    assert made.store.load("n").visits == 1
+
+
+# Who answers first does not matter
+
+
+class Shuffled:
+    """The number judge, answering in a seeded random order."""
+
+    name = "shuffled"
+
+    def __init__(self, seed: int, respond):
+        self.random, self.respond = random.Random(seed), respond
+
+    async def complete(self, messages, *, seed):
+        for _ in range(self.random.randrange(30)):
+            await asyncio.sleep(0)
+        found = self.respond(messages)
+        if isinstance(found, Exception):
+            raise found
+        return found, Usage(len(messages[0]["content"]), 0, len(found)), 1
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(bootstrap=True), RankBuffer(fine=False)], ids=repr)
+def test_results_do_not_depend_on_the_order_of_answers(scorer, method):
+    generator = random.Random(1)
+    steps = [
+        [group(numbers(id), " ".join(str(generator.randrange(60)) for _ in range(8)), step, step) for id in "abc"]
+        for step in range(3)
+    ]
+    found = []
+    for seed in range(4):
+        made = scorer(Judge(Shuffled(seed, failing_for("7", "21")), concurrency=1 + 3 * seed), method, max_failures=1)
+        outcomes = [made.score(groups, step) for step, groups in enumerate(steps)]
+        calls = [[replace(call, seconds=0.0) for call in outcome.calls] for outcome in outcomes]
+        rows = list(made.store.rows("SELECT step, query_id, kind, outcome, spent_prompt_tokens, error FROM calls"))
+        found.append(([outcome.scores for outcome in outcomes], calls, rows, contents(made.store)))
+    assert any(reward is not None for score in found[0][0][2] for reward in score.rewards)
+    assert found[1:] == found[:1] * 3
+
+
+# What a step says of itself
+
+
+def anchors(*sources: str) -> AnchorBuffer:
+    return AnchorBuffer(tuple(Anchor(str(i), str(i), source, 0) for i, source in enumerate(sources)))
+
+
+def test_step_metrics_of_a_step_made_by_hand():
+    before = anchors(*["initial"] * 5)
+    first = GroupScore(
+        rewards=(-1.0, 0.5, 0.5, None),
+        order=((1, 2),),
+        positions={1: 0, 2: 5},
+        fine_ranked=True,
+        before=before,
+        after=anchors("left", "initial", "initial", "initial", "refine", "right"),
+    )
+    second = GroupScore(
+        rewards=(-1.0, 0.0, 1.0, 0.5),
+        positions={0: 1, 1: 2, 2: 4, 3: 5},
+        before=before,
+        after=anchors("bootstrap", "right"),
+    )
+    third = GroupScore(rewards=(None, None, -1.0, -1.0))
+    query = numbers()
+    groups = [group(query, "- 1 2 3", 0), group(query, "1 2 3 4", 0), group(query, "1 2 - -", 0)]
+    calls = [
+        Call("rankbuffer", "insert", "n", "parsed", 2, Usage(100, 60, 7), Usage(150, 60, 9), 0.5),
+        Call("rankbuffer", "rank", "n", "malformed", 3, Usage(), Usage(300, 0, 30), 0.5, "no"),
+    ]
+    metrics = step_metrics(groups, StepScore([first, second, third], calls, 1.5))
+    assert metrics == pytest.approx(
+        {
+            "buffer/size": 4.0,
+            "buffer/initial": 1.5,
+            "buffer/bootstrap": 0.5,
+            "buffer/left": 0.5,
+            "buffer/right": 1.0,
+            "buffer/refine": 0.5,
+            "insert/below": 1 / 6,
+            "insert/quarter1": 1 / 6,
+            "insert/quarter2": 1 / 6,
+            "insert/quarter3": 0.0,
+            "insert/quarter4": 1 / 6,
+            "insert/above": 2 / 6,
+            "rank/fine_ranked_groups": 1 / 3,
+            "rank/ties": (2 / 4 + 0 + 2 / 4) / 3,
+            "rank/unscored": 3 / 12,
+            "rank/empty": 3 / 12,
+            "judge/calls": 1,
+            "judge/failures": 1,
+            "judge/attempts": 5,
+            "judge/prompt_tokens": 100,
+            "judge/cached_tokens": 60,
+            "judge/completion_tokens": 7,
+            "judge/spent_tokens": 489,
+            "judge/seconds": 1.5,
+        }
+    )
+
+
+def test_a_step_without_buffers_and_calls_has_the_same_names():
+    full = step_metrics([group(numbers(), "1 2", 0)], StepScore([GroupScore((0.0, 1.0))], [], 0.0))
+    assert {name: value for name, value in full.items() if value} == {}
+    assert len(full) == 24
+
+
+@pytest.mark.parametrize(
+    ("K", "bins"),
+    [
+        (2, "below quarter1 above"),
+        (3, "below quarter1 quarter3 above"),
+        (5, "below quarter1 quarter2 quarter3 quarter4 above"),
+        (9, "below quarter1 quarter1 quarter2 quarter2 quarter3 quarter3 quarter4 quarter4 above"),
+    ],
+)
+def test_insertion_bins(K, bins):
+    assert [insertion_bin(position, K) for position in range(K + 1)] == bins.split()
+    assert set(bins.split()) <= set(INSERTION_BINS)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "share"),
+    [((1.0, -1.0), 0), ((0.0, 0.0), 1), ((0.0, 0.0, 1.0, None), 0.5), ((None, None), 0), ((-1.0, -1.0, 1.0, 1.0), 1)],
+)
+def test_tied_share(rewards, share):
+    assert tied_share(GroupScore(rewards)) == share
