@@ -113,8 +113,8 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
 
     Returns:
         `tuple[float | None, ...]`: one reward per rollout id 0..G-1; `None` for an id that is neither ordered nor
-        empty. `n` is the number of ordered and empty rollouts; if that is 1, its reward is 0, since there is nothing
-        to be better than.
+        empty. `n` is the number of ordered and empty rollouts. A single ordered one has the reward 0, since there is
+        nothing to be better than.
     """
     n = len(empty) + sum(len(tier) for tier in order)
     rewards: list[float | None] = [None] * G

@@ -129,12 +129,14 @@ def read_field(answer: str, key: str) -> Any:
     repeated key is not, since either leaves open which one is meant.
     """
     answer = answer.rpartition("</think>")[2]
+    if "<think>" in answer:
+        raise VerdictError("the answer ends inside its thinking block")
     objects = re.findall(r"\{[^{}]*\}", answer)
     if len(objects) != 1:
         raise VerdictError(f"the answer must hold exactly one flat JSON object, it holds {len(objects)}")
     try:
         pairs = json.loads(objects[0], object_pairs_hook=list)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VerdictError(f"the answer is not valid JSON: {error}") from None
     values = [value for name, value in pairs if name == key]
     if len(values) != 1:

@@ -66,19 +66,22 @@ def judge(prompt: str) -> str:
     Raises `ValueError` if the text is none of them.
     """
     # The last "Return JSON only" is the template's own: a response that contains one comes before it.
-    body, found, _ = prompt.rpartition("\n\nReturn JSON only")
+    body, found, instruction = prompt.rpartition("\n\nReturn JSON only")
     _, _, body = body.partition("\n\nRUBRICS\n")
     if not found or not body:
         raise ValueError("the rubric judge got a prompt without RUBRICS or without 'Return JSON only'")
-    rubrics_text, separator, candidates = body.partition("\n\nCANDIDATES\n")
-    if separator:
+    if ids := re.search(r'\{"order": (\[.*\])\}', instruction):
+        rubrics_text, separator, candidates = body.partition("\n\nCANDIDATES\n")
+        if not separator:
+            raise ValueError("the rubric judge got a prompt that asks for an order but has no CANDIDATES")
         rubrics = read_rubrics(rubrics_text)
-        scores = {int(name): score(text, rubrics) for name, text in read_blocks("R", candidates)}
+        texts = dict(reversed(read_blocks("R", candidates)))
+        scores = {i: score(texts.get(str(i), ""), rubrics) for i in json.loads(ids.group(1))}
         return json.dumps({"order": sorted(scores, key=lambda i: (scores[i], i))})
     rubrics_text, _, rest = body.partition("\n\nORDERED ANCHORS (worst to best)\n")
     anchors_text, separator, candidate = rest.partition("\n\nCANDIDATE\n")
     if not separator:
-        raise ValueError("the rubric judge got a prompt with neither CANDIDATE nor CANDIDATES")
+        raise ValueError("the rubric judge got a prompt without CANDIDATE")
     rubrics = read_rubrics(rubrics_text)
     anchors = [text for _, text in read_blocks("A", anchors_text)]
     quality = score(candidate, rubrics)
@@ -124,7 +127,7 @@ def meets(response: str, rubric: str) -> float:
     if limits := re.search(r"between (\d+) and (\d+) words", lowered):
         low, high = map(int, limits.groups())
         length = len(WORD.findall(response.lower()))
-        return min(1.0, length / low, high / max(length, 1))
+        return min(1.0, length / max(low, 1), high / max(length, 1))
     if "complete sentences" in lowered:
         return complete_sentences(response)
     if "not repeat" in lowered:
@@ -177,7 +180,7 @@ def stem(word: str) -> str:
 
 
 def find(term: tuple[tuple[str, ...], ...], stems: list[str]) -> int | None:
-    """Index in `stems` where the first choice of `term` that is wholly present begins; `None` if none is."""
+    """Index in `stems` at which a choice of `term` is first complete, wherever its parts stand; `None` if none is."""
     places = [max(stems.index(part) for part in choice) for choice in term if all(part in stems for part in choice)]
     return min(places, default=None)
 
