@@ -136,7 +136,6 @@ class RankBufferConfig(GRPOConfig):
             "judge_max_retries": 0,
             "judge_max_attempts": 1,
             "judge_concurrency": 1,
-            "judge_max_failures": 0,
             "format_weight": 0,
         }
         for key, least in at_least.items():
@@ -144,8 +143,10 @@ class RankBufferConfig(GRPOConfig):
                 raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
         if self.judge_timeout <= 0:
             raise ValueError(f"judge_timeout must be above 0 seconds, got {self.judge_timeout}")
-        if self.judge_max_failures > 1:
+        if not 0 <= self.judge_max_failures <= 1:
             raise ValueError(f"judge_max_failures is a share in 0..1, got {self.judge_max_failures}")
+        if self.max_prompt_length is not None and self.max_prompt_length < 1:
+            raise ValueError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         if self.buffer_init not in ("responses", "bootstrap"):
             raise ValueError(f"buffer_init must be 'responses' or 'bootstrap', got {self.buffer_init!r}")
         if self.judge_url is not None and not self.judge_url.startswith(("http://", "https://")):
@@ -165,7 +166,7 @@ class RankBufferConfig(GRPOConfig):
         """A resumed run generates anew at once, so a checkpoint inside a generation would score its queries twice."""
         generation = self.steps_per_generation * self.num_iterations  # micro steps that use one generation
         step = self.gradient_accumulation_steps  # micro steps in one optimizer step
-        if self.save_strategy != "steps" or self.save_steps < 1 or step % generation == 0:
+        if self.save_strategy != "steps" or step % generation == 0:
             return
         if generation % step or self.save_steps % (generation // step):
             raise ValueError(

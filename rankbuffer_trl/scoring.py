@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .buffer import AnchorBuffer
-from .groups import GroupScore, RolloutGroup
+from .groups import GroupScore, Query, RolloutGroup
 from .judge import Call, Judge, JudgeError
 from .rewards.rankbuffer import RankBuffer
 from .store import BufferStore
@@ -117,6 +117,14 @@ class GroupScorer:
             f" ({counts}), more than judge_max_failures={self.max_failures:g} allows. Last cause: {failed[-1].error}."
             " Nothing of this step was kept; resume from the last checkpoint once the judge answers."
         )
+
+    def preflight(self, query: Query) -> None:
+        """Ask the judge one real question about `query`; it enters no ledger.
+
+        Raises:
+            [`JudgeError`]: if there is no valid answer.
+        """
+        self.run(self.judge.preflight(self.method.question(query)))
 
     def run(self, coroutine: Coroutine) -> Any:
         """Run a coroutine on the judge's event loop and wait for it. An interrupt cancels it."""

@@ -17,7 +17,8 @@ from .buffer import Anchor, AnchorBuffer
 from .groups import GroupScore, RolloutGroup
 from .judge import Call, Totals
 
-SCHEMA = """
+VERSION = 1
+SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS responses (          -- every answered rollout, and the initial anchors of visited queries
     query_id TEXT NOT NULL, id TEXT NOT NULL, step INTEGER NOT NULL, text TEXT NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS response_key ON responses (query_id, id);
@@ -35,8 +36,13 @@ CREATE TABLE IF NOT EXISTS calls (              -- the judge ledger
     outcome TEXT NOT NULL, attempts INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
     completion_tokens INTEGER NOT NULL, spent_prompt_tokens INTEGER NOT NULL, spent_cached_tokens INTEGER NOT NULL,
     spent_completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL, error TEXT NOT NULL);
-PRAGMA user_version = 1;
+PRAGMA user_version = {VERSION};
 """
+
+
+def version(db: sqlite3.Connection) -> int:
+    """The format version of an open store; 0 if the file is new."""
+    return db.execute("PRAGMA user_version").fetchone()[0]
 
 
 class StoreError(RuntimeError):
@@ -59,38 +65,41 @@ class BufferStore:
         with self._errors("open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, 1):
-                raise StoreError(f"{self.path} has the format version {version}; this program reads version 1")
+            if version(self._db) not in (0, VERSION):
+                raise StoreError(
+                    f"{self.path} has the format version {version(self._db)}; this program reads version {VERSION}"
+                )
             self._db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + SCHEMA)
 
     def load(self, query_id: str) -> AnchorBuffer | None:
         """The newest buffer of a query, `None` if it has none yet."""
-        row = self._db.execute(
-            "SELECT anchors, left_epoch, right_epoch, observed_epoch, visits FROM buffers"
-            " WHERE query_id = ? ORDER BY step DESC LIMIT 1",
-            (query_id,),
-        ).fetchone()
-        if row is None:
-            return None
-        anchors, *rest = row
-        anchors = json.loads(anchors)
-        marks = ",".join("?" * len(anchors))
-        texts = dict(
-            self._db.execute(
-                f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})",
-                (query_id, *(anchor[0] for anchor in anchors)),
+        with self._errors("read"):
+            row = self._db.execute(
+                "SELECT anchors, left_epoch, right_epoch, observed_epoch, visits FROM buffers"
+                " WHERE query_id = ? ORDER BY step DESC LIMIT 1",
+                (query_id,),
+            ).fetchone()
+            if row is None:
+                return None
+            anchors, *rest = row
+            anchors = json.loads(anchors)
+            marks = ",".join("?" * len(anchors))
+            texts = dict(
+                self._db.execute(
+                    f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})",
+                    (query_id, *(anchor[0] for anchor in anchors)),
+                )
             )
-        )
-        return AnchorBuffer(
-            tuple(Anchor(id, texts[id], source, epoch, h) for id, source, epoch, h in anchors),
-            *rest,
-        )
+            return AnchorBuffer(
+                tuple(Anchor(id, texts[id], source, epoch, h) for id, source, epoch, h in anchors),
+                *rest,
+            )
 
     def has_group(self, query_id: str, step: int) -> bool:
         """Whether this query was already scored in this step."""
-        found = self._db.execute("SELECT 1 FROM groups WHERE query_id = ? AND step = ?", (query_id, step))
-        return found.fetchone() is not None
+        with self._errors("read"):
+            found = self._db.execute("SELECT 1 FROM groups WHERE query_id = ? AND step = ?", (query_id, step))
+            return found.fetchone() is not None
 
     def commit(
         self,
@@ -189,10 +198,7 @@ class BufferStore:
         A run that starts from step 0 over another run's store first sets a copy of it aside, as `<name>-1.sqlite` and
         so on.
         """
-        last = self.last_step()
-        if last is None or last < step:
-            return
-        if step == 0:
+        if step == 0 and any(self._has_rows(table) for table in ("groups", "calls")):
             numbers = (n for n in range(1, 10_000) if not self._aside(n).exists())
             self.snapshot(self._aside(next(numbers)))
         with self._errors("rewind"), self._db:
@@ -200,6 +206,9 @@ class BufferStore:
                 self._db.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
             # An evaluation at this step took place before the checkpoint of this step was written.
             self._db.execute("DELETE FROM calls WHERE step > ? OR (step = ? AND phase = 'train')", (step, step))
+
+    def _has_rows(self, table: str) -> bool:
+        return self._db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None
 
     def _aside(self, number: int) -> Path:
         return self.path.with_stem(f"{self.path.stem}-{number}")
@@ -225,8 +234,10 @@ class BufferStore:
         with self._errors(f"restore from {path}"):
             if not Path(path).is_file():
                 raise StoreError(f"{path} is missing: the checkpoint holds no buffers, so it cannot be resumed from")
-            source = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+            source = sqlite3.connect(Path(path).absolute().as_uri() + "?mode=ro", uri=True)
             try:
+                if version(source) != VERSION:
+                    raise StoreError(f"{path} is not a buffer store of format version {VERSION}")
                 source.backup(self._db)
             finally:
                 source.close()

@@ -6,31 +6,24 @@ loss, logging, Hub.
 """
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from accelerate.logging import get_logger
 from datasets import Dataset
 from transformers.trainer_callback import TrainerState
 from trl import GRPOTrainer
-from trl.trainer.utils import RepeatSampler
 
-from .buffer import initial_buffer
+from .checkpoint import LIVE_STORE, SNAPSHOT, is_complete, newest_checkpoint
 from .config import RankBufferConfig
 from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
-from .groups import Query, Rollout
-from .judge import Judge, Question, insertion_question, ranking_question
+from .judge import Judge
 from .rewards.format import AnswerReader, FormatReward
 from .rewards.reward import RankBufferReward
+from .sampler import EpochSampler
 from .store import StoreError
 
-logger = get_logger(__name__)
-
-SNAPSHOT = "rankbuffer.sqlite"
-LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
 RANK = 0  # column of the rank reward
 
 
@@ -110,7 +103,7 @@ class RankBufferTrainer(GRPOTrainer):
             **kwargs,
         )
         reader.tokenizer = self._tokenizer
-        self.rank_reward.epoch = lambda: self.state.global_step // self.steps_per_epoch
+        self.rank_reward.epoch = self.current_epoch
         on_main_process(self._check_prompts)
 
     @property
@@ -119,6 +112,10 @@ class RankBufferTrainer(GRPOTrainer):
         generations = len(self.train_dataset) * self.num_generations // self.args.generation_batch_size
         micro_steps = generations * self.args.steps_per_generation * self.num_iterations
         return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
+
+    def current_epoch(self) -> int:
+        """The pass over the data that the next step belongs to, from 0; unlike the trainer state's, an integer."""
+        return self.state.global_step // self.steps_per_epoch
 
     def _check_prompts(self) -> None:
         if self.args.generation_batch_size > len(self.train_dataset) * self.num_generations:
@@ -136,10 +133,9 @@ class RankBufferTrainer(GRPOTrainer):
                     f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}"
                 )
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> "EpochSampler":
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         """TRL's sampler, in the order that an uninterrupted run has, whenever it is resumed."""
-        stock = super()._get_train_sampler(dataset)
-        return EpochSampler(stock, lambda: self.state.global_step // self.steps_per_epoch)
+        return EpochSampler(super()._get_train_sampler(dataset), self.current_epoch)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         """TRL's rewards, shape (rollouts of all processes, reward functions).
@@ -149,7 +145,9 @@ class RankBufferTrainer(GRPOTrainer):
         """
         self.rank_reward.training = self.model.training
         self.rank_reward.num_generations = self.num_generations if self.model.training else self.num_generations_eval
-        self.rank_reward.queries = self._train_queries if self.model.training else self._eval_queries
+        self.rank_reward.queries = (
+            self._train_queries if self.model.training else self._eval_queries or self._train_queries
+        )
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
         return rewards
@@ -181,10 +179,7 @@ class RankBufferTrainer(GRPOTrainer):
         self.rank_reward.restart(checkpoint / SNAPSHOT if checkpoint else None)
         if checkpoint:
             self._check_step(checkpoint)
-        scorer = self.rank_reward.scorer
-        scorer.run(
-            scorer.judge.preflight(preflight_question(self._train_queries[self._train_queries.ids[0]], self.args.k0))
-        )
+        self.rank_reward.scorer.preflight(self._train_queries[self._train_queries.ids[0]])
         return str(checkpoint) if checkpoint else None
 
     def _check_step(self, checkpoint: Path) -> None:
@@ -204,62 +199,3 @@ class RankBufferTrainer(GRPOTrainer):
     def close(self) -> None:
         """Close the store and the judge's connections."""
         self.rank_reward.close()
-
-
-class EpochSampler(RepeatSampler):
-    """TRL's [`RepeatSampler`] with the permutation that belongs to the current epoch.
-
-    The stock sampler draws its permutations one after the other and starts over when a run is resumed, so that a run
-    resumed in epoch 2 would see the order of epoch 0 and visit queries twice or never. This one draws up to the
-    current epoch's each time, which gives an uninterrupted run the stock order.
-
-    Args:
-        stock (`RepeatSampler`):
-            The sampler to follow.
-        epoch (`Callable[[], int]`):
-            The epoch that is about to begin or to be resumed, from 0.
-    """
-
-    def __init__(self, stock: RepeatSampler, epoch: Callable[[], int]):
-        super().__init__(
-            stock.data_source, stock.mini_repeat_count, stock.batch_size, stock.repeat_count, stock.shuffle, stock.seed
-        )
-        self.epoch = epoch
-
-    def __iter__(self):
-        if self.shuffle:
-            self.generator.manual_seed(self.seed)
-            for _ in range(self.epoch()):
-                torch.randperm(self.num_samples, generator=self.generator)
-        return super().__iter__()
-
-
-def preflight_question(query: Query, k0: int) -> Question:
-    """A question as training will ask it: place the best response among the anchors, or rank two answers."""
-    if len(query.responses) >= 2:
-        anchors = [anchor.text for anchor in initial_buffer(query.responses, k0).anchors]
-        return insertion_question(query, anchors, query.responses[-1])
-    return ranking_question(query, [Rollout(0, "I do not know."), Rollout(1, "Let me answer this step by step.")])
-
-
-def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint holds the trainer's state, which is written last, and the buffers."""
-    return (checkpoint / "trainer_state.json").is_file() and (checkpoint / SNAPSHOT).is_file()
-
-
-def newest_checkpoint(output_dir: str | os.PathLike) -> Path:
-    """The complete checkpoint with the highest step in `output_dir`.
-
-    Raises:
-        [`StoreError`]: if there is none.
-    """
-    numbered = [
-        (int(path.name.removeprefix("checkpoint-")), path)
-        for path in Path(output_dir).glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdigit()
-    ]
-    for _, path in sorted(numbered, reverse=True):
-        if is_complete(path):
-            return path
-        logger.warning(f"skipping {path}: it is not a whole checkpoint (the run was stopped while it was written)")
-    raise StoreError(f"no whole checkpoint in {output_dir} to resume from")

@@ -21,6 +21,10 @@ def build_trainer(
     """Load data and policy. Whatever is wrong with either is said here, before anything runs."""
     if not script_args.dataset_name:
         raise ValueError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
+    if script_args.dataset_streaming:
+        raise ValueError(
+            "dataset_streaming is not supported: queries are looked up by id, and an epoch visits each once"
+        )
     if not model_args.model_name_or_path:
         raise ValueError("model_name_or_path is not set: name the policy to train")
     train_dataset = load_queries(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)

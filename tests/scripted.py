@@ -11,9 +11,10 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.trainer import LIVE_STORE, RankBufferTrainer
+from rankbuffer_trl.trainer import RankBufferTrainer
 
 
 class ScriptedTrainer(RankBufferTrainer):

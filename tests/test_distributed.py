@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from scripted import contents, run
 
-from rankbuffer_trl.trainer import LIVE_STORE
+from rankbuffer_trl.checkpoint import LIVE_STORE
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
 

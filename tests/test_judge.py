@@ -445,8 +445,8 @@ def echo_key_as_json(request: web.Request, n: int) -> web.Response:
 
 async def echo_prompt_and_key(request: web.Request, n: int) -> web.Response:
     asked = await request.json()
-    message = {"headers": dict(request.headers), "messages": asked["messages"]}
-    return web.json_response({"error": message}, status=422)
+    message = f"{request.headers['Authorization']} asked {asked['messages']}"
+    return web.json_response({"error": {"message": message}}, status=422)
 
 
 def body(content: bytes, kind: str = "application/json") -> Callable:

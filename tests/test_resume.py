@@ -9,8 +9,10 @@ from safetensors.torch import load_file
 from scripted import config, contents
 from transformers import TrainerCallback
 
+from rankbuffer_trl.checkpoint import LIVE_STORE, SNAPSHOT
+from rankbuffer_trl.sampler import EpochSampler
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.trainer import LIVE_STORE, SNAPSHOT, EpochSampler, RankBufferTrainer
+from rankbuffer_trl.trainer import RankBufferTrainer
 
 EPOCHS, STEPS_PER_EPOCH = 3, 4  # 12 queries, 3 a step
 

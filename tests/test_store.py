@@ -148,6 +148,9 @@ def test_a_group_without_a_buffer_is_recorded_all_the_same(store):
     assert store.load("q") is None
     assert store.has_group("q", 0)
     assert store.last_step() == 0
+    with pytest.raises(StoreError):
+        store.commit(0, [(group, GroupScore((0.0, 1.0, -1.0)))])
+    assert list(store.rows("SELECT rewards FROM groups")) == [("[null, null, null]",)]
 
 
 def test_has_group_and_last_step(store):

@@ -20,11 +20,11 @@ class DataError(ValueError):
 
 
 def load_queries(name: str, config: str | None = None, split: str = "train") -> Dataset:
-    """Load a training set from a `.jsonl`, `.json` or `.parquet` file, or from the Hub.
+    """Load a training set from a `.jsonl`, `.json` or `.parquet` file, a folder of them, or the Hub.
 
     Args:
         name (`str`):
-            Path of a file, or the id of a data set on the Hub.
+            Path of a file (all of it is `train`) or of a folder with a file per split, or the id of a data set.
         config (`str`, *optional*):
             Configuration of a data set on the Hub.
         split (`str`, *optional*, defaults to `"train"`):
@@ -35,6 +35,10 @@ def load_queries(name: str, config: str | None = None, split: str = "train") -> 
     """
     path = Path(name)
     if path.suffix in BUILDERS:
+        if split != "train":
+            raise DataError(
+                f"the file {name} has no split {split!r}; name a folder with train{path.suffix}, {split}{path.suffix}"
+            )
         if not path.is_file():
             raise DataError(
                 f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})"
@@ -128,6 +132,8 @@ def check_row(row: dict, number: int, anchors_needed: int) -> str:
     for i, message in enumerate(prompt):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             fail(f"prompt[{i}]", "must have role and content", message)
+        if not isinstance(message["role"], str) or not message["role"].strip():
+            fail(f"prompt[{i}].role", "must be non-empty text", message["role"])
         if not isinstance(message["content"], str) or not message["content"].strip():
             fail(f"prompt[{i}].content", "must be non-empty text", message["content"])
     if prompt[-1]["role"] != "user":

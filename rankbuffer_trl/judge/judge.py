@@ -83,7 +83,7 @@ class Judge:
     def drain(self) -> list[Call]:
         """Hand over the calls made since the last time, in an order that does not depend on who answered first."""
         calls, self.calls = self.calls, []
-        return sorted(calls, key=lambda call: (call.query_id, call.kind, call.usage, call.spent, call.attempts))
+        return sorted(calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.error))
 
     async def preflight(self, question: Question) -> None:
         """Ask one real question before any training. The call does not enter the ledger.

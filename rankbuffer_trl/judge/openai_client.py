@@ -3,6 +3,7 @@
 import os
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
+from openai.types import CompletionUsage
 
 from .errors import TransportError
 from .ledger import Usage
@@ -40,7 +41,6 @@ class OpenAIClient:
         self.name = f"{model} at {url}"
         self.model = model
         self.max_tokens = max_tokens
-        self.max_retries = max_retries
         self._client = AsyncOpenAI(
             base_url=url,
             api_key=os.environ.get(api_key_env) or "none",
@@ -55,30 +55,43 @@ class OpenAIClient:
             response = await self._client.chat.completions.with_raw_response.create(
                 model=self.model, messages=messages, temperature=0, seed=seed, max_tokens=self.max_tokens
             )
-            completion = response.parse()
-            text = completion.choices[0].message.content or ""
         except APIStatusError as error:
-            retried = error.status_code in (408, 409, 429) or error.status_code >= 500
-            raise TransportError(f"HTTP {error.status_code}: {error.message[:300]}", self._sent(retried)) from error
+            raise TransportError(f"HTTP {error.status_code}: {self._clean(error.message)}", sent(error)) from error
         except APIConnectionError as error:
             cause = error.__cause__ or error
-            raise TransportError(
-                f"{type(error).__name__}: {cause or type(cause).__name__}", self._sent(True)
-            ) from error
+            name = type(error).__name__
+            raise TransportError(f"{name}: {self._clean(str(cause)) or type(cause).__name__}", sent(error)) from error
+        attempts = 1 + response.retries_taken
+        try:
+            completion = response.parse()
+            text = completion.choices[0].message.content
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"the content is a {type(text).__name__}")
+            return text or "", read_usage(completion.usage), attempts
         except (OpenAIError, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise TransportError(f"not a chat completion ({type(error).__name__}: {str(error)[:200]})") from error
-        usage = completion.usage
-        details = getattr(usage, "prompt_tokens_details", None)
-        tokens = Usage(
-            getattr(usage, "prompt_tokens", 0) or 0,
-            getattr(details, "cached_tokens", 0) or 0,
-            getattr(usage, "completion_tokens", 0) or 0,
-        )
-        return text, tokens, 1 + response.retries_taken
+            fault = f"not a chat completion ({type(error).__name__}: {self._clean(str(error))})"
+            raise TransportError(fault, attempts) from error
 
-    def _sent(self, retried: bool) -> int:
-        return 1 + self.max_retries if retried else 1
+    def _clean(self, message: str) -> str:
+        """A server may echo the key; it must not reach a log."""
+        return message.replace(self._client.api_key, "[key]")[:300]
 
     async def close(self) -> None:
         """Close the connection pool."""
         await self._client.close()
+
+
+def sent(error: APIStatusError | APIConnectionError) -> int:
+    """How many requests were sent until `error`."""
+    return 1 + int(error.request.headers.get("x-stainless-retry-count", 0))
+
+
+def read_usage(usage: CompletionUsage | None) -> Usage:
+    """Token counts of an answer; a server that reports none counts as zero."""
+    details = getattr(usage, "prompt_tokens_details", None)
+    counts = (
+        getattr(usage, "prompt_tokens", 0),
+        getattr(details, "cached_tokens", 0),
+        getattr(usage, "completion_tokens", 0),
+    )
+    return Usage(*(int(count or 0) for count in counts))

@@ -20,7 +20,12 @@ def make_app(judge: RubricJudge | None = None) -> web.Application:
     judge = judge or RubricJudge()
 
     async def chat(request: web.Request) -> web.Response:
-        body = await request.json()
+        try:
+            body = await request.json()
+        except ValueError as error:
+            return _error(400, f"the body is not JSON: {error}")
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+            return _error(400, "the body has no list of messages")
         if body.get("model") != judge.model:
             return _error(404, f"the model {body.get('model')!r} does not exist; this server serves {judge.model!r}")
         try:

@@ -6,12 +6,8 @@ one, is the answer. Judge and buffer see the answer alone, never the thinking.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-THINK = re.compile(
-    r"\s*<think>(?:(?!</?think>).)*</think>(?P<answer>(?:(?!</?think>).)*\S(?:(?!</?think>).)*)", re.DOTALL
-)
 
 
 class Answer(NamedTuple):
@@ -31,12 +27,14 @@ def read_answer(text: str, check: str = "none") -> Answer:
         answer = text.strip()
         return Answer(answer, bool(answer))
     if check == "think":
-        _, closed, answer = text.rpartition("</think>")
-        return Answer(answer.strip() if closed else "", THINK.fullmatch(text) is not None)
+        before, closed, answer = text.rpartition("</think>")
+        once = text.count("<think>") == text.count("</think>") == 1 and before.lstrip().startswith("<think>")
+        answer = answer.strip() if closed else ""
+        return Answer(answer, once and bool(answer))
     match = re.fullmatch(check, text, re.DOTALL)
     if match is None:
         return Answer("", False)
-    answer = (match.groupdict().get("answer") or match.group()).strip()
+    answer = ((match["answer"] or "") if "answer" in match.groupdict() else match.group()).strip()
     return Answer(answer, bool(answer))
 
 
@@ -105,17 +103,17 @@ def completion_text(completion: str | list[dict]) -> str:
     return (f"<think>{reasoning}</think>" if reasoning else "") + (message.get("content") or "")
 
 
-def check_format(check: str) -> Callable[[str], Answer]:
-    """Validate a format check at start.
+def check_format(check: str) -> None:
+    """Refuse a format check that is neither `think`, `none` nor a regular expression.
 
     Raises:
-        `ValueError`: if it is neither `think`, `none` nor a regular expression.
+        `ValueError`: naming it.
     """
-    if check not in ("think", "none"):
-        try:
-            re.compile(check)
-        except re.error as error:
-            raise ValueError(
-                f"format_check must be 'think', 'none' or a regular expression; {check!r} is not one: {error}"
-            ) from None
-    return lambda text: read_answer(text, check)
+    if check in ("think", "none"):
+        return
+    try:
+        re.compile(check)
+    except re.error as error:
+        raise ValueError(
+            f"format_check must be 'think', 'none' or a regular expression; {check!r} is not one: {error}"
+        ) from None

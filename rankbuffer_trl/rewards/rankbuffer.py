@@ -6,8 +6,8 @@ Left to others: the format reward (`format.py`), the advantage (TRL), and where 
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
-from ..groups import GroupScore, RolloutGroup
-from ..judge import Judge
+from ..groups import GroupScore, Query, Rollout, RolloutGroup
+from ..judge import Judge, Question, insertion_question, ranking_question
 from ..ranking import Ranking, coarse_to_fine, fine_rank, rank_rewards
 
 
@@ -70,6 +70,13 @@ class RankBuffer:
             before=buffer,
             after=self._updated(buffer, ranking, group),
         )
+
+    def question(self, query: Query) -> Question:
+        """A question as training will ask it: place the best response among the first anchors, or rank two answers."""
+        if self.bootstrap:
+            return ranking_question(query, [Rollout(0, "I do not know."), Rollout(1, "Let me explain step by step.")])
+        anchors = [anchor.text for anchor in initial_buffer(query.responses, self.k0).anchors]
+        return insertion_question(query, anchors, query.responses[-1], self.anchor_content)
 
     async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
         """The first group of a query without reference responses: one ranking gives both rewards and anchors.
