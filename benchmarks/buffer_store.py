@@ -24,8 +24,9 @@ from rich.table import Table
 
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable
-from rankbuffer_trl.groups import GroupScore, Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.ranking import rank_rewards
+from rankbuffer_trl.score import GroupScore
 from rankbuffer_trl.store import BufferStore
 
 ANCHORS, ANCHOR_BYTES, G = 8, 2000, 8

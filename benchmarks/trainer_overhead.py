@@ -21,7 +21,7 @@ from pathlib import Path
 from datasets import Dataset, disable_progress_bars
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
+from transformers import TrainerCallback, set_seed
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
@@ -32,7 +32,7 @@ from rankbuffer_trl.trainer import RankBufferTrainer
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 sys.path.insert(0, str(RECIPES / "quickstart"))
-from policy import DATA, build_tokenizer  # noqa: E402
+from policy import DATA, build_model, build_tokenizer  # noqa: E402
 
 G = 8
 
@@ -67,27 +67,10 @@ class StepTimes(TrainerCallback):
             self.times.append(time.perf_counter() - self.started)
 
 
-def build_policy(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    set_seed(0)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=192,
-            intermediate_size=512,
-            num_hidden_layers=2,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            head_dim=32,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-
-
 def median_step(kind: str, rows: Dataset, tokenizer, queries: int, tokens: int, steps: int) -> float:
     """Median seconds of a step in one short run."""
     clock = StepTimes()
+    set_seed(0)
     with tempfile.TemporaryDirectory() as output_dir:
         common = dict(
             output_dir=output_dir,
@@ -106,12 +89,12 @@ def median_step(kind: str, rows: Dataset, tokenizer, queries: int, tokens: int, 
         kwargs = dict(train_dataset=rows, processing_class=tokenizer, callbacks=[clock])
         if kind == "rankbuffer":
             judge = Judge(InstantJudge())
-            trainer = RankBufferTrainer(build_policy(tokenizer), RankBufferConfig(**common), judge=judge, **kwargs)
+            trainer = RankBufferTrainer(build_model(tokenizer), RankBufferConfig(**common), judge=judge, **kwargs)
             trainer.train()
             trainer.close()
         else:
             constant = lambda completions, **_: [1.0] * len(completions)  # noqa: E731
-            GRPOTrainer(build_policy(tokenizer), constant, GRPOConfig(**common), **kwargs).train()
+            GRPOTrainer(build_model(tokenizer), constant, GRPOConfig(**common), **kwargs).train()
     return statistics.median(clock.times)
 
 

@@ -1,13 +1,9 @@
-"""The nouns that travel: a query with its rubrics, its rollouts as a group, and the score that comes back.
+"""The nouns that travel: a query with its rubrics, and its rollouts as a group.
 
 Plain immutable data: no torch, no network, no files.
 """
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .buffer import AnchorBuffer
+from dataclasses import dataclass
 
 Messages = list[dict[str, str]]
 
@@ -99,30 +95,3 @@ class RolloutGroup:
     def empty(self) -> tuple[Rollout, ...]:
         """The rollouts without an answer, which stand below all others."""
         return tuple(rollout for rollout in self.rollouts if not rollout.text)
-
-
-@dataclass(frozen=True)
-class GroupScore:
-    """What a reward method returns for one group.
-
-    Args:
-        rewards (`tuple[float | None, ...]`):
-            One per rollout, in rollout order, each in [-1, 1]; `None` where no judge could say.
-        order (`tuple[tuple[int, ...], ...]`):
-            The complete order from worst to best as tiers of rollout ids: one id per tier, several where they tie.
-        positions (`dict[int, int]`):
-            Insertion position in 0..K by rollout id. Empty where there was no coarse ranking.
-        fine_ranked (`bool`):
-            Whether at least one interval held two or more rollouts, so that they had to be ranked among themselves.
-        before (`AnchorBuffer`, *optional*):
-            The buffer the group was ranked against. `None` if there was none yet.
-        after (`AnchorBuffer`, *optional*):
-            The buffer for the next visit.
-    """
-
-    rewards: tuple[float | None, ...]
-    order: tuple[tuple[int, ...], ...] = ()
-    positions: dict[int, int] = field(default_factory=dict)
-    fine_ranked: bool = False
-    before: "AnchorBuffer | None" = None
-    after: "AnchorBuffer | None" = None

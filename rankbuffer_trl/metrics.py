@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .buffer import SOURCES
-from .groups import GroupScore, RolloutGroup
+from .groups import RolloutGroup
 from .judge import Totals
+from .score import GroupScore
 from .scoring import StepScore
 
 INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "above")

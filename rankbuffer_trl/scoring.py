@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .buffer import AnchorBuffer
-from .groups import GroupScore, Query, RolloutGroup
+from .groups import Query, RolloutGroup
 from .judge import Call, Judge, JudgeError
 from .rewards.rankbuffer import RankBuffer
+from .score import GroupScore
 from .store import BufferStore
 
 

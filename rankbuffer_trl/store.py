@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .buffer import Anchor, AnchorBuffer
-from .groups import GroupScore, RolloutGroup
+from .groups import RolloutGroup
 from .judge import Call, Totals
+from .score import GroupScore
 
 VERSION = 1
 SCHEMA = f"""

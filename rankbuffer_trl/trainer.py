@@ -19,8 +19,8 @@ from .config import RankBufferConfig
 from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
 from .judge import Judge
+from .reward_function import RankBufferReward
 from .rewards.format import AnswerReader, FormatReward
-from .rewards.reward import RankBufferReward
 from .sampler import EpochSampler
 from .store import StoreError
 

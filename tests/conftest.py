@@ -92,24 +92,18 @@ def tiny_policy(howto, tmp_path_factory) -> str:
     """An untrained Qwen3 of one layer with the quickstart's tokenizer."""
     import policy
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     path = str(tmp_path_factory.mktemp("policy"))
     tokenizer = policy.build_tokenizer([text for row in howto for text in row["responses"]])
     torch.manual_seed(0)
-    size = dict(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
-    )
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            head_dim=16,
-            max_position_embeddings=256,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            **size,
-        )
+    model = policy.build_model(
+        tokenizer,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
     )
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)

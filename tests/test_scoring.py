@@ -11,10 +11,11 @@ import pytest
 from conftest import scripted_judge, unreachable
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
-from rankbuffer_trl.groups import GroupScore, Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage
 from rankbuffer_trl.metrics import INSERTION_BINS, insertion_bin, step_metrics, tied_share
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.score import GroupScore
 from rankbuffer_trl.scoring import GroupScorer, StepScore
 from rankbuffer_trl.store import BufferStore
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
-from rankbuffer_trl.groups import GroupScore, Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Totals, Usage
+from rankbuffer_trl.score import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError
 
 TABLES = ("responses", "buffers", "groups", "calls")

@@ -14,8 +14,8 @@ from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
+from rankbuffer_trl.reward_function import RankBufferReward
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.rewards.reward import RankBufferReward
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.trainer import RankBufferTrainer
 

@@ -6,9 +6,10 @@ Left to others: the format reward (`format.py`), the advantage (TRL), and where 
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
-from ..groups import GroupScore, Query, Rollout, RolloutGroup
+from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Judge, Question, insertion_question, ranking_question
 from ..ranking import Ranking, coarse_to_fine, fine_rank, rank_rewards
+from ..score import GroupScore
 
 
 @dataclass(frozen=True)

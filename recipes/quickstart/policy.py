@@ -44,6 +44,29 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
+def build_model(tokenizer: PreTrainedTokenizerFast, **size: int) -> Qwen3ForCausalLM:
+    """An untrained Qwen3 of about a million parameters; `size` overrides entries of its configuration."""
+    default = {
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 256,
+    }
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            **(default | size),
+        )
+    )
+
+
 def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int = 250) -> None:
     """Build, warm-start by TRL's `SFTTrainer` and save a policy of a million parameters, unless it is there."""
     recipe = {"seed": seed, "steps": steps, "data": DATA.stat().st_size}
@@ -53,22 +76,7 @@ def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int =
     set_seed(seed)
     texts = [row["prompt"][0]["content"] for row in queries] + list(itertools.chain(*queries["responses"]))
     tokenizer = build_tokenizer(texts)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=192,
-            intermediate_size=512,
-            num_hidden_layers=2,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=256,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    model = build_model(tokenizer)
     examples = [
         {"prompt": row["prompt"], "completion": [{"role": "assistant", "content": response}]}
         for row in queries

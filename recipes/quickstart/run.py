@@ -112,8 +112,7 @@ class EpochLines(TrainerCallback):
         if state.epoch == int(state.epoch):
             console.print(
                 f"epoch {int(state.epoch):>2}/{self.epochs}  step {state.global_step:>2}/{state.max_steps}"
-                f"  anchors/query {logs['buffer/size']:5.2f}"
-                f"  judge: {self.calls:5,.0f} calls {self.tokens:9,.0f} tokens"
+                f"  anchors {logs['buffer/size']:5.2f}  judge {self.calls:5,.0f} calls {self.tokens:9,.0f} tokens"
             )
 
 
@@ -147,8 +146,8 @@ def epoch_table(store: BufferStore, curve: list[tuple[int, float]]) -> Table:
     epochs, costs = buffers_by_epoch(store), costs_by_epoch(store)
     steps_per_epoch = len(curve) // len(epochs)
     sources = [source for source in epochs[-1].sources if any(entry.sources[source] for entry in epochs)]
-    columns = ["epoch", "rubric score", "anchors per query", *sources, "judge calls", "judge tokens"]
-    table = Table(title="The buffers and the judge")
+    columns = ["epoch", "score", "anchors", *sources, "judge calls", "judge tokens"]
+    table = Table(title="Rubric score of the rollouts, anchors per query by source, cost of the judge")
     for column in columns:
         table.add_column(column, justify="right")
     for i, entry in enumerate(epochs):

@@ -12,15 +12,15 @@ from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from ..data.queries import QueryTable
-from ..distributed import on_main_process
-from ..groups import Rollout, RolloutGroup
-from ..judge import Judge
-from ..metrics import step_metrics
-from ..scoring import GroupScorer
-from ..store import BufferStore
-from .format import AnswerReader
-from .rankbuffer import RankBuffer
+from .data.queries import QueryTable
+from .distributed import on_main_process
+from .groups import Rollout, RolloutGroup
+from .judge import Judge
+from .metrics import step_metrics
+from .rewards.format import AnswerReader
+from .rewards.rankbuffer import RankBuffer
+from .scoring import GroupScorer
+from .store import BufferStore
 
 logger = get_logger(__name__)
 

@@ -1,0 +1,32 @@
+"""What comes back for a group: its rewards, and what ranking it did to the buffer."""
+
+from dataclasses import dataclass, field
+
+from .buffer import AnchorBuffer
+
+
+@dataclass(frozen=True)
+class GroupScore:
+    """What a reward method returns for one group.
+
+    Args:
+        rewards (`tuple[float | None, ...]`):
+            One per rollout, in rollout order, each in [-1, 1]; `None` where no judge could say.
+        order (`tuple[tuple[int, ...], ...]`):
+            The complete order from worst to best as tiers of rollout ids: one id per tier, several where they tie.
+        positions (`dict[int, int]`):
+            Insertion position in 0..K by rollout id. Empty where there was no coarse ranking.
+        fine_ranked (`bool`):
+            Whether at least one interval held two or more rollouts, so that they had to be ranked among themselves.
+        before (`AnchorBuffer`, *optional*):
+            The buffer the group was ranked against. `None` if there was none yet.
+        after (`AnchorBuffer`, *optional*):
+            The buffer for the next visit.
+    """
+
+    rewards: tuple[float | None, ...]
+    order: tuple[tuple[int, ...], ...] = ()
+    positions: dict[int, int] = field(default_factory=dict)
+    fine_ranked: bool = False
+    before: AnchorBuffer | None = None
+    after: AnchorBuffer | None = None
