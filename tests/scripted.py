@@ -4,6 +4,7 @@ torchrun --nproc_per_node 2 tests/scripted.py OUTPUT_DIR --policy POLICY --data 
 """
 
 import argparse
+import asyncio
 import hashlib
 import os
 import sqlite3
@@ -14,6 +15,7 @@ from datasets import Dataset
 from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
 from rankbuffer_trl.trainer import RankBufferTrainer
 
 
@@ -86,19 +88,18 @@ def run(output_dir: Path, policy: str, rows: Dataset, eval_rows: Dataset | None 
 
 
 class FailingJudge:
-    """A chat client that stops answering after a number of questions."""
+    """A chat client that stops answering after a number of questions: with an error, or by saying nothing any more."""
 
     name = "failing judge at nowhere"
 
-    def __init__(self, answers: int):
-        from rankbuffer_trl.judge import RubricJudge
-
-        self.judge, self.left = RubricJudge(), answers
+    def __init__(self, answers: int, hang: bool = False):
+        self.judge, self.left, self.hang = RubricJudge(), answers, hang
 
     async def complete(self, messages, *, seed):
-        from rankbuffer_trl.judge import TransportError
-
         self.left -= 1
+        if self.left < 0 and self.hang:
+            print("the judge hangs", flush=True)
+            await asyncio.Event().wait()
         if self.left < 0:
             raise TransportError("it stopped answering")
         return await self.judge.complete(messages)
@@ -115,6 +116,7 @@ if __name__ == "__main__":
     parser.add_argument("--per_device", type=int)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--answers", type=int, help="the judge stops after so many answers")
+    parser.add_argument("--hang", action="store_true", help="... and never says anything again")
     arguments = parser.parse_args()
     settings = config(
         arguments.output_dir,
@@ -122,14 +124,10 @@ if __name__ == "__main__":
         gradient_accumulation_steps=arguments.accumulation,
         eval_strategy="steps",
         eval_steps=3,
-        per_device_eval_batch_size=4 * 3,
+        per_device_eval_batch_size=24 // int(os.environ.get("WORLD_SIZE", "1")),
     )
     rows = load_queries(arguments.data)
-    judge = None
-    if arguments.answers is not None:
-        from rankbuffer_trl.judge import Judge
-
-        judge = Judge(FailingJudge(arguments.answers))
+    judge = None if arguments.answers is None else Judge(FailingJudge(arguments.answers, arguments.hang))
     trainer = ScriptedTrainer(arguments.policy, settings, rows, rows.select(range(3)), judge=judge)
     trainer.train()
     trainer.accelerator.wait_for_everyone()

@@ -1,6 +1,7 @@
 """Several real processes: the split over processes and accumulation must not change what is scored."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,17 @@ def test_an_error_of_the_main_process_stops_every_process(tmp_path, tiny_policy,
     assert done.returncode != 0
     assert "failing judge at nowhere" in done.stderr and "it stopped answering" in done.stderr
     assert "MainProcessError: the main process failed with JudgeError" in done.stderr
+
+
+def test_ctrl_c_while_the_judge_hangs_ends_the_run_and_loses_nothing(tmp_path, tiny_policy, data_file):
+    arguments = ["--policy", tiny_policy, "--data", str(data_file), "--per_device", "24", "--answers", "80", "--hang"]
+    command = [sys.executable, str(ROOT / "tests" / "scripted.py"), str(tmp_path), *arguments]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert any("the judge hangs" in line for line in run.stdout)
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=30)
+    assert run.returncode != 0 and "KeyboardInterrupt" in errors
+    assert {row[1] for row in contents(tmp_path / LIVE_STORE)["groups"]} == {0, 1}
 
 
 def test_the_quickstart_runs_under_zero3_with_two_processes(tmp_path, tiny_policy):

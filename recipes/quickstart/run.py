@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, P
 from transformers.utils import logging
 
 from rankbuffer_trl.checkpoint import LIVE_STORE
+from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import WORD, score
 from rankbuffer_trl.report.figures import growth_figure, quality_figure
@@ -76,17 +77,23 @@ def overlap(text: str, reference: str) -> float:
     return 2 * len(mine & theirs) / max(len(mine) + len(theirs), 1)
 
 
-def sample(path: Path, queries, temperature: float, seed: int) -> dict[str, list[str]]:
-    """`SAMPLES` responses per query, as training samples them."""
+def sample(path: Path, queries, args: RankBufferConfig) -> dict[str, list[str]]:
+    """`SAMPLES` responses per query, sampled as in training."""
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(path)
     batch = tokenizer.apply_chat_template(
         queries["prompt"][:], add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
     )
-    torch.manual_seed(seed)
+    torch.manual_seed(args.seed)
     with torch.inference_mode():
         output = model.generate(
-            **batch, do_sample=True, temperature=temperature, top_k=0, max_new_tokens=64, num_return_sequences=SAMPLES
+            **batch,
+            do_sample=True,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            max_new_tokens=args.max_completion_length,
+            num_return_sequences=SAMPLES,
         )
     texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
     return {id: texts[SAMPLES * i : SAMPLES * (i + 1)] for i, id in enumerate(queries["query_id"])}
@@ -116,8 +123,8 @@ class EpochLines(TrainerCallback):
             )
 
 
-def train(model_path: Path, output_dir: Path, extra: list[str]) -> float:
-    """Run `recipes/train_rankbuffer.py` in this process; returns the sampling temperature it used."""
+def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferConfig:
+    """Run `recipes/train_rankbuffer.py` in this process; returns the settings it used."""
     command = ["--config", str(HERE / "quickstart.yaml"), "--model_name_or_path", str(model_path)]
     arguments = train_rankbuffer.make_parser().parse_args_and_config(
         [*command, "--output_dir", str(output_dir), *extra]
@@ -131,7 +138,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> float:
         trainer.save_model()
     finally:
         trainer.close()
-    return trainer.args.temperature
+    return trainer.args
 
 
 def quality_table(before: dict[str, float], after: dict[str, float]) -> Table:
@@ -179,12 +186,12 @@ def main() -> None:
     policy.build_policy(out / "policy", queries, arguments.seed, arguments.warm_start_steps)
 
     console.rule("2. RankBuffer")
-    temperature = train(out / "policy", out / "train", ["--seed", str(arguments.seed), *extra])
+    args = train(out / "policy", out / "train", ["--seed", str(arguments.seed), *extra])
 
     console.rule("3. What it learned")
     responses = {
-        "before": sample(out / "policy", queries, temperature, arguments.seed),
-        "after": sample(out / "train", queries, temperature, arguments.seed),
+        "before": sample(out / "policy", queries, args),
+        "after": sample(out / "train", queries, args),
     }
     before, after = (mean_measures(measure, responses[name]) for name in ("before", "after"))
     store = BufferStore(out / "train" / LIVE_STORE)
