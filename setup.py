@@ -22,6 +22,6 @@ setup(
     install_requires=REQUIREMENTS,
     extras_require={
         "vllm": ["vllm==0.31.0"],
-        "dev": ["hypothesis", "pytest", "ruff"],
+        "dev": ["hypothesis==6.170.15", "pytest==9.2.0", "ruff==0.17.5"],
     },
 )

@@ -82,8 +82,7 @@ class BufferStore:
             ).fetchone()
             if row is None:
                 return None
-            anchors, *rest = row
-            anchors = json.loads(anchors)
+            anchors, *markers = json.loads(row[0]), *row[1:]
             marks = ",".join("?" * len(anchors))
             texts = dict(
                 self._db.execute(
@@ -91,10 +90,7 @@ class BufferStore:
                     (query_id, *(anchor[0] for anchor in anchors)),
                 )
             )
-            return AnchorBuffer(
-                tuple(Anchor(id, texts[id], source, epoch, h) for id, source, epoch, h in anchors),
-                *rest,
-            )
+            return AnchorBuffer(tuple(Anchor(id, texts[id], *rest) for id, *rest in anchors), *markers)
 
     def has_group(self, query_id: str, step: int) -> bool:
         """Whether this query was already scored in this step."""
@@ -124,25 +120,23 @@ class BufferStore:
         with self._errors("write"), self._db:
             for group, score in scored:
                 self._write_group(group, score)
-            self._db.executemany(
-                f"INSERT INTO calls VALUES ({','.join('?' * 15)})",
-                [
-                    (
-                        step,
-                        phase,
-                        c.method,
-                        c.kind,
-                        c.query_id,
-                        c.outcome,
-                        c.attempts,
-                        *c.usage,
-                        *c.spent,
-                        c.seconds,
-                        c.error,
-                    )
-                    for c in calls
-                ],
-            )
+            rows = [
+                (
+                    step,
+                    phase,
+                    c.method,
+                    c.kind,
+                    c.query_id,
+                    c.outcome,
+                    c.attempts,
+                    *c.usage,
+                    *c.spent,
+                    c.seconds,
+                    c.error,
+                )
+                for c in calls
+            ]
+            self._db.executemany(f"INSERT INTO calls VALUES ({','.join('?' * 15)})", rows)
 
     def _write_group(self, group: RolloutGroup, score: GroupScore) -> None:
         key = (group.query.id, group.step)

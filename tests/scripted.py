@@ -6,6 +6,7 @@ torchrun --nproc_per_node 2 tests/scripted.py OUTPUT_DIR --policy POLICY --data 
 import argparse
 import asyncio
 import hashlib
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -20,7 +21,10 @@ from rankbuffer_trl.trainer import RankBufferTrainer
 
 
 class ScriptedTrainer(RankBufferTrainer):
-    """Writes known answers instead of sampling: a row's text depends on its step, query and place in the group."""
+    """Writes known answers instead of sampling: a row's text depends on its step, query and place in the group.
+
+    It also notes the rank rewards that TRL gets to see, of all processes in order, in `rewards.json`.
+    """
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         first = self.accelerator.process_index * len(prompt_ids)
@@ -31,6 +35,13 @@ class ScriptedTrainer(RankBufferTrainer):
         ]
         ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
         return ids, None
+
+    def _calculate_rewards(self, *args):
+        rewards = super()._calculate_rewards(*args)
+        if self.model.training and self.accelerator.is_main_process:
+            with (Path(self.args.output_dir) / "rewards.json").open("a") as file:
+                file.write(json.dumps(rewards[:, 0].tolist()) + "\n")
+        return rewards
 
     def script(self, step: int, prompt: tuple[int, ...], place: int) -> str:
         question = self._tokenizer.decode(prompt).split("user\n")[1].split("<|im_end|>")[0]

@@ -12,7 +12,7 @@ from scripted import contents, run
 
 from rankbuffer_trl.checkpoint import LIVE_STORE
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 def torchrun(processes: int, *arguments: object, timeout: int = 240) -> subprocess.CompletedProcess:
@@ -30,17 +30,24 @@ def one_process(tmp_path_factory, tiny_policy, data_file):
 
     rows = load_queries(str(data_file))
     evaluation = dict(eval_strategy="steps", eval_steps=3, per_device_eval_batch_size=24)
-    return run(tmp_path_factory.mktemp("one"), tiny_policy, rows, rows.select(range(3)), **evaluation)
+    output_dir = tmp_path_factory.mktemp("one")
+    run(output_dir, tiny_policy, rows, rows.select(range(3)), **evaluation)
+    return outcome(output_dir)
 
 
-def train_phase(table):
-    """Evaluation pads its last batch by the number of processes, so only training can be the same call for call."""
-    return table | {"calls": [row for row in table["calls"] if row[1] == "train"]}
+def outcome(output_dir):
+    """Buffers, history and ledger of training, and the rewards that TRL got to see.
+
+    Evaluation pads its last batch by the number of processes, so only training can be the same call for call.
+    """
+    table = contents(output_dir / LIVE_STORE)
+    calls = [row for row in table["calls"] if row[1] == "train"]
+    return table | {"calls": calls, "rewards": (output_dir / "rewards.json").read_text()}
 
 
 def test_accumulation_changes_nothing(tmp_path, tiny_policy, rows, one_process):
-    accumulated = run(tmp_path, tiny_policy, rows, per_device_train_batch_size=6, gradient_accumulation_steps=4)
-    assert train_phase(accumulated) == train_phase(one_process)
+    run(tmp_path, tiny_policy, rows, per_device_train_batch_size=6, gradient_accumulation_steps=4)
+    assert outcome(tmp_path) == one_process
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,7 @@ def test_two_processes_whose_groups_straddle_change_nothing(
     ]
     done = torchrun(2, tmp_path, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert train_phase(contents(tmp_path / LIVE_STORE)) == train_phase(one_process)
+    assert outcome(tmp_path) == one_process
 
 
 def test_an_error_of_the_main_process_stops_every_process(tmp_path, tiny_policy, data_file):

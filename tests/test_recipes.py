@@ -15,7 +15,7 @@ from aiohttp import web
 from conftest import QUICKSTART, ROOT
 
 READMES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "2"}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
 
 
 def commands(readme) -> list[str]:
