@@ -14,7 +14,8 @@ import yaml
 from aiohttp import web
 from conftest import QUICKSTART, ROOT
 
-READMES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
+FOLDERS = (".", "docs", "recipes", "recipes/*")
+READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
 
 
