@@ -15,6 +15,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from datasets import Dataset, Features, Value, disable_progress_bars
@@ -45,7 +46,8 @@ def text(*key: object) -> str:
     return f"{key} ".ljust(ANCHOR_BYTES, "lorem ipsum "[len(str(key)) % 12])
 
 
-def data_rows(queries: int):
+def data_rows(queries: int) -> Iterator[dict]:
+    """Rows of a data set in the form of docs/data.md."""
     for number in range(queries):
         yield {
             "query_id": f"q{number}",
@@ -56,6 +58,7 @@ def data_rows(queries: int):
 
 
 def group_of(query: Query, step: int, texts: int = G) -> RolloutGroup:
+    """The rollouts of one visit, 2 kB each."""
     return RolloutGroup(query, tuple(Rollout(i, text(query.id, step, i)) for i in range(texts)), step, epoch=step)
 
 
@@ -94,6 +97,7 @@ def private_memory_mb() -> float:
 
 
 def main() -> None:
+    """Fill, visit in turn, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--visits", type=int, default=400, help="measured visits per size")

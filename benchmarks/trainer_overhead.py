@@ -99,6 +99,7 @@ def median_step(kind: str, rows: Dataset, tokenizer, queries: int, tokens: int, 
 
 
 def main() -> None:
+    """Let the two trainers take turns and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=20, help="queries a step")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a completion")

@@ -11,6 +11,7 @@ from accelerate import PartialState
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from datasets import Dataset
+from transformers import TrainerState
 
 from .data.queries import QueryTable
 from .distributed import on_main_process
@@ -85,7 +86,7 @@ class RankBufferReward:
         completions: Sequence,
         query_id: Sequence[str],
         completion_ids: Sequence[list[int]] | None = None,
-        trainer_state=None,
+        trainer_state: TrainerState | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         split: Sequence[str] = ("train",),
         **kwargs,

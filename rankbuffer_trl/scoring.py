@@ -99,7 +99,9 @@ class GroupScorer:
                     " data, another seed or another number of processes?)"
                 )
 
-    async def _score_all(self, groups, buffers) -> list[GroupScore]:
+    async def _score_all(
+        self, groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None]
+    ) -> list[GroupScore]:
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(self.method.score(group, buffer, self.judge))

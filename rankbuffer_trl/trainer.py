@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers.trainer_callback import TrainerState
+from transformers import PreTrainedModel, TrainerState
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from .checkpoint import LIVE_STORE, SNAPSHOT, is_complete, newest_checkpoint
@@ -69,7 +70,7 @@ class RankBufferTrainer(GRPOTrainer):
 
     def __init__(
         self,
-        model,
+        model: str | PreTrainedModel,
         args: RankBufferConfig,
         train_dataset: Dataset,
         eval_dataset: Dataset | None = None,
@@ -137,7 +138,9 @@ class RankBufferTrainer(GRPOTrainer):
         """TRL's sampler, in the order that an uninterrupted run has, whenever it is resumed."""
         return EpochSampler(super()._get_train_sampler(dataset), self.current_epoch)
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
+    def _calculate_rewards(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
         """TRL's rewards, shape (rollouts of all processes, reward functions).
 
         A rollout that no judge could place has NaN in its whole row: TRL then leaves it out of the baseline and gives
@@ -152,7 +155,7 @@ class RankBufferTrainer(GRPOTrainer):
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
         return rewards
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> TrainOutput:
         """Train, as [`~transformers.Trainer.train`] does, after the judge has answered one real question.
 
         Args:

@@ -41,9 +41,10 @@ class OpenAIClient:
         self.name = f"{model} at {url}"
         self.model = model
         self.max_tokens = max_tokens
+        self._key = os.environ.get(api_key_env)
         self._client = AsyncOpenAI(
             base_url=url,
-            api_key=os.environ.get(api_key_env) or "none",
+            api_key=self._key or "none",
             timeout=timeout,
             max_retries=max_retries,
             http_client=DefaultAioHttpClient(timeout=timeout),
@@ -74,7 +75,7 @@ class OpenAIClient:
 
     def _clean(self, message: str) -> str:
         """A server may echo the key; it must not reach a log."""
-        return message.replace(self._client.api_key, "[key]")[:300]
+        return (message.replace(self._key, "[key]") if self._key else message)[:300]
 
     async def close(self) -> None:
         """Close the connection pool."""

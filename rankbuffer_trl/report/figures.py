@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..buffer import SOURCES
@@ -45,13 +46,13 @@ def growth_figure(path: Path, epochs: Sequence[EpochBuffers]) -> None:
     _save(axes, path)
 
 
-def _axes(title: str, x: str, y: str):
+def _axes(title: str, x: str, y: str) -> Axes:
     axes = Figure(figsize=(6.4, 4.0), layout="constrained").add_subplot()
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.spines[["top", "right"]].set_visible(False)
     return axes
 
 
-def _save(axes, path: Path) -> None:
+def _save(axes: Axes, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(path, dpi=150)

@@ -89,7 +89,13 @@ class FormatReward:
     def __init__(self, reader: AnswerReader):
         self.reader = reader
 
-    def __call__(self, prompts, completions, completion_ids=None, **kwargs) -> list[float]:
+    def __call__(
+        self,
+        prompts: Sequence,
+        completions: Sequence,
+        completion_ids: Sequence[list[int]] | None = None,
+        **kwargs,
+    ) -> list[float]:
         """Rewards in {0, 1}, one per completion."""
         return [float(answer.well_formed) for answer in self.reader.read(prompts, completions, completion_ids)]
 

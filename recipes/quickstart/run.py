@@ -4,8 +4,7 @@
 
 1. Build a policy and warm-start it on answers of mixed quality (`policy.py`).
 2. Measure it: rubric score, grade of the nearest written answer, overlap with the best written answer, real words.
-3. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks alone, never one of these
-numbers.
+3. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks, never one of these numbers.
 4. Measure it again; print tables and examples, draw figures, write `summary.json`.
 """
 
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 
 import torch
-from datasets import disable_progress_bars
+from datasets import Dataset, disable_progress_bars
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
@@ -48,15 +47,17 @@ console = Console(highlight=False)
 class Measure:
     """The four measures of a response. Only the first uses the rubrics; the others use the written answers' text."""
 
-    def __init__(self, queries):
+    def __init__(self, queries: Dataset):
         self.rubrics = {row["query_id"]: [(r["weight"], r["text"]) for r in row["rubrics"]] for row in queries}
         self.answers = {row["query_id"]: row["responses"] for row in queries}
         self.vocabulary = {word for answers in self.answers.values() for text in answers for word in words(text)}
 
     def rubric_score(self, query_id: str, text: str) -> float:
+        """Weighted rubrics, 0 to 100."""
         return 100 * score(text, self.rubrics[query_id])
 
     def __call__(self, query_id: str, text: str) -> dict[str, float]:
+        """All measures of one response, by name."""
         overlaps = [overlap(text, answer) for answer in self.answers[query_id]]
         known = [word in self.vocabulary for word in words(text)]
         return {
@@ -68,6 +69,7 @@ class Measure:
 
 
 def words(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation."""
     return WORD.findall(text.lower())
 
 
@@ -77,7 +79,7 @@ def overlap(text: str, reference: str) -> float:
     return 2 * len(mine & theirs) / max(len(mine) + len(theirs), 1)
 
 
-def sample(path: Path, queries, args: RankBufferConfig) -> dict[str, list[str]]:
+def sample(path: Path, queries: Dataset, args: RankBufferConfig) -> dict[str, list[str]]:
     """`SAMPLES` responses per query, sampled as in training."""
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(path)
@@ -100,6 +102,7 @@ def sample(path: Path, queries, args: RankBufferConfig) -> dict[str, list[str]]:
 
 
 def mean_measures(measure: Measure, responses: dict[str, list[str]]) -> dict[str, float]:
+    """The measures of a policy: means over all its responses."""
     rows = [measure(query_id, text) for query_id, texts in responses.items() for text in texts]
     return {name: sum(row[name] for row in rows) / len(rows) for name in MEASURES}
 
@@ -142,6 +145,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
 
 
 def quality_table(before: dict[str, float], after: dict[str, float]) -> Table:
+    """The measures before and after training."""
     table = Table("quality (mean)", "before", "after", "what it is", title="The policy")
     for name, meaning in MEASURES.items():
         table.add_row(name, f"{before[name]:.1f}", f"{after[name]:.1f}", meaning)
@@ -170,6 +174,7 @@ def epoch_table(store: BufferStore, curve: list[tuple[int, float]]) -> Table:
 
 
 def main() -> None:
+    """Build, train, measure, show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--seed", type=int, default=0)
