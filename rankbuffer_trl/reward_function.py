@@ -68,7 +68,7 @@ class RankBufferReward:
         max_failures: float = 0.25,
     ):
         self.method = method or RankBuffer()
-        self.queries = QueryTable(dataset, anchors_needed=0 if self.method.bootstrap else self.method.k0)
+        self.queries = QueryTable(dataset, anchors_needed=self.method.responses_needed)
         self.reader = reader or AnswerReader()
         self.num_generations = num_generations
         self.training = True

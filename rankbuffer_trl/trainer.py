@@ -91,7 +91,7 @@ class RankBufferTrainer(GRPOTrainer):
         self._train_queries = self.rank_reward.queries
         self._eval_queries = None
         if eval_dataset is not None:
-            self._eval_queries = QueryTable(eval_dataset, 0 if self.rank_reward.method.bootstrap else args.k0)
+            self._eval_queries = QueryTable(eval_dataset, self.rank_reward.method.responses_needed)
             eval_dataset = eval_dataset.select_columns(["prompt", "query_id"])
         extra = reward_funcs or []
         args.reward_weights = [1.0, args.format_weight] + [1.0] * len(extra)

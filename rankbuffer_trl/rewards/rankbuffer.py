@@ -41,6 +41,11 @@ class RankBuffer:
     fine: bool = True
     anchor_content: bool = True
 
+    @property
+    def responses_needed(self) -> int:
+        """How many reference responses every query must have: `K0`, or 0 if buffers are bootstrapped."""
+        return 0 if self.bootstrap else self.k0
+
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """Rewards and the next buffer of one group (Algorithm 1).
 
