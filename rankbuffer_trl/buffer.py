@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from .groups import Rollout
 
-SOURCES = ("initial", "bootstrap", "left", "right", "refine")
+SOURCES = ("initial", "bootstrap", "left", "right", "refine", "selected", "candidate")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Anchor:
             The response.
         source (`str`):
             Where it came from: `initial` (the data set's responses, Nectar in the paper), `bootstrap`, `left` or
-            `right` (boundary expansion), `refine` (local refinement).
+            `right` (boundary expansion), `refine` (local refinement); under an LLM manager `selected` by it, or a
+            `candidate` that waits for its decision.
         epoch (`int`):
             The epoch in which it was added, from 0.
         h (`int`, *optional*, defaults to `0`):

@@ -78,7 +78,8 @@ class RolloutGroup:
         step (`int`):
             The trainer's global step when they were generated, from 0.
         epoch (`int`, *optional*):
-            Which pass over the data this is, from 0. `None` if nobody knows: then the query's visits are counted.
+            Which pass over the data this is, from 0. `None` if nobody knows; [`GroupScorer`] then counts the query's
+            visits.
     """
 
     query: Query

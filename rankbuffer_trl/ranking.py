@@ -5,7 +5,6 @@ asked through its one seam; `None` from it means that it gave no verdict, and wh
 happens.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,8 +75,8 @@ async def coarse_to_fine(
     """
     anchors = [anchor.text for anchor in buffer.anchors]
     K = len(anchors)
-    verdicts = await asyncio.gather(
-        *(judge.ask(insertion_question(query, anchors, rollout.text, anchor_content)) for rollout in rollouts)
+    verdicts = await judge.ask_all(
+        insertion_question(query, anchors, rollout.text, anchor_content) for rollout in rollouts
     )
     positions = {rollout.id: p for rollout, p in zip(rollouts, verdicts, strict=True) if p is not None}
     C = [tuple(rollout for rollout in rollouts if positions.get(rollout.id) == p) for p in range(K + 1)]
@@ -85,17 +84,14 @@ async def coarse_to_fine(
     crowded = [p for p in range(K + 1) if len(C[p]) >= 2]
     if not fine:
         return Ranking(positions, tuple(C), tied=frozenset(crowded))
-    orders = await asyncio.gather(*(fine_rank(query, C[p], judge) for p in crowded))
-    ranked = {p: order for p, order in zip(crowded, orders, strict=True) if order is not None}
+    orders = await judge.ask_all(ranking_question(query, C[p]) for p in crowded)
+    ranked = {p: sort(C[p], order) for p, order in zip(crowded, orders, strict=True) if order is not None}
     failed = frozenset(crowded) - ranked.keys()
     return Ranking(positions, tuple(ranked.get(p, C[p]) for p in range(K + 1)), tied=failed, failed=failed)
 
 
-async def fine_rank(query: Query, rollouts: Sequence[Rollout], judge: Judge) -> tuple[Rollout, ...] | None:
-    """`sigma`: the rollouts listwise from worst to best, or `None` if the judge gave no valid order."""
-    order = await judge.ask(ranking_question(query, rollouts))
-    if order is None:
-        return None
+def sort(rollouts: Sequence[Rollout], order: Sequence[int]) -> tuple[Rollout, ...]:
+    """`rollouts` in the order of ids that the judge gave, worst to best."""
     by_id = {rollout.id: rollout for rollout in rollouts}
     return tuple(by_id[i] for i in order)
 

@@ -19,6 +19,7 @@ from .groups import Rollout, RolloutGroup
 from .judge import Judge
 from .metrics import step_metrics
 from .rewards.format import AnswerReader
+from .rewards.method import RewardMethod
 from .rewards.rankbuffer import RankBuffer
 from .scoring import GroupScorer
 from .store import BufferStore
@@ -43,12 +44,14 @@ class RankBufferReward:
             The SQLite file for buffers, history and ledger.
         num_generations (`int`):
             `G`, the trainer's `num_generations`.
-        method (`RankBuffer`, *optional*):
-            The method with its parameters.
+        method (`RewardMethod`, *optional*, defaults to `RankBuffer()`):
+            The method with its arguments.
         reader (`AnswerReader`, *optional*):
             What counts as an answer.
         max_failures (`float`, *optional*, defaults to `0.25`):
             Share of failed judgments in a step above which the run stops.
+        step_timeout (`float`, *optional*):
+            Seconds for judging one step, above which the run stops.
 
     Raises:
         [`DataError`]: if the data set cannot be trained on.
@@ -63,9 +66,10 @@ class RankBufferReward:
         judge: Judge,
         store: str | Path,
         num_generations: int,
-        method: RankBuffer | None = None,
+        method: RewardMethod | None = None,
         reader: AnswerReader | None = None,
         max_failures: float = 0.25,
+        step_timeout: float | None = None,
     ):
         self.method = method or RankBuffer()
         self.queries = QueryTable(dataset, anchors_needed=self.method.responses_needed)
@@ -75,10 +79,10 @@ class RankBufferReward:
         self.epoch: Callable[[], int] | None = None
         self._started = False
         self.scorer: GroupScorer | None = None
-        on_main_process(lambda: self._open(judge, store, max_failures))
+        on_main_process(lambda: self._open(judge, store, max_failures, step_timeout))
 
-    def _open(self, judge: Judge, store: str | Path, max_failures: float) -> None:
-        self.scorer = GroupScorer(self.method, judge, BufferStore(store), max_failures)
+    def _open(self, judge: Judge, store: str | Path, max_failures: float, step_timeout: float | None) -> None:
+        self.scorer = GroupScorer(self.method, judge, BufferStore(store), max_failures, step_timeout)
 
     def __call__(
         self,

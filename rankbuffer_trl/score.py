@@ -1,8 +1,10 @@
 """What comes back for a group: its rewards, and what ranking it did to the buffer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .buffer import AnchorBuffer
+from .groups import RolloutGroup
 
 
 @dataclass(frozen=True)
@@ -30,3 +32,15 @@ class GroupScore:
     fine_ranked: bool = False
     before: AnchorBuffer | None = None
     after: AnchorBuffer | None = None
+
+
+def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) -> GroupScore:
+    """The score of a method without a buffer, from the rewards of the answered rollouts by id.
+
+    Rollouts without an answer get -1. The order is that of the rewards; equal ones share a tier.
+    """
+    known = {reward for reward in rewards.values() if reward is not None}
+    order = (tuple(i for i, reward in rewards.items() if reward == level) for level in sorted(known))
+    empty = {rollout.id: -1.0 for rollout in group.empty}
+    complete = {**rewards, **empty}
+    return GroupScore(tuple(complete[rollout.id] for rollout in group.rollouts), tuple(order))

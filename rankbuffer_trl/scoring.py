@@ -5,15 +5,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .buffer import AnchorBuffer
-from .groups import Query, RolloutGroup
+from .groups import Query, Rollout, RolloutGroup
 from .judge import Call, Judge, JudgeError
-from .rewards.rankbuffer import RankBuffer
+from .judge.judge import nobody
+from .rewards.method import RewardMethod
 from .score import GroupScore
 from .store import BufferStore
+
+RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,30 @@ class StepScore:
     seconds: float
 
 
+def stand_in(query: Query, G: int) -> RolloutGroup:
+    """A group to ask about before there are rollouts: reference responses, best first, or made-up ones."""
+    texts = query.responses[::-1] or ("Let me explain step by step.", "I do not know.")
+    return RolloutGroup(query, tuple(Rollout(i, texts[i % len(texts)]) for i in range(G)), step=0, epoch=0)
+
+
+def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup:
+    """`group` with its epoch; where nobody names it, as in a stock trainer, the query's visits are counted."""
+    if group.epoch is not None:
+        return group
+    return replace(group, epoch=buffer.visits if buffer else 0)
+
+
+def first_leaf(errors: BaseExceptionGroup) -> BaseException:
+    """The first exception that is not a group."""
+    error = errors.exceptions[0]
+    return first_leaf(error) if isinstance(error, BaseExceptionGroup) else error
+
+
 class GroupScorer:
     """Brings a reward method, a judge and a store together.
 
     Args:
-        method (`RankBuffer`):
+        method (`RewardMethod`):
             Turns a group and its buffer into rewards and the next buffer.
         judge (`Judge`):
             Asked by the method.
@@ -46,13 +68,24 @@ class GroupScorer:
             Keeps buffers, history and ledger.
         max_failures (`float`, *optional*, defaults to `0.25`):
             Share of a step's judgments, in 0..1, above which failures stop the run.
+        step_timeout (`float`, *optional*):
+            Seconds for judging one step, above which the run stops. `None` waits as long as it takes.
     """
 
-    def __init__(self, method: RankBuffer, judge: Judge, store: BufferStore, max_failures: float = 0.25):
+    def __init__(
+        self,
+        method: RewardMethod,
+        judge: Judge,
+        store: BufferStore,
+        max_failures: float = 0.25,
+        step_timeout: float | None = None,
+    ):
         self.method = method
+        judge.method = method.name
         self.judge = judge
         self.store = store
         self.max_failures = max_failures
+        self.step_timeout = step_timeout
         self._loop = asyncio.new_event_loop()
         # A thread of its own, so that one connection pool lives through the run, in a notebook too, and Ctrl-C is not
         # blocked.
@@ -65,26 +98,30 @@ class GroupScorer:
         ranked, but not recorded. With `update=False` (evaluation) nothing but the ledger is written.
 
         Raises:
-            [`JudgeError`]: if the share of failed judgments is above `max_failures`. No group of the step is recorded
-            then; the calls are.
+            [`JudgeError`]: if the share of failed judgments is above `max_failures`, as soon as that is certain, or if
+            the step takes longer than `step_timeout`. What is still in flight is cancelled. No group of the step is
+            recorded then; the calls are.
         """
         started = time.perf_counter()
         buffers = [self.store.load(group.query.id) for group in groups]
+        groups = [with_epoch(group, buffer) for group, buffer in zip(groups, buffers, strict=True)]
         done = {group.query.id for group in groups if self.store.has_group(group.query.id, step)}
         if update:
             self._check_epochs(groups, buffers, done)
-        scores = self.run(self._score_all(groups, buffers))
+        phase = "train" if update else "eval"
+        self.judge.drain()  # a step that crashed or was interrupted may have left calls
+        try:
+            scores = self.run(self._score_all(groups, buffers))
+        except JudgeError:
+            self.store.commit(step, [], self.judge.drain(), phase)
+            raise
         calls = self.judge.drain()
-        failure = self._failure(calls)
         records = []
-        if update and not failure:
-            for group, score in zip(groups, scores, strict=True):
-                if group.query.id not in done:
-                    done.add(group.query.id)
-                    records.append((group, score))
-        self.store.commit(step, records, calls, phase="train" if update else "eval")
-        if failure:
-            raise JudgeError(failure)
+        for group, score in zip(groups, scores, strict=True) if update else ():
+            if group.query.id not in done:
+                done.add(group.query.id)
+                records.append((group, score))
+        self.store.commit(step, records, calls, phase)
         return StepScore(scores, calls, time.perf_counter() - started)
 
     @staticmethod
@@ -102,23 +139,49 @@ class GroupScorer:
     async def _score_all(
         self, groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None]
     ) -> list[GroupScore]:
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(self.method.score(group, buffer, self.judge))
-                for group, buffer in zip(groups, buffers, strict=True)
-            ]
+        """Each group goes its own way: its fine ranking starts when its own insertions are in."""
+        most = sum(
+            self.method.calls(group, first=buffer is None)[1] for group, buffer in zip(groups, buffers, strict=True)
+        )
+        failed: list[Call] = []
+
+        def watch(call: Call) -> None:
+            """Stop as soon as the failures are too many even if all questions still to come succeed."""
+            if call.failed:
+                failed.append(call)
+                if len(failed) / most > self.max_failures:
+                    raise JudgeError(self._too_many(failed))
+
+        self.judge.on_call = watch
+        try:
+            async with asyncio.timeout(self.step_timeout), asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self.method.score(group, buffer, self.judge))
+                    for group, buffer in zip(groups, buffers, strict=True)
+                ]
+        except TimeoutError:
+            answered = sum(call.outcome == "parsed" for call in self.judge.calls)
+            raise JudgeError(
+                f"the judge ({self.judge.client.name}) did not finish a step within"
+                f" judge_step_timeout={self.step_timeout:g} s: {answered} judgments were answered, {len(failed)}"
+                f" failed. {RESUME}"
+            ) from None
+        except BaseExceptionGroup as errors:
+            raise first_leaf(errors) from errors
+        finally:
+            if self.judge.on_call is watch:  # an interrupted step may end after the next one has begun
+                self.judge.on_call = nobody
+        if failed and len(failed) / len(self.judge.calls) > self.max_failures:
+            raise JudgeError(self._too_many(failed))
         return [task.result() for task in running]
 
-    def _failure(self, calls: Sequence[Call]) -> str | None:
-        failed = [call for call in calls if call.outcome != "parsed"]
-        if len(failed) <= self.max_failures * len(calls):
-            return None
+    def _too_many(self, failed: Sequence[Call]) -> str:
         outcomes = Counter(call.outcome for call in failed)
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
         return (
-            f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(calls)} judgments in one step"
-            f" ({counts}), more than judge_max_failures={self.max_failures:g} allows. Last cause: {failed[-1].error}."
-            " Nothing of this step was kept; resume from the last checkpoint once the judge answers."
+            f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(self.judge.calls)} judgments in one"
+            f" step ({counts}), more than judge_max_failures={self.max_failures:g} allows. Last cause:"
+            f" {failed[-1].error}. {RESUME}"
         )
 
     def preflight(self, query: Query) -> None:
@@ -127,7 +190,7 @@ class GroupScorer:
         Raises:
             [`JudgeError`]: if there is no valid answer.
         """
-        self.run(self.judge.preflight(self.method.question(query)))
+        self.run(self.judge.preflight(self.method.first_questions(stand_in(query, G=2))[0]))
 
     def run(self, coroutine: Coroutine) -> Any:
         """Run a coroutine on the judge's event loop and wait for it. An interrupt cancels it."""

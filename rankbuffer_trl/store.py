@@ -16,9 +16,10 @@ from pathlib import Path
 from .buffer import Anchor, AnchorBuffer
 from .groups import RolloutGroup
 from .judge import Call, Totals
+from .judge.ledger import FAILURES
 from .score import GroupScore
 
-VERSION = 1
+VERSION = 2
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS responses (          -- every answered rollout, and the initial anchors of visited queries
     query_id TEXT NOT NULL, id TEXT NOT NULL, step INTEGER NOT NULL, text TEXT NOT NULL);
@@ -34,8 +35,9 @@ CREATE TABLE IF NOT EXISTS groups (             -- one row per scored group; JSO
 CREATE INDEX IF NOT EXISTS group_step ON groups (step);
 CREATE TABLE IF NOT EXISTS calls (              -- the judge ledger
     step INTEGER NOT NULL, phase TEXT NOT NULL, method TEXT NOT NULL, kind TEXT NOT NULL, query_id TEXT NOT NULL,
-    outcome TEXT NOT NULL, attempts INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
-    completion_tokens INTEGER NOT NULL, spent_prompt_tokens INTEGER NOT NULL, spent_cached_tokens INTEGER NOT NULL,
+    server TEXT NOT NULL, outcome TEXT NOT NULL, attempts INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+    spent_prompt_tokens INTEGER NOT NULL, spent_cached_tokens INTEGER NOT NULL,
     spent_completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL, error TEXT NOT NULL);
 PRAGMA user_version = {VERSION};
 """
@@ -127,6 +129,7 @@ class BufferStore:
                     c.method,
                     c.kind,
                     c.query_id,
+                    c.server,
                     c.outcome,
                     c.attempts,
                     *c.usage,
@@ -136,7 +139,7 @@ class BufferStore:
                 )
                 for c in calls
             ]
-            self._db.executemany(f"INSERT INTO calls VALUES ({','.join('?' * 15)})", rows)
+            self._db.executemany(f"INSERT INTO calls VALUES ({','.join('?' * 16)})", rows)
 
     def _write_group(self, group: RolloutGroup, score: GroupScore) -> None:
         key = (group.query.id, group.step)
@@ -158,7 +161,7 @@ class BufferStore:
             "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *key,
-                group.epoch if group.epoch is not None else (score.before.visits if score.before else 0),
+                group.epoch,
                 len(before),
                 json.dumps(score.positions),
                 json.dumps(score.order),
@@ -175,7 +178,7 @@ class BufferStore:
     def totals(self, phase: str = "train") -> Totals:
         """Judge costs so far."""
         sums = self._db.execute(
-            "SELECT sum(outcome = 'parsed'), sum(outcome != 'parsed'), sum(attempts),"
+            f"SELECT sum(outcome = 'parsed'), sum(outcome IN {FAILURES}), sum(attempts),"
             " sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens),"
             " sum(spent_prompt_tokens), sum(spent_cached_tokens), sum(spent_completion_tokens), sum(seconds)"
             " FROM calls WHERE phase = ?",

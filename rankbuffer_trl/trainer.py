@@ -84,9 +84,10 @@ class RankBufferTrainer(GRPOTrainer):
             judge=judge or args.judge(),
             store=Path(args.output_dir) / LIVE_STORE,
             num_generations=args.num_generations,
-            method=args.method(),
+            method=args.reward_method(),
             reader=reader,
             max_failures=args.judge_max_failures,
+            step_timeout=args.judge_step_timeout,
         )
         self._train_queries = self.rank_reward.queries
         self._eval_queries = None
@@ -153,6 +154,8 @@ class RankBufferTrainer(GRPOTrainer):
         )
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
+        if self.args.scale_by_signal and self.model.training:
+            rewards = scale_by_signal(rewards, self.reward_weights, self.num_generations)
         return rewards
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> TrainOutput:
@@ -202,3 +205,17 @@ class RankBufferTrainer(GRPOTrainer):
     def close(self) -> None:
         """Close the store and the judge's connections."""
         self.rank_reward.close()
+
+
+def scale_by_signal(rewards: torch.Tensor, weights: torch.Tensor, G: int) -> torch.Tensor:
+    """GPG's rescaling: rewards, shape (groups * G, functions), over the share of groups whose total rewards differ.
+
+    Groups without a difference have no gradient, and this gives the others their weight (GPG's alpha). All zero, or
+    all different, changes nothing.
+    """
+    totals = (rewards * weights.to(rewards)).nansum(dim=1).view(-1, G)
+    scored = ~torch.isnan(rewards[:, RANK]).view(-1, G)
+    highest = totals.masked_fill(~scored, -torch.inf).amax(dim=1)
+    lowest = totals.masked_fill(~scored, torch.inf).amin(dim=1)
+    share = (highest > lowest).float().mean()
+    return rewards / share if share > 0 else rewards

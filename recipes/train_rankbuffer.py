@@ -4,35 +4,47 @@
         recipes/train_rankbuffer.py --config recipes/rankbuffer/qwen3_8b_nectar.yaml
 
 Every key of the YAML can also be given on the command line, where it wins. LoRA and quantisation are TRL's own flags
-(`--use_peft`, `--load_in_4bit`). `--resume_from_checkpoint true` goes on from the newest whole checkpoint in
+(`--use_peft`, `--load_in_4bit`). `--preflight_only` checks data and judge, says what the run will cost, and stops.
+`--resume_from_checkpoint true` goes on from the newest whole checkpoint in
 `output_dir`.
 """
 
+from pathlib import Path
+
+import yaml
+from datasets import Dataset
 from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
 from rankbuffer_trl.config import RankBufferConfig
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.distributed import on_main_process
+from rankbuffer_trl.preflight import report
 from rankbuffer_trl.trainer import RankBufferTrainer
 
 
-def build_trainer(
-    script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig
-) -> RankBufferTrainer:
-    """Load data and policy. Whatever is wrong with either is said here, before anything runs."""
+def load_data(script_args: ScriptArguments, training_args: RankBufferConfig) -> tuple[Dataset, Dataset | None]:
+    """The queries to train on, and those to evaluate on if that is wanted."""
     if not script_args.dataset_name:
         raise ValueError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
     if script_args.dataset_streaming:
         raise ValueError(
             "dataset_streaming is not supported: queries are looked up by id, and an epoch visits each once"
         )
-    if not model_args.model_name_or_path:
-        raise ValueError("model_name_or_path is not set: name the policy to train")
     train_dataset = load_queries(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)
     eval_dataset = None
     if training_args.eval_strategy != "no":
         eval_dataset = load_queries(
             script_args.dataset_name, script_args.dataset_config, script_args.dataset_test_split
         )
+    return train_dataset, eval_dataset
+
+
+def build_trainer(
+    training_args: RankBufferConfig, model_args: ModelConfig, train_dataset: Dataset, eval_dataset: Dataset | None
+) -> RankBufferTrainer:
+    """Load the policy. Whatever is wrong with it or the data is said here, before anything runs."""
+    if not model_args.model_name_or_path:
+        raise ValueError("model_name_or_path is not set: name the policy to train")
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
@@ -50,8 +62,13 @@ def build_trainer(
 
 
 def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> None:
-    """Train, save, and push if `push_to_hub` is set."""
-    trainer = build_trainer(script_args, training_args, model_args)
+    """Check data and judge, then train, save, and push if `push_to_hub` is set."""
+    train_dataset, eval_dataset = load_data(script_args, training_args)
+    queries = QueryTable(train_dataset, training_args.reward_method().responses_needed)
+    on_main_process(lambda: report(training_args, queries))
+    if training_args.preflight_only:
+        return
+    trainer = build_trainer(training_args, model_args, train_dataset, eval_dataset)
     resume = training_args.resume_from_checkpoint
     try:
         trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
@@ -62,9 +79,20 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
         trainer.close()
 
 
+class RecipeParser(TrlParser):
+    """TRL's parser, whose YAML files may name another one in this folder, `base: base.yaml`, and change some keys."""
+
+    def set_defaults_with_config(self, base: str | None = None, **config) -> list[str]:
+        """The keys of `config` over those of its base."""
+        if base is None:
+            return super().set_defaults_with_config(**config)
+        path = Path(__file__).parent / base
+        return self.set_defaults_with_config(**{**yaml.safe_load(path.read_text()), **config})
+
+
 def make_parser() -> TrlParser:
     """The parser of this recipe: data, training, model."""
-    return TrlParser((ScriptArguments, RankBufferConfig, ModelConfig))
+    return RecipeParser((ScriptArguments, RankBufferConfig, ModelConfig))
 
 
 if __name__ == "__main__":

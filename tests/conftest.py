@@ -8,15 +8,20 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import asyncio
 import json
+import re
 import sys
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from rankbuffer_trl.groups import Query, Rubric
-from rankbuffer_trl.judge import Judge, TransportError, Usage
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.scoring import GroupScorer
+from rankbuffer_trl.store import BufferStore
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "recipes" / "quickstart"
@@ -36,13 +41,14 @@ class ScriptedClient:
         self.answer = answer
         self.seen: list[list[dict]] = []
 
-    async def complete(self, messages, *, seed):
+    async def complete(self, messages, *, question, seed, tally):
         self.seen.append(messages)
+        tally.server, tally.attempts = self.name, tally.attempts + 1
         await asyncio.sleep(0)
         answer = self.answer(messages)
         if isinstance(answer, Exception):
             raise answer
-        return answer, Usage(10, 4, 3), 1
+        return answer, Usage(10, 4, 3)
 
     async def close(self):
         pass
@@ -53,7 +59,71 @@ def scripted_judge(answer: Callable[[list[dict]], str | Exception], **kwargs) ->
 
 
 def unreachable(messages) -> Exception:
-    return TransportError("connection refused", attempts=2)
+    return TransportError("connection refused")
+
+
+def ask_all(judge: Judge, questions: Iterable[Question]) -> list:
+    """The verdicts of questions that are put at once; the judge's client is closed then."""
+
+    async def run():
+        try:
+            return await judge.ask_all(questions)
+        finally:
+            await judge.client.close()
+
+    return asyncio.run(run())
+
+
+def ask(judge: Judge, question: Question) -> tuple[object, Call]:
+    """One question, its verdict and its one call."""
+    (verdict,) = ask_all(judge, [question])
+    (call,) = judge.drain()
+    return verdict, call
+
+
+# A judge for texts that are numbers: a higher number is a better response.
+
+
+def numbers(query_id: str = "n", anchors: str = "10 20 30 40") -> Query:
+    return Query(query_id, [{"role": "user", "content": "?"}], (Rubric("Is high.", 1),), tuple(anchors.split()))
+
+
+def group(query: Query, texts: str, step: int, epoch: int | None = None) -> RolloutGroup:
+    """Rollouts in one line; `-` is one without an answer."""
+    rollouts = tuple(Rollout(i, "" if text == "-" else text) for i, text in enumerate(texts.split()))
+    return RolloutGroup(query, rollouts, step, epoch)
+
+
+def by_number(messages: list[dict]) -> str:
+    _, _, body = messages[0]["content"].partition("\n\nRUBRICS\n")
+    blocks = re.findall(r"^\[[AR](\d+)\]\n(\d+)$", body, re.MULTILINE)
+    if "\n\nCANDIDATES\n" in body:
+        return json.dumps({"order": [int(id) for id, value in sorted(blocks, key=lambda block: int(block[1]))]})
+    (candidate,) = re.findall(r"\n\nCANDIDATE\n(\d+)\n", body)
+    return json.dumps({"position": bisect_left([int(value) for _, value in blocks], int(candidate))})
+
+
+def contents(store: BufferStore, tables=("responses", "buffers", "groups", "calls")) -> dict[str, list[tuple]]:
+    """Everything but the calls' seconds."""
+    found = {table: sorted(store.rows(f"SELECT * FROM {table}")) for table in tables}
+    if "calls" in found:
+        found["calls"] = sorted(row[:-2] + row[-1:] for row in found["calls"])
+    return found
+
+
+@pytest.fixture
+def scorer(tmp_path):
+    """Makes scorers, each with a store of its own, and closes them."""
+    made = []
+
+    def make(judge: Judge, method: RankBuffer | None = None, **kwargs) -> GroupScorer:
+        store = BufferStore(tmp_path / f"store-{len(made)}.sqlite")
+        made.append(GroupScorer(method or RankBuffer(), judge, store, **kwargs))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

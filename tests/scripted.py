@@ -106,14 +106,14 @@ class FailingJudge:
     def __init__(self, answers: int, hang: bool = False):
         self.judge, self.left, self.hang = RubricJudge(), answers, hang
 
-    async def complete(self, messages, *, seed):
+    async def complete(self, messages, **kwargs):
         self.left -= 1
         if self.left < 0 and self.hang:
             print("the judge hangs", flush=True)
             await asyncio.Event().wait()
         if self.left < 0:
             raise TransportError("it stopped answering")
-        return await self.judge.complete(messages)
+        return await self.judge.complete(messages, **kwargs)
 
     async def close(self):
         pass

@@ -12,12 +12,16 @@ from trl import GRPOConfig
 
 from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.judge import RubricJudge
+from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 
 RECIPES = sorted([*ROOT.glob("recipes/**/*.yaml"), *ROOT.glob("recipes/**/*.yml")])
 STOCK = {field.name for field in fields(GRPOConfig)}
 OWN = [field for field in fields(RankBufferConfig) if field.name not in STOCK]
+DOCS = JudgeConfig.__doc__ + RankBufferConfig.__doc__
 SERVER = {"judge_url": "http://127.0.0.1:8001/v1", "judge_model": "judge"}
 
 
@@ -33,11 +37,16 @@ def make(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("k0", 1),
-        ("k0", -4),
-        ("prune_after", 0),
-        ("refine_at", 0),
-        ("judge_max_tokens", 0),
+        ("method", "nectar"),
+        ("method", "my_package.MyMethod"),
+        ("method_args", {"k0": 1}),
+        ("method_args", {"k0": -4}),
+        ("method_args", {"prune_after": 0}),
+        ("method_args", {"refine_at": 0}),
+        ("method_args", {"anchors": 4}),
+        ("method_args", "[4]"),
+        ("method_args", "{k0: 4}"),
+        ("judge_free_tokens", -1),
         ("judge_max_retries", -1),
         ("judge_max_attempts", 0),
         ("judge_concurrency", 0),
@@ -45,8 +54,13 @@ def make(tmp_path):
         ("judge_max_failures", 1.5),
         ("judge_timeout", 0.0),
         ("judge_timeout", -3.0),
+        ("judge_step_timeout", 0.0),
+        ("judge_step_timeout", 1800),
+        ("judge_decoding", "grammar"),
+        ("judge_request", "{temperature: 0}"),
+        ("judge_request", "[1]"),
+        ("judge_request", ["top_p"]),
         ("format_weight", -0.2),
-        ("buffer_init", "nectar"),
         ("judge_url", "127.0.0.1:8001"),
         ("judge_url", "ftp://judge"),
         ("judge_model", "Qwen/Qwen3-32B"),
@@ -58,25 +72,29 @@ def make(tmp_path):
 def test_a_bad_value_is_refused_with_key_and_value(make, key, value):
     with pytest.raises(ValueError) as error:
         make(**{key: value})
+    if isinstance(value, dict):
+        [(key, value)] = value.items()
     assert key in str(error.value)
-    assert str(value) in str(error.value)
+    assert str(value) in str(error.value) or key == "anchors"
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("k0", 2),
-        ("prune_after", 1),
-        ("refine_at", 1),
+        ("method_args", {"k0": 2, "prune_after": 1, "refine_at": 1}),
+        ("method", "pairwise_rank"),
+        ("method", "rankbuffer_trl.rewards.gdpo.GDPO"),
+        ("judge_free_tokens", 0),
         ("judge_max_retries", 0),
         ("judge_max_attempts", 1),
         ("judge_max_failures", 0.0),
         ("judge_max_failures", 1.0),
+        ("judge_step_timeout", 1799.5),
+        ("judge_request", {"top_p": None}),
         ("format_weight", 0.0),
         ("format_check", "think"),
         ("format_check", r"<a>(?P<answer>.*)</a>"),
         ("max_prompt_length", 1),
-        ("buffer_init", "bootstrap"),
     ],
 )
 def test_the_outermost_good_values_pass(make, key, value):
@@ -84,7 +102,7 @@ def test_the_outermost_good_values_pass(make, key, value):
 
 
 def test_a_server_needs_a_model_and_a_model_a_server(make):
-    with pytest.raises(ValueError, match=r"judge_url is 'http://127\.0\.0\.1:8001/v1' but judge_model is not set"):
+    with pytest.raises(ValueError, match=r"judge_url is \['http://127\.0\.0\.1:8001/v1'\] but judge_model is not set"):
         make(judge_url=SERVER["judge_url"])
     with pytest.raises(ValueError, match="judge_model is 'judge' but judge_url is not set"):
         make(judge_model="judge")
@@ -134,41 +152,39 @@ def test_a_checkpoint_between_generations_is_allowed(make, values):
     assert make(**values).save_steps == values["save_steps"]
 
 
-def test_the_method_is_what_the_fields_say(make):
-    assert make().method() == RankBuffer(4, 3, 3, bootstrap=False, static=False, fine=True, anchor_content=True)
-    other = make(
-        k0=6,
-        prune_after=5,
-        refine_at=2,
-        buffer_init="bootstrap",
-        static_buffer=True,
-        fine_ranking=False,
-        anchor_content=False,
-    )
-    assert other.method() == RankBuffer(6, 5, 2, bootstrap=True, static=True, fine=False, anchor_content=False)
-
-
-@pytest.mark.parametrize(
-    ("key", "name", "value"),
-    [("static_buffer", "static", True), ("fine_ranking", "fine", False), ("anchor_content", "anchor_content", False)],
-)
-def test_each_switch_reaches_its_own_field(make, key, name, value):
-    assert make(**{key: value}).method() == RankBuffer(**{name: value})
+def test_the_method_is_what_the_arguments_say(make):
+    assert make().reward_method() == RankBuffer(4, 3, 3, bootstrap=False, static=False, fine=True, anchor_content=True)
+    other = make(method_args='{"k0": 6, "bootstrap": true, "fine": false}')
+    assert other.reward_method() == RankBuffer(6, 3, 3, bootstrap=True, fine=False)
+    assert make(method="rrc_agr", method_args={"references": 3}, seed=5).reward_method() == RRCAGR(5, 3)
+    assert make(method="rrc_agr", method_args={"seed": 7}, seed=5).reward_method() == RRCAGR(seed=7)
 
 
 def test_without_a_server_the_embedded_judge_answers(make):
-    judge = make(judge_max_attempts=5, judge_concurrency=9).judge()
+    judge = make(judge_max_attempts=5, judge_guard=False).judge()
     assert isinstance(judge.client, RubricJudge)
     assert judge.max_attempts == 5
-    assert judge._slots._value == 9
+    assert not judge.guard
 
 
 def test_the_judge_is_what_the_fields_say(make):
-    judge = make(**SERVER, judge_max_tokens=33, judge_timeout=4.5, judge_max_retries=2, judge_max_attempts=7).judge()
-    assert isinstance(judge.client, OpenAIClient)
+    judge = make(
+        **SERVER,
+        judge_decoding="regex",
+        judge_free_tokens=33,
+        judge_request='{"top_p": null, "seed": 5}',
+        judge_timeout=4.5,
+        judge_max_retries=2,
+        judge_max_attempts=7,
+        judge_concurrency=9,
+    ).judge()
+    client = judge.client
+    assert isinstance(client, OpenAIClient)
     assert judge.max_attempts == 7
-    assert (judge.client.model, judge.client.max_tokens, judge.client._client.max_retries) == ("judge", 33, 2)
-    assert judge.client.name == "judge at http://127.0.0.1:8001/v1"
+    assert judge.guard
+    assert (client.model, client.free_tokens, client.max_retries, client.concurrency) == ("judge", 33, 2, 9)
+    assert (client.decoding, client.request) == ("regex", {"top_p": None, "seed": 5})
+    assert (client.url, client.name) == ("http://127.0.0.1:8001/v1", "judge at http://127.0.0.1:8001/v1")
     inner = judge.client._client
     assert (str(inner.base_url), inner.timeout, inner.max_retries) == ("http://127.0.0.1:8001/v1/", 4.5, 2)
 
@@ -191,6 +207,32 @@ def test_the_usual_key_does_not_stand_in_for_a_named_one(make, monkeypatch):
     assert make(**SERVER, judge_api_key_env="JUDGE_KEY").judge().client._client.api_key == "none"
 
 
+def test_several_servers_share_all_settings(make):
+    urls = ["http://127.0.0.1:8001/v1", "http://127.0.0.1:8002/v1"]
+    servers = make(judge_url=urls, judge_model="judge", judge_free_tokens=33, judge_concurrency=9).judge().client
+    assert isinstance(servers, Servers)
+    assert [client.url for client in servers.clients] == urls
+    assert {(client.model, client.free_tokens, client.concurrency) for client in servers.clients} == {("judge", 33, 9)}
+
+
+@pytest.mark.parametrize(
+    ("second", "fault"),
+    [("127.0.0.1:8002", "start with http:// or https://, got '127.0.0.1:8002'"), (SERVER["judge_url"], "twice")],
+)
+def test_each_of_several_servers_is_checked(make, second, fault):
+    with pytest.raises(ValueError, match="judge_url") as error:
+        make(judge_url=[SERVER["judge_url"], second], judge_model="judge")
+    assert fault in str(error.value)
+
+
+def test_a_step_ends_before_the_other_processes_give_up(make):
+    assert make().judge_step_timeout == 0.9 * 1800
+    assert make(ddp_timeout=7200).judge_step_timeout == 0.9 * 7200
+    assert make(judge_step_timeout=3600.0, ddp_timeout=7200).judge_step_timeout == 3600
+    with pytest.raises(ValueError, match=r"judge_step_timeout is 3600 s.* ddp_timeout=1800 s"):
+        make(judge_step_timeout=3600.0)
+
+
 # Recipes
 
 
@@ -200,6 +242,8 @@ def parse(monkeypatch):
 
     def parse(path: Path, *more: str):
         text = path.read_text()
+        if base := yaml.safe_load(text).get("base"):
+            text += (ROOT / "recipes" / base).read_text()
         launch = re.search(r"--config_file (accelerate_configs/\S+)", text)
         processes = yaml.safe_load((ROOT / launch[1]).read_text())["num_processes"] if launch else 1
         monkeypatch.setattr(RankBufferConfig, "world_size", processes)
@@ -215,15 +259,32 @@ def test_every_recipe_parses_and_means_what_it_says(parse, path):
     assert script.dataset_name
     assert model.model_name_or_path
     set_aside = {"bf16", "use_cpu", "report_to"}  # the last becomes a list
-    for key, value in yaml.safe_load(path.read_text()).items():
+    lists = {"judge_url"}  # one or several
+    recipe = yaml.safe_load(path.read_text())
+    recipe.pop("base", None)
+    for key, value in recipe.items():
         (found,) = [getattr(part, key) for part in (script, training, model) if hasattr(part, key)]
+        value = [value] if key in lists and not isinstance(value, list) else value
         assert key in set_aside or str(getattr(found, "value", found)) == str(value), key
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_command_line_wins_over_a_recipe(parse, path):
-    script, training, _ = parse(path, "--k0", "3", "--dataset_name", "other.jsonl", "--judge_concurrency", "5")
-    assert (script.dataset_name, training.k0, training.judge_concurrency) == ("other.jsonl", 3, 5)
+    script, training, _ = parse(
+        path, "--method_args", "{}", "--dataset_name", "other.jsonl", "--judge_concurrency", "5"
+    )
+    assert (script.dataset_name, training.method_args, training.judge_concurrency) == ("other.jsonl", {}, 5)
+
+
+def test_several_servers_fit_on_the_command_line_and_in_a_recipe(parse, tmp_path):
+    urls = ["http://127.0.0.1:8001/v1", "http://127.0.0.1:8002/v1"]
+    path = tmp_path / "recipe.yaml"
+    path.write_text("output_dir: out\nuse_cpu: true\nbf16: false\njudge_model: judge\n")
+    assert parse(path, "--judge_url", *urls)[1].judge_url == urls
+    path.write_text(path.read_text() + f"judge_url: {urls}\njudge_request: {{top_p: null, seed: 5}}\n")
+    assert parse(path)[1].judge_url == urls
+    assert parse(path)[1].judge_request == {"top_p": None, "seed": 5}
+    assert parse(path, "--judge_request", '{"seed": 6}')[1].judge_request == {"seed": 6}
 
 
 def test_there_are_recipes():
@@ -239,7 +300,7 @@ def test_an_unknown_key_is_refused_by_name(parse, tmp_path):
 
 def test_a_bad_value_in_a_recipe_is_refused_by_name(parse, tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text("output_dir: out\nuse_cpu: true\nbf16: false\nk0: 1\n")
+    path.write_text("output_dir: out\nuse_cpu: true\nbf16: false\nmethod_args: {k0: 1}\n")
     with pytest.raises(ValueError, match="k0 must be at least 2, got 1"):
         parse(path)
 
@@ -252,7 +313,7 @@ def test_every_field_has_help_and_is_documented_with_its_default(field):
     assert len(field.metadata["help"]) > 10
     assert field.default is not MISSING
     entry = re.search(
-        rf"^\s+{field.name} \(`[^`]+`, \*optional\*(?:, defaults to `(.*)`)?\):$", RankBufferConfig.__doc__, re.M
+        rf"^\s+{field.name} \(`[^`]+`(?: or `[^`]+`)?, \*optional\*(?:, defaults to `(.*)`)?\):$", DOCS, re.M
     )
     assert entry, f"{field.name} is not in the docstring"
     documented = entry[1].strip('"') if entry[1] else "None"
@@ -260,9 +321,12 @@ def test_every_field_has_help_and_is_documented_with_its_default(field):
 
 
 def test_the_docstring_names_no_field_that_is_gone():
-    named = re.findall(r"^        (\w+) \(`", RankBufferConfig.__doc__, re.M)
-    assert named == [field.name for field in OWN]
-    assert len(named) > 15
+    judge = re.findall(r"^        (\w+) \(`", JudgeConfig.__doc__, re.M)
+    own = re.findall(r"^        (\w+) \(`", RankBufferConfig.__doc__, re.M)
+    assert judge == [field.name for field in fields(JudgeConfig)]
+    assert judge + own == [field.name for field in OWN]
+    assert len(judge) > 10
+    assert own
 
 
 def test_stock_defaults_are_left_alone():

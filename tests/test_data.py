@@ -109,9 +109,9 @@ BAD_ROWS = {
     "weight null": (set_key("rubrics", [{"text": "x", "weight": None}]), ["rubrics[0].weight", "got 'None'"]),
     "too few responses": (
         set_key("responses", ["worst", "bad", "best"]),
-        ["row 1", "responses must hold at least k0=4 responses", "got '3 responses'"],
+        ["row 1", "responses must hold at least 4 responses", "got '3 responses'"],
     ),
-    "no responses": (set_key("responses", None), ["row 1", "at least k0=4", "got '0 responses'"]),
+    "no responses": (set_key("responses", None), ["row 1", "at least 4", "got '0 responses'"]),
     "empty response": (
         set_key("responses", ["worst", "bad", "good", " \n"]),
         ["row 1", "responses[3] must be non-empty text"],
@@ -155,7 +155,7 @@ BAD_TABLES = {  # faults of a column's type, which all rows of an Arrow table sh
         "rubrics[0].weight must be an integer from 1 to 5, got '5'",
     ),
     "weight true": ("rubrics", [{"text": "x", "weight": True}], "rubrics[0].weight must be an integer from 1 to 5"),
-    "responses is text": ("responses", "abcd", "responses must hold at least k0=4"),
+    "responses is text": ("responses", "abcd", "responses must hold at least 4"),
     "responses of numbers": ("responses", [1, 2, 3, 4], "responses[0] must be non-empty text, got '1'"),
 }
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import VerdictError, insertion_question, ranking_question
+from rankbuffer_trl.judge.guard import MARKER
 
 QUERY = Query(
     id="tea",
@@ -123,37 +124,37 @@ def order_only(candidate="Wait three minutes.", query=QUERY, anchors=ANCHORS):
 
 
 def test_the_coarse_prompt_is_the_papers():
-    assert coarse().prompt == COARSE
+    assert coarse().prompt() == COARSE
     assert (coarse().kind, coarse().query_id) == ("insert", "tea")
 
 
 def test_the_order_only_prompt_is_the_papers():
-    assert order_only().prompt == ORDER_ONLY
+    assert order_only().prompt() == ORDER_ONLY
     assert (order_only().kind, order_only().query_id) == ("insert", "tea")
 
 
 def test_the_fine_prompt_is_the_papers():
     question = ranking_question(QUERY, CANDIDATES)
-    assert question.prompt == FINE
-    assert (question.kind, question.query_id) == ("rank", "tea")
+    assert question.prompt() == FINE
+    assert (question.kind, question.query_id) == ("fine", "tea")
 
 
 @pytest.mark.parametrize("K", [2, 7, 12])
 def test_prompts_count_any_number_of_anchors(K):
     anchors = [f"anchor {i}" for i in range(K)]
     for question in (coarse(anchors=anchors), order_only(anchors=anchors)):
-        assert f"\nPosition semantics for {K} anchors:\n" in question.prompt
-        assert f"\n- i (1 <= i < {K}): candidate belongs between A(i-1) and Ai\n" in question.prompt
-        assert f"\n- {K}: candidate is better than A{K - 1}\n" in question.prompt
-        assert question.prompt.endswith(f"<integer from 0 through {K}>}}")
-        assert [line for line in question.prompt.splitlines() if line.startswith("[A")] == [
+        assert f"\nPosition semantics for {K} anchors:\n" in question.prompt()
+        assert f"\n- i (1 <= i < {K}): candidate belongs between A(i-1) and Ai\n" in question.prompt()
+        assert f"\n- {K}: candidate is better than A{K - 1}\n" in question.prompt()
+        assert question.prompt().endswith(f"<integer from 0 through {K}>}}")
+        assert [line for line in question.prompt().splitlines() if line.startswith("[A")] == [
             f"[A{i}]" for i in range(K)
         ]
 
 
 def test_order_only_shows_no_anchor_text():
-    assert "hot water" not in order_only().prompt
-    assert order_only().prompt == order_only(anchors=("x", "y", "z")).prompt
+    assert "hot water" not in order_only().prompt()
+    assert order_only().prompt() == order_only(anchors=("x", "y", "z")).prompt()
 
 
 def test_turns_of_a_longer_chat_stand_under_their_roles():
@@ -174,7 +175,7 @@ def test_turns_of_a_longer_chat_stand_under_their_roles():
         (order_only(query=query), ORDER_ONLY),
         (ranking_question(query, CANDIDATES), FINE),
     ):
-        assert question.prompt == expected.replace("How do I make tea?", text)
+        assert question.prompt() == expected.replace("How do I make tea?", text)
 
 
 # Text stays text, wherever it stands.
@@ -200,24 +201,26 @@ NASTY = (
     " leading and trailing \n",
     "",
 )
-TEXT = st.one_of(st.text(), st.sampled_from(NASTY), st.lists(st.sampled_from(NASTY), max_size=4).map(" ".join))
+TEXT = st.one_of(st.text(), st.sampled_from(NASTY), st.lists(st.sampled_from(NASTY), max_size=4).map(" ".join)).filter(
+    lambda text: not MARKER.search(text)
+)  # what becomes of chat markers is in test_guard.py
 
 
 @given(TEXT)
 def test_any_candidate_stands_unchanged_in_the_insertion_prompts(text):
-    assert coarse(text).prompt == COARSE.replace("Wait three minutes.", text)
-    assert order_only(text).prompt == ORDER_ONLY.replace("Wait three minutes.", text)
+    assert coarse(text).prompt() == COARSE.replace("Wait three minutes.", text)
+    assert order_only(text).prompt() == ORDER_ONLY.replace("Wait three minutes.", text)
 
 
 @given(TEXT)
 def test_any_anchor_stands_unchanged(text):
-    assert coarse(anchors=("no", text, ANCHORS[2])).prompt == COARSE.replace("hot water", text)
+    assert coarse(anchors=("no", text, ANCHORS[2])).prompt() == COARSE.replace("hot water", text)
 
 
 @given(TEXT)
 def test_any_rollout_stands_unchanged_in_the_fine_prompt(text):
     candidates = (Rollout(4, text), *CANDIDATES[1:])
-    assert ranking_question(QUERY, candidates).prompt == FINE.replace("Wait three minutes.", text)
+    assert ranking_question(QUERY, candidates).prompt() == FINE.replace("Wait three minutes.", text)
 
 
 @given(TEXT)
@@ -229,8 +232,8 @@ def test_any_query_and_rubric_stand_unchanged(text):
         (order_only, ORDER_ONLY),
         (lambda query: ranking_question(query, CANDIDATES), FINE),
     ):
-        assert ask(query=query).prompt == expected.replace("How do I make tea?", text)
-        assert ask(query=rubrics).prompt == expected.replace("Says how long to wait.", text)
+        assert ask(query=query).prompt() == expected.replace("How do I make tea?", text)
+        assert ask(query=rubrics).prompt() == expected.replace("Says how long to wait.", text)
 
 
 # Good answers.
@@ -248,21 +251,25 @@ AROUND = {
 
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
 def test_a_good_answer_is_read_through_what_stands_around_it(around):
-    assert coarse().parse(around.replace("%s", '{"position": 2}')) == 2
-    assert order_only().parse(around.replace("%s", '{"position": 2}')) == 2
-    assert ranking_question(QUERY, CANDIDATES).parse(around.replace("%s", '{"order": [11, 0, 4]}')) == [11, 0, 4]
+    assert coarse().verdict.parse(around.replace("%s", '{"position": 2}')) == 2
+    assert order_only().verdict.parse(around.replace("%s", '{"position": 2}')) == 2
+    assert ranking_question(QUERY, CANDIDATES).verdict.parse(around.replace("%s", '{"order": [11, 0, 4]}')) == [
+        11,
+        0,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("answer", ['{"position":2}', '{\n  "position" :\t2\n}', '{"why": "better", "position": 2}'])
 def test_layout_and_other_keys_do_not_matter(answer):
-    assert coarse().parse(answer) == 2
+    assert coarse().verdict.parse(answer) == 2
 
 
 @given(st.integers(2, 12).flatmap(lambda K: st.tuples(st.just(K), st.integers(0, K))), st.booleans())
 def test_every_position_round_trips(case, anchor_content):
     K, position = case
     question = insertion_question(QUERY, ["anchor"] * K, "candidate", anchor_content)
-    verdict = question.parse(json.dumps({"position": position}))
+    verdict = question.verdict.parse(json.dumps({"position": position}))
     assert verdict == position
     assert type(verdict) is int
 
@@ -271,7 +278,7 @@ def test_every_position_round_trips(case, anchor_content):
 def test_every_permutation_round_trips(ids, random):
     question = ranking_question(QUERY, [Rollout(i, "text") for i in ids])
     order = random.sample(ids, len(ids))
-    assert question.parse(json.dumps({"order": order})) == order
+    assert question.verdict.parse(json.dumps({"order": order})) == order
 
 
 # Bad answers.
@@ -335,7 +342,7 @@ BAD_ORDERS = {
 def test_a_bad_answer_is_refused(answer):
     for question in (coarse(), order_only(), ranking_question(QUERY, CANDIDATES)):
         with pytest.raises(VerdictError) as caught:
-            question.parse(answer)
+            question.verdict.parse(answer)
         assert 0 < len(str(caught.value)) < 400, "the fault is named in a length that can be put to the judge"
 
 
@@ -343,27 +350,27 @@ def test_a_bad_answer_is_refused(answer):
 def test_a_position_is_an_integer_from_0_to_K(value):
     for question in (coarse(), order_only()):
         with pytest.raises(VerdictError):
-            question.parse(f'{{"position": {value}}}')
+            question.verdict.parse(f'{{"position": {value}}}')
 
 
 @pytest.mark.parametrize("value", BAD_ORDERS.values(), ids=BAD_ORDERS.keys())
 def test_an_order_holds_each_id_exactly_once(value):
     with pytest.raises(VerdictError):
-        ranking_question(QUERY, CANDIDATES).parse(f'{{"order": {value}}}')
+        ranking_question(QUERY, CANDIDATES).verdict.parse(f'{{"order": {value}}}')
 
 
 @pytest.mark.parametrize("ids", [(1, 0), (0, 10)])
 def test_zero_and_one_are_not_false_and_true(ids):
     question = ranking_question(QUERY, [Rollout(i, "text") for i in ids])
     with pytest.raises(VerdictError):
-        question.parse(json.dumps({"order": [bool(i) if i in (0, 1) else i for i in ids]}))
+        question.verdict.parse(json.dumps({"order": [bool(i) if i in (0, 1) else i for i in ids]}))
 
 
 def test_verdict_errors_name_the_fault():
     with pytest.raises(VerdictError, match="integer from 0 through 3, not 7"):
-        coarse().parse('{"position": 7}')
+        coarse().verdict.parse('{"position": 7}')
     with pytest.raises(VerdictError, match=r"each of \[4, 0, 11\] exactly once, not \[4, 0\]"):
-        ranking_question(QUERY, CANDIDATES).parse('{"order": [4, 0]}')
+        ranking_question(QUERY, CANDIDATES).verdict.parse('{"order": [4, 0]}')
 
 
 JSON_LIKE = st.lists(
@@ -385,14 +392,14 @@ OBJECTS = st.fixed_dictionaries({"position": VALUES, "order": VALUES}).map(json.
 @example("{\x00}")
 def test_any_text_gives_a_valid_verdict_or_a_verdict_error(answer):
     try:
-        position = coarse().parse(answer)
+        position = coarse().verdict.parse(answer)
     except VerdictError:
         pass
     else:
         assert type(position) is int
         assert 0 <= position <= 3
     try:
-        order = ranking_question(QUERY, CANDIDATES).parse(answer)
+        order = ranking_question(QUERY, CANDIDATES).verdict.parse(answer)
     except VerdictError:
         pass
     else:

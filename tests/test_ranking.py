@@ -45,7 +45,7 @@ class Table:
         if "\n\nCANDIDATES\n" in prompt:
             ids = tuple(int(i) for i in re.findall(r"^\[R(\d+)\]$", prompt, re.MULTILINE))
             assert ids == tuple(int(i) for i in re.findall(r"^answer (\d+)$", prompt, re.MULTILINE))
-            kind, verdict = "rank", {"order": sorted(ids, key=self.quality.get)}
+            kind, verdict = "fine", {"order": sorted(ids, key=self.quality.get)}
             fate = self.listwise.get(self.position.get(ids[0], 0), FINE)
         else:
             (i,) = map(int, re.findall(r"^CANDIDATE\nanswer (\d+)$", prompt, re.MULTILINE))
@@ -173,7 +173,7 @@ def test_ranking_equals_the_oracle(world, fine, anchor_content):
     assert ranking.tied == (failed if fine else crowds)
 
     expected = [("insert", (r.id,)) for r in rollouts]
-    expected += [("rank", tuple(i for i in sorted(keys) if keys[i][0] == p)) for p in crowds if fine]
+    expected += [("fine", tuple(i for i in sorted(keys) if keys[i][0] == p)) for p in crowds if fine]
     assert sorted(table.asked) == sorted(expected), "one question per answer and one per crowded interval"
     names = [f"[A{k}]" for k in range(K)]
     shown = [piece for k in range(K) for piece in (names[k], f"anchor{k}")] if anchor_content else names
@@ -182,7 +182,7 @@ def test_ranking_equals_the_oracle(world, fine, anchor_content):
     calls = judge.drain()
     assert Counter(call.kind for call in calls) == Counter(kind for kind, _ in expected)
     fates = [table.coarse[r.id] for r in rollouts] + [table.listwise[p] for p in crowds if fine]
-    outcomes = {FINE: ("parsed", 1), LATE: ("parsed", 2), MALFORMED: ("malformed", 3), DOWN: ("unreachable", 2)}
+    outcomes = {FINE: ("parsed", 1), LATE: ("parsed", 2), MALFORMED: ("malformed", 3), DOWN: ("unreachable", 1)}
     assert Counter((call.outcome, call.attempts) for call in calls) == Counter(outcomes[fate] for fate in fates)
 
 
@@ -259,7 +259,7 @@ def test_rewards_worked_by_hand(order, G, empty, rewards):
 def test_answers_of_one_interval_are_ranked_together_and_a_lone_one_is_not():
     table = Table(position={0: 1, 1: 0, 2: 1, 3: 2}, quality={0: 9, 1: 3, 2: 4, 3: 1})
     score, _ = run_score(RankBuffer(), group_of(4), buffer_of(2), table)
-    assert [ids for kind, ids in table.asked if kind == "rank"] == [(0, 2)]
+    assert [ids for kind, ids in table.asked if kind == "fine"] == [(0, 2)]
     assert score.order == ((1,), (2,), (0,), (3,))
     same(score.rewards, (1 / 3, -1, -1 / 3, 1))
 
@@ -358,8 +358,8 @@ RANKS = dict(enumerate((4, 2, 7, 0, 6, 1, 5, 3)))  # quality of rollouts 0..7
 def test_bootstrap_takes_rewards_and_anchors_from_one_ranking_without_maintenance():
     table = Table(quality=RANKS)
     score, judge = run_score(RankBuffer(bootstrap=True), group_of(8, step=6, epoch=1), None, table)
-    assert table.asked == [("rank", tuple(range(8)))]
-    assert [(call.kind, call.outcome) for call in judge.calls] == [("rank", "parsed")]
+    assert table.asked == [("fine", tuple(range(8)))]
+    assert [(call.kind, call.outcome) for call in judge.calls] == [("bootstrap", "parsed")]
     same(score.rewards, [-1 + 2 * RANKS[i] / 7 for i in range(8)])
     worst_to_best = sorted(RANKS, key=RANKS.get)
     assert score.order == tuple((i,) for i in worst_to_best)
@@ -380,7 +380,7 @@ def test_bootstrap_equals_the_oracle(ranks, empty, k0):
     score, _ = run_score(RankBuffer(k0=k0, bootstrap=True), group_of(8, empty, step=2), None, table)
     valid = [i for i in range(8) if i not in empty]
     same(score.rewards, slow_rewards({i: (0, quality[i]) for i in valid}, 8, empty))
-    assert table.asked == ([("rank", tuple(valid))] if len(valid) >= 2 else [])
+    assert table.asked == ([("fine", tuple(valid))] if len(valid) >= 2 else [])
     if len(valid) >= 2:
         sigma = rollouts_of(sorted(valid, key=quality.get))
         assert score.after == bootstrap_buffer(sigma, k0, 0, 2).visited()
@@ -460,28 +460,3 @@ def test_two_visits_of_one_epoch_expand_once_but_both_count():
     buffer = visit(RankBuffer(), visit(RankBuffer(), buffer_of(2), 0, epoch=0), 1, epoch=0)
     assert len(buffer) == 4
     assert buffer.visits == 2
-
-
-def test_without_an_epoch_the_visits_are_counted():
-    buffer = buffer_of(2)
-    for count in range(3):
-        buffer = visit(RankBuffer(), buffer, step=count, epoch=None)
-        assert len(buffer) == 4 + 2 * count
-        assert (buffer.left_epoch, buffer.right_epoch, buffer.observed_epoch) == (count,) * 3
-        assert (buffer.anchors[0].epoch, buffer.anchors[-1].epoch) == (count, count)
-
-
-def test_without_an_epoch_static_freezes_at_the_second_visit():
-    method = RankBuffer(static=True)
-    first = visit(method, buffer_of(2), 0, epoch=None)
-    assert len(first) == 4
-    assert visit(method, first, 1, epoch=None) == first.visited()
-
-
-def test_without_an_epoch_the_bootstrap_counts_as_the_first_visit():
-    method = RankBuffer(bootstrap=True)
-    first = run_score(method, group_of(2, epoch=None), None, Table(quality={0: 0, 1: 1}))[0].after
-    assert {anchor.epoch for anchor in first.anchors} == {0}
-    second = visit(method, first, 1, epoch=None)
-    assert second.observed_epoch == 1
-    assert second.visits == 2

@@ -16,6 +16,7 @@ from conftest import QUICKSTART, ROOT
 
 FOLDERS = (".", "docs", "recipes", "recipes/*")
 READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
+PAPER = sorted((ROOT / "recipes" / "paper").glob("*.yaml"))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
 
 
@@ -95,7 +96,7 @@ def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judg
     assert (tmp_path / "adapter_model.safetensors").is_file()
     table = contents(tmp_path / "rankbuffer.sqlite")
     assert len(table["groups"]) == 12
-    assert {row[5] for row in table["calls"]} == {"parsed"}
+    assert {row[6] for row in table["calls"]} == {"parsed"}
 
 
 def test_the_readmes_library_example_runs(tmp_path, tiny_policy, judge_url, monkeypatch):
@@ -145,7 +146,7 @@ def test_the_flags_in_a_readme_exist(readme):
         arguments = words[next(i for i, word in enumerate(words) if word.endswith("train_rankbuffer.py")) + 1 :]
         # One process stands in for the many: 2 x 80 = 160 rollouts a step.
         small = ["--use_cpu", "--bf16", "false", "--push_to_hub", "false"]
-        small += ["--gradient_accumulation_steps", "80"] if "qwen3_8b" in command else []
+        small += ["--gradient_accumulation_steps", "80"] if "recipes/paper" in command else []
         train_rankbuffer.make_parser().parse_args_and_config([*arguments, *small])
 
 
@@ -162,7 +163,7 @@ def test_accelerate_reads_its_configs(path):
 
 
 def test_the_papers_settings_stand_in_the_recipe():
-    recipe = yaml.safe_load((ROOT / "recipes" / "rankbuffer" / "qwen3_8b_nectar.yaml").read_text())
+    recipe = yaml.safe_load((ROOT / "recipes" / "base.yaml").read_text())
     paper = dict(
         num_generations=8,
         learning_rate=1e-6,
@@ -172,13 +173,48 @@ def test_the_papers_settings_stand_in_the_recipe():
         temperature=0.6,
         top_p=0.95,
         top_k=20,
-        k0=4,
-        refine_at=3,
-        prune_after=3,
         num_train_epochs=4,
     )
     assert {key: recipe[key] for key in paper} == paper
+    main = yaml.safe_load((ROOT / "recipes" / "paper" / "rankbuffer.yaml").read_text())
+    assert main["method_args"] == {"k0": 4, "refine_at": 3, "prune_after": 3}
     assert recipe["per_device_train_batch_size"] * 8 * recipe["gradient_accumulation_steps"] == 20 * 8
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_a_row_of_the_papers_tables_trains(tmp_path, tiny_policy, judge_url, path):
+    import train_rankbuffer
+    from scripted import contents
+
+    arguments = [
+        *("--config", str(path), "--model_name_or_path", tiny_policy, "--output_dir", str(tmp_path)),
+        *(
+            "--dataset_name",
+            str(QUICKSTART / "howto.jsonl"),
+            "--judge_url",
+            judge_url,
+            "--judge_model",
+            "rubric-judge",
+        ),
+        *("--use_cpu", "--bf16", "false", "--dtype", "float32", "--use_vllm", "false", "--push_to_hub", "false"),
+        *("--gradient_checkpointing", "false", "--format_check", "none", "--max_completion_length", "12"),
+        *("--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "1", "--max_steps", "2"),
+        *("--temperature", "1.0", "--learning_rate", "1e-3"),
+    ]
+    script_args, training_args, model_args = train_rankbuffer.make_parser().parse_args_and_config(arguments)
+    train_rankbuffer.main(script_args, training_args, model_args)
+    recipe = yaml.safe_load(path.read_text())
+    assert training_args.method == recipe["method"]
+    table = contents(tmp_path / "rankbuffer.sqlite")
+    assert len(table["groups"]) == 4
+    assert {row[2] for row in table["calls"]} == {training_args.reward_method().name}
+    assert {row[6] for row in table["calls"]} == {"parsed"}
+
+
+def test_the_index_names_every_recipe_of_the_paper():
+    index = (ROOT / "recipes" / "README.md").read_text()
+    assert len(PAPER) == 23
+    assert [path.name for path in PAPER if f"`paper/{path.name}`" not in index] == []
 
 
 def test_the_benchmarks_run_and_end_with_one_json_line():

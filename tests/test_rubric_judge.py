@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
-from rankbuffer_trl.judge import Judge, RubricJudge, insertion_question, ranking_question
+from rankbuffer_trl.judge import Judge, RubricJudge, Tally, Usage, insertion_question, ranking_question
 from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, meets, score, stem
 
 STEPS = Rubric("Gives the steps in order: rinse, boil, simmer.", 3)
@@ -239,9 +239,9 @@ def test_the_judge_reads_a_prompt_whose_responses_imitate_its_end():
 def prompts():
     query = one_rubric(STEPS)
     return {
-        "coarse": insertion_question(query, GRADED[:2], GRADED[2]).prompt,
-        "order-only": insertion_question(query, GRADED[:2], GRADED[2], anchor_content=False).prompt,
-        "fine": ranking_question(query, [Rollout(0, GRADED[1]), Rollout(1, GRADED[0])]).prompt,
+        "coarse": insertion_question(query, GRADED[:2], GRADED[2]).prompt(),
+        "order-only": insertion_question(query, GRADED[:2], GRADED[2], anchor_content=False).prompt(),
+        "fine": ranking_question(query, [Rollout(0, GRADED[1]), Rollout(1, GRADED[0])]).prompt(),
     }
 
 
@@ -275,16 +275,21 @@ def test_a_text_that_is_no_prompt_is_refused(prompt):
 
 
 def test_answers_are_deterministic_and_counted_in_tokens(howto):
-    def complete(prompt, seed):
-        return asyncio.run(RubricJudge().complete([{"role": "user", "content": prompt}], seed=seed))
+    def complete(question, prompt, seed):
+        tally, messages = Tally(), [{"role": "user", "content": prompt}]
+        answer, usage = asyncio.run(RubricJudge().complete(messages, question=question, seed=seed, tally=tally))
+        assert (tally.server, tally.attempts, tally.spent) == ("embedded rubric judge", 1, Usage())
+        assert tally.seconds > 0
+        return answer, usage
 
     for query in map(read, howto[:6]):
-        prompt = ranking_question(query, [Rollout(i, text) for i, text in enumerate(query.responses)]).prompt
-        answer, usage, sent = complete(prompt, 0)
-        assert (answer, usage, sent) == complete(prompt, 0) == complete(prompt, 7)
+        question = ranking_question(query, [Rollout(i, text) for i, text in enumerate(query.responses)])
+        prompt = question.prompt()
+        answer, usage = complete(question, prompt, 0)
+        assert (answer, usage) == complete(question, prompt, 0) == complete(question, prompt, 7)
         assert json.loads(answer) == {"order": list(range(7))}
-        assert (usage.cached, usage.completion, sent) == (0, 21, 1)  # { " order " : [ ] } and 7 numbers with 6 commas
-        assert usage.prompt > complete(prompt.replace(query.responses[-1], "Boil."), 0)[1].prompt > 0
+        assert (usage.cached, usage.completion) == (0, 21)  # { " order " : [ ] } and 7 numbers with 6 commas
+        assert usage.prompt > complete(question, prompt.replace(query.responses[-1], "Boil."), 0)[1].prompt > 0
 
 
 def test_the_first_user_message_is_the_one_answered():
@@ -295,4 +300,4 @@ def test_the_first_user_message_is_the_one_answered():
         {"role": "assistant", "content": "what?"},
         {"role": "user", "content": "That is not a valid answer."},
     ]
-    assert asyncio.run(RubricJudge().complete(repeat, seed=1))[0] == judge(prompt) == '{"order": [1, 0]}'
+    assert RubricJudge().answer(repeat)[0] == judge(prompt) == '{"order": [1, 0]}'

@@ -1,70 +1,25 @@
 """Whole groups through the scorer: judge, method and store together, and what a failing judge may not do."""
 
 import asyncio
-import json
 import random
 import re
-from bisect import bisect_left
 from dataclasses import replace
 
 import pytest
-from conftest import scripted_judge, unreachable
+from aiohttp import web
+from conftest import ScriptedClient, by_number, contents, group, numbers, scripted_judge, unreachable
+from http_server import served
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage
+from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage, insertion_question
+from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.metrics import INSERTION_BINS, insertion_bin, step_metrics, tied_share
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.score import GroupScore
-from rankbuffer_trl.scoring import GroupScorer, StepScore
-from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.scoring import StepScore
 
 TABLES = ("responses", "buffers", "groups", "calls")
-
-
-@pytest.fixture
-def scorer(tmp_path):
-    """Makes scorers, each with a store of its own, and closes them."""
-    made = []
-
-    def make(judge: Judge, method: RankBuffer | None = None, **kwargs) -> GroupScorer:
-        store = BufferStore(tmp_path / f"store-{len(made)}.sqlite")
-        made.append(GroupScorer(method or RankBuffer(), judge, store, **kwargs))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def contents(store: BufferStore, tables=TABLES) -> dict[str, list[tuple]]:
-    """Everything but the calls' seconds."""
-    found = {table: sorted(store.rows(f"SELECT * FROM {table}")) for table in tables}
-    if "calls" in found:
-        found["calls"] = sorted(row[:-2] + row[-1:] for row in found["calls"])
-    return found
-
-
-# A judge for texts that are numbers: a higher number is a better response.
-
-
-def numbers(query_id: str = "n", anchors: str = "10 20 30 40") -> Query:
-    return Query(query_id, [{"role": "user", "content": "?"}], (Rubric("Is high.", 1),), tuple(anchors.split()))
-
-
-def group(query: Query, texts: str, step: int, epoch: int | None = None) -> RolloutGroup:
-    """Rollouts in one line; `-` is one without an answer."""
-    rollouts = tuple(Rollout(i, "" if text == "-" else text) for i, text in enumerate(texts.split()))
-    return RolloutGroup(query, rollouts, step, epoch)
-
-
-def answer(messages: list[dict]) -> str:
-    _, _, body = messages[0]["content"].partition("\n\nRUBRICS\n")
-    blocks = re.findall(r"^\[[AR](\d+)\]\n(\d+)$", body, re.MULTILINE)
-    if "\n\nCANDIDATES\n" in body:
-        return json.dumps({"order": [int(id) for id, value in sorted(blocks, key=lambda block: int(block[1]))]})
-    (candidate,) = re.findall(r"\n\nCANDIDATE\n(\d+)\n", body)
-    return json.dumps({"position": bisect_left([int(value) for _, value in blocks], int(candidate))})
 
 
 def failing_for(*texts: str):
@@ -72,13 +27,13 @@ def failing_for(*texts: str):
 
     def respond(messages):
         faulty = any(f"\n\nCANDIDATE\n{text}\n" in messages[0]["content"] for text in texts)
-        return TransportError(f"cause {messages[0]['content'][-90:]}") if faulty else answer(messages)
+        return TransportError(f"cause {messages[0]['content'][-90:]}") if faulty else by_number(messages)
 
     return respond
 
 
 def test_a_group_is_ranked_rewarded_and_its_buffer_grown(scorer):
-    made = scorer(scripted_judge(answer))
+    made = scorer(scripted_judge(by_number))
     outcome = made.score([group(numbers(), "25 5 22 45 - 28", step=7)], step=7)
     (score,) = outcome.scores
     assert score.positions == {0: 2, 1: 0, 2: 2, 3: 4, 5: 2}
@@ -91,13 +46,13 @@ def test_a_group_is_ranked_rewarded_and_its_buffer_grown(scorer):
     assert [anchor.source for anchor in after.anchors] == "left initial initial refine initial initial right".split()
     assert [anchor.id for anchor in after.anchors if anchor.source != "initial"] == ["7-1", "7-0", "7-3"]
     assert after.visits == 1
-    assert sorted(call.kind for call in outcome.calls) == ["insert"] * 5 + ["rank"]
+    assert sorted(call.kind for call in outcome.calls) == ["fine"] + ["insert"] * 5
     assert made.store.totals().calls == 6
     assert outcome.seconds > 0
 
 
 def test_each_visit_ranks_against_the_buffer_of_the_last(scorer):
-    made = scorer(scripted_judge(answer))
+    made = scorer(scripted_judge(by_number))
     sizes = []
     for epoch, texts in enumerate(["50 41", "60 45", "60 1"]):
         (score,) = made.score([group(numbers(), texts, epoch, epoch)], epoch).scores
@@ -136,7 +91,7 @@ def test_buffers_of_real_queries_grow_with_the_embedded_judge(scorer, howto):
 
 
 def test_a_bootstrapped_query_waits_for_two_answers(scorer):
-    made = scorer(scripted_judge(answer), RankBuffer(bootstrap=True))
+    made = scorer(scripted_judge(by_number), RankBuffer(bootstrap=True))
     query = replace(numbers(), responses=())
     first, second, third = (
         made.score([group(query, texts, step, step)], step).scores[0]
@@ -148,7 +103,7 @@ def test_a_bootstrapped_query_waits_for_two_answers(scorer):
     assert third.before == second.after
     assert third.positions == {0: 1, 1: 2}
     assert [call[0] for call in made.store.rows("SELECT kind FROM calls ORDER BY rowid")] == [
-        "rank",
+        "bootstrap",
         "insert",
         "insert",
     ]
@@ -158,9 +113,9 @@ def test_a_bootstrapped_query_waits_for_two_answers(scorer):
 
 
 def test_a_group_scored_twice_in_one_call_changes_its_buffer_once(scorer):
-    made = scorer(scripted_judge(answer))
+    made = scorer(scripted_judge(by_number))
     twice = made.score([group(numbers(), "50 5", 3), group(numbers(), "60 6", 3)], 3)
-    once = scorer(scripted_judge(answer))
+    once = scorer(scripted_judge(by_number))
     once.score([group(numbers(), "50 5", 3)], 3)
     assert [score.rewards for score in twice.scores] == [(1.0, -1.0)] * 2
     assert contents(made.store, TABLES[:3]) == contents(once.store, TABLES[:3])
@@ -168,7 +123,7 @@ def test_a_group_scored_twice_in_one_call_changes_its_buffer_once(scorer):
 
 
 def test_a_step_scored_twice_changes_its_buffers_once(scorer):
-    made = scorer(scripted_judge(answer))
+    made = scorer(scripted_judge(by_number))
     groups = [group(numbers(), "50 5", 3, 0)]
     made.score(groups, 3)
     before = contents(made.store, TABLES[:3])
@@ -181,7 +136,7 @@ def test_a_step_scored_twice_changes_its_buffers_once(scorer):
 
 
 def test_evaluation_writes_nothing_but_the_ledger(scorer):
-    made = scorer(scripted_judge(answer))
+    made = scorer(scripted_judge(by_number))
     made.score([group(numbers(), "50 5", 0, 0)], 0)
     before = contents(made.store, TABLES[:3])
     seen, fresh = group(numbers(), "45 55 -", 1, 0), group(numbers("new"), "1 2 3", 1)
@@ -199,7 +154,7 @@ def test_evaluation_writes_nothing_but_the_ledger(scorer):
 def test_evaluation_between_two_visits_changes_neither(scorer):
     stores = []
     for evaluate in (False, True):
-        made = scorer(scripted_judge(answer))
+        made = scorer(scripted_judge(by_number))
         for step in range(3):
             if evaluate:
                 made.score([group(numbers(), "15 99 1", step)], step, update=False)
@@ -209,7 +164,7 @@ def test_evaluation_between_two_visits_changes_neither(scorer):
 
 
 def test_a_visit_ahead_of_its_epoch_is_refused(scorer):
-    made = scorer(scripted_judge(answer))
+    made = scorer(scripted_judge(by_number))
     made.score([group(numbers(), "50 5", 0, 0)], 0)
     before = contents(made.store)
     with pytest.raises(RuntimeError, match=r"query 'n' was already visited 1 times before its visit of epoch 0"):
@@ -228,7 +183,8 @@ def test_too_many_failures_stop_the_run_and_record_the_calls_alone(scorer):
     groups = [group(numbers(id), "50 5", 4) for id in ("n", "m")]
     with pytest.raises(JudgeError) as error:
         made.score(groups, 4)
-    fragments = ["scripted judge", "failed 4 of 4", "4 unreachable", "judge_max_failures=0.25", "connection refused"]
+    # 4 insertions and at most 2 fine rankings: the second failure is one too many
+    fragments = ["scripted judge", "failed 2 of 2", "2 unreachable", "judge_max_failures=0.25", "connection refused"]
     assert [fragment for fragment in fragments if fragment not in str(error.value)] == []
     found = contents(made.store)
     assert [found[table] for table in TABLES[:3]] == [[], [], []]
@@ -237,12 +193,14 @@ def test_too_many_failures_stop_the_run_and_record_the_calls_alone(scorer):
     assert {row[:2] for row in found["calls"]} == {(4, "train")}
 
 
-@pytest.mark.parametrize(("share", "stops"), [(0.0, True), (0.24, True), (0.25, False), (1.0, False)])
+@pytest.mark.parametrize(
+    ("share", "stops"), [(0.0, "failed 1 of 2"), (0.24, "failed 1 of 4"), (0.25, None), (1.0, None)]
+)
 def test_the_share_itself_is_still_allowed(scorer, share, stops):
     made = scorer(scripted_judge(failing_for("5")), max_failures=share)
     groups = [group(numbers(), "50 5", 0), group(numbers("m"), "60 4", 0)]
     if stops:
-        with pytest.raises(JudgeError, match="failed 1 of 4 judgments"):
+        with pytest.raises(JudgeError, match=stops):
             made.score(groups, 0)
         assert made.store.load("n") is made.store.load("m") is None
     else:
@@ -264,7 +222,7 @@ def test_unscored_rollouts_are_none_and_touch_no_buffer(scorer):
 
 def test_a_failed_fine_ranking_ties_its_interval_and_adds_no_anchor(scorer):
     def no_ranking(messages):
-        return "I cannot." if "\n\nCANDIDATES\n" in messages[0]["content"] else answer(messages)
+        return "I cannot." if "\n\nCANDIDATES\n" in messages[0]["content"] else by_number(messages)
 
     made = scorer(scripted_judge(no_ranking, max_attempts=2))
     (score,) = made.score([group(numbers(), "50 60 70 5", 0)], 0).scores
@@ -275,9 +233,9 @@ def test_a_failed_fine_ranking_ties_its_interval_and_adds_no_anchor(scorer):
 
 def test_evaluation_stops_for_failures_too(scorer):
     made = scorer(scripted_judge(unreachable))
-    with pytest.raises(JudgeError, match="failed 2 of 2"):
+    with pytest.raises(JudgeError, match="failed 1 of 1"):
         made.score([group(numbers(), "50 5", 0)], 0, update=False)
-    assert made.store.totals("eval").failures == 2
+    assert made.store.totals("eval").failures == 2  # the second was on its way when the first ended the step
     assert made.store.totals("train").failures == 0
 
 
@@ -286,7 +244,7 @@ def test_a_failed_step_can_be_scored_again(scorer):
     made = scorer(judge)
     with pytest.raises(JudgeError):
         made.score([group(numbers(), "50 5", 0, 0)], 0)
-    judge.client.answer = answer
+    judge.client.answer = by_number
     assert made.score([group(numbers(), "50 5", 0, 0)], 0).scores[0].rewards == (1.0, -1.0)
     assert made.store.load("n").visits == 1
 
@@ -297,6 +255,135 @@ def test_a_group_without_answers_asks_nothing(scorer):
     assert outcome.scores[0].rewards == (-1.0, -1.0)
     assert outcome.calls == []
     assert made.store.load("n").visits == 1
+
+
+@pytest.mark.parametrize(("failures", "questions"), [(1, 49), (29, 50)])
+def test_the_share_itself_is_allowed_whatever_its_fraction(scorer, failures, questions):
+    """In floats 1 / 49 * 49 < 1 and 29 / 50 * 50 < 29."""
+    faulty = [str(i) for i in range(failures)]
+    made = scorer(scripted_judge(failing_for(*faulty)), RankBuffer(fine=False), max_failures=failures / questions)
+    calls = made.score([group(numbers(), " ".join(map(str, range(questions))), 0)], 0).calls
+    assert (len(calls), sum(call.failed for call in calls)) == (questions, failures)
+
+
+@pytest.mark.parametrize("end", ["failures", "timeout", "success"])
+def test_what_a_step_allowed_does_not_judge_a_later_preflight(scorer, end):
+    silent = asyncio.Event()
+
+    class Client(ScriptedClient):
+        async def complete(self, messages, **kwargs):
+            if end == "timeout" and not silent.is_set():
+                await silent.wait()
+            return await super().complete(messages, **kwargs)
+
+    client = Client(unreachable if end == "failures" else by_number)
+    made = scorer(Judge(client), max_failures=0.0, step_timeout=0.2 if end == "timeout" else None)
+    if end == "success":
+        made.score([group(numbers(), "50 5", 0)], 0)
+    else:
+        with pytest.raises(JudgeError, match="failed 1 of 1" if end == "failures" else "judge_step_timeout"):
+            made.score([group(numbers(), "50 5", 0)], 0)
+    silent.set()
+    question = insertion_question(numbers(), ["10", "20"], "15")
+    client.answer = unreachable
+    for _ in range(3):
+        with pytest.raises(JudgeError, match="failed its first question"):
+            made.run(made.judge.preflight(question))
+    client.answer = by_number
+    made.run(made.judge.preflight(question))
+    assert made.judge.calls == []
+
+
+# Without an epoch the visits are counted
+
+
+def test_without_an_epoch_the_visits_are_counted(scorer):
+    made = scorer(scripted_judge(by_number), RankBuffer(prune_after=9))
+    for visit in range(3):
+        step = 4 * visit
+        (score,) = made.score([group(numbers(), f"{50 + visit} {5 - visit}", step)], step).scores
+        assert len(score.after) == 4 + 2 * (visit + 1)
+        assert (score.after.left_epoch, score.after.right_epoch, score.after.observed_epoch) == (visit,) * 3
+        assert (score.after.anchors[0].epoch, score.after.anchors[-1].epoch) == (visit, visit)
+    assert list(made.store.rows("SELECT step, epoch FROM groups ORDER BY step")) == [(0, 0), (4, 1), (8, 2)]
+
+
+def test_each_query_counts_its_own_visits(scorer):
+    made = scorer(scripted_judge(by_number))
+    for step, ids in enumerate(["n", "nm", "m", "nm"]):
+        made.score([group(numbers(id), "50 5", step) for id in ids], step)
+    visits = list(made.store.rows("SELECT query_id, step, epoch FROM groups ORDER BY query_id, step"))
+    assert visits == [("m", 1, 0), ("m", 2, 1), ("m", 3, 2), ("n", 0, 0), ("n", 1, 1), ("n", 3, 2)]
+
+
+def test_a_named_epoch_stays(scorer):
+    made = scorer(scripted_judge(by_number))
+    made.score([group(numbers(), "50 5", 0, epoch=3)], 0)
+    made.score([group(numbers(), "60 4", 1)], 1)
+    assert list(made.store.rows("SELECT step, epoch FROM groups ORDER BY step")) == [(0, 3), (1, 1)]
+
+
+def test_without_an_epoch_static_freezes_at_the_second_visit(scorer):
+    made = scorer(scripted_judge(by_number), RankBuffer(static=True))
+    first, second, third = (made.score([group(numbers(), "50 5", step)], step).scores[0].after for step in range(3))
+    assert len(first) == 6
+    assert second == first.visited()
+    assert third == second.visited()
+
+
+def test_without_an_epoch_the_bootstrap_counts_as_the_first_visit(scorer):
+    made = scorer(scripted_judge(by_number), RankBuffer(bootstrap=True))
+    query = replace(numbers(), responses=())
+    waiting, first, second = (
+        made.score([group(query, texts, step)], step).scores[0].after
+        for step, texts in enumerate(["5 -", "5 9", "1 8"])
+    )
+    assert waiting is None
+    assert {anchor.epoch for anchor in first.anchors} == {0}
+    assert (second.observed_epoch, second.visits) == (1, 2)
+    assert [epoch for (epoch,) in made.store.rows("SELECT epoch FROM groups ORDER BY step")] == [0, 0, 1]
+
+
+# Who asks and who waits
+
+
+def test_questions_are_put_group_by_group_in_the_order_of_their_rollouts(scorer):
+    put = []
+
+    async def chat(request):
+        messages = (await request.json())["messages"]
+        put.append(messages[0]["content"])
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": by_number(messages)}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    texts = ["50 51 5 52", "61 60 15 -", "70 3 71 2"]
+    with served(app) as address:
+        made = scorer(Judge(OpenAIClient(address + "/v1", "m", concurrency=1)))
+        made.score([group(numbers(id), line, 0) for id, line in zip("abc", texts, strict=True)], 0)
+    candidates = [text for prompt in put for text in re.findall(r"\n\nCANDIDATE\n(\d+)\n", prompt)]
+    assert candidates == " ".join(texts).replace(" -", "").split()
+    ranked = [re.findall(r"^\[R\d+\]\n(\d+)$", prompt, re.MULTILINE) for prompt in put]
+    assert [found for found in ranked if found] == [["50", "51", "52"], ["61", "60"], ["3", "2"], ["70", "71"]]
+
+
+def test_a_group_does_not_wait_for_another(scorer):
+    b_is_ranked, log = asyncio.Event(), []
+
+    class Client(ScriptedClient):
+        async def complete(self, messages, *, question, **kwargs):
+            if question.query_id == "a" and "\n\nCANDIDATE\n50\n" in messages[0]["content"]:
+                await asyncio.wait_for(b_is_ranked.wait(), 20)
+            answer = await super().complete(messages, question=question, **kwargs)
+            log.append((question.query_id, question.kind))
+            if (question.query_id, question.kind) == ("b", "fine"):
+                b_is_ranked.set()
+            return answer
+
+    made = scorer(Judge(Client(by_number)))
+    outcome = made.score([group(numbers(id), "50 51 5", 0) for id in "ab"], 0)
+    assert [score.rewards for score in outcome.scores] == [(0.0, 1.0, -1.0)] * 2
+    assert log[-3:] == [("b", "fine"), ("a", "insert"), ("a", "fine")]
 
 
 # Who answers first does not matter
@@ -310,13 +397,13 @@ class Shuffled:
     def __init__(self, seed: int, respond):
         self.random, self.respond = random.Random(seed), respond
 
-    async def complete(self, messages, *, seed):
+    async def complete(self, messages, *, question, seed, tally):
         for _ in range(self.random.randrange(30)):
             await asyncio.sleep(0)
         found = self.respond(messages)
         if isinstance(found, Exception):
             raise found
-        return found, Usage(len(messages[0]["content"]), 0, len(found)), 1
+        return found, Usage(len(messages[0]["content"]), 0, len(found))
 
     async def close(self):
         pass
@@ -331,7 +418,7 @@ def test_results_do_not_depend_on_the_order_of_answers(scorer, method):
     ]
     found = []
     for seed in range(4):
-        made = scorer(Judge(Shuffled(seed, failing_for("7", "21")), concurrency=1 + 3 * seed), method, max_failures=1)
+        made = scorer(Judge(Shuffled(seed, failing_for("7", "21"))), method, max_failures=1)
         outcomes = [made.score(groups, step) for step, groups in enumerate(steps)]
         calls = [[replace(call, seconds=0.0) for call in outcome.calls] for outcome in outcomes]
         rows = list(made.store.rows("SELECT step, query_id, kind, outcome, spent_prompt_tokens, error FROM calls"))
@@ -367,8 +454,8 @@ def test_step_metrics_of_a_step_made_by_hand():
     query = numbers()
     groups = [group(query, "- 1 2 3", 0), group(query, "1 2 3 4", 0), group(query, "1 2 - -", 0)]
     calls = [
-        Call("rankbuffer", "insert", "n", "parsed", 2, Usage(100, 60, 7), Usage(150, 60, 9), 0.5),
-        Call("rankbuffer", "rank", "n", "malformed", 3, Usage(), Usage(300, 0, 30), 0.5, "no"),
+        Call("rankbuffer", "insert", "n", "http://a", "parsed", 2, Usage(100, 60, 7), Usage(150, 60, 9), 0.5),
+        Call("rankbuffer", "fine", "n", "http://b", "malformed", 3, Usage(), Usage(300, 0, 30), 0.5, "no"),
     ]
     metrics = step_metrics(groups, StepScore([first, second, third], calls, 1.5))
     assert metrics == pytest.approx(
@@ -379,6 +466,8 @@ def test_step_metrics_of_a_step_made_by_hand():
             "buffer/left": 0.5,
             "buffer/right": 1.0,
             "buffer/refine": 0.5,
+            "buffer/selected": 0.0,
+            "buffer/candidate": 0.0,
             "insert/below": 1 / 6,
             "insert/quarter1": 1 / 6,
             "insert/quarter2": 1 / 6,
@@ -404,7 +493,7 @@ def test_step_metrics_of_a_step_made_by_hand():
 def test_a_step_without_buffers_and_calls_has_the_same_names():
     full = step_metrics([group(numbers(), "1 2", 0)], StepScore([GroupScore((0.0, 1.0))], [], 0.0))
     assert {name: value for name, value in full.items() if value} == {}
-    assert len(full) == 24
+    assert len(full) == 26
 
 
 @pytest.mark.parametrize(

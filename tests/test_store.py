@@ -39,7 +39,9 @@ def ask_for(id: str) -> Query:
 
 def call(query_id: str = "q", outcome: str = "parsed", attempts: int = 1) -> Call:
     usage = Usage(100, 60, 7) if outcome == "parsed" else Usage()
-    return Call("rankbuffer", "insert", query_id, outcome, attempts, usage, Usage(200, 60, 14), 0.5, "why")
+    return Call(
+        "rankbuffer", "insert", query_id, "http://judge/v1", outcome, attempts, usage, Usage(200, 60, 14), 0.5, "why"
+    )
 
 
 def visit(id: str, step: int, before: AnchorBuffer | None = None) -> tuple[RolloutGroup, GroupScore]:
@@ -171,6 +173,18 @@ def test_totals_are_the_sums_of_the_calls_of_a_phase(store):
     store.commit(1, [], [call()], phase="eval")
     assert store.totals() == Totals(2, 2, 11, 200, 120, 14, 800, 240, 56, 2.0) == Totals.of(calls)
     assert store.totals("eval") == Totals(1, 0, 1, 100, 60, 7, 200, 60, 14, 0.5)
+
+
+def test_a_cancelled_call_has_a_cost_but_is_neither_an_answer_nor_a_failure(store):
+    calls = [call(), call(outcome="cancelled", attempts=2)]
+    store.commit(0, [], calls)
+    assert store.totals() == Totals(1, 0, 3, 100, 60, 7, 400, 120, 28, 1.0) == Totals.of(calls)
+
+
+def test_a_call_comes_back_as_it_went_in(store):
+    store.commit(3, [], [call("q", "malformed", 2)], phase="eval")
+    row = (3, "eval", "rankbuffer", "insert", "q", "http://judge/v1", "malformed", 2, 0, 0, 0, 200, 60, 14, 0.5, "why")
+    assert list(store.rows("SELECT * FROM calls")) == [row]
 
 
 # One transaction
@@ -413,7 +427,7 @@ def test_a_leftover_of_a_killed_snapshot_is_no_obstacle(tmp_path, store):
 def another_version(path: Path) -> None:
     BufferStore(path).close()
     with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 1")
     db.close()
 
 
@@ -442,7 +456,7 @@ def test_a_bad_snapshot_is_refused_and_costs_nothing(tmp_path, store, case):
 
 def test_another_format_version_is_refused(tmp_path):
     another_version(tmp_path / "store.sqlite")
-    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 2; this program reads version 1"):
+    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1; this program reads version 2"):
         BufferStore(tmp_path / "store.sqlite")
 
 

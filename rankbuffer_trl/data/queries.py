@@ -69,7 +69,11 @@ class QueryTable:
         required = ["query_id", "prompt", "rubrics"] + (["responses"] if anchors_needed else [])
         missing = [column for column in required if column not in dataset.column_names]
         if missing:
-            hint = " (or set buffer_init: bootstrap, which needs no responses)" if missing == ["responses"] else ""
+            hint = (
+                " (or choose a method that needs none, such as method_args: {bootstrap: true})"
+                if missing == ["responses"]
+                else ""
+            )
             raise DataError(f"the data set has no column {missing[0]!r}{hint}; its columns are {dataset.column_names}")
         self._dataset = dataset.select_columns(required)
         self._row: dict[str, int] = {}
@@ -153,7 +157,7 @@ def check_row(row: dict, number: int, anchors_needed: int) -> str:
             count = len(responses) if isinstance(responses, list) else 0
             fail(
                 "responses",
-                f"must hold at least k0={anchors_needed} responses from worst to best",
+                f"must hold at least {anchors_needed} responses from worst to best",
                 f"{count} responses",
             )
         for i, response in enumerate(responses):

@@ -2,21 +2,42 @@
 
 from .errors import JudgeError, TransportError
 from .judge import ChatClient, Judge
-from .ledger import Call, Totals, Usage
-from .questions import Question, VerdictError, insertion_question, ranking_question
+from .ledger import Call, Tally, Totals, Usage
+from .questions import (
+    Question,
+    duel_question,
+    insertion_question,
+    pairwise_question,
+    pointwise_question,
+    ranking_question,
+    selection_question,
+)
 from .rubric_judge import RubricJudge
+from .verdicts import Order, Position, Score, Scores, Selection, Verdict, VerdictError, Winner
 
 __all__ = [
     "Call",
     "ChatClient",
     "Judge",
     "JudgeError",
+    "Order",
+    "Position",
     "Question",
     "RubricJudge",
+    "Score",
+    "Scores",
+    "Selection",
+    "Tally",
     "Totals",
     "TransportError",
     "Usage",
+    "Verdict",
     "VerdictError",
+    "Winner",
+    "duel_question",
     "insertion_question",
+    "pairwise_question",
+    "pointwise_question",
     "ranking_question",
+    "selection_question",
 ]

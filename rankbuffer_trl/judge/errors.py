@@ -2,12 +2,20 @@
 
 
 class JudgeError(RuntimeError):
-    """The judge cannot be worked with: unreachable, misconfigured, or failing too often."""
+    """The judge cannot be worked with: unreachable, misconfigured, too slow, or failing too often."""
 
 
 class TransportError(JudgeError):
-    """One request got no usable answer, its transport retries included. `attempts` says how many were sent."""
+    """One request got no usable answer, its transport retries included.
 
-    def __init__(self, message: str, attempts: int = 1):
+    Args:
+        message (`str`):
+            The cause, without keys.
+        kind (`str`, *optional*, defaults to `"refused"`):
+            `down` (no connection, no answer in time, 502 to 504: the server seems to be gone), `busy` (429 and other
+            faults that may pass) or `refused` (this request will never be answered).
+    """
+
+    def __init__(self, message: str, kind: str = "refused"):
         super().__init__(message)
-        self.attempts = attempts
+        self.kind = kind

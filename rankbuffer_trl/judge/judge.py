@@ -1,24 +1,34 @@
 """The one seam to a judge: a question goes in, a parsed verdict comes out, and every attempt is in the ledger."""
 
 import asyncio
-import time
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from .errors import JudgeError, TransportError
-from .ledger import Call, Usage
-from .questions import Question, VerdictError
+from .ledger import Call, Tally, Usage
+from .questions import Question
+from .verdicts import VerdictError
 
 REPEAT = "That is not a valid answer: {error}. Answer the same question again with the JSON object alone."
 
 
+def nobody(call: Call) -> None:
+    """Wants to know of no call."""
+
+
 class ChatClient(Protocol):
-    """What stands behind a judge: [`OpenAIClient`] or [`RubricJudge`]."""
+    """What stands behind a judge: [`RubricJudge`], [`OpenAIClient`] or several of them as [`Servers`]."""
 
     name: str
     """For messages to people: the endpoint and the model."""
 
-    async def complete(self, messages: list[dict[str, str]], *, seed: int) -> tuple[str, Usage, int]:
-        """Answer a chat deterministically. Returns text, tokens and requests sent, or raises [`TransportError`]."""
+    async def complete(
+        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
+    ) -> tuple[str, Usage]:
+        """Answer a chat about `question` deterministically: text and tokens, or raise [`TransportError`].
+
+        Requests, seconds and the server are added to `tally` as they happen.
+        """
 
     async def close(self) -> None:
         """Release connections."""
@@ -28,43 +38,40 @@ class Judge:
     """Asks questions of a chat client and keeps the ledger.
 
     A malformed answer is asked for again in a follow-up turn that names the fault, so that a deterministic judge can
-    answer differently. Transport faults are retried by the client. When nothing helps, [`Judge.ask`] returns `None`: a
-    failure is never a score.
+    answer differently. Transport faults are retried by the client, which also limits what is in flight. When nothing
+    helps, [`Judge.ask`] returns `None`: a failure is never a score.
 
     Args:
         client (`ChatClient`):
             Who answers.
         max_attempts (`int`, *optional*, defaults to `3`):
             How often one question is put before it counts as malformed.
-        concurrency (`int`, *optional*, defaults to `64`):
-            Questions in flight at once.
-        method (`str`, *optional*, defaults to `"rankbuffer"`):
-            Goes into the ledger.
+        guard (`bool`, *optional*, defaults to `False`):
+            Quote responses in prompts, see [`Question.prompt`].
     """
 
-    def __init__(self, client: ChatClient, max_attempts: int = 3, concurrency: int = 64, method: str = "rankbuffer"):
+    def __init__(self, client: ChatClient, max_attempts: int = 3, guard: bool = False):
         self.client = client
         self.max_attempts = max_attempts
-        self.method = method
+        self.guard = guard
+        self.method = ""
+        """The reward method that asks; [`GroupScorer`] names it for the ledger."""
         self.calls: list[Call] = []
-        self._slots = asyncio.Semaphore(concurrency)
+        self.on_call: Callable[[Call], None] = nobody
 
     async def ask(self, question: Question) -> Any | None:
-        """The parsed verdict of `question`, or `None` if there is none. Either way one [`Call`] joins `calls`."""
-        messages = [{"role": "user", "content": question.prompt}]
-        verdict, outcome, error = None, "malformed", ""
-        attempts, usage, spent = 0, Usage(), Usage()
-        async with self._slots:
-            started = time.perf_counter()
+        """The parsed verdict of `question`, or `None` if there is none. Either way one [`Call`] joins `calls`.
+
+        `on_call` is told of it; what it raises ends the question.
+        """
+        messages = [{"role": "user", "content": question.prompt(self.guard)}]
+        verdict, outcome, error, usage, tally = None, "malformed", "", Usage(), Tally()
+        try:
             for repeat in range(self.max_attempts):
+                answer, tokens = await self.client.complete(messages, question=question, seed=repeat, tally=tally)
+                tally.spent += tokens
                 try:
-                    answer, tokens, sent = await self.client.complete(messages, seed=repeat)
-                except TransportError as fault:
-                    outcome, error, attempts = "unreachable", str(fault), attempts + fault.attempts
-                    break
-                attempts, spent = attempts + sent, spent + tokens
-                try:
-                    verdict = question.parse(answer)
+                    verdict = question.verdict.parse(answer)
                 except VerdictError as fault:
                     error = str(fault)
                     messages = messages[:1] + [
@@ -74,16 +81,46 @@ class Judge:
                 else:
                     outcome, error, usage = "parsed", "", tokens
                     break
-            seconds = time.perf_counter() - started
-        self.calls.append(
-            Call(self.method, question.kind, question.query_id, outcome, attempts, usage, spent, seconds, error)
-        )
+        except TransportError as fault:
+            outcome, error = "unreachable", str(fault)
+        except asyncio.CancelledError:
+            if tally.attempts:  # else it was still waiting for its turn, and nothing was sent
+                self._record(question, "cancelled", usage, tally, error)
+            raise
+        self.on_call(self._record(question, outcome, usage, tally, error))
         return verdict
+
+    def _record(self, question: Question, outcome: str, usage: Usage, tally: Tally, error: str) -> Call:
+        call = Call(
+            method=self.method,
+            kind=question.kind,
+            query_id=question.query_id,
+            server=tally.server,
+            outcome=outcome,
+            attempts=tally.attempts,
+            usage=usage,
+            spent=tally.spent,
+            seconds=tally.seconds,
+            error=error,
+        )
+        self.calls.append(call)
+        return call
+
+    async def ask_all(self, questions: Iterable[Question]) -> list[Any | None]:
+        """The verdicts of `questions`, which are put at once and in this order.
+
+        When one of them ends in an exception, the others are cancelled.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self.ask(question)) for question in questions]
+        return [task.result() for task in asked]
 
     def drain(self) -> list[Call]:
         """Hand over the calls made since the last time, in an order that does not depend on who answered first."""
         calls, self.calls = self.calls, []
-        return sorted(calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.error))
+        return sorted(
+            calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.server, c.error)
+        )
 
     async def preflight(self, question: Question) -> None:
         """Ask one real question before any training. The call does not enter the ledger.

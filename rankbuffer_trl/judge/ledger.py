@@ -1,8 +1,10 @@
 """What a judgment cost: one `Call` per judgment asked for, whether it was answered or not."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
+
+FAILURES = ("malformed", "unreachable")
 
 
 class Usage(NamedTuple):
@@ -16,6 +18,16 @@ class Usage(NamedTuple):
         return Usage(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
+@dataclass
+class Tally:
+    """What one judgment has cost so far. The client counts as it goes, so that a fault or a cancel loses nothing."""
+
+    attempts: int = 0
+    seconds: float = 0.0
+    server: str = ""
+    spent: Usage = field(default_factory=Usage)
+
+
 @dataclass(frozen=True)
 class Call:
     """One judgment in the ledger.
@@ -24,20 +36,23 @@ class Call:
         method (`str`):
             The reward method that asked, such as `rankbuffer`.
         kind (`str`):
-            `insert` or `rank`.
+            `insert`, `fine` or `bootstrap`.
         query_id (`str`):
             The query.
+        server (`str`):
+            Who answered or failed last: the server's address.
         outcome (`str`):
-            `parsed`, `malformed` (no valid verdict within the allowed attempts) or `unreachable` (no answer at all).
+            `parsed`, `malformed` (no valid verdict within the allowed attempts), `unreachable` (no answer at all) or
+            `cancelled` (its step ended before the answer).
         attempts (`int`):
-            Requests sent, repeats and transport retries included.
+            Requests sent, repeats and transport retries included; the retries of a cancelled request are not known.
         usage (`Usage`):
             Tokens of the answer that was parsed; zero if none was. Reported totals add up these alone, as the paper's
             do.
         spent (`Usage`):
             Tokens of all attempts that were answered.
         seconds (`float`):
-            Wall time from the first request to the verdict, without the wait for a free slot.
+            Wall time of its requests, without the wait for a free slot.
         error (`str`, *optional*):
             Why the last attempt failed, if the judgment did.
     """
@@ -45,12 +60,18 @@ class Call:
     method: str
     kind: str
     query_id: str
+    server: str
     outcome: str
     attempts: int
     usage: Usage
     spent: Usage
     seconds: float
     error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the judge owes a verdict: neither parsed nor cancelled."""
+        return self.outcome in FAILURES
 
 
 @dataclass(frozen=True)
@@ -70,11 +91,8 @@ class Totals:
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> "Totals":
-        """Add up `calls`. `calls` counts parsed ones, `failures` the others."""
-        rows = [
-            (int(c.outcome == "parsed"), int(c.outcome != "parsed"), c.attempts, *c.usage, *c.spent, c.seconds)
-            for c in calls
-        ]
+        """Add up `calls`. `calls` counts parsed ones, `failures` those that ended without a verdict."""
+        rows = [(int(c.outcome == "parsed"), int(c.failed), c.attempts, *c.usage, *c.spent, c.seconds) for c in calls]
         return cls(*(sum(column) for column in zip(*rows, strict=True))) if rows else cls()
 
     @property

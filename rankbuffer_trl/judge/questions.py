@@ -1,27 +1,25 @@
-"""What is asked of a judge: the paper's prompts, filled in, each with the strict reading of its answer.
+"""What is asked of a judge: the paper's prompts, and the verdict that each expects.
 
 The templates in `prompts/` are the paper's, word for word (appendices "Coarse- and Fine-Ranking Prompts" and
-"Order-only configuration and judge prompt").
+"Order-only configuration and judge prompt"). The candidate comes last in a coarse prompt, so all insertions of a group
+share everything before it, which a server with prefix caching computes once.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..groups import Query, Rollout, Rubric
+from .guard import defuse, quote
+from .verdicts import Order, Position, Score, Scores, Selection, Verdict, Winner
 
 PROMPTS = Path(__file__).parent / "prompts"
-COARSE, FINE, ORDER_ONLY = (
-    (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n") for name in ("coarse", "fine", "order_only")
+COARSE, FINE, ORDER_ONLY, POINTWISE, PAIRWISE, DUEL, MANAGE, GUARD_NOTE = (
+    (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
+    for name in ("coarse", "fine", "order_only", "pointwise", "pairwise", "duel", "manage", "guard_note")
 )
-
-
-class VerdictError(ValueError):
-    """An answer that is not the verdict asked for. Its text names the fault, so that it can be put to the judge."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +28,42 @@ class Question:
 
     Args:
         kind (`str`):
-            `insert` (coarse ranking) or `rank` (listwise: fine ranking and bootstrap).
+            What the ledger calls it: `insert` (coarse ranking), `fine` (an interval) or `bootstrap` (a whole group).
         query_id (`str`):
             The query it belongs to.
-        prompt (`str`):
-            The whole text for the judge.
-        parse (`Callable[[str], Any]`):
-            Reads the answer strictly: returns the verdict or raises [`VerdictError`].
+        verdict (`Verdict`):
+            What a valid answer is.
+        template (`str`):
+            A prompt with placeholders.
+        texts (`Mapping[str, str]`):
+            What stands for each placeholder.
+        responses (`Mapping[str, Sequence[tuple[str, str]]]`):
+            The same for placeholders that stand for responses, which nobody may trust: (heading, response) pairs. An
+            empty heading is left out.
     """
 
     kind: str
     query_id: str
-    prompt: str
-    parse: Callable[[str], Any]
+    verdict: Verdict
+    template: str
+    texts: Mapping[str, str]
+    responses: Mapping[str, Sequence[tuple[str, str]]]
+
+    def prompt(self, guard: bool = False) -> str:
+        """The whole text for the judge.
+
+        Args:
+            guard (`bool`, *optional*, defaults to `False`):
+                Quote the responses, so that none can imitate the prompt's structure (`guard.py`). `False` is the
+                paper's prompt. Chat markers in a response are defused either way.
+        """
+        show = quote if guard else defuse
+        blocks = {
+            name: "\n\n".join(f"[{heading}]\n{show(text)}" if heading else show(text) for heading, text in pairs)
+            for name, pairs in self.responses.items()
+        }
+        prompt = fill(self.template, {**self.texts, **blocks})
+        return f"{GUARD_NOTE}\n\n{prompt}" if guard else prompt
 
 
 def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anchor_content: bool = True) -> Question:
@@ -59,37 +80,87 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
             `False` shows the anchors' identifiers alone (the order-only ablation).
     """
     K = len(anchors)
-    shared = {
-        "{QUERY}": query.text,
-        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
-        "{CANDIDATE_RESPONSE}": candidate,
-    }
+    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
+    responses = {"{CANDIDATE_RESPONSE}": [("", candidate)]}
     if anchor_content:
-        blocks = "\n\n".join(f"[A{i}]\n{anchor}" for i, anchor in enumerate(anchors))
-        prompt = fill(COARSE, shared | {"{K}": str(K), "{K-1}": str(K - 1), "{ORDERED_ANCHOR_BLOCKS}": blocks})
+        template = COARSE
+        texts |= {"{K}": str(K), "{K-1}": str(K - 1)}
+        responses["{ORDERED_ANCHOR_BLOCKS}"] = [(f"A{i}", anchor) for i, anchor in enumerate(anchors)]
     else:  # this template prints K and the list of identifiers without braces
+        template = ORDER_ONLY
         names = "\n".join(f"[A{i}]" for i in range(K))
-        prompt = fill(ORDER_ONLY, shared | {"K": str(K), "A(K-1)": f"A{K - 1}", "[A0]\n...\n[A(K-1)]": names})
-    return Question("insert", query.id, prompt, partial(parse_position, K=K))
+        texts |= {"K": str(K), "A(K-1)": f"A{K - 1}", "[A0]\n...\n[A(K-1)]": names}
+    return Question("insert", query.id, Position(K), template, texts, responses)
 
 
-def ranking_question(query: Query, candidates: Sequence[Rollout]) -> Question:
+def ranking_question(query: Query, candidates: Sequence[Rollout], kind: str = "fine") -> Question:
     """Listwise ranking: the verdict is the candidates' ids from worst to best.
 
     Used for an interval with two rollouts or more, and for the whole group that bootstraps a buffer. Candidates stand
     in the order given; rollouts of a group are exchangeable, so their ids favour none.
     """
-    ids = [candidate.id for candidate in candidates]
-    prompt = fill(
-        FINE,
-        {
-            "{QUERY}": query.text,
-            "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
-            "{CANDIDATE_BLOCKS}": "\n\n".join(f"[R{candidate.id}]\n{candidate.text}" for candidate in candidates),
-            "{CANDIDATE_IDS}": json.dumps(ids),
-        },
+    ids = tuple(candidate.id for candidate in candidates)
+    texts = {
+        "{QUERY}": query.text,
+        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
+        "{CANDIDATE_IDS}": json.dumps(ids),
+    }
+    blocks = [(f"R{candidate.id}", candidate.text) for candidate in candidates]
+    return Question(kind, query.id, Order(ids), FINE, texts, {"{CANDIDATE_BLOCKS}": blocks})
+
+
+def pointwise_question(query: Query, response: str, kind: str = "score") -> Question:
+    """Score `response` on its own: the verdict is an integer in 0..10. The paper prints no prompt for this."""
+    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
+    return Question(kind, query.id, Score(), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
+
+
+def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -> Question:
+    """Which is better? The verdict is `A` for `first`, `B` for `second` or, if `tie`, `tie`.
+
+    The paper prints no prompt for this.
+    """
+    choices = ("A", "B", "tie") if tie else ("A", "B")
+    texts = {
+        "{QUERY}": query.text,
+        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
+        "{OR_TIE}": ',\nor "tie" if neither is better' if tie else "",
+        "{CHOICES}": " or ".join(json.dumps(choice) for choice in choices),
+    }
+    blocks = [("A", first), ("B", second)]
+    return Question("pair", query.id, Winner(choices), PAIRWISE, texts, {"{RESPONSE_BLOCKS}": blocks})
+
+
+def duel_question(query: Query, first: str, second: str) -> Question:
+    """Score two responses in comparison: the verdict is two integers in 0..10. The paper prints no prompt for this."""
+    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
+    return Question("duel", query.id, Scores(), DUEL, texts, {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]})
+
+
+def selection_question(
+    query: Query, ladder: Sequence[tuple[str, str]], look_ahead: Sequence[str], size: int
+) -> Question:
+    """Which of a ladder's responses make the next buffer? The verdict is `size` of their ids.
+
+    The instruction is the paper's (appendix "LLM Buffer Variants"); what stands above it is ours.
+
+    Args:
+        query (`Query`):
+            The query with its rubrics.
+        ladder (`Sequence[tuple[str, str]]`):
+            (id, text) from worst to best: `A0` and so on for anchors, `R0` for ranked rollouts.
+        look_ahead (`Sequence[str]`):
+            Unranked rollouts that may be seen but not chosen.
+        size (`int`):
+            Anchors of a buffer.
+    """
+    ids = [name for name, _ in ladder]
+    verdict = Selection(
+        tuple(name for name in ids if name[0] == "A"), tuple(name for name in ids if name[0] == "R"), size
     )
-    return Question("rank", query.id, prompt, partial(parse_order, ids=ids))
+    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
+    responses = {"{LADDER_BLOCKS}": ladder, "{LOOK_AHEAD}": [(f"L{i}", text) for i, text in enumerate(look_ahead)]}
+    return Question("manage", query.id, verdict, MANAGE, texts, responses)
 
 
 def weighted_rubrics(rubrics: Sequence[Rubric]) -> str:
@@ -102,43 +173,3 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     names = sorted(values, key=len, reverse=True)
     pattern = "|".join(rf"\b{name}\b" if name.isalnum() else re.escape(name) for name in names)
     return re.sub(pattern, lambda match: values[match.group()], template)
-
-
-def parse_position(answer: str, K: int) -> int:
-    """Read `{"position": p}` with an integer `p` in 0..K, or raise [`VerdictError`]."""
-    position = read_field(answer, "position")
-    if type(position) is not int or not 0 <= position <= K:
-        raise VerdictError(f"`position` must be an integer from 0 through {K}, not {json.dumps(position)[:80]}")
-    return position
-
-
-def parse_order(answer: str, ids: Sequence[int]) -> list[int]:
-    """Read `{"order": [...]}` that holds each of `ids` exactly once, or raise [`VerdictError`]."""
-    order = read_field(answer, "order")
-    if not isinstance(order, list) or any(type(i) is not int for i in order):
-        raise VerdictError(f"`order` must be a list of integers, not {json.dumps(order)[:80]}")
-    if sorted(order) != sorted(ids):
-        raise VerdictError(f"`order` must hold each of {list(ids)} exactly once, not {json.dumps(order)[:80]}")
-    return order
-
-
-def read_field(answer: str, key: str) -> Any:
-    """The value of `key` in the one JSON object of `answer`.
-
-    Text around the object (a code fence, a sentence, a thinking block before it) is tolerated; a second object or a
-    repeated key is not, since either leaves open which one is meant.
-    """
-    answer = answer.rpartition("</think>")[2]
-    if "<think>" in answer:
-        raise VerdictError("the answer ends inside its thinking block")
-    objects = re.findall(r"\{[^{}]*\}", answer)
-    if len(objects) != 1:
-        raise VerdictError(f"the answer must hold exactly one flat JSON object, it holds {len(objects)}")
-    try:
-        pairs = json.loads(objects[0], object_pairs_hook=list)
-    except (ValueError, RecursionError) as error:
-        raise VerdictError(f"the answer is not valid JSON: {error}") from None
-    values = [value for name, value in pairs if name == key]
-    if len(values) != 1:
-        raise VerdictError(f"the JSON object must have the key `{key}` exactly once")
-    return values[0]

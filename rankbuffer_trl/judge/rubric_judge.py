@@ -18,10 +18,12 @@ Words are compared by their stem, so that `rinsing` satisfies `rinse`.
 
 import json
 import re
+import time
 from functools import lru_cache
 
 from .errors import TransportError
-from .ledger import Usage
+from .ledger import Tally, Usage
+from .questions import Question
 
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 RUBRIC = re.compile(r"^\d+\.\[weight=(\d+)\] (.*)$", re.MULTILINE)
@@ -43,8 +45,19 @@ class RubricJudge:
     name = "embedded rubric judge"
     model = "rubric-judge"
 
-    async def complete(self, messages: list[dict[str, str]], *, seed: int = 0) -> tuple[str, Usage, int]:
-        """Answer the first user message; its words and punctuation marks count as tokens. `seed` changes nothing.
+    async def complete(
+        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
+    ) -> tuple[str, Usage]:
+        """See [`ChatClient`]. Reads the prompt alone, as a server would."""
+        started = time.perf_counter()
+        tally.server, tally.attempts = self.name, tally.attempts + 1
+        try:
+            return self.answer(messages)
+        finally:
+            tally.seconds += time.perf_counter() - started
+
+    def answer(self, messages: list[dict[str, str]]) -> tuple[str, Usage]:
+        """Answer the first user message; its words and punctuation marks count as tokens.
 
         Raises:
             [`TransportError`]: if it is not a prompt that this judge can read.
@@ -54,40 +67,80 @@ class RubricJudge:
             answer = judge(prompt)
         except ValueError as error:
             raise TransportError(str(error)) from error
-        return answer, Usage(count_tokens(prompt), 0, count_tokens(answer)), 1
+        return answer, Usage(count_tokens(prompt), 0, count_tokens(answer))
 
     async def close(self) -> None:
         """Nothing to release."""
 
 
 def judge(prompt: str) -> str:
-    """Answer one coarse, order-only or fine prompt (paper, appendix "Coarse- and Fine-Ranking Prompts") in JSON.
+    """Answer any prompt of `questions.py` in JSON.
 
     Raises `ValueError` if the text is none of them.
     """
+    if '"keep_anchor_ids"' in prompt[-400:]:
+        return select(prompt)
     # The last "Return JSON only" is the template's own: a response that contains one comes before it.
     body, found, instruction = prompt.rpartition("\n\nReturn JSON only")
     _, _, body = body.partition("\n\nRUBRICS\n")
     if not found or not body:
         raise ValueError("the rubric judge got a prompt without RUBRICS or without 'Return JSON only'")
     if ids := re.search(r'\{"order": (\[.*\])\}', instruction):
-        rubrics_text, separator, candidates = body.partition("\n\nCANDIDATES\n")
-        if not separator:
-            raise ValueError("the rubric judge got a prompt that asks for an order but has no CANDIDATES")
-        rubrics = read_rubrics(rubrics_text)
+        rubrics, candidates = split(body, "CANDIDATES")
         texts = dict(reversed(read_blocks("R", candidates)))
         scores = {i: score(texts.get(str(i), ""), rubrics) for i in json.loads(ids.group(1))}
         return json.dumps({"order": sorted(scores, key=lambda i: (scores[i], i))})
-    rubrics_text, _, rest = body.partition("\n\nORDERED ANCHORS (worst to best)\n")
+    if '{"score":' in instruction:
+        rubrics, response = split(body, "RESPONSE")
+        return json.dumps({"score": round(10 * score(unquoted(response), rubrics))})
+    if '{"winner":' in instruction or '{"scores":' in instruction:
+        rubrics, responses = split(body, "RESPONSES")
+        pieces = re.split(r"^\[[AB]\]$", responses, flags=re.MULTILINE)[1:3]
+        first, second = (score(unquoted(piece.strip("\n")), rubrics) for piece in pieces)
+        if '{"scores":' in instruction:
+            return json.dumps({"scores": [round(10 * first), round(10 * second)]})
+        tie = "tie" if '"tie"' in instruction else "A"
+        return json.dumps({"winner": tie if first == second else "A" if first > second else "B"})
+    return place(body)
+
+
+def place(body: str) -> str:
+    """Answer a coarse or order-only prompt."""
+    rubrics, rest = split(body, "ORDERED ANCHORS (worst to best)")
     anchors_text, separator, candidate = rest.partition("\n\nCANDIDATE\n")
     if not separator:
         raise ValueError("the rubric judge got a prompt without CANDIDATE")
-    rubrics = read_rubrics(rubrics_text)
     anchors = [text for _, text in read_blocks("A", anchors_text)]
-    quality = score(candidate, rubrics)
+    quality = score(unquoted(candidate), rubrics)
     if not any(anchors):  # order-only: nothing to compare with, so guess from the absolute quality, as an LLM would
         return json.dumps({"position": min(int(quality * (len(anchors) + 1)), len(anchors))})
     return json.dumps({"position": insertion_position(quality, [score(text, rubrics) for text in anchors])})
+
+
+def select(prompt: str) -> str:
+    """Choose a buffer of four from a ladder: the responses nearest to four even steps of quality, with both ends."""
+    _, _, body = prompt.partition("\n\nRUBRICS\n")
+    rubrics, rest = split(body, "CURRENT ANCHORS [A...] AND RANKED ROLLOUTS [R...] (worst to best)")
+    ladder_text, _, _ = rest.partition("\n\nLOOK-AHEAD ROLLOUTS")
+    pieces = re.split(r"^\[([AR]\d+)\]$", ladder_text, flags=re.MULTILINE)[1:]
+    ladder = {
+        name: score(unquoted(text.strip("\n")), rubrics) for name, text in zip(pieces[::2], pieces[1::2], strict=True)
+    }
+    low, high = min(ladder.values()), max(ladder.values())
+    chosen: list[str] = []
+    for step in range(4):
+        level = low + (high - low) * step / 3
+        chosen.append(min((name for name in ladder if name not in chosen), key=lambda name: abs(ladder[name] - level)))
+    keep, add = ([name for name in chosen if name[0] == letter] for letter in "AR")
+    return json.dumps({"keep_anchor_ids": keep, "add_rollout_ids": add})
+
+
+def split(body: str, heading: str) -> tuple[list[tuple[int, str]], str]:
+    """The rubrics, and what stands under `heading` after them."""
+    rubrics, separator, rest = body.partition(f"\n\n{heading}\n")
+    if not separator:
+        raise ValueError(f"the rubric judge got a prompt without {heading}")
+    return read_rubrics(rubrics), rest
 
 
 def insertion_position(quality: float, anchor_qualities: list[float]) -> int:
@@ -111,7 +164,14 @@ def read_rubrics(text: str) -> list[tuple[int, str]]:
 def read_blocks(letter: str, text: str) -> list[tuple[str, str]]:
     """(number, text) of each `[A0]` or `[R0]` block, in the order in which they stand."""
     pieces = re.split(rf"^\[{letter}(\d+)\]$", text, flags=re.MULTILINE)[1:]
-    return [(number, block.strip()) for number, block in zip(pieces[::2], pieces[1::2], strict=True)]
+    return [
+        (number, unquoted(block.strip("\n")).strip()) for number, block in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
+
+
+def unquoted(text: str) -> str:
+    """A response without the quote marks of a guarded prompt (`guard.py`)."""
+    return re.sub("^> ", "", text, flags=re.MULTILINE)
 
 
 def score(response: str, rubrics: list[tuple[int, str]]) -> float:

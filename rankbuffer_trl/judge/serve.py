@@ -12,6 +12,8 @@ import time
 from aiohttp import web
 
 from .errors import TransportError
+from .ledger import Usage
+from .openai_client import PING
 from .rubric_judge import RubricJudge
 
 
@@ -29,7 +31,7 @@ def make_app(judge: RubricJudge | None = None) -> web.Application:
         if body.get("model") != judge.model:
             return _error(404, f"the model {body.get('model')!r} does not exist; this server serves {judge.model!r}")
         try:
-            text, usage, _ = await judge.complete(body["messages"])
+            text, usage = ("pong", Usage(1, 0, 1)) if body["messages"] == PING else judge.answer(body["messages"])
         except (KeyError, StopIteration, TypeError, TransportError) as error:
             return _error(400, f"not a question for this judge: {error}")
         return web.json_response(

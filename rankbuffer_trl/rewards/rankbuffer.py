@@ -6,15 +6,18 @@ Left to others: the format reward (`format.py`), the advantage (TRL), and where 
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
-from ..groups import Query, Rollout, RolloutGroup
+from ..groups import RolloutGroup
 from ..judge import Judge, Question, insertion_question, ranking_question
-from ..ranking import Ranking, coarse_to_fine, fine_rank, rank_rewards
+from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
 from ..score import GroupScore
 
 
 @dataclass(frozen=True)
 class RankBuffer:
     """Rank rewards from an ordered, persistent buffer of anchors.
+
+    Raises:
+        `ValueError`: for an argument out of range.
 
     Args:
         k0 (`int`, *optional*, defaults to `4`):
@@ -40,6 +43,12 @@ class RankBuffer:
     static: bool = False
     fine: bool = True
     anchor_content: bool = True
+    name = "rankbuffer"
+
+    def __post_init__(self):
+        for key, least in (("k0", 2), ("prune_after", 1), ("refine_at", 1)):
+            if getattr(self, key) < least:
+                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
 
     @property
     def responses_needed(self) -> int:
@@ -77,12 +86,21 @@ class RankBuffer:
             after=self._updated(buffer, ranking, group),
         )
 
-    def question(self, query: Query) -> Question:
-        """A question as training will ask it: place the best response among the first anchors, or rank two answers."""
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]. One per answer, and at most one per two of them for the intervals."""
+        n = len(group.answered)
+        if self.bootstrap and first:
+            return int(n >= 2), int(n >= 2)
+        return n, n + n // 2 * self.fine
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`RewardMethod`]. The insertions, or the ranking that makes a buffer."""
         if self.bootstrap:
-            return ranking_question(query, [Rollout(0, "I do not know."), Rollout(1, "Let me explain step by step.")])
-        anchors = [anchor.text for anchor in initial_buffer(query.responses, self.k0).anchors]
-        return insertion_question(query, anchors, query.responses[-1], self.anchor_content)
+            return [ranking_question(group.query, group.answered, kind="bootstrap")]
+        anchors = [anchor.text for anchor in initial_buffer(group.query.responses, self.k0).anchors]
+        return [
+            insertion_question(group.query, anchors, rollout.text, self.anchor_content) for rollout in group.answered
+        ]
 
     async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
         """The first group of a query without reference responses: one ranking gives both rewards and anchors.
@@ -90,25 +108,24 @@ class RankBuffer:
         With fewer than two answers there is nothing to rank, and the query tries again at its next visit; so it does
         when the judgment fails, which leaves the group unscored.
         """
-        epoch = group.epoch or 0
         if len(group.answered) < 2:
             order = tuple((rollout.id,) for rollout in group.answered)
             return GroupScore(self._rewards(group, order), order)
-        sigma = await fine_rank(group.query, group.answered, judge)
-        if sigma is None:
+        verdict = await judge.ask(ranking_question(group.query, group.answered, kind="bootstrap"))
+        if verdict is None:
             return GroupScore((None,) * len(group.rollouts))
+        sigma = sort(group.answered, verdict)
         order = tuple((rollout.id,) for rollout in sigma)
-        buffer = bootstrap_buffer(sigma, self.k0, epoch, group.step).visited()
+        buffer = bootstrap_buffer(sigma, self.k0, group.epoch, group.step).visited()
         return GroupScore(self._rewards(group, order), order, fine_ranked=True, after=buffer)
 
     def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:
         """The buffer for the next visit. A visit that placed no rollout tells nothing, so it changes no anchor."""
-        epoch = buffer.visits if group.epoch is None else group.epoch
-        frozen = self.static and epoch >= 1
+        frozen = self.static and group.epoch >= 1
         if ranking.positions and not frozen:
             buffer = buffer.update(
                 ranking.sigma,
-                epoch,
+                group.epoch,
                 group.step,
                 H=self.prune_after,
                 refine_at=self.refine_at,
@@ -119,3 +136,6 @@ class RankBuffer:
     @staticmethod
     def _rewards(group: RolloutGroup, order: tuple[tuple[int, ...], ...]) -> tuple[float | None, ...]:
         return rank_rewards(order, len(group.rollouts), [rollout.id for rollout in group.empty])
+
+
+METHOD = RankBuffer

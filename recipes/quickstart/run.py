@@ -132,7 +132,9 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
     arguments = train_rankbuffer.make_parser().parse_args_and_config(
         [*command, "--output_dir", str(output_dir), *extra]
     )
-    trainer = train_rankbuffer.build_trainer(*arguments)
+    script_args, training_args, model_args = arguments
+    data = train_rankbuffer.load_data(script_args, training_args)
+    trainer = train_rankbuffer.build_trainer(training_args, model_args, *data)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(EpochLines(trainer.args.num_train_epochs))

@@ -1,0 +1,155 @@
+"""The command `rankbuffer-audit`: settings, and the way from a data set to what was found."""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+
+from datasets import disable_progress_bars
+from trl import TrlParser
+
+from ..data.queries import DataError, QueryTable, load_queries
+from ..groups import Query
+from ..judge import Call, JudgeError
+from ..judge.config import JudgeConfig
+from .asking import FirstAnswers, ask_everything
+from .figure import audit_figure
+from .measures import MEASURES, quantile
+from .results import Audit, Cost, Form
+from .tables import print_audit
+
+
+@dataclass
+class AuditConfig(JudgeConfig):
+    r"""
+    Configuration of the audit. It adds the parameters below to those of [`JudgeConfig`], of which
+    `judge_step_timeout` has no effect here and `judge_max_failures` is only reported.
+
+    Parameters:
+        dataset_name (`str`):
+            A training set with `responses`: a `.jsonl`, `.json` or `.parquet` file, or a data set on the Hub.
+        dataset_config (`str`, *optional*):
+            Configuration of a data set on the Hub.
+        dataset_train_split (`str`, *optional*, defaults to `"train"`):
+            Its split.
+        queries (`int`, *optional*, defaults to `20`):
+            How many queries are drawn. A query with `n` responses takes `2n + 2` questions.
+        pairwise_queries (`int`, *optional*, defaults to `5`):
+            Of how many of them all pairs are asked as well, which takes `n (n - 1)` questions each.
+        output_dir (`str`, *optional*, defaults to `"runs/audit"`):
+            Where `audit.json` and `audit.png` go.
+        seed (`int`, *optional*, defaults to `0`):
+            Draws queries, orders of presentation and intervals.
+    """
+
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "Training set with responses: a .jsonl, .json or .parquet file, or on the Hub."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to audit."})
+    queries: int = field(default=20, metadata={"help": "How many queries are drawn."})
+    pairwise_queries: int = field(default=5, metadata={"help": "Of how many of them all pairs are asked as well."})
+    output_dir: str = field(default="runs/audit", metadata={"help": "Where audit.json and audit.png go."})
+    seed: int = field(default=0, metadata={"help": "Draws queries, orders of presentation and intervals."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.dataset_name:
+            raise ValueError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
+        if self.queries < 1:
+            raise ValueError(f"queries must be at least 1, got {self.queries}")
+        if not 0 <= self.pairwise_queries <= self.queries:
+            raise ValueError(f"pairwise_queries must be in 0..queries={self.queries}, got {self.pairwise_queries}")
+
+    def load(self) -> list[Query]:
+        """The queries drawn, in random order.
+
+        Raises:
+            [`DataError`]: if the data set cannot be audited.
+        """
+        dataset = load_queries(self.dataset_name, self.dataset_config, self.dataset_train_split)
+        if "responses" not in dataset.column_names:
+            raise DataError(
+                "the audit compares the judge with the data set's column 'responses' (worst to best), and there is"
+                f" none in {self.dataset_name}; its columns are {dataset.column_names}"
+            )
+        table = QueryTable(dataset, anchors_needed=2)
+        drawn = random.Random(self.seed).sample(table.ids, min(self.queries, len(table)))
+        return [table[query_id] for query_id in drawn]
+
+
+def costs(calls: Sequence[Call]) -> list[Cost]:
+    """What a call costs, by kind."""
+    result = []
+    for kind, of_kind in groupby(sorted(calls, key=lambda call: call.kind), key=lambda call: call.kind):
+        group = list(of_kind)
+        tokens = (fmean(column) for column in zip(*(call.spent for call in group), strict=True))
+        seconds = [call.seconds for call in group]
+        result.append(Cost(kind, len(group), *tokens, quantile(seconds, 0.5), quantile(seconds, 0.95)))
+    return result
+
+
+def form_of(calls: Sequence[Call], first: FirstAnswers) -> Form:
+    """How far the answers had the form asked for."""
+    return Form(
+        questions=len(calls),
+        without_verdict=sum(call.failed for call in calls),
+        unreachable=sum(call.outcome == "unreachable" for call in calls),
+        first_answers=first.total,
+        first_malformed=first.malformed,
+    )
+
+
+def audit(config: AuditConfig) -> Audit:
+    """Load, ask, measure.
+
+    Raises:
+        [`DataError`]: if the data set cannot be audited.
+        [`JudgeError`]: if the judge cannot be asked.
+    """
+    queries = config.load()
+    judge = config.judge()
+    started = time.perf_counter()
+    answers = asyncio.run(ask_everything(judge, queries, config.pairwise_queries, config.seed))
+    seconds = time.perf_counter() - started
+    calls = judge.drain()
+    return Audit(
+        judge=judge.client.name,
+        dataset=config.dataset_name,
+        queries=len(queries),
+        pairwise_queries=sum(bool(one.pairs) for one in answers),
+        results=[measure.result(answers, config.seed) for measure in MEASURES],
+        form=form_of(calls, judge.client),
+        costs=costs(calls),
+        seconds=seconds,
+        moves=[(one.n, place, p) for one in answers for place, p in enumerate(one.put_back) if p is not None],
+        max_failures=config.judge_max_failures,
+    )
+
+
+def main() -> None:
+    """The command `rankbuffer-audit`."""
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        (config,) = TrlParser((AuditConfig,)).parse_args_and_config()
+    except ValueError as error:
+        sys.exit(f"rankbuffer-audit: {error}")
+    try:
+        found = audit(config)
+        out = Path(config.output_dir)
+        audit_figure(out / "audit.png", found)
+        (out / "audit.json").write_text(
+            json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False) + "\n"
+        )
+    except (DataError, JudgeError, OSError) as error:
+        sys.exit(f"rankbuffer-audit: {error}")
+    print_audit(found)
+    print(f"Numbers: {out / 'audit.json'}. Figure: {out / 'audit.png'}.")

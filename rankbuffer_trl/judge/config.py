@@ -1,0 +1,157 @@
+"""Every knob of the judge, for training, audit and whatever else asks one."""
+
+import json
+from dataclasses import dataclass, field
+
+from .judge import ChatClient, Judge
+from .openai_client import DECODINGS, OpenAIClient
+from .rubric_judge import RubricJudge
+from .servers import Servers
+
+
+@dataclass
+class JudgeConfig:
+    r"""
+    Configuration of the judge.
+
+    Parameters:
+        judge_url (`str` or `list[str]`, *optional*):
+            Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8001/v1`, or several of them that serve
+            the same model. A query stays with one of several servers while that one is up. Without a URL the embedded
+            rubric judge answers, which needs no model.
+        judge_model (`str`, *optional*):
+            Name under which the servers serve the judge.
+        judge_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
+            Environment variable that holds the servers' key, if they want one. Keys never stand in a config.
+        judge_decoding (`str`, *optional*, defaults to `"none"`):
+            How a verdict's form is imposed: `"regex"` (vLLM: no verdict can be malformed), `"json_schema"` (most
+            others) or `"none"` (the judge is asked nicely, and again if need be).
+        judge_free_tokens (`int`, *optional*, defaults to `256`):
+            Tokens an answer may have beside its verdict, for prose, a code fence or thinking. Without effect for
+            `"regex"`, which leaves room for none.
+        judge_request (`dict`, *optional*):
+            Fields to set in every request, as JSON on the command line; `null` leaves a field out. For example
+            `{"chat_template_kwargs": {"enable_thinking": false}}`.
+        judge_guard (`bool`, *optional*, defaults to `True`):
+            Quote responses in prompts, so that none can imitate a prompt's headings, rubrics or instructions. `False`
+            gives the paper's prompts.
+        judge_timeout (`float`, *optional*, defaults to `120.0`):
+            Seconds that a request may go without a byte from the server.
+        judge_step_timeout (`float`, *optional*):
+            Seconds for judging one step, after which the run stops with an error. Default: nine tenths of
+            `ddp_timeout`, since the other processes wait for the judge and give up then.
+        judge_max_retries (`int`, *optional*, defaults to `4`):
+            Transport retries of one request, with backoff and jitter.
+        judge_max_attempts (`int`, *optional*, defaults to `3`):
+            How often a question is put when its answers are malformed.
+        judge_concurrency (`int`, *optional*, defaults to `64`):
+            Requests in flight at once, per server.
+        judge_max_failures (`float`, *optional*, defaults to `0.25`):
+            Share of a step's judgments, in 0..1, above which failures stop the run.
+    """
+
+    judge_url: list[str] | None = field(
+        default=None,
+        metadata={"help": "Base URL of an OpenAI-compatible server, or several. Default: the embedded rubric judge."},
+    )
+    judge_model: str | None = field(default=None, metadata={"help": "Name under which the servers serve the judge."})
+    judge_api_key_env: str = field(
+        default="OPENAI_API_KEY", metadata={"help": "Environment variable that holds the servers' key."}
+    )
+    judge_decoding: str = field(
+        default="none",
+        metadata={
+            "help": "How a verdict's form is imposed: 'regex' on vLLM, 'json_schema' on most others, or 'none'.",
+            "choices": list(DECODINGS),
+        },
+    )
+    judge_free_tokens: int = field(
+        default=256, metadata={"help": "Tokens an answer may have beside its verdict. Without effect for 'regex'."}
+    )
+    judge_request: dict | str | None = field(
+        default=None, metadata={"help": "JSON object of fields to set in every request; null leaves a field out."}
+    )
+    judge_guard: bool = field(
+        default=True, metadata={"help": "Quote responses in prompts. False gives the paper's prompts."}
+    )
+    judge_timeout: float = field(default=120.0, metadata={"help": "Seconds that a request may go without a byte."})
+    judge_step_timeout: float | None = field(
+        default=None, metadata={"help": "Seconds for judging one step. Default: nine tenths of ddp_timeout."}
+    )
+    judge_max_retries: int = field(default=4, metadata={"help": "Transport retries of one request."})
+    judge_max_attempts: int = field(
+        default=3, metadata={"help": "How often a question is put when its answers are malformed."}
+    )
+    judge_concurrency: int = field(default=64, metadata={"help": "Requests in flight at once, per server."})
+    judge_max_failures: float = field(
+        default=0.25, metadata={"help": "Share of a step's judgments above which failures stop the run."}
+    )
+
+    def __post_init__(self):
+        if isinstance(self.judge_url, str):
+            self.judge_url = [self.judge_url]
+        self.judge_request = read_object("judge_request", self.judge_request)
+        at_least = {
+            "judge_free_tokens": 0,
+            "judge_max_retries": 0,
+            "judge_max_attempts": 1,
+            "judge_concurrency": 1,
+        }
+        for key, least in at_least.items():
+            if getattr(self, key) < least:
+                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
+        for key in ("judge_timeout", "judge_step_timeout"):
+            if getattr(self, key) is not None and getattr(self, key) <= 0:
+                raise ValueError(f"{key} must be above 0 seconds, got {getattr(self, key)}")
+        if not 0 <= self.judge_max_failures <= 1:
+            raise ValueError(f"judge_max_failures is a share in 0..1, got {self.judge_max_failures}")
+        if self.judge_decoding not in DECODINGS:
+            raise ValueError(f"judge_decoding must be one of {', '.join(DECODINGS)}, got {self.judge_decoding!r}")
+        for url in self.judge_url or []:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"judge_url must start with http:// or https://, got {url!r}")
+        if len(set(self.judge_url or [])) < len(self.judge_url or []):
+            raise ValueError(f"judge_url names a server twice: {self.judge_url}")
+        if self.judge_url and not self.judge_model:
+            raise ValueError(f"judge_url is {self.judge_url} but judge_model is not set: name the model it serves")
+        if not self.judge_url and self.judge_model:
+            raise ValueError(f"judge_model is {self.judge_model!r} but judge_url is not set: say where it is served")
+
+    def clients(self) -> list[OpenAIClient]:
+        """One client per server; none for the embedded judge."""
+        return [
+            OpenAIClient(
+                url,
+                self.judge_model,
+                api_key_env=self.judge_api_key_env,
+                decoding=self.judge_decoding,
+                free_tokens=self.judge_free_tokens,
+                request=self.judge_request,
+                timeout=self.judge_timeout,
+                max_retries=self.judge_max_retries,
+                concurrency=self.judge_concurrency,
+            )
+            for url in self.judge_url or []
+        ]
+
+    def judge(self) -> Judge:
+        """The judge that these settings describe."""
+        clients = self.clients()
+        client: ChatClient = Servers(clients) if len(clients) > 1 else clients[0] if clients else RubricJudge()
+        return Judge(client, max_attempts=self.judge_max_attempts, guard=self.judge_guard)
+
+
+def read_object(key: str, value: dict | str | None) -> dict | None:
+    """A setting that is a mapping: as it stands in a YAML file, or as JSON on the command line.
+
+    Raises:
+        `ValueError`: if it is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{key} is not JSON ({error}): {value!r}") from None
+    if not isinstance(value, dict | None):
+        raise ValueError(f"{key} must be a JSON object, got {value!r}")
+    return value

@@ -1,0 +1,73 @@
+"""GDPO: each rubric is judged on its own, and rewards are normalised rubric by rubric before they are added.
+
+Source: paper, appendix "Baseline Implementation Details": "GDPO separately evaluates each rubric and normalizes the
+rubric-specific rewards before aggregation". Normalisation within the group, weighting and normalisation over the batch
+are those of GDPO. Rubric counts differ by query, so the first two are done here and the last by TRL, whose
+`scale_rewards: batch` the recipe sets: advantage = (reward - group mean) / (batch std + 1e-4). Left open there: the
+prompt (the pointwise one with a single rubric), and what a failed judgment does.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from ..buffer import AnchorBuffer
+from ..groups import RolloutGroup
+from ..judge import Judge, Question, pointwise_question
+from ..score import GroupScore, score_by_reward
+
+EPSILON = 1e-4  # TRL's
+
+
+@dataclass(frozen=True)
+class GDPO:
+    """Weighted mean over the rubrics of a rollout's normalised score in its group.
+
+    Asks 1 question per answered rollout and rubric. Rollouts without an answer take part in the normalisation with the
+    score 0 and have the reward -1. A rollout with a failed judgment is unscored and takes no part. All rewards of a
+    group are divided by `(G - 1) / sqrt(G)`, the largest normalised score there is, so that they lie in [-1, 1]; for
+    one group size that is one factor, which the batch normalisation takes out again.
+    """
+
+    name = "gdpo"
+    responses_needed = 0
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """See [`RewardMethod`]."""
+        rubrics, G = group.query.rubrics, len(group.rollouts)
+        verdicts = iter(await judge.ask_all(self.first_questions(group)))
+        scores = {rollout.id: [next(verdicts) for _ in rubrics] for rollout in group.answered}
+        complete = {i: row for i, row in scores.items() if None not in row}
+        ids = list(complete)
+        columns = [
+            normalise([complete[i][k] for i in ids] + [0] * len(group.empty))[: len(ids)] for k in range(len(rubrics))
+        ]
+        largest = (G - 1) / math.sqrt(G) or 1.0
+        total = sum(rubric.weight for rubric in rubrics)
+        rewards: dict[int, float | None] = dict.fromkeys(scores)
+        for place, i in enumerate(ids):
+            z = sum(rubric.weight * column[place] for rubric, column in zip(rubrics, columns, strict=True)) / total
+            rewards[i] = z / largest
+        return score_by_reward(group, rewards)
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`RewardMethod`]. Rollout by rollout, and rubric by rubric within."""
+        alone = [replace(group.query, rubrics=(rubric,)) for rubric in group.query.rubrics]
+        return [pointwise_question(query, rollout.text, "rubric") for rollout in group.answered for query in alone]
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]."""
+        n = len(group.answered) * len(group.query.rubrics)
+        return n, n
+
+
+def normalise(values: Sequence[float]) -> list[float]:
+    """z-scores as TRL computes them: sample standard deviation, plus epsilon."""
+    if len(values) < 2:
+        return [0.0] * len(values)
+    mean, std = fmean(values), stdev(values)
+    return [(value - mean) / (std + EPSILON) for value in values]
+
+
+METHOD = GDPO

@@ -1,0 +1,67 @@
+"""What a reward method is: one frozen dataclass in one file, whose fields are its arguments.
+
+A new method is a new file that holds such a class, and a recipe that names it: `method: my_package.my_file.MyMethod`.
+Nothing else changes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+from ..buffer import AnchorBuffer
+from ..groups import RolloutGroup
+from ..judge import Judge, Question
+from ..score import GroupScore
+
+
+class RewardMethod(Protocol):
+    """Turns a group into a reward per rollout. All judge calls go through the one seam."""
+
+    name: str
+    """Goes into the ledger."""
+
+    @property
+    def responses_needed(self) -> int:
+        """How many reference responses every query must have."""
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """Rewards in [-1, 1], one per rollout, `None` where no judge could say; and the next buffer, if it keeps one.
+
+        A rollout without an answer is never judged and has the reward -1. A failed judgment is never a score.
+        """
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """How many questions a group costs at least and at most. `first`: the query has no buffer yet."""
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """What the first visit of a query asks for certain and at once."""
+
+
+def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMethod:
+    """The method that a recipe names.
+
+    Args:
+        name (`str`):
+            A file of this folder, such as `pairwise_rank`, or the dotted path of a class elsewhere.
+        arguments (`Mapping[str, Any]`):
+            Its arguments.
+        seed (`int`):
+            The run's seed, for methods that have an argument `seed`.
+
+    Raises:
+        `ValueError`: if there is no such method, or no such argument.
+    """
+    module, _, attribute = name.rpartition(".")
+    try:
+        cls = getattr(import_module(module), attribute) if module else import_module(f".{name}", __package__).METHOD
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"there is no reward method {name!r} ({error}): name a file of rankbuffer_trl/rewards, such as"
+            " rankbuffer, or the dotted path of a class"
+        ) from None
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key in arguments:
+        if key not in known:
+            raise ValueError(f"method_args: {name} has no argument {key!r}; it has {', '.join(known) or 'none'}")
+    return cls(**({"seed": seed} if "seed" in known else {}) | dict(arguments))

@@ -1,0 +1,57 @@
+"""Pairwise Rank: all pairs are compared, and the reward is the rank by win rate.
+
+Source: paper, appendix "Baseline Implementation Details", paragraph "Exhaustive pairwise ranking", which settles
+ranks, ties and empty responses. Left open there: verdicts of a tie (here half a win to each) and the prompt
+(`judge/prompts/pairwise.txt` is ours).
+"""
+
+from dataclasses import dataclass
+
+from ..buffer import AnchorBuffer
+from ..groups import RolloutGroup
+from ..judge import Judge, Question
+from ..score import GroupScore, score_by_reward
+from .matches import all_pairs, play, win_rates
+
+
+@dataclass(frozen=True)
+class PairwiseRank:
+    """Rank `s` (1 is best) among the `n` non-empty rollouts by win rate: `2 (n - s) / (n - 1) - 1`, or 0 for `n = 1`.
+
+    Equal win rates share the first rank they occupy (1, 1, 3). Asks `n (n - 1) / 2` questions: 28 for 8. A rollout
+    without an answer has -1. A rollout whose comparisons all failed is unscored, and `n` counts the ranked ones.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`):
+            Of the order of presentation; a recipe gives the run's seed.
+    """
+
+    seed: int = 0
+    name = "pairwise_rank"
+    responses_needed = 0
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """See [`RewardMethod`]."""
+        if len(group.answered) == 1:
+            return score_by_reward(group, {group.answered[0].id: 0.0})
+        rates = win_rates(group, await play(all_pairs(group, self.seed), judge), by_default=len(group.empty))
+        ranked = [rate for rate in rates.values() if rate is not None]
+        n = len(ranked)
+        rewards: dict[int, float | None] = dict.fromkeys(rates)
+        for i, rate in rates.items():
+            if rate is not None:
+                s = 1 + sum(other > rate for other in ranked)
+                rewards[i] = 2 * (n - s) / (n - 1) - 1
+        return score_by_reward(group, rewards)
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`RewardMethod`]."""
+        return [match.question for match in all_pairs(group, self.seed)]
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]."""
+        n = len(group.answered)
+        return n * (n - 1) // 2, n * (n - 1) // 2
+
+
+METHOD = PairwiseRank

@@ -1,0 +1,43 @@
+"""Pointwise scores: the reward of GRPO, Dr. GRPO, DAPO and GPG in the paper, which differ in their objectives.
+
+Source: paper, appendix "Baseline Implementation Details", paragraph "Pointwise reward methods". Left open there: the
+prompt (`judge/prompts/pointwise.txt` is ours), and whether scores are integers (here they are).
+"""
+
+from dataclasses import dataclass
+
+from ..buffer import AnchorBuffer
+from ..groups import RolloutGroup
+from ..judge import Judge, Question, pointwise_question
+from ..score import GroupScore, score_by_reward
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """Each rollout is scored once on its own, from 0 to 10: reward `2 s / 10 - 1`.
+
+    Asks 1 question per answered rollout: 8 for a group of 8. A rollout without an answer has -1, as has one with the
+    score 0. A failed judgment leaves its rollout unscored.
+    """
+
+    name = "pointwise"
+    responses_needed = 0
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """See [`RewardMethod`]."""
+        scores = await judge.ask_all(self.first_questions(group))
+        judged = zip(group.answered, scores, strict=True)
+        rewards = {rollout.id: None if s is None else 2 * s / 10 - 1 for rollout, s in judged}
+        return score_by_reward(group, rewards)
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`RewardMethod`]."""
+        return [pointwise_question(group.query, rollout.text) for rollout in group.answered]
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]."""
+        n = len(group.answered)
+        return n, n
+
+
+METHOD = Pointwise

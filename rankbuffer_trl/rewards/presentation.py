@@ -1,0 +1,27 @@
+"""In which order a judge sees candidates: random, yet the same in every rerun.
+
+"Candidate presentation order is randomized with a deterministic hash of the global seed, query, training step, and
+candidate identifiers" (paper, appendix "Baseline Implementation Details").
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+from ..groups import RolloutGroup
+
+
+def shuffle(ids: Iterable[object], seed: int, group: RolloutGroup, purpose: object = "") -> list:
+    """`ids` in the order of the hashes of (seed, query, step, purpose, id).
+
+    Args:
+        ids (`Iterable`):
+            Candidate identifiers.
+        seed (`int`):
+            The run's global seed.
+        group (`RolloutGroup`):
+            Whose query and step enter.
+        purpose (*optional*):
+            What is shuffled, so that two shuffles of the same candidates differ.
+    """
+    common = f"{seed}/{group.query.id}/{group.step}/{purpose}"
+    return sorted(ids, key=lambda i: hashlib.sha256(f"{common}/{i}".encode()).digest())

@@ -1,0 +1,63 @@
+"""RRC-AGR: rollouts are compared with fixed reference responses, and the reward is the win rate.
+
+Source: paper, appendix "Baseline Implementation Details": "RRC-AGR compares each rollout against the seven fixed
+Nectar responses for its query", whose ranks are not exposed. Left open there: the map from win rate to reward (here
+`2 * rate - 1`), ties (half a win to each), and the prompt (`judge/prompts/pairwise.txt` is ours).
+
+The paper's table gives RRC-AGR and RRC-SCR the same token total, 200,817,235, for 218,914 and 104,028 calls. That is
+most likely a slip; nothing here is tuned to it.
+"""
+
+from dataclasses import dataclass
+
+from ..buffer import AnchorBuffer
+from ..groups import RolloutGroup
+from ..judge import Judge, Question
+from ..score import GroupScore, score_by_reward
+from .matches import Match, make_match, play, win_rates
+
+
+@dataclass(frozen=True)
+class RRCAGR:
+    """Comparison with references: `2 * (win rate over completed comparisons) - 1`.
+
+    Asks 1 question per answered rollout and reference response: 56 for 8 rollouts and 7 references. A rollout without
+    an answer has -1, as has one that beats no reference; one whose comparisons all failed is unscored.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`):
+            Of the order of presentation; a recipe gives the run's seed.
+        references (`int`, *optional*, defaults to `7`):
+            Reference responses of a query; if it has more, the worst ones are taken.
+    """
+
+    seed: int = 0
+    references: int = 7
+    name = "rrc_agr"
+
+    @property
+    def responses_needed(self) -> int:
+        """Every query must have all its references."""
+        return self.references
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """See [`RewardMethod`]."""
+        rates = win_rates(group, await play(self._matches(group), judge))
+        return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
+
+    def _matches(self, group: RolloutGroup) -> list[Match]:
+        references = {f"reference {n}": text for n, text in enumerate(group.query.responses[: self.references])}
+        texts = references | {rollout.id: rollout.text for rollout in group.answered}
+        return [make_match(group, (r.id, name), texts, self.seed) for r in group.answered for name in references]
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`RewardMethod`]."""
+        return [match.question for match in self._matches(group)]
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]."""
+        n = len(group.answered) * self.references
+        return n, n
+
+
+METHOD = RRCAGR

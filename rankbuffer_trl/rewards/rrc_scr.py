@@ -1,0 +1,50 @@
+"""RRC-SCR: rollouts are compared with each other, and the reward is the win rate.
+
+Source: paper, appendix "Baseline Implementation Details": "RRC-SCR compares every unordered pair in the group". Left
+open there: the map from win rate to reward (here `2 * rate - 1`), ties (half a win to each), empty rollouts (they lose
+without being asked about, and have -1), and the prompt (`judge/prompts/pairwise.txt` is ours).
+"""
+
+from dataclasses import dataclass
+
+from ..buffer import AnchorBuffer
+from ..groups import RolloutGroup
+from ..judge import Judge, Question
+from ..score import GroupScore, score_by_reward
+from .matches import all_pairs, play, win_rates
+
+
+@dataclass(frozen=True)
+class RRCSCR:
+    """Self-comparison within the group: `2 * (win rate over completed comparisons) - 1`.
+
+    Asks `n (n - 1) / 2` questions for `n` answered rollouts: 28 for 8. A single answered rollout has 1
+    if it beats empty ones, and 0 if it is alone. One whose comparisons all failed is unscored.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`):
+            Of the order of presentation; a recipe gives the run's seed.
+    """
+
+    seed: int = 0
+    name = "rrc_scr"
+    responses_needed = 0
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """See [`RewardMethod`]."""
+        if len(group.answered) == 1:
+            return score_by_reward(group, {group.answered[0].id: 1.0 if group.empty else 0.0})
+        rates = win_rates(group, await play(all_pairs(group, self.seed), judge), by_default=len(group.empty))
+        return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`RewardMethod`]."""
+        return [match.question for match in all_pairs(group, self.seed)]
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]."""
+        n = len(group.answered)
+        return n * (n - 1) // 2, n * (n - 1) // 2
+
+
+METHOD = RRCSCR

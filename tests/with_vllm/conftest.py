@@ -1,0 +1,137 @@
+"""Tests against a real vLLM server. `make test-vllm` runs them; `make test` does not look into this folder.
+
+Without options they are skipped. `--vllm-python` starts a server with a tiny random model for the session; `--url` and
+`--model` name one that runs, which is best left alone meanwhile.
+
+The folder must not be called `vllm`: its parent is on `sys.path` in every test, where it would pass for the package.
+"""
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from vllm_server import Server, build_model, start
+
+from rankbuffer_trl.groups import Query, Rollout, Rubric
+from rankbuffer_trl.judge import Judge
+from rankbuffer_trl.judge.openai_client import OpenAIClient
+
+LINES = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("vllm")
+    group.addoption("--vllm-python", help="interpreter of an environment with vLLM, to start a server with")
+    group.addoption("--url", help="base URL of a vLLM server that runs")
+    group.addoption("--model", help="name of its model")
+
+
+def pytest_configure(config):
+    config.stash[LINES] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that fixtures end the server then too
+
+
+def pytest_collection_modifyitems(items):
+    """Whoever crashes the server comes last: a second start would take a minute."""
+    items.sort(key=lambda item: "doomed_server" in item.fixturenames)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.stash[LINES]:
+        terminalreporter.section("measured")
+        for line in config.stash[LINES]:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def note(request) -> Callable[[str], None]:
+    """Adds a line to what the run prints at its end."""
+    return request.config.stash[LINES].append
+
+
+@pytest.fixture(scope="session")
+def server(request, howto, tmp_path_factory) -> Iterator[Server]:
+    """The server under test."""
+    option = request.config.getoption
+    if option("url"):
+        if not option("model"):
+            raise pytest.UsageError("--url needs --model, the name under which that server serves the judge")
+        yield Server(option("url"), option("model"))
+        return
+    if not option("vllm_python"):
+        pytest.skip("no server: `make test-vllm` starts one, --url names one")
+    model = build_model(tmp_path_factory.mktemp("judge"), [text for row in howto for text in row["responses"]])
+    server = start(option("vllm_python"), model, tmp_path_factory.mktemp("server"))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def random_judge(server) -> Server:
+    """The server with the tiny random model."""
+    if server.process is None:
+        pytest.skip("needs the tiny random model, which a server given by its URL does not have")
+    return server
+
+
+@pytest.fixture
+def doomed_server(server) -> Server:
+    """A server that the test may crash; it runs after all others."""
+    if server.process is None:
+        pytest.skip("needs a server of its own to crash")
+    return server
+
+
+@pytest.fixture
+def client(server) -> Callable[..., OpenAIClient]:
+    """Makes clients of the server."""
+    return lambda **settings: OpenAIClient(server.url, server.model, **settings)
+
+
+@pytest.fixture
+def judge(client) -> Callable[..., Judge]:
+    """Makes judges behind clients of the server."""
+
+    def make(max_attempts: int = 3, guard: bool = False, **settings) -> Judge:
+        return Judge(client(**settings), max_attempts=max_attempts, guard=guard)
+
+    return make
+
+
+class Texts:
+    """Queries and responses of random words.
+
+    Args:
+        words (`list[str]`):
+            Where they come from.
+        seed (`str`):
+            Of the choice.
+    """
+
+    def __init__(self, words: list[str], seed: str):
+        self.words = words
+        self.random = random.Random(seed)
+
+    def text(self, words: int) -> str:
+        return " ".join(self.random.choices(self.words, k=words))
+
+    def texts(self, count: int, words: int = 15) -> list[str]:
+        return [self.text(words) for _ in range(count)]
+
+    def rollouts(self, count: int, words: int = 15) -> tuple[Rollout, ...]:
+        return tuple(Rollout(i, text) for i, text in enumerate(self.texts(count, words)))
+
+    def query(self, id: str | None = None) -> Query:
+        """A query whose prompts have the id early on, so that no other query's prompts share more than a few words."""
+        id = id or f"{self.random.getrandbits(64):016x}"
+        rubrics = (Rubric(self.text(8), 5), Rubric(self.text(8), 2))
+        return Query(id, [{"role": "user", "content": f"{id} {self.text(10)}"}], rubrics, tuple(self.texts(4)))
+
+
+@pytest.fixture
+def texts(howto, request) -> Texts:
+    """Other ones for each test, the same ones in each run."""
+    return Texts(" ".join(text for row in howto for text in row["responses"]).split(), request.node.name)
