@@ -17,7 +17,7 @@ from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.reward_function import RankBufferReward
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.trainer import RankBufferTrainer, scale_by_signal
 
 
 def test_every_query_is_ranked_once_an_epoch_and_its_buffer_grows(tmp_path, tiny_policy, rows):
@@ -185,3 +185,27 @@ def test_real_sampling_trains_the_weights(tmp_path, tiny_policy, rows):
     trainer.train()
     assert any(not torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
     trainer.close()
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("totals", "share"),
+    [
+        ([[1.0, -1.0], [0.5, 0.5]], 0.5),
+        ([[1.0, -1.0], [0.0, 1.0]], 1.0),
+        ([[1.0, 1.0], [0.5, 0.5]], None),
+        ([[1.0, NAN], [0.5, -0.5], [NAN, NAN], [0.2, 0.2]], 0.25),
+    ],
+)
+def test_rewards_are_divided_by_the_share_of_groups_with_a_signal(totals, share):
+    rewards = torch.tensor(totals).flatten()[:, None]
+    scaled = scale_by_signal(rewards, torch.tensor([1.0]), G=2)
+    assert torch.equal(scaled.nan_to_num(9), (rewards / (share or 1.0)).nan_to_num(9))
+
+
+def test_a_format_reward_alone_is_a_signal():
+    rewards = torch.tensor([[0.5, 1.0], [0.5, 0.0], [0.1, 1.0], [0.1, 1.0]])
+    assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.2]), G=2), rewards / 0.5)
+    assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.0]), G=2), rewards)

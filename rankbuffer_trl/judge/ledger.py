@@ -36,7 +36,7 @@ class Call:
         method (`str`):
             The reward method that asked, such as `rankbuffer`.
         kind (`str`):
-            `insert`, `fine` or `bootstrap`.
+            What was asked, such as `insert`, `fine` or `bootstrap`.
         query_id (`str`):
             The query.
         server (`str`):

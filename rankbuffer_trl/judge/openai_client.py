@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from httpx2 import Limits  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
 from .errors import TransportError
@@ -13,6 +14,7 @@ from .ledger import Tally, Usage
 from .questions import Question
 from .verdicts import Verdict
 
+IDLE_SECONDS = 3.0
 DECODINGS = ("regex", "json_schema", "none")
 PING = [{"role": "user", "content": "ping"}]
 
@@ -73,7 +75,8 @@ class OpenAIClient:
             api_key=self._key or "none",
             timeout=timeout,
             max_retries=max_retries,
-            http_client=DefaultAioHttpClient(timeout=timeout),
+            # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then would be lost.
+            http_client=DefaultAioHttpClient(timeout=timeout, limits=Limits(keepalive_expiry=IDLE_SECONDS)),
         )
         self._hasty = self._client.with_options(max_retries=0)
 
