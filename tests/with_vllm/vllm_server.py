@@ -27,7 +27,12 @@ FLAGS = (
     *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
     "--enforce-eager",  # compiling would need a C++ compiler and is not what is tested
 )
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",  # by default 5 s: a busy server then closes connections that are in use
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 START_SECONDS = 300
 STOP_SECONDS = 20
 
