@@ -40,6 +40,7 @@ lint: $(VENV)/installed-dev
 benchmarks: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/trainer_overhead.py
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/buffer_store.py
+	$(BIN)/python benchmarks/judge_throughput.py
 
 $(VENV)/installed: requirements.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
@@ -61,4 +62,4 @@ $(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.p
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VLLM_VENV) runs

@@ -220,6 +220,8 @@ def test_the_index_names_every_recipe_of_the_paper():
 def test_the_benchmarks_run_and_end_with_one_json_line():
     overhead = run("benchmarks/trainer_overhead.py", "--queries", 2, "--tokens", 4, "--steps", 2, "--turns", 1)
     assert json.loads(overhead.stdout.splitlines()[-1])["ratio"] > 0
+    judge = run("benchmarks/judge_throughput.py", "--latency", 0.05, "--turns", 1)
+    assert json.loads(judge.stdout.splitlines()[-1]).keys() >= {"ratio", "cpu_ms_per_call", "computed_prompt_share"}
     store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5)
     last = json.loads(store.stdout.splitlines()[-1])
     assert last["ratio"] > 0 and "memory_mb" in last
