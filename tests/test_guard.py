@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Rollout
-from rankbuffer_trl.judge import Question, VerdictError, insertion_question, ranking_question
+from rankbuffer_trl.judge import (
+    Question,
+    VerdictError,
+    duel_question,
+    insertion_question,
+    pairwise_question,
+    pointwise_question,
+    ranking_question,
+    selection_question,
+)
 from rankbuffer_trl.judge.guard import defuse, quote
 from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, score
 
@@ -51,7 +60,32 @@ def as_last_rollout(text: str) -> tuple[Question, str]:
     return ranking_question(QUERY, [Rollout(5, BAD), Rollout(3, text)]), "[R3]"
 
 
-PLACES = (as_candidate, as_anchor, as_only_text, as_rollout, as_last_rollout)
+def as_scored(text: str) -> tuple[Question, str]:
+    return pointwise_question(QUERY, text), "RESPONSE"
+
+
+def as_first_of_two(text: str) -> tuple[Question, str]:
+    return pairwise_question(QUERY, text, GOOD), "[A]"
+
+
+def as_second_of_two(text: str) -> tuple[Question, str]:
+    return pairwise_question(QUERY, GOOD, text, tie=False), "[B]"
+
+
+def as_duellist(text: str) -> tuple[Question, str]:
+    return duel_question(QUERY, text, GOOD), "[A]"
+
+
+def as_rung(text: str) -> tuple[Question, str]:
+    return selection_question(QUERY, [("A0", BAD), ("R0", text), ("A1", FAIR)], [GOOD], 2), "[R0]"
+
+
+def as_look_ahead(text: str) -> tuple[Question, str]:
+    return selection_question(QUERY, [("A0", BAD), ("R0", FAIR)], [GOOD, text], 2), "[L1]"
+
+
+RANKED = (as_candidate, as_anchor, as_only_text, as_rollout, as_last_rollout)
+PLACES = (*RANKED, as_scored, as_first_of_two, as_second_of_two, as_duellist, as_rung, as_look_ahead)
 
 
 # Structure: a reader of its own, which knows of prompts only that a response's lines begin with "> ".
@@ -241,7 +275,7 @@ def test_a_guarded_prompt_has_no_hidden_character(text):
         assert {c for c in question.prompt(guard=True) if c != "\n" and not shows(c)} == set()
 
 
-# The embedded judge, which reads the prompt as any judge does.
+# The embedded judge, which reads the prompts of RankBuffer as any judge does.
 
 
 def verdict(question: Question, guard: bool):
@@ -273,7 +307,7 @@ def fair(question: Question):
 
 @named(ALL)
 def test_guarded_the_verdict_is_on_what_is_seen_of_the_responses(text):
-    for place in PLACES:
+    for place in RANKED:
         question, _ = place(text)
         assert verdict(question, guard=True) == fair(question)
 

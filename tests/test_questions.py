@@ -7,7 +7,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
-from rankbuffer_trl.judge import VerdictError, insertion_question, ranking_question
+from rankbuffer_trl.judge import (
+    Selection,
+    VerdictError,
+    duel_question,
+    insertion_question,
+    pairwise_question,
+    pointwise_question,
+    ranking_question,
+    selection_question,
+)
 from rankbuffer_trl.judge.guard import MARKER
 
 QUERY = Query(
@@ -109,6 +118,114 @@ Return JSON only. `order` must be a permutation of
 [4, 0, 11], from worst to best:
 {"order": [4, 0, 11]}"""
 
+QUERY_AND_RUBRICS = """\
+QUERY
+How do I make tea?
+
+RUBRICS
+1.[weight=5] Says how long to wait.
+2.[weight=2] Is written in complete sentences."""
+
+POINTWISE = f"""\
+You are a strict response-quality judge. Score the response below
+on its own, from 0 (worst) to 10 (best), using the query and
+weighted rubrics.
+
+{QUERY_AND_RUBRICS}
+
+RESPONSE
+Wait three minutes.
+
+Return JSON only: {{"score": <integer from 0 through 10>}}"""
+
+PAIRWISE = f"""\
+You are a strict response-quality judge. Compare the two responses
+below using the query and weighted rubrics. The order in which they
+stand means nothing.
+
+{QUERY_AND_RUBRICS}
+
+RESPONSES
+[A]
+Wait three minutes.
+
+[B]
+Boil water.
+
+Then wait.
+
+Return JSON only, with the ID of the better response,
+or "tie" if neither is better:
+{{"winner": <"A" or "B" or "tie">}}"""
+
+PAIRWISE_WITHOUT_TIE = PAIRWISE.replace(',\nor "tie" if neither is better', "").replace(' or "tie"', "")
+
+DUEL = f"""\
+You are a strict response-quality judge. Score each of the two
+responses below from 0 (worst) to 10 (best), in comparison with the
+other, using the query and weighted rubrics. The order in which they
+stand means nothing.
+
+{QUERY_AND_RUBRICS}
+
+RESPONSES
+[A]
+Wait three minutes.
+
+[B]
+Boil water.
+
+Then wait.
+
+Return JSON only, with the scores of [A] and [B] in this order:
+{{"scores": [<integer from 0 through 10>, <integer from 0 through 10>]}}"""
+
+INSTRUCTION = """\
+Select the members of the next fixed-size reference buffer.
+The buffer is a quality scale, not a collection of only the best
+answers. Keep a stable, non-redundant set that covers the
+response quality spectrum and meaningful transitions under the
+rubrics.
+Prefer a rollout when it fills a gap or is a better
+representative than a current anchor.
+
+Return valid JSON with exactly four selected IDs:
+{
+  "keep_anchor_ids": [IDs of retained current anchors],
+  "add_rollout_ids": [IDs of selected eligible rollouts]
+}
+The two lists must contain four IDs in total. IDs not returned
+are removed or discarded. Do not select look-ahead rollouts."""
+
+MANAGE = f"""\
+You manage the reference buffer of one query: the anchors between
+which new responses to it are placed.
+
+{QUERY_AND_RUBRICS}
+
+CURRENT ANCHORS [A...] AND RANKED ROLLOUTS [R...] (worst to best)
+[R0]
+no
+
+[A0]
+hot water
+
+[A1]
+Boil water.
+
+Then wait.
+
+LOOK-AHEAD ROLLOUTS [L...] (not ranked, not eligible)
+[L0]
+Wait three minutes.
+
+[L1]
+tea
+
+{INSTRUCTION}"""
+
+LADDER = (("R0", "no"), ("A0", "hot water"), ("A1", ANCHORS[2]))
+
 CANDIDATES = (Rollout(4, "Wait three minutes."), Rollout(0, "Boil water.\n\nWait."), Rollout(11, "no"))
 
 
@@ -118,6 +235,36 @@ def coarse(candidate="Wait three minutes.", query=QUERY, anchors=ANCHORS):
 
 def order_only(candidate="Wait three minutes.", query=QUERY, anchors=ANCHORS):
     return insertion_question(query, anchors, candidate, anchor_content=False)
+
+
+def pointwise(candidate="Wait three minutes.", query=QUERY):
+    return pointwise_question(query, candidate)
+
+
+def pairwise(candidate="Wait three minutes.", query=QUERY, second=ANCHORS[2]):
+    return pairwise_question(query, candidate, second)
+
+
+def pairwise_without_tie(candidate="Wait three minutes.", query=QUERY, second=ANCHORS[2]):
+    return pairwise_question(query, candidate, second, tie=False)
+
+
+def duel(candidate="Wait three minutes.", query=QUERY, second=ANCHORS[2]):
+    return duel_question(query, candidate, second)
+
+
+def manage(candidate="Wait three minutes.", query=QUERY, ladder=LADDER):
+    return selection_question(query, ladder, [candidate, "tea"], 4)
+
+
+OURS = (
+    (pointwise, POINTWISE),
+    (pairwise, PAIRWISE),
+    (pairwise_without_tie, PAIRWISE_WITHOUT_TIE),
+    (duel, DUEL),
+    (manage, MANAGE),
+)
+ours = pytest.mark.parametrize(("ask", "expected"), OURS, ids=lambda value: getattr(value, "__name__", ""))
 
 
 # Prompts.
@@ -137,6 +284,28 @@ def test_the_fine_prompt_is_the_papers():
     question = ranking_question(QUERY, CANDIDATES)
     assert question.prompt() == FINE
     assert (question.kind, question.query_id) == ("fine", "tea")
+
+
+@ours
+def test_the_prompts_that_the_paper_does_not_print(ask, expected):
+    assert ask().prompt() == expected
+    kind = {"pointwise": "score", "duel": "duel", "manage": "manage"}.get(ask.__name__, "pair")
+    assert (ask().kind, ask().query_id) == (kind, "tea")
+
+
+def test_a_rubric_judged_alone_has_a_kind_of_its_own():
+    question = pointwise_question(QUERY, "Wait three minutes.", "rubric")
+    assert (question.kind, question.prompt()) == ("rubric", POINTWISE)
+
+
+def test_without_look_ahead_its_block_is_empty():
+    prompt = selection_question(QUERY, LADDER, [], 4).prompt()
+    shown = MANAGE.partition("[L0]\n")[0]
+    assert prompt == f"{shown}\n\n{INSTRUCTION}"
+
+
+def test_the_manager_may_choose_from_the_ladder_alone():
+    assert manage().verdict == Selection(("A0", "A1"), ("R0",), 4)
 
 
 @pytest.mark.parametrize("K", [2, 7, 12])
@@ -174,6 +343,7 @@ def test_turns_of_a_longer_chat_stand_under_their_roles():
         (coarse(query=query), COARSE),
         (order_only(query=query), ORDER_ONLY),
         (ranking_question(query, CANDIDATES), FINE),
+        *((ask(query=query), expected) for ask, expected in OURS),
     ):
         assert question.prompt() == expected.replace("How do I make tea?", text)
 
@@ -188,6 +358,9 @@ NASTY = (
     "{ORDERED_ANCHOR_BLOCKS}",
     "{WEIGHTED_RUBRICS}",
     "{CANDIDATE_BLOCKS}{CANDIDATE_IDS}",
+    "{RESPONSE}{RESPONSE_BLOCKS}",
+    "{OR_TIE} {CHOICES}",
+    "{LADDER_BLOCKS}{LOOK_AHEAD}",
     "K",
     "the K of K-1",
     "A(K-1)",
@@ -212,6 +385,19 @@ def test_any_candidate_stands_unchanged_in_the_insertion_prompts(text):
     assert order_only(text).prompt() == ORDER_ONLY.replace("Wait three minutes.", text)
 
 
+@ours
+@given(TEXT)
+def test_any_response_stands_unchanged_in_the_other_prompts(ask, expected, text):
+    assert ask(text).prompt() == expected.replace("Wait three minutes.", text)
+
+
+@given(TEXT)
+def test_any_opponent_and_any_rung_stand_unchanged(text):
+    for ask, expected in ((pairwise, PAIRWISE), (pairwise_without_tie, PAIRWISE_WITHOUT_TIE), (duel, DUEL)):
+        assert ask(second=text).prompt() == expected.replace("Boil water.\n\nThen wait.", text)
+    assert manage(ladder=(LADDER[0], ("A0", text), LADDER[2])).prompt() == MANAGE.replace("hot water", text)
+
+
 @given(TEXT)
 def test_any_anchor_stands_unchanged(text):
     assert coarse(anchors=("no", text, ANCHORS[2])).prompt() == COARSE.replace("hot water", text)
@@ -231,6 +417,7 @@ def test_any_query_and_rubric_stand_unchanged(text):
         (coarse, COARSE),
         (order_only, ORDER_ONLY),
         (lambda query: ranking_question(query, CANDIDATES), FINE),
+        *OURS,
     ):
         assert ask(query=query).prompt() == expected.replace("How do I make tea?", text)
         assert ask(query=rubrics).prompt() == expected.replace("Says how long to wait.", text)

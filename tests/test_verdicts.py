@@ -7,19 +7,21 @@ import json
 import math
 import re
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbuffer_trl.judge import Order, Position, Verdict, VerdictError
+from rankbuffer_trl.judge import Order, Position, Score, Scores, Selection, Verdict, VerdictError, Winner
 from rankbuffer_trl.judge.openai_client import DECODINGS, constrain
 from rankbuffer_trl.judge.verdicts import GRAMMAR_LIMIT
 
 IDS = st.lists(st.integers(0, 120), min_size=1, max_size=5, unique=True).map(tuple)
 LONG = tuple(range(3, 3 + 2 * (GRAMMAR_LIMIT + 1), 2))
+SCORED = (Score(), Scores(), Winner(("A", "B")), Winner(("A", "B", "tie")))
 VERDICTS = (
+    *SCORED,
     Position(2),
     Position(9),
     Position(12),
@@ -39,6 +41,20 @@ def valid_answers(verdict: Verdict) -> set[str]:
     """All of them, written out."""
     if isinstance(verdict, Position):
         return {json.dumps({"position": p}) for p in range(verdict.K + 1)}
+    if isinstance(verdict, Score):
+        return {json.dumps({"score": s}) for s in range(11)}
+    if isinstance(verdict, Scores):
+        return {json.dumps({"scores": pair}) for pair in product(range(11), repeat=2)}
+    if isinstance(verdict, Winner):
+        return {json.dumps({"winner": choice}) for choice in verdict.choices}
+    if isinstance(verdict, Selection):
+        return {
+            json.dumps({"keep_anchor_ids": chosen[:kept], "add_rollout_ids": chosen[kept:]})
+            for kept in range(verdict.size + 1)
+            for keep in permutations(verdict.anchors, kept)
+            for add in permutations(verdict.rollouts, verdict.size - kept)
+            for chosen in [keep + add]
+        }
     return {json.dumps({"order": order}) for order in permutations(verdict.ids)}
 
 
@@ -85,13 +101,14 @@ def fits(value: object, schema: dict) -> bool:
     """Whether `value` satisfies a JSON schema made of the keywords below."""
     known = {"type", "properties", "required", "additionalProperties", "enum", "items", "minItems", "maxItems"}
     assert set(schema) <= known, "this little validator must know every keyword"
-    types = {"object": dict, "array": list, "integer": int}
+    types = {"object": dict, "array": list, "integer": int, "string": str}
     if type(value) is not types[schema["type"]]:
         return False
     if "enum" in schema and value not in schema["enum"]:
         return False
     if isinstance(value, list):
-        return schema["minItems"] <= len(value) <= schema["maxItems"] and all(fits(v, schema["items"]) for v in value)
+        enough = schema.get("minItems", 0) <= len(value) <= schema["maxItems"]
+        return enough and all(fits(v, schema["items"]) for v in value)
     if isinstance(value, dict):
         assert schema["additionalProperties"] is False
         properties = schema["properties"]
@@ -110,13 +127,19 @@ def edited(draw, answer: str) -> str:
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(answer)))
         cut = draw(st.integers(0, 2))
-        answer = answer[:at] + draw(st.text('{}[]":, \n0123456789-.positonrde', max_size=2)) + answer[at + cut :]
+        answer = answer[:at] + draw(st.text('{}[]":, \n0123456789-.positonrdecwABR', max_size=2)) + answer[at + cut :]
     return answer
 
 
 NUMBERS = st.integers(-2, 125)
-VALUES = NUMBERS | st.lists(NUMBERS, max_size=6) | st.sampled_from([None, True, False, "1", 1.0, [[1]], {}])
-OBJECTS = st.dictionaries(st.sampled_from(["position", "order", "Position", "why"]), VALUES, max_size=2)
+VALUES = (
+    NUMBERS
+    | st.lists(NUMBERS, max_size=6)
+    | st.lists(st.integers(-1, 11) | st.sampled_from([True, 3.0, "3"]), min_size=2, max_size=2)
+    | st.sampled_from([None, True, False, "1", 1.0, [[1]], {}, "A", "B", "tie", "a", "C", ["A"]])
+)
+KEYS = ("position", "order", "score", "scores", "winner")
+OBJECTS = st.dictionaries(st.sampled_from([*KEYS, "Position", "why"]), VALUES, max_size=2)
 
 
 def nearly(verdict: Verdict) -> st.SearchStrategy[str]:
@@ -153,6 +176,172 @@ def test_the_regex_of_a_position_matches_the_valid_answers_alone(data, K):
 def test_no_number_out_of_range_is_a_position(K):
     matched = [n for n in range(-40, 400) if re.fullmatch(Position(K).constraint["regex"], f'{{"position": {n}}}')]
     assert matched == list(range(K + 1))
+
+
+# Scores and winners
+
+
+@pytest.mark.parametrize("verdict", SCORED, ids=str)
+@given(st.data())
+def test_the_regex_of_scores_and_winners_matches_the_valid_answers_alone(verdict, data):
+    assert list(verdict.constraint) == ["regex"]
+    valid = valid_answers(verdict)
+    assert all(re.fullmatch(verdict.constraint["regex"], answer) for answer in valid)
+    text = data.draw(nearly(verdict))
+    assert bool(re.fullmatch(verdict.constraint["regex"], text)) == (text in valid)
+
+
+def test_no_number_out_of_range_is_a_score():
+    admitted = [
+        n
+        for n in (*range(-20, 130), "01", "1.0", "5.5", "1e1", "true", "null", '"5"', "")
+        if re.fullmatch(Score().constraint["regex"], f'{{"score": {n}}}')
+        or re.fullmatch(Scores().constraint["regex"], f'{{"scores": [{n}, 5]}}')
+        or re.fullmatch(Scores().constraint["regex"], f'{{"scores": [5, {n}]}}')
+    ]
+    assert admitted == list(range(11))
+
+
+NO_SCORES = ["11", "-1", "5.0", "5.5", "1e1", "true", "false", "null", '"5"', "[5]", "NaN", "Infinity", "05", "", '""']
+
+
+@pytest.mark.parametrize("value", NO_SCORES)
+def test_a_score_is_an_integer_from_0_to_10(value):
+    for verdict, answer in (
+        (Score(), f'{{"score": {value}}}'),
+        (Scores(), f'{{"scores": [{value}, 5]}}'),
+        (Scores(), f'{{"scores": [5, {value}]}}'),
+    ):
+        with pytest.raises(VerdictError):
+            verdict.parse(answer)
+
+
+@pytest.mark.parametrize("value", ["5", "[]", "[5]", "[5, 5, 5]", "[[5, 5]]", '"5, 5"', '{"A": 5, "B": 5}', "null"])
+def test_two_responses_have_two_scores(value):
+    with pytest.raises(VerdictError):
+        Scores().parse(f'{{"scores": {value}}}')
+
+
+def test_scores_keep_their_order():
+    assert Scores().parse('{"scores": [0, 10]}') == (0, 10)
+    assert Scores().parse('```json\n{"scores":[7,3]}\n```') == (7, 3)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['"a"', '"C"', '"Tie"', '"A "', '"[A]"', '""', "true", "0", "null", '["A"]', "A", '"A or B"', '["A", "B"]'],
+)
+def test_a_winner_is_one_of_the_choices(value):
+    with pytest.raises(VerdictError):
+        Winner(("A", "B", "tie")).parse(f'{{"winner": {value}}}')
+
+
+def test_a_tie_is_no_verdict_where_none_is_allowed():
+    assert Winner(("A", "B", "tie")).parse('{"winner": "tie"}') == "tie"
+    with pytest.raises(VerdictError, match='one of A, B, not "tie"'):
+        Winner(("A", "B")).parse('{"winner": "tie"}')
+
+
+@pytest.mark.parametrize(
+    ("verdict", "answer", "message"),
+    [
+        (Score(), '{"score": 12}', "integer from 0 through 10, not 12"),
+        (Scores(), '{"scores": [3, 12]}', "integer from 0 through 10, not 12"),
+        (Scores(), '{"scores": [3]}', "list of two integers, not .3."),
+        (Selection(("A0", "A1"), ("R0",), 2), '{"keep_anchor_ids": ["L0"], "add_rollout_ids": []}', "L0"),
+        (
+            Selection(("A0", "A1"), ("R0",), 2),
+            '{"keep_anchor_ids": ["A0"], "add_rollout_ids": []}',
+            "2 different ids in all",
+        ),
+    ],
+)
+def test_a_fault_is_named(verdict, answer, message):
+    with pytest.raises(VerdictError, match=message) as caught:
+        verdict.parse(answer)
+    assert len(str(caught.value)) < 400
+
+
+# Selections
+
+SELECTIONS = (
+    Selection(("A0", "A1", "A2", "A3"), ("R0", "R1"), 4),
+    Selection(("A0", "A1", "A2", "A3"), tuple(f"R{i}" for i in range(12)), 4),
+    Selection(("A0", "A1"), ("R0", "R1", "R2"), 3),
+)
+NAMES = st.sampled_from([*(f"A{i}" for i in range(5)), *(f"R{i}" for i in range(13)), "L0", "a0", "", "A"])
+CHOSEN = st.lists(NAMES | st.sampled_from([0, None, True, ["A0"]]), max_size=5)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(SELECTIONS), st.data())
+def test_a_selection_is_bounded_when_decoded_and_settled_when_read(verdict, data):
+    lists = [
+        data.draw(CHOSEN | st.lists(st.sampled_from(ids), max_size=verdict.size + 1))
+        for ids in (verdict.anchors, verdict.rollouts)
+    ]
+    value = dict(zip(("keep_anchor_ids", "add_rollout_ids"), lists, strict=True))
+    keep, add = lists
+    known = all(i in verdict.anchors for i in keep) and all(i in verdict.rollouts for i in add)
+    bounded = known and all(len(chosen) <= verdict.size for chosen in lists)
+    chosen = keep + add
+    answer = json.dumps(value)
+    assert bool(re.fullmatch(verdict.constraint["regex"], answer)) == bounded
+    assert fits(value, verdict.schema) == bounded
+    if bounded:
+        assert len(answer.encode()) <= len(verdict.longest.encode())
+    if known and len(chosen) == verdict.size and all(chosen.count(i) == 1 for i in chosen):
+        assert verdict.parse(answer) == tuple(chosen)
+        assert bounded
+    else:
+        with pytest.raises(VerdictError):
+            verdict.parse(answer)
+
+
+@pytest.mark.parametrize("verdict", [SELECTIONS[0], SELECTIONS[2]], ids=str)
+def test_every_valid_selection_can_be_decoded_and_is_read(verdict):
+    valid = valid_answers(verdict)
+    for answer in valid:
+        assert re.fullmatch(verdict.constraint["regex"], answer)
+        assert fits(json.loads(answer), verdict.schema)
+        assert len(answer) <= len(verdict.longest)
+        value = json.loads(answer)
+        assert verdict.parse(answer) == (*value["keep_anchor_ids"], *value["add_rollout_ids"])
+        assert verdict.parse(json.dumps(value, indent=2)) == verdict.parse(answer)
+
+
+@given(st.data(), st.sampled_from(SELECTIONS))
+def test_what_the_regex_of_a_selection_admits_has_one_layout(data, verdict):
+    assert list(verdict.constraint) == ["regex"]
+    assert re.fullmatch(verdict.constraint["regex"], verdict.longest)
+    text = data.draw(edited(verdict.longest))
+    if re.fullmatch(verdict.constraint["regex"], text):
+        assert json.dumps(json.loads(text)) == text
+        assert len(text) <= len(verdict.longest)
+
+
+@pytest.mark.parametrize("verdict", SELECTIONS, ids=str)
+def test_no_selection_that_the_regex_admits_is_longer_than_the_longest(verdict):
+    assert re.fullmatch(verdict.constraint["regex"], verdict.longest)
+    for keep, add in product(verdict.anchors, verdict.rollouts):
+        answer = json.dumps({"keep_anchor_ids": [keep] * verdict.size, "add_rollout_ids": [add] * verdict.size})
+        assert re.fullmatch(verdict.constraint["regex"], answer)
+        assert len(answer) <= len(verdict.longest)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["null", "4", '"A0"', '{"A0": 1}', '[["A0"]]', "[null]", "[true]", "[0]"],
+)
+def test_a_selection_is_made_of_lists_of_ids(value):
+    for answer in (
+        f'{{"keep_anchor_ids": {value}, "add_rollout_ids": ["R0", "R1", "R2"]}}',
+        f'{{"keep_anchor_ids": ["A0", "A1"], "add_rollout_ids": {value}}}',
+        '{"keep_anchor_ids": ["A0", "A1"]}',
+        '{"add_rollout_ids": ["R0", "R1", "R2"]}',
+    ):
+        with pytest.raises(VerdictError):
+            SELECTIONS[2].parse(answer)
 
 
 # Orders
@@ -261,7 +450,7 @@ def test_a_schema_is_closed(verdict):
     assert json.loads(json.dumps(verdict.schema)) == verdict.schema
 
 
-@given(st.integers(2, 120).map(Position) | IDS.map(Order))
+@given(st.integers(2, 120).map(Position) | IDS.map(Order) | st.sampled_from(SCORED))
 def test_the_longest_answer_is_valid_and_none_is_longer(verdict):
     valid = valid_answers(verdict)
     assert verdict.longest in valid
@@ -269,7 +458,7 @@ def test_the_longest_answer_is_valid_and_none_is_longer(verdict):
 
 
 @pytest.mark.parametrize("decoding", DECODINGS)
-@given(st.integers(2, 120).map(Position) | IDS.map(Order), st.integers(0, 500))
+@given(st.integers(2, 120).map(Position) | IDS.map(Order) | st.sampled_from(SCORED), st.integers(0, 500))
 def test_the_token_limit_cuts_no_valid_answer_off(decoding, verdict, free_tokens):
     limit = constrain(verdict, decoding, free_tokens)["max_tokens"]
     most = max(len(answer.encode()) for answer in valid_answers(verdict)) + 1  # a token a byte, and one for the end

@@ -81,8 +81,8 @@ class ArenaRL:
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. The seeding matches."""
-        first, *others = [rollout.id for rollout in group.answered]
-        return [self._question(group, shown) for i in others for shown in ((first, i), (i, first))]
+        ids = [rollout.id for rollout in group.answered]
+        return [self._question(group, shown) for i in ids[1:] for shown in ((ids[0], i), (i, ids[0]))]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""

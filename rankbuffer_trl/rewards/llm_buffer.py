@@ -28,6 +28,7 @@ class LLMBuffer:
         look_ahead (`bool`, *optional*, defaults to `False`):
             Put the manager's question off to the query's next visit, and show it that visit's rollouts, which it may
             not choose. Until then the ranked rollouts stand in the stored buffer as anchors of the source `candidate`.
+            A visit without any answer asks nothing, and the decision waits for the one after.
     """
 
     look_ahead: bool = False
@@ -37,7 +38,7 @@ class LLMBuffer:
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
         buffer = buffer or initial_buffer(group.query.responses, SIZE)
-        if any(anchor.source == "candidate" for anchor in buffer.anchors):
+        if group.answered and any(anchor.source == "candidate" for anchor in buffer.anchors):
             seen = [rollout.text for rollout in group.answered]
             buffer = await self._select(group.query, buffer, seen, judge)
         ranking = await coarse_to_fine(group.query, buffer, group.answered, judge)
@@ -80,7 +81,9 @@ class LLMBuffer:
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""
         n = len(group.answered)
-        return n + (not self.look_ahead), n + n // 2 + 1
+        if self.look_ahead:
+            return n, n + n // 2 + (n > 0 and not first)
+        return n + (n > 0), n + n // 2 + (n > 0)
 
 
 def ladder(buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:

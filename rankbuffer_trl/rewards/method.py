@@ -43,7 +43,7 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
 
     Args:
         name (`str`):
-            A file of this folder, such as `pairwise_rank`, or the dotted path of a class elsewhere.
+            A file of this folder, such as `pairwise_rank`, or the dotted path of a dataclass elsewhere.
         arguments (`Mapping[str, Any]`):
             Its arguments.
         seed (`int`):
@@ -55,12 +55,13 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
     module, _, attribute = name.rpartition(".")
     try:
         cls = getattr(import_module(module), attribute) if module else import_module(f".{name}", __package__).METHOD
-    except (ImportError, AttributeError, ValueError) as error:
+        fields = dataclasses.fields(cls)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"there is no reward method {name!r} ({error}): name a file of rankbuffer_trl/rewards, such as"
-            " rankbuffer, or the dotted path of a class"
+            " rankbuffer, or the dotted path of a dataclass"
         ) from None
-    known = [field.name for field in dataclasses.fields(cls)]
+    known = [field.name for field in fields]
     for key in arguments:
         if key not in known:
             raise ValueError(f"method_args: {name} has no argument {key!r}; it has {', '.join(known) or 'none'}")

@@ -96,7 +96,8 @@ class RankBuffer:
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. The insertions, or the ranking that makes a buffer."""
         if self.bootstrap:
-            return [ranking_question(group.query, group.answered, kind="bootstrap")]
+            enough = len(group.answered) >= 2
+            return [ranking_question(group.query, group.answered, kind="bootstrap")] if enough else []
         anchors = [anchor.text for anchor in initial_buffer(group.query.responses, self.k0).anchors]
         return [
             insertion_question(group.query, anchors, rollout.text, self.anchor_content) for rollout in group.answered

@@ -24,6 +24,9 @@ class RRCAGR:
     Asks 1 question per answered rollout and reference response: 56 for 8 rollouts and 7 references. A rollout without
     an answer has -1, as has one that beats no reference; one whose comparisons all failed is unscored.
 
+    Raises:
+        `ValueError`: for an argument out of range.
+
     Args:
         seed (`int`, *optional*, defaults to `0`):
             Of the order of presentation; a recipe gives the run's seed.
@@ -34,6 +37,10 @@ class RRCAGR:
     seed: int = 0
     references: int = 7
     name = "rrc_agr"
+
+    def __post_init__(self):
+        if self.references < 1:
+            raise ValueError(f"references must be at least 1, got {self.references}")
 
     @property
     def responses_needed(self) -> int:

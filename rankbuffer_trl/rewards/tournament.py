@@ -5,7 +5,7 @@ group of eight rollouts, requiring 21 logical comparisons". Left open there, and
 
 * Pairings are drawn afresh in every round. Where the number of candidates is odd, the last one drawn goes on without a
   match and without a point.
-* A match has a winner and no tie. If its judgment fails, nobody gets a point, and the candidate drawn first goes on.
+* A match has a winner and no tie. If its judgment fails, nobody gets a point, and the candidate shown first goes on.
 * Reward: the points over all repeats, mapped from their range in the group to [-1, 1]; all equal gives 0. A rollout
   without an answer plays no match and stands one point below zero, so it has -1.
 * A rollout whose matches all failed is unscored.
@@ -30,6 +30,9 @@ class Tournament:
     Asks `repeats (n - 1)` questions for `n` answered rollouts: 21 for 8. Rounds follow one another; the tournaments
     are played side by side.
 
+    Raises:
+        `ValueError`: for an argument out of range.
+
     Args:
         seed (`int`, *optional*, defaults to `0`):
             Of pairings and order of presentation; a recipe gives the run's seed.
@@ -41,6 +44,10 @@ class Tournament:
     repeats: int = 3
     name = "tournament"
     responses_needed = 0
+
+    def __post_init__(self):
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""

@@ -1,0 +1,254 @@
+"""Methods that let responses meet: tournaments against slow oracles, and who is shown first."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from statistics import fmean
+
+import pytest
+from conftest import ROOT
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, SHOWN, fails, faulty, make, play, quality, truth
+
+from rankbuffer_trl.groups import RolloutGroup
+from rankbuffer_trl.rewards.arenarl import ArenaRL
+from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
+from rankbuffer_trl.rewards.rrc_agr import RRCAGR
+from rankbuffer_trl.rewards.rrc_scr import RRCSCR
+from rankbuffer_trl.rewards.tournament import Tournament
+
+PAIRED = (RRCSCR(), RRCAGR(), PairwiseRank(), Tournament())
+paired = pytest.mark.parametrize("method", PAIRED, ids=str)
+
+
+# Tournament
+
+
+def tournament(group: RolloutGroup, played, case, repeats: int = 3) -> Counter:
+    """Points won in the matches that were asked for, by rollout heard about; they must be those of knockouts."""
+    matches = iter([tuple(SHOWN.findall(prompt)) for prompt in played.prompts])
+    points = Counter()
+    left = [{rollout.text for rollout in group.answered} for _ in range(repeats)]
+    while any(len(candidates) > 1 for candidates in left):
+        for candidates in left:
+            pairs = [next(matches) for _ in range(len(candidates) // 2)]
+            drawn = [text for pair in pairs for text in pair]
+            assert len(set(drawn)) == len(drawn) and set(drawn) <= candidates, "each plays once in a round"
+            for first, second in pairs:
+                best = first if quality(first) >= quality(second) else second
+                if fails(case, "Is high.", *sorted((first, second))):
+                    best = first
+                else:
+                    points.update({first: 0, second: 0})
+                    points[best] += 1
+                candidates.remove(first if best == second else second)
+    assert next(matches, None) is None
+    return points
+
+
+@settings(max_examples=150)
+@given(QUALITIES, CASES, st.integers(0, 3))
+@example(list(EIGHT), RIGHT, 0)
+@example([4] * 8, RIGHT, 0)
+def test_a_tournament_counts_matches_won(qualities, case, seed):
+    group = make(qualities)
+    played = play(Tournament(seed), group, faulty(case))
+    points = tournament(group, played, case)
+    if len(group.answered) == 1:
+        points[group.answered[0].text] = 0
+    known = list(points.values()) + [-1] * len(group.empty)
+    for rollout in group.answered:
+        if rollout.text not in points:
+            assert played.rewards[rollout.id] is None
+        elif max(known) == min(known):
+            assert played.rewards[rollout.id] == 0
+        else:
+            share = (points[rollout.text] - min(known)) / (max(known) - min(known))
+            assert played.rewards[rollout.id] == pytest.approx(2 * share - 1)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_of_a_full_tournament_wins_every_match_and_the_worst_none(size, seed):
+    group = make(random.Random(seed).sample(range(11), size))
+    played = play(Tournament(seed), group)
+    points = tournament(group, played, RIGHT)
+    by_quality = sorted(group.answered, key=lambda rollout: quality(rollout.text))
+    assert points[by_quality[-1].text] == 3 * math.log2(size)
+    assert points[by_quality[0].text] == 0
+    assert sum(points.values()) == 3 * (size - 1)
+    assert played.rewards[by_quality[-1].id] == 1 and played.rewards[by_quality[0].id] == -1
+
+
+def test_a_tournament_is_drawn_anew_for_each_repeat_round_and_group():
+    def drawn(prompts):
+        return [frozenset(SHOWN.findall(prompt)) for prompt in prompts]
+
+    met = Counter()
+    for step in range(100):
+        pairs = drawn(play(Tournament(), make(range(8), step=step)).prompts)
+        assert len({frozenset(pairs[i : i + 4]) for i in (0, 4, 8)}) > 1, "not the same first round three times"
+        met.update(pairs[:12])
+    assert len(met) == 28, "everyone meets everyone"
+    assert all(20 <= count <= 70 for count in met.values()), "1,200 matches over 28 pairs: 43 each"
+
+
+# ArenaRL
+
+
+def guess(a: str, b: str, shown_first: str) -> int:
+    """What an unreliable judge gives to `a` against `b`: few levels, so that there are ties."""
+    return random.Random(f"{a} {b} {shown_first}").randrange(4)
+
+
+def unreliable(prompt: str) -> str:
+    if '{"scores"' not in prompt:
+        return truth(prompt)
+    a, b = SHOWN.findall(prompt)
+    return json.dumps({"scores": [guess(a, b, a), guess(b, a, a)]})
+
+
+def arena(group: RolloutGroup, case, points) -> list[tuple[int, ...]]:
+    """The final order as tiers, worst to best: one recursion over the bracket. `points` is what a judge gives."""
+    texts = {r.id: r.text for r in group.answered}
+    ids, heard = list(texts), {i: [] for i in texts}
+
+    def meet(a, b):
+        means = {}
+        for i, other in ((a, b), (b, a)):
+            orders = [(x, y) for x, y in ((a, b), (b, a)) if not fails(case, "Is high.", texts[x], texts[y])]
+            given = [points(texts[i], texts[other], texts[x]) for x, _ in orders]
+            if given:
+                means[i] = Fraction(sum(given), len(given))
+                heard[i].append(means[i])
+        return means
+
+    def mean(i):
+        return sum(heard[i]) / len(heard[i]) if heard[i] else Fraction(-1)
+
+    for other in ids[1:]:
+        meet(ids[0], other)
+    seeds = sorted(ids, key=lambda i: (-mean(i), ids.index(i)))
+    rounds = max(len(seeds) - 1, 0).bit_length()
+    lost = [[] for _ in range(rounds)]
+
+    def champion(players, depth):
+        """Of players by seed, `None` where there is none: the outer ones of four against the inner ones."""
+        if len(players) == 1:
+            return players[0]
+        halves = [[p for k, p in enumerate(players) if (k % 4 in (0, 3)) == outer] for outer in (True, False)]
+        a, b = sorted((champion(half, depth + 1) for half in halves), key=[*seeds, None].index)
+        if b is None:
+            return a
+        means = meet(a, b)
+        winner, loser = (b, a) if means.get(b, 0) > means.get(a, 0) else (a, b)
+        lost[depth].append(loser)
+        return winner
+
+    if not seeds:
+        return []
+    best = champion(seeds + [None] * (2**rounds - len(seeds)), 0)
+    tiers = []
+    for losers in reversed(lost):  # those of the first round are the worst
+        for level in sorted({mean(i) for i in losers}):
+            tiers.append(tuple(i for i in losers if mean(i) == level))
+    tiers.append((best,))
+    return [tier for tier in (tuple(i for i in tier if heard[i] or len(ids) == 1) for tier in tiers) if tier]
+
+
+def absolute(text: str, other: str, shown_first: str) -> int:
+    return quality(text)
+
+
+@pytest.mark.parametrize(("answer", "points"), [(truth, absolute), (unreliable, guess)])
+@settings(max_examples=200)
+@given(QUALITIES, CASES)
+@example(list(EIGHT), RIGHT)
+@example([4] * 8, RIGHT)
+@example([4] * 8, (0, 1.0))
+def test_arena_is_a_seeded_single_elimination(answer, points, qualities, case):
+    group = make(qualities)
+    tiers = arena(group, case, points)
+    played = play(ArenaRL(), group, faulty(case, answer))
+    assert [set(tier) for tier in played.score.order] == [set(tier) for tier in tiers]
+    below, n = len(group.empty), len(group.empty) + sum(map(len, tiers))
+    for tier in tiers:
+        place = below + (len(tier) - 1) / 2
+        expected = -1 + 2 * place / (n - 1) if n > 1 else 0
+        assert all(played.rewards[i] == pytest.approx(expected) for i in tier)
+        below += len(tier)
+
+
+def test_arena_judges_each_match_in_both_orders():
+    prompts = play(ArenaRL(), make(EIGHT)).prompts
+    shown = [tuple(SHOWN.findall(prompt)) for prompt in prompts]
+    assert [pair[::-1] for pair in shown[::2]] == shown[1::2]
+    assert shown[:14:2] == [("5.r0", f"{q}.r{i}") for i, q in enumerate(EIGHT)][1:], "the first meets each other one"
+    assert [set(pair) for pair in shown[14:22:2]] == [
+        {"10.r4", "0.r1"}, {"6.r7", "5.r0"}, {"9.r2", "2.r3"}, {"8.r6", "3.r5"}
+    ], "1-8, 4-5, 2-7, 3-6"  # fmt: skip
+    assert [set(pair) for pair in shown[22::2]] == [{"10.r4", "6.r7"}, {"9.r2", "8.r6"}, {"10.r4", "9.r2"}]
+
+
+# In which order candidates are shown
+
+
+def shown_pairs(method, group: RolloutGroup) -> list[tuple[str, str]]:
+    return [tuple(SHOWN.findall(question.prompt())) for question in method.first_questions(group)]
+
+
+@paired
+def test_the_order_of_presentation_depends_on_seed_query_and_step_alone(method):
+    group = make(EIGHT)
+    pairs = shown_pairs(method, group)
+    assert shown_pairs(replace(method), replace(group, epoch=3)) == pairs
+    others = [
+        shown_pairs(replace(method, seed=method.seed + 1), group),
+        shown_pairs(method, make(EIGHT, step=1)),
+        shown_pairs(method, make(EIGHT, replace(QUERY, id="r"))),
+    ]
+    assert len({tuple(pairs), *map(tuple, others)}) == 4
+    if not isinstance(method, Tournament):
+        assert all([set(pair) for pair in other] == [set(pair) for pair in pairs] for other in others)
+
+
+@paired
+def test_each_side_stands_first_about_half_the_time(method):
+    first, seen = Counter(), Counter()
+    for step in range(60):
+        for a, b in shown_pairs(method, make(EIGHT, step=step)):
+            first[a] += 1
+            seen.update((a, b))
+    for text, times in seen.items():
+        assert abs(first[text] - times / 2) < 4 * math.sqrt(times / 4), "within four standard deviations"
+    if isinstance(method, RRCAGR):
+        references = sum(first[text] for text in QUERY.responses)
+        assert abs(references / sum(first.values()) - 0.5) < 0.05
+
+
+def test_the_order_of_presentation_is_the_same_in_every_process():
+    program = "from test_matches import *\nprint([shown_pairs(m, make(EIGHT)) for m in PAIRED])"
+    expected = [shown_pairs(m, make(EIGHT)) for m in PAIRED]
+    for hash_seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT / "tests", env=env, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == str(expected)
+
+
+@paired
+def test_a_judge_that_always_prefers_the_first_favours_nobody(method):
+    rewards = [play(method, make(EIGHT, step=step), lambda prompt: '{"winner": "A"}').rewards for step in range(60)]
+    means = [fmean(column) for column in zip(*rewards, strict=True)]
+    assert all(-0.35 < mean < 0.35 for mean in means)
+    true = [play(method, make(EIGHT, step=step)).rewards for step in range(5)]
+    best, worst = EIGHT.index(max(EIGHT)), EIGHT.index(min(EIGHT))
+    assert all(each[best] == max(each) and each[worst] == -1 for each in true)
