@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
-from rankbuffer_trl.judge import Judge, RubricJudge, Tally, Usage, insertion_question, ranking_question
+from rankbuffer_trl.judge import (
+    Judge,
+    RubricJudge,
+    Tally,
+    Usage,
+    duel_question,
+    insertion_question,
+    pairwise_question,
+    pointwise_question,
+    ranking_question,
+    selection_question,
+)
 from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, meets, score, stem
 
 STEPS = Rubric("Gives the steps in order: rinse, boil, simmer.", 3)
@@ -106,6 +117,24 @@ def test_positions_run_from_below_all_to_above_all():
         insertion_question(query, GRADED[:3:2], GRADED[1]),
         insertion_question(query, GRADED[:3], GRADED[3]),
     ) == [0, 1, 3]
+
+
+def test_scores_duels_and_matches_go_by_the_rubrics():
+    query = one_rubric(STEPS)
+    assert ask(*(pointwise_question(query, text) for text in GRADED)) == [0, 3, 7, 10]
+    assert ask(duel_question(query, GRADED[3], GRADED[1])) == [(10, 3)]
+    assert ask(
+        pairwise_question(query, GRADED[2], GRADED[1]),
+        pairwise_question(query, GRADED[1], GRADED[2]),
+        pairwise_question(query, GRADED[1], GRADED[1]),
+        pairwise_question(query, GRADED[1], GRADED[1], tie=False),
+    ) == ["A", "B", "tie", "A"]
+
+
+def test_a_selection_spreads_over_the_ladder_and_leaves_look_ahead_rollouts_alone():
+    ladder = [("A0", GRADED[0]), ("R0", GRADED[0]), ("A1", GRADED[1]), ("R1", GRADED[2]), ("R2", GRADED[3])]
+    (chosen,) = ask(selection_question(one_rubric(STEPS), ladder, [GRADED[3]], 4))
+    assert chosen == ("A0", "A1", "R1", "R2")
 
 
 QUALITY = st.integers(0, 4).map(lambda quarter: quarter / 4)
