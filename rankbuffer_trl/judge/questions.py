@@ -1,7 +1,8 @@
-"""What is asked of a judge: the paper's prompts, and the verdict that each expects.
+"""What is asked of a judge: the prompts, and the verdict that each expects.
 
-The templates in `prompts/` are the paper's, word for word (appendices "Coarse- and Fine-Ranking Prompts" and
-"Order-only configuration and judge prompt"). The candidate comes last in a coarse prompt, so all insertions of a group
+The templates `coarse`, `fine` and `order_only` in `prompts/` are the paper's, word for word (appendices "Coarse- and
+Fine-Ranking Prompts" and "Order-only configuration and judge prompt"), and so is the instruction in `manage`; for the
+others the paper prints none. The candidate comes last in a coarse prompt, so all insertions of a group
 share everything before it, which a server with prefix caching computes once.
 """
 
@@ -28,7 +29,8 @@ class Question:
 
     Args:
         kind (`str`):
-            What the ledger calls it: `insert` (coarse ranking), `fine` (an interval) or `bootstrap` (a whole group).
+            What the ledger calls it: `insert` (coarse ranking), `fine` (an interval), `bootstrap` (a whole group),
+            `score`, `rubric`, `pair`, `duel` or `manage`.
         query_id (`str`):
             The query it belongs to.
         verdict (`Verdict`):
