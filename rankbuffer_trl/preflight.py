@@ -83,7 +83,7 @@ async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
         f" prompt tokens each ({cached:.0%} cached), {totals.failures} failed, {totals.attempts - len(sample)} asked"
         f" again; this check cost {totals.tokens:,} tokens"
     )
-    if totals.failures > args.judge_max_failures * len(sample):
+    if totals.failures and totals.failures / len(sample) > args.judge_max_failures:
         cause = next(call.error for call in sample if call.failed)
         raise JudgeError(
             f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"

@@ -1,18 +1,16 @@
 """What a user types: the quickstart, the READMEs' commands and code, the benchmarks. All of it is run or parsed."""
 
-import asyncio
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-import threading
 
 import pytest
 import yaml
-from aiohttp import web
 from conftest import QUICKSTART, ROOT
+from http_server import served
 
 FOLDERS = (".", "docs", "recipes", "recipes/*")
 READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
@@ -47,20 +45,8 @@ def judge_url():
     """The embedded judge over HTTP."""
     from rankbuffer_trl.judge.serve import make_app
 
-    loop, started, address = asyncio.new_event_loop(), threading.Event(), []
-
-    async def start():
-        runner = web.AppRunner(make_app())
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        address.append(site._server.sockets[0].getsockname()[1])
-        started.set()
-
-    threading.Thread(target=lambda: (loop.create_task(start()), loop.run_forever()), daemon=True).start()
-    assert started.wait(10)
-    yield f"http://127.0.0.1:{address[0]}/v1"
-    loop.call_soon_threadsafe(loop.stop)
+    with served(make_app()) as address:
+        yield address + "/v1"
 
 
 def test_the_quickstart_runs_to_its_end(tmp_path):

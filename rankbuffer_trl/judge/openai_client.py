@@ -85,9 +85,8 @@ class OpenAIClient:
     ) -> tuple[str, Usage]:
         """See [`ChatClient`]. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
-        body = {"messages": messages, "temperature": 0, "seed": seed}
-        body |= constrain(question.verdict, self.decoding, self.free_tokens) | self.request
-        body = {name: value for name, value in body.items() if value is not None}
+        verdict = constrain(question.verdict, self.decoding, self.free_tokens)
+        body = self._body(messages=messages, temperature=0, seed=seed, **verdict)
         async with self._slots:
             started = time.perf_counter()
             tally.server = self.url
@@ -145,11 +144,9 @@ class OpenAIClient:
 
     async def alive(self) -> bool:
         """Whether the server generates one token for the model within 10 seconds."""
-        body = {"messages": PING, "max_tokens": 1} | self.request
-        body = {name: value for name, value in body.items() if value is not None}
         try:
             response = await self._hasty.chat.completions.with_raw_response.create(
-                model=self.model, messages=[], extra_body=body, timeout=10
+                model=self.model, messages=[], extra_body=self._body(messages=PING, max_tokens=1), timeout=10
             )
             return bool(response.http_response.json()["choices"])
         except (OpenAIError, ValueError, TypeError, LookupError):
@@ -158,6 +155,10 @@ class OpenAIClient:
     def room(self, verdict: Verdict) -> int:
         """Tokens that an answer may have."""
         return constrain(verdict, self.decoding, self.free_tokens)["max_tokens"]
+
+    def _body(self, **fields: Any) -> dict[str, Any]:
+        """A request's fields, those that the user sets among them."""
+        return {name: value for name, value in (fields | self.request).items() if value is not None}
 
     def _status_fault(self, error: APIStatusError) -> str:
         message = error.message.removeprefix(f"Error code: {error.status_code} - ")
