@@ -372,7 +372,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(STEPS)
 def test_any_save_gives_back_what_was_there_whatever_happened_since(moves):
     """Against the obvious oracle: a dictionary of everything that stood in the store at each save."""
