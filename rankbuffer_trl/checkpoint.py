@@ -40,6 +40,13 @@ def why_torn(checkpoint: Path) -> str | None:
     for name in ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]:
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
+    for name, pattern in {"weights": "*.safetensors", "optimizer.pt": "optimizer*"}.items():
+        if not any(any(checkpoint.glob(found)) for found in (pattern, "global_step*")):  # DeepSpeed has its own folder
+            return f"{name} is missing"
+    for index in checkpoint.glob("*.index.json"):
+        for name in sorted(set(read_json(index)["weight_map"].values())):
+            if not (checkpoint / name).is_file():
+                return f"{name} is missing"
     for path in sorted(checkpoint.rglob("*")):
         if path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
             return f"{path.name} is cut short"

@@ -192,12 +192,12 @@ class BufferStore:
 
     def save(self, folder: str | Path) -> None:
         """Put the whole store into `folder`, durably, in a time that depends on what is new since the last save."""
-        with self._errors(f"save to {folder}"):
+        with self._errors("save", f" to {folder}"):
             segments.write(segments.seal(self._db, self._home), self._home, Path(folder))
 
     def restore(self, folder: str | Path) -> None:
         """Become what was saved to `folder`. A store of another run that was here before is set aside."""
-        with self._errors(f"restore from {folder}"):
+        with self._errors("restore", f" from {folder}"):
             try:
                 sealed = segments.read(Path(folder))
                 if not segments.common_length(segments.chain(self._db), sealed):
@@ -212,8 +212,8 @@ class BufferStore:
         self._db.close()
 
     @contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
+    def _errors(self, doing: str, where: str = "") -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"cannot {doing} the buffer store {self.path or ''}: {error}") from error
+            raise StoreError(f"cannot {doing} the buffer store {self.path or ''}{where}: {error}") from error

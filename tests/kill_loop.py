@@ -156,7 +156,9 @@ def main() -> None:
     reference = arguments.folder / "reference"
     reference.mkdir(parents=True)
     assert wait([start(reference, arguments)], LEG) == [0], reference.with_suffix(".log").read_text()[-3000:]
-    typical = {name: seconds / count for i, name in enumerate(PHASES) for count, seconds in [count_and_seconds(i)] if count}
+    typical = {
+        name: seconds / count for i, name in enumerate(PHASES) for count, seconds in [count_and_seconds(i)] if count
+    }
 
     kills, torn, runs, legs = dict.fromkeys(PHASES, 0), 0, 0, 0
     folder = arguments.folder / "run-0"

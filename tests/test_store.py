@@ -521,7 +521,7 @@ def test_a_failed_save_leaves_the_older_one_and_can_be_repeated(tmp_path, store,
     before = contents(store)
     with monkeypatch.context() as patch:
         accident(older, patch)
-        with pytest.raises(StoreError, match=r"cannot save to .*newer"):
+        with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*newer"):
             store.save(tmp_path / "newer")
     assert contents(store) == before
     with pytest.raises(StoreError, match=r"store\.json is missing"):
@@ -537,7 +537,7 @@ def test_a_failed_save_leaves_the_older_one_and_can_be_repeated(tmp_path, store,
 
 def test_a_save_below_a_file_is_refused_by_name(tmp_path, store):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(StoreError, match=r"cannot save to .*file/saved"):
+    with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*file/saved"):
         store.save(tmp_path / "file" / "saved")
 
 
