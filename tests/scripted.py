@@ -126,21 +126,13 @@ if __name__ == "__main__":
     parser.add_argument("--policy")
     parser.add_argument("--data")
     parser.add_argument("--per_device", type=int)
-    parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--answers", type=int, help="the judge stops after so many answers")
     parser.add_argument("--hang", action="store_true", help="... and never says anything again")
     arguments = parser.parse_args()
-    settings = config(
-        arguments.output_dir,
-        per_device_train_batch_size=arguments.per_device,
-        gradient_accumulation_steps=arguments.accumulation,
-        eval_strategy="steps",
-        eval_steps=3,
-        per_device_eval_batch_size=24 // int(os.environ.get("WORLD_SIZE", "1")),
-    )
+    settings = config(arguments.output_dir, per_device_train_batch_size=arguments.per_device)
     rows = load_queries(arguments.data)
     judge = None if arguments.answers is None else Judge(FailingJudge(arguments.answers, arguments.hang))
-    trainer = ScriptedTrainer(arguments.policy, settings, rows, rows.select(range(3)), judge=judge)
+    trainer = ScriptedTrainer(arguments.policy, settings, rows, judge=judge)
     trainer.train()
     trainer.accelerator.wait_for_everyone()
     trainer.close()

@@ -210,6 +210,6 @@ def test_the_benchmarks_run_and_end_with_one_json_line():
     assert json.loads(judge.stdout.splitlines()[-1]).keys() >= {"ratio", "cpu_ms_per_call", "computed_prompt_share"}
     cost = run("benchmarks/judge_cost.py", "--queries", 2, "--acuity_queries", 1)
     assert json.loads(cost.stdout.splitlines()[-1]).keys() >= {"token_ratio", "call_ratio", "tau_ratio"}
-    store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5)
+    store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5, "--saves", 2)
     last = json.loads(store.stdout.splitlines()[-1])
-    assert last["ratio"] > 0 and "memory_mb" in last
+    assert last["ratio"] > 0 and last["checkpoint_ratio"] > 0 and "memory_mb" in last
