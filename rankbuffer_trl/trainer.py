@@ -247,7 +247,8 @@ class RankBufferTrainer(GRPOTrainer):
     def _save_store(self, folder: Path, table: bool) -> None:
         store = self.rank_reward.scorer.store
         try:
-            (folder / STATE).unlink(missing_ok=True)  # written last; what an older checkpoint of this name had is void
+            if not table:
+                (folder / STATE).unlink(missing_ok=True)  # written last: an older checkpoint of this name is void now
             store.save(folder / FOLDER)
             totals = {phase: store.totals(phase) for phase in ("train", "eval")}
             segments.write_json(

@@ -102,10 +102,10 @@ def train(case: Case, folder: Path, policy: str, data: str, resume: bool = False
         num_iterations=2 if several else 1,
         num_train_epochs=2,
         eval_strategy="steps",
-        eval_steps=4 if several else 2,
+        eval_steps=12 if several else 2,
         per_device_eval_batch_size=8,
     )
-    judge = Judge(TerminatesWhileJudging(0 if resume else 40)) if case.sigterm else None
+    judge = Judge(TerminatesWhileJudging(0 if resume else 40), guard=True) if case.sigterm else None
     trainer = ScriptedTrainer(policy, settings, rows, rows.select(range(5)), judge=judge)
     trainer.train(resume_from_checkpoint=resume or None)
     if not trainer.interrupted:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from conftest import QUICKSTART
 from datasets import Dataset, load_dataset
 from safetensors.torch import load_file
 from scripted import config, contents
@@ -235,6 +236,31 @@ def test_sigterm_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_
     trainer.close()
     assert signal.getsignal(signal.SIGTERM) == before
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+
+
+def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch):
+    import train_rankbuffer
+
+    build = train_rankbuffer.build_trainer
+
+    def build_and_warn(*arguments):
+        trainer = build(*arguments)
+        trainer.add_callback(TerminateIn(1))
+        return trainer
+
+    arguments = [
+        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
+        *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "3"),
+        *("--per_device_train_batch_size", "24", "--max_completion_length", "16"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(train_rankbuffer, "build_trainer", build_and_warn)
+        train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert not (tmp_path / "model.safetensors").exists()
+    arguments += ["--resume_from_checkpoint", "true"]
+    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9
 
 
 def test_the_sampler_gives_the_stock_order_and_any_epoch_on_its_own(rows):

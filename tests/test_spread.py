@@ -15,7 +15,7 @@ from spread import CASES, Case
 from rankbuffer_trl.checkpoint import FOLDER, RUN
 
 QUERIES, EVALUATED, EPOCHS, STEPS = 10, 5, 2, {"aligned": 4, "straddling": 6, "several": 24}
-WEIGHTS = 2e-5  # how far weights may be from those of one process; docs/robustness.md has what was measured
+WEIGHTS = 1e-5  # sums of float32 in another order, through AdamW; docs/robustness.md has what was measured
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +48,22 @@ def test_the_spread_changes_nothing(ran, case):
     mine, expected = outcome(folder, case), outcome(folder, reference(case))
     for part in expected:
         assert mine[part] == expected[part], part
-    assert max(differences(folder, case)) <= WEIGHTS
+    assert largest_difference(folder, case, same_batches(case)) <= WEIGHTS
 
 
-def differences(folder, case: Case) -> list[float]:
-    """The largest difference of each weight from that of one process."""
-    mine, expected = (
-        load_file(folder / name / "end" / "model.safetensors") for name in (case.name, reference(case).name)
-    )
-    return [(mine[name] - expected[name]).abs().max().item() for name in expected]
+def same_batches(case: Case) -> Case:
+    """The first case whose optimizer steps take the same rollouts.
+
+    Where several steps share a generation, each process shuffles its own rollouts, so the split decides what a step
+    takes, and only the same split gives the same weights.
+    """
+    several = case.family == "several"
+    return next(c for c in CASES if c.family == case.family and (not several or c.processes == case.processes))
+
+
+def largest_difference(folder, case: Case, other: Case) -> float:
+    mine, expected = (load_file(folder / each.name / "end" / "model.safetensors") for each in (case, other))
+    return max((mine[name] - expected[name]).abs().max().item() for name in expected)
 
 
 @pytest.mark.parametrize("family", STEPS)
@@ -74,14 +81,13 @@ def test_each_query_is_visited_at_most_once_an_epoch_and_no_batch_is_broken(ran,
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_evaluation_asks_about_every_query_and_where_batches_are_padded_about_one_again(ran, case):
+def test_evaluation_asks_about_every_query_and_where_batches_are_padded_about_the_first_again(ran, howto, case):
     folder, _ = ran
-    mine, expected = ({**judged(folder / name)} for name in (case.name, reference(case).name))
-    assert mine.keys() == expected.keys() and len({query_id for _, query_id in mine}) == EVALUATED
+    mine, expected = (judged(folder / name) for name in (case.name, reference(case).name))
     padded = -EVALUATED % case.processes  # whole groups, since a process evaluates one group at a time
-    for evaluation in {step for step, _ in mine}:
-        times = {key: mine[key] / expected[key] for key in mine if key[0] == evaluation}
-        assert sorted(times.values()) == [1] * (EVALUATED - 1) + [1 + padded]
+    again = [row["query_id"] for row in howto[:padded]]
+    assert len({query_id for _, query_id in mine}) == EVALUATED
+    assert mine == {(step, id): n * (1 + (id in again)) for (step, id), n in expected.items()}
 
 
 def judged(folder) -> Counter:
