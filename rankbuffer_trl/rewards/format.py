@@ -4,13 +4,12 @@ Three checks: `think` wants exactly one closed `<think>...</think>` block first 
 wants any text; everything else is a regular expression that the whole text must match, whose group `answer`, if it has
 one, is the answer. Judge and buffer see the answer alone, never the thinking.
 
-A rollout that was cut off while it thought has no closed block, so no answer, and is never judged. One that was cut off
-in its answer is judged by what is there.
+A rollout that was cut off while it thought has no closed block, so no answer, and is never judged. One that was cut
+off in its answer is judged by what is there.
 """
 
 import re
 from collections.abc import Sequence
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 
@@ -76,8 +75,8 @@ class AnswerReader:
     def _begun_by_prompt(self, prompt: Any) -> str:
         """The thinking with which the chat template begins each completion, inside the prompt.
 
-        Some templates end with `<think>`, so completions start inside the block; with `enable_thinking: false`, Qwen3's
-        ends with a closed empty one, and the completion is the answer.
+        Some templates end with `<think>`, so completions start inside the block; with `enable_thinking: false`,
+        Qwen3's ends with a closed empty one, and the completion is the answer.
         """
         if self._begun is None:
             self._begun = ""
@@ -88,8 +87,8 @@ class AnswerReader:
                     )
                     for begin in (False, True)
                 )
-                begin = rendered[len(commonprefix((without, rendered))) :]
-                self._begun = begin[begin.index("<think>") :] if "<think>" in begin else ""
+                begin = rendered.removeprefix(without)
+                self._begun = begin[begin.rindex("<think>") :] if "<think>" in begin else ""
         return self._begun
 
 
