@@ -18,7 +18,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]),
-    package_data={"rankbuffer_trl.judge": ["prompts/*.txt"]},
+    package_data={"rankbuffer_trl": ["card.md"], "rankbuffer_trl.judge": ["prompts/*.txt"]},
     entry_points={"console_scripts": ["rankbuffer-audit = rankbuffer_trl.audit.command:main"]},
     install_requires=REQUIREMENTS,
     extras_require={

@@ -15,10 +15,12 @@ from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
+from .card import write_card
 from .checkpoint import LIVE_STORE, SNAPSHOT, is_complete, newest_checkpoint
 from .config import RankBufferConfig
 from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
+from .hub import BeforePush
 from .judge import Judge
 from .reward_function import RankBufferReward
 from .rewards.format import AnswerReader, FormatReward
@@ -46,6 +48,8 @@ class RankBufferTrainer(GRPOTrainer):
             Further reward functions, each with weight 1, beside the rank reward and the format reward.
         judge ([`Judge`], *optional*):
             Who is asked, if not the judge that `args` names.
+        dataset_name (`str`, *optional*):
+            What the model card calls the data: an id on the Hub, or a path, of which it shows the last part.
         kwargs:
             Everything else that [`~trl.GRPOTrainer`] takes.
 
@@ -76,6 +80,7 @@ class RankBufferTrainer(GRPOTrainer):
         eval_dataset: Dataset | None = None,
         reward_funcs: list[Callable] | None = None,
         judge: Judge | None = None,
+        dataset_name: str | None = None,
         **kwargs,
     ):
         reader = AnswerReader(args.format_check, chat_template_kwargs=args.chat_template_kwargs)
@@ -104,6 +109,8 @@ class RankBufferTrainer(GRPOTrainer):
             eval_dataset=eval_dataset,
             **kwargs,
         )
+        self.dataset_name = dataset_name
+        self.add_callback(BeforePush(self._prepare_push))
         reader.tokenizer = self._tokenizer
         self.rank_reward.epoch = self.current_epoch
         on_main_process(self._check_prompts)
@@ -201,6 +208,17 @@ class RankBufferTrainer(GRPOTrainer):
         target = Path(output_dir or self.args.output_dir) / SNAPSHOT
         on_main_process(lambda: self.rank_reward.scorer.store.snapshot(target))
         super().save_model(output_dir, _internal_call)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: list[str] | str | None = None
+    ) -> None:
+        """Write the model card into `output_dir`, as [`write_card`] does. During training, a push alone does it."""
+        if self.is_world_process_zero() and not self.is_in_train:
+            write_card(self, dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags)
+
+    def _prepare_push(self) -> None:
+        self.rank_reward.scorer.store.snapshot(Path(self.args.output_dir) / SNAPSHOT)
+        write_card(self, self.dataset_name)
 
     def close(self) -> None:
         """Close the store and the judge's connections."""

@@ -1,12 +1,11 @@
 """Train a policy with GRPO and RankBuffer rewards.
 
     accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml \
-        recipes/train_rankbuffer.py --config recipes/rankbuffer/qwen3_8b_nectar.yaml
+        recipes/train_rankbuffer.py --config recipes/paper/rankbuffer.yaml
 
 Every key of the YAML can also be given on the command line, where it wins. LoRA and quantisation are TRL's own flags
 (`--use_peft`, `--load_in_4bit`). `--preflight_only` checks data and judge, says what the run will cost, and stops.
-`--resume_from_checkpoint true` goes on from the newest whole checkpoint in
-`output_dir`.
+`--resume_from_checkpoint true` goes on from the newest whole checkpoint in `output_dir`.
 """
 
 from pathlib import Path
@@ -69,12 +68,15 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
     if training_args.preflight_only:
         return
     trainer = build_trainer(training_args, model_args, train_dataset, eval_dataset)
+    trainer.dataset_name = script_args.dataset_name
     resume = training_args.resume_from_checkpoint
     try:
         trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
-        trainer.save_model()
         if training_args.push_to_hub:
-            trainer.push_to_hub(dataset_name=script_args.dataset_name)
+            trainer.push_to_hub()  # saves first
+        else:
+            trainer.save_model()
+            trainer.create_model_card()
     finally:
         trainer.close()
 
