@@ -4,6 +4,7 @@ It goes to the Hub, so it names neither folders nor addresses: of a local path i
 """
 
 import re
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ def write_card(trainer: "RankBufferTrainer", dataset_name: str | None = None, ta
         base_model=base if on_hub(base) else None,
         repo_id=trainer.hub_model_id or args.hub_model_id or name,
         peft=peft,
+        method=args.method,
         step=trainer.state.global_step,
         steps=trainer.state.max_steps,
         epoch=f"{trainer.state.epoch or 0:g}"[:5],
@@ -81,7 +83,7 @@ def write_card(trainer: "RankBufferTrainer", dataset_name: str | None = None, ta
 def settings(trainer: "RankBufferTrainer", dataset_name: str | None) -> list[tuple[str, str]]:
     """What the run does, as rows of the card's table."""
     args, method = trainer.args, trainer.rank_reward.method
-    given = ", ".join(f"{key}: {value}" for key, value in (args.method_args or {}).items())
+    given = ", ".join(f"{key}: {value}" for key, value in asdict(method).items())
     judge = public(args.judge_model) if args.judge_model else "the embedded rubric judge"
     quoted = "quoted" if args.judge_guard else "not quoted"
     rows = [
@@ -93,7 +95,7 @@ def settings(trainer: "RankBufferTrainer", dataset_name: str | None) -> list[tup
         ("format", f"`{args.format_check}`, weight {args.format_weight:g}"),
         ("batch", f"{args.generation_batch_size // args.num_generations} queries a generation"),
         ("objective", f"`{args.loss_type}`, rewards scaled by `{args.scale_rewards}`, beta {args.beta:g}"),
-        ("learning rate", f"{args.learning_rate:g}, {args.lr_scheduler_type}"),
+        ("learning rate", f"{args.learning_rate:g}, {args.lr_scheduler_type.value}"),
     ]
     if method.responses_needed:
         rows.insert(2, ("references", f"at least {method.responses_needed} responses a query, from worst to best"))
@@ -114,7 +116,8 @@ def buffers(store: BufferStore, folder: Path) -> dict[str, Any]:
     if epochs:
         growth_figure(folder / GROWTH, epochs)
     if standing:
-        quality_figure(folder / STANDING, standing, "share of anchors below", window=min(5, len(standing)))
+        window = max(1, min(10, len(standing) // 4))
+        quality_figure(folder / STANDING, standing, "standing among the anchors", window)
     return {
         "buffers": epochs,
         "sources": [source for source in SOURCES if any(entry.sources[source] for entry in epochs)],

@@ -90,15 +90,17 @@ def test_every_save_pushes_policy_buffers_and_card_of_one_step(tmp_path, tiny_po
 
 
 def test_at_the_end_everything_is_pushed_once(tmp_path, tiny_policy, rows, hub):
-    args = config(tmp_path / "run", max_steps=2, save_strategy="steps", save_steps=1, hub_strategy="end", **PUSH)
+    settings = dict(max_steps=2, save_strategy="steps", save_steps=1, hub_strategy="end", method="pointwise", **PUSH)
+    args = config(tmp_path / "run", **settings)
     trainer = RankBufferTrainer(tiny_policy, args, rows, dataset_name="somebody/queries")
     trainer.train()
     assert hub.uploads == []
     trainer.push_to_hub()
     assert [path for path, _ in hub.uploads] == [""]
-    assert hub.files(REPO) >= ROOT_FILES
+    assert ROOT_FILES - hub.files(REPO) == {"figures/buffers.png", "figures/standing.png"}, "the method has no buffers"
     assert steps(hub.root / REPO / SNAPSHOT) == 2
-    assert "datasets: somebody/queries" in (hub.root / REPO / "README.md").read_text()
+    card = (hub.root / REPO / "README.md").read_text()
+    assert "datasets: somebody/queries" in card and "anchors" not in card
     trainer.close()
 
 
@@ -125,7 +127,7 @@ def test_the_card_says_what_was_done_and_nothing_of_the_machine(published):
     assert card.data.base_model is None and card.data.datasets is None
     assert {"trl", "grpo", "rankbuffer"} <= set(card.data.tags)
     text = card.text
-    for part in ("`rankbuffer` (k0: 3)", "mine.jsonl, 12 queries", "the embedded rubric judge", "8 a query", "dapo"):
+    for part in ("`rankbuffer` (k0: 3, ", "mine.jsonl, 12 queries", "the embedded rubric judge", "8 a query", "dapo"):
         assert part in text, part
     assert "@inproceedings{yang2027rankbuffer" in text
     assert "cannot go on exactly" in text, "no checkpoint is pushed without save_strategy"
