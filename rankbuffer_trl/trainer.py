@@ -5,7 +5,6 @@ resume, the unscored rows, and checkpoints that hold the buffers. What was left 
 loss, logging, Hub.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
 from .hub import BeforePush
 from .judge import Judge
+from .layout import Layout
 from .reward_function import RankBufferReward
 from .rewards.format import AnswerReader, FormatReward
 from .sampler import EpochSampler
@@ -118,20 +118,14 @@ class RankBufferTrainer(GRPOTrainer):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass over the data, which leaves out queries that fill no whole generation batch."""
-        generations = len(self.train_dataset) * self.num_generations // self.args.generation_batch_size
-        micro_steps = generations * self.args.steps_per_generation * self.num_iterations
-        return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
+        return Layout(self.args, len(self.train_dataset)).steps_per_epoch
 
     def current_epoch(self) -> int:
         """The pass over the data that the next step belongs to, from 0; unlike the trainer state's, an integer."""
         return self.state.global_step // self.steps_per_epoch
 
     def _check_prompts(self) -> None:
-        if self.args.generation_batch_size > len(self.train_dataset) * self.num_generations:
-            raise DataError(
-                f"the data set has {len(self.train_dataset)} queries, fewer than the"
-                f" {self.args.generation_batch_size // self.num_generations} of one generation batch"
-            )
+        Layout(self.args, len(self.train_dataset))  # raises where there are too few queries
         limit = self.args.max_prompt_length
         for row in self.train_dataset if limit else ():
             ids = self._tokenizer.apply_chat_template(
