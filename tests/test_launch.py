@@ -1,5 +1,7 @@
 """The launch scripts: order of starts, environment, arguments by the real parsers, and nothing that is left behind."""
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import train_rankbuffer
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from launching import ROOT, Launch, launch
-from trl.scripts.vllm_serve import ScriptArguments, build_command
+from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
 from rankbuffer_trl.layout import Layout
 
@@ -115,6 +117,18 @@ def test_slurm_serves_on_one_node_and_trains_on_the_others(tmp_path):
     ]
     assert args.resume_from_checkpoint is None
     assert done.of("scontrol")[-1].argv[0] == "show", "a run that has ended is not queued again"
+
+
+def test_the_documented_trl_command_starts_the_same_server(tmp_path):
+    done = launch(tmp_path, "one_node.sh", *SEED)
+    rollouts = servers(done)["rollouts"]
+    text = (ROOT / "recipes" / "README.md").read_text()
+    (command,) = re.findall(r"^CUDA_VISIBLE_DEVICES=4,5 trl vllm-serve (.*)$", text, re.MULTILINE)
+    arguments, rest = make_parser().parse_args_and_config(shlex.split(command), return_remaining_strings=True)
+    theirs = build_command(arguments, rest)
+    assert theirs[theirs.index("serve") + 1] == rollouts.argv[1]
+    for option in [word for word in rollouts.argv if word.startswith("--")]:
+        assert rollouts.value(option) == theirs[theirs.index(option) + 1], option
 
 
 def test_one_gpu_holds_policy_and_vllm(tmp_path):
