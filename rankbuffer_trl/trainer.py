@@ -5,7 +5,6 @@ resume, the unscored rows, and checkpoints that hold the buffers. What was left 
 loss, logging, Hub.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,14 +17,17 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from . import segments
+from .card import write_card
 from .checkpoint import FOLDER, LIVE_STORE, RUN, STATE, newest_checkpoint, read_json, set_torn_aside, why_torn
 from .config import RankBufferConfig
 from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
 from .export import FILE, export_buffers
+from .hub import BeforePush
 from .identity import describe, differences, identity
 from .interrupt import StopOnSigterm
 from .judge import Judge
+from .layout import Layout
 from .reward_function import RankBufferReward
 from .rewards.format import AnswerReader, FormatReward
 from .sampler import EpochSampler
@@ -54,6 +56,8 @@ class RankBufferTrainer(GRPOTrainer):
             Further reward functions, each with weight 1, beside the rank reward and the format reward.
         judge ([`Judge`], *optional*):
             Who is asked, if not the judge that `args` names.
+        dataset_name (`str`, *optional*):
+            What the model card calls the data: an id on the Hub, or a path, of which it shows the last part.
         kwargs:
             Everything else that [`~trl.GRPOTrainer`] takes.
 
@@ -84,6 +88,7 @@ class RankBufferTrainer(GRPOTrainer):
         eval_dataset: Dataset | None = None,
         reward_funcs: list[Callable] | None = None,
         judge: Judge | None = None,
+        dataset_name: str | None = None,
         **kwargs,
     ):
         reader = AnswerReader(args.format_check, chat_template_kwargs=args.chat_template_kwargs)
@@ -112,6 +117,8 @@ class RankBufferTrainer(GRPOTrainer):
             eval_dataset=eval_dataset,
             **kwargs,
         )
+        self.dataset_name = dataset_name
+        self.add_callback(BeforePush(self._prepare_push))
         reader.tokenizer = self._tokenizer
         self.rank_reward.epoch = self.current_epoch
         self._sigterm = StopOnSigterm(self._ends_generation)
@@ -121,9 +128,7 @@ class RankBufferTrainer(GRPOTrainer):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass over the data, which leaves out queries that fill no whole generation batch."""
-        generations = len(self.train_dataset) * self.num_generations // self.args.generation_batch_size
-        micro_steps = generations * self.args.steps_per_generation * self.num_iterations
-        return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
+        return Layout(self.args, len(self.train_dataset)).steps_per_epoch
 
     def current_epoch(self) -> int:
         """The pass over the data that the next step belongs to, from 0; unlike the trainer state's, an integer."""
@@ -139,11 +144,7 @@ class RankBufferTrainer(GRPOTrainer):
         return micro_steps % (self.args.steps_per_generation * self.num_iterations) == 0
 
     def _check_prompts(self) -> None:
-        if self.args.generation_batch_size > len(self.train_dataset) * self.num_generations:
-            raise DataError(
-                f"the data set has {len(self.train_dataset)} queries, fewer than the"
-                f" {self.args.generation_batch_size // self.num_generations} of one generation batch"
-            )
+        Layout(self.args, len(self.train_dataset))  # raises where there are too few queries
         limit = self.args.max_prompt_length
         for row in self.train_dataset if limit else ():
             ids = self._tokenizer.apply_chat_template(
@@ -273,6 +274,17 @@ class RankBufferTrainer(GRPOTrainer):
         """TRL's. Next the main process pushes and rotates, and by then all processes must have written theirs."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: list[str] | str | None = None
+    ) -> None:
+        """Write the model card into `output_dir`, as [`write_card`] does. During training, a push alone does it."""
+        if self.is_world_process_zero() and not self.is_in_train:
+            write_card(self, dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags)
+
+    def _prepare_push(self) -> None:
+        self._save_store(Path(self.args.output_dir), table=True)
+        write_card(self, self.dataset_name)
 
     def close(self) -> None:
         """Close the store and the judge's connections."""

@@ -1,12 +1,12 @@
 """Train a policy with GRPO and RankBuffer rewards.
 
     accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml \
-        recipes/train_rankbuffer.py --config recipes/rankbuffer/qwen3_8b_nectar.yaml
+        recipes/train_rankbuffer.py --config recipes/paper/rankbuffer.yaml
 
 Every key of the YAML can also be given on the command line, where it wins. LoRA and quantisation are TRL's own flags
-(`--use_peft`, `--load_in_4bit`). `--preflight_only` checks data and judge, says what the run will cost, and stops.
-`--resume_from_checkpoint true` goes on from the newest whole checkpoint in
-`output_dir`.
+(`--use_peft`, `--load_in_4bit`). `--dry_run --num_processes 8` prints the batch arithmetic of eight processes and
+refuses what cannot work, without a GPU, a judge or a policy. `--preflight_only` checks data and judge, says what the
+run will cost, and stops. `--resume_from_checkpoint true` goes on from the newest whole checkpoint in `output_dir`.
 """
 
 from pathlib import Path
@@ -18,6 +18,7 @@ from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_qu
 from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.distributed import on_main_process
+from rankbuffer_trl.layout import Layout
 from rankbuffer_trl.preflight import report
 from rankbuffer_trl.trainer import RankBufferTrainer
 
@@ -65,18 +66,25 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
     """Check data and judge, then train, save, and push if `push_to_hub` is set."""
     train_dataset, eval_dataset = load_data(script_args, training_args)
     queries = QueryTable(train_dataset, training_args.reward_method().responses_needed)
+    layout = Layout(training_args, len(queries), None if eval_dataset is None else len(eval_dataset))
+    if training_args.dry_run:
+        on_main_process(lambda: print(*(f"[dry run] {line}" for line in layout.lines()), sep="\n"))
+        return
     on_main_process(lambda: report(training_args, queries))
     if training_args.preflight_only:
         return
     trainer = build_trainer(training_args, model_args, train_dataset, eval_dataset)
+    trainer.dataset_name = script_args.dataset_name
     resume = training_args.resume_from_checkpoint
     try:
         trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
         if trainer.interrupted:  # the checkpoint is there, and the scheduler does not wait for more
             return
-        trainer.save_model()
         if training_args.push_to_hub:
-            trainer.push_to_hub(dataset_name=script_args.dataset_name)
+            trainer.push_to_hub()  # saves first
+        else:
+            trainer.save_model()
+            trainer.create_model_card()
     finally:
         trainer.close()
 

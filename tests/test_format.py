@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -171,6 +173,34 @@ def test_the_prompt_is_rendered_with_the_trainers_template_kwargs():
     texts = ["a</think>b"]
     assert read_ids(OPENS, texts) == [Answer("b", True)]
     assert read_ids(OPENS, texts, chat_template_kwargs={"thinking": False}) == [Answer("b", False)]
+
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs", "begun"),
+    [
+        ("qwen3", {}, ""),
+        ("qwen3", {"enable_thinking": True}, ""),
+        ("qwen3", {"enable_thinking": False}, "<think>\n\n</think>\n\n"),
+        ("qwen3_5_think", {}, "<think>\n"),
+        ("deepseek_r1_distill", {}, "<think>\n"),
+    ],
+)
+def test_real_templates_begin_the_thinking_or_do_not(template, kwargs, begun):
+    tokenizer = tokenizer_with("")
+    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
+    prompts = [[{"role": "user", "content": "What does <think> do?"}]] * 3
+    texts = [f"{'' if begun else '<think>'}{'' if '</' in begun else 'a</think>'}b<eos>", "never closed", "x</think>"]
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    reader = AnswerReader("think", tokenizer, kwargs)
+    answers = reader.read(prompts, ["ignored"] * 3, ids)
+    assert reader._begun == begun
+    assert answers[0] == Answer("b", True)
+    closed = "</" in begun  # then all that follows is the answer
+    assert answers[1] == (Answer("never closed", True) if closed else Answer("", False))
+    assert answers[2] == Answer("", False)
 
 
 def test_other_checks_do_not_see_the_opened_thinking():

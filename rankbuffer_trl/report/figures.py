@@ -11,13 +11,23 @@ from matplotlib.ticker import MaxNLocator
 from ..buffer import SOURCES
 from .history import EpochBuffers
 
-COLOURS = {"initial": "#9aa5b1", "bootstrap": "#c9a227", "left": "#b5485d", "refine": "#3d7ea6", "right": "#2e8b57"}
+COLOURS = {
+    "initial": "#9aa5b1",
+    "bootstrap": "#c9a227",
+    "left": "#b5485d",
+    "refine": "#3d7ea6",
+    "right": "#2e8b57",
+    "selected": "#7b5ea7",
+    "candidate": "#d8c7e8",
+}
 LABELS = {
     "initial": "initial responses",
     "bootstrap": "bootstrap",
     "left": "left boundary",
     "refine": "local refinement",
     "right": "right boundary",
+    "selected": "selected by the manager",
+    "candidate": "waiting for the manager",
 }
 
 

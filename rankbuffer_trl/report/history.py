@@ -65,3 +65,11 @@ def quality_by_step(store: BufferStore, quality: Callable[[str, str], float]) ->
     ):
         steps.setdefault(step, []).append(quality(query_id, text))
     return [(step, sum(values) / len(values)) for step, values in steps.items()]
+
+
+def standing_by_step(store: BufferStore) -> list[tuple[int, float]]:
+    """(step, mean share of its query's anchors that a rollout was inserted above), of groups that had a buffer."""
+    steps: dict[int, list[float]] = {}
+    for step, k, positions in store.rows("SELECT step, k, positions FROM groups WHERE k > 0 ORDER BY step"):
+        steps.setdefault(step, []).extend(position / k for position in json.loads(positions).values())
+    return [(step, sum(shares) / len(shares)) for step, shares in steps.items() if shares]

@@ -3,6 +3,9 @@
 Three checks: `think` wants exactly one closed `<think>...</think>` block first and a non-empty answer after it; `none`
 wants any text; everything else is a regular expression that the whole text must match, whose group `answer`, if it has
 one, is the answer. Judge and buffer see the answer alone, never the thinking.
+
+A rollout that was cut off while it thought has no closed block, so no answer, and is never judged. One that was cut
+off in its answer is judged by what is there.
 """
 
 import re
@@ -55,7 +58,7 @@ class AnswerReader:
         self.check = check
         self.tokenizer = tokenizer
         self.chat_template_kwargs = chat_template_kwargs or {}
-        self._opening: str | None = None
+        self._begun: str | None = None
 
     def read(
         self, prompts: Sequence, completions: Sequence, completion_ids: Sequence[list[int]] | None
@@ -66,19 +69,27 @@ class AnswerReader:
         else:
             texts = self.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
             if self.check == "think":
-                texts = [self._opened_by_prompt(prompts[0]) + text for text in texts]
+                texts = [self._begun_by_prompt(prompts[0]) + text for text in texts]
         return [read_answer(text, self.check) for text in texts]
 
-    def _opened_by_prompt(self, prompt: Any) -> str:
-        """`<think>` where the chat template ends its prompts with it, so that completions start inside the block."""
-        if self._opening is None:
-            self._opening = ""
+    def _begun_by_prompt(self, prompt: Any) -> str:
+        """The thinking with which the chat template begins each completion, inside the prompt.
+
+        Some templates end with `<think>`, so completions start inside the block; with `enable_thinking: false`,
+        Qwen3's ends with a closed empty one, and the completion is the answer.
+        """
+        if self._begun is None:
+            self._begun = ""
             if isinstance(prompt, list):
-                rendered = self.tokenizer.apply_chat_template(
-                    prompt, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
+                without, rendered = (
+                    self.tokenizer.apply_chat_template(
+                        prompt, tokenize=False, add_generation_prompt=begin, **self.chat_template_kwargs
+                    )
+                    for begin in (False, True)
                 )
-                self._opening = "<think>" if rendered.rstrip().endswith("<think>") else ""
-        return self._opening
+                begin = rendered.removeprefix(without)
+                self._begun = begin[begin.rindex("<think>") :] if "<think>" in begin else ""
+        return self._begun
 
 
 class FormatReward:

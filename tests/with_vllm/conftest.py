@@ -9,9 +9,10 @@ The folder must not be called `vllm`: its parent is on `sys.path` in every test,
 import random
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from vllm_server import Server, build_model, start
+from vllm_server import Keeper, Server, build_model, start
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import Judge
@@ -33,8 +34,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Whoever crashes the server comes last: a second start would take a minute."""
-    items.sort(key=lambda item: "doomed_server" in item.fixturenames)
+    """Whoever crashes the server comes last, and before that whoever might: a second start takes half a minute."""
+    last = ("rollout_server", "doomed_server")
+    items.sort(key=lambda item: max([last.index(name) + 1 for name in last if name in item.fixturenames], default=0))
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -51,22 +53,38 @@ def note(request) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def server(request, howto, tmp_path_factory) -> Iterator[Server]:
-    """The server under test."""
+def random_model(howto, tmp_path_factory) -> Path:
+    """The folder of the tiny random model."""
+    return build_model(tmp_path_factory.mktemp("judge"), [text for row in howto for text in row["responses"]])
+
+
+@pytest.fixture(scope="session")
+def keeper(request, tmp_path_factory) -> Iterator[Keeper]:
+    """Keeps a server of our own alive over the session."""
+    python = request.config.getoption("vllm_python")
+    if not python:
+        pytest.skip("no server: `make test-vllm` starts one, --url names one")
+    model = request.getfixturevalue("random_model")
+    keeper = Keeper(lambda: start(python, model, tmp_path_factory.mktemp("server")))
+    try:
+        yield keeper
+    finally:
+        keeper.stop()
+
+
+@pytest.fixture
+def server(request) -> Iterator[Server]:
+    """The server under test. Whoever kills one of ours without being asked to fails with the server's last words."""
     option = request.config.getoption
     if option("url"):
         if not option("model"):
             raise pytest.UsageError("--url needs --model, the name under which that server serves the judge")
         yield Server(option("url"), option("model"))
         return
-    if not option("vllm_python"):
-        pytest.skip("no server: `make test-vllm` starts one, --url names one")
-    model = build_model(tmp_path_factory.mktemp("judge"), [text for row in howto for text in row["responses"]])
-    server = start(option("vllm_python"), model, tmp_path_factory.mktemp("server"))
-    try:
-        yield server
-    finally:
-        server.stop()
+    server = request.getfixturevalue("keeper").server()
+    yield server
+    if server.died and "doomed_server" not in request.fixturenames:
+        pytest.fail(f"the server died in this test. {server.last_words()}", pytrace=False)
 
 
 @pytest.fixture
@@ -82,6 +100,14 @@ def doomed_server(server) -> Server:
     """A server that the test may crash; it runs after all others."""
     if server.process is None:
         pytest.skip("needs a server of its own to crash")
+    return server
+
+
+@pytest.fixture
+def rollout_server(server) -> Server:
+    """A server whose model is `random_model`, to sample rollouts from; after all tests that only judge."""
+    if server.process is None:
+        pytest.skip("needs a server whose weights are those of the policy")
     return server
 
 

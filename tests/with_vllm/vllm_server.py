@@ -25,11 +25,15 @@ FLAGS = (
     # What docs/judge.md recommends: cached tokens in every answer, no free white space in a JSON schema.
     "--enable-prompt-tokens-details",
     *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+    # What TRL's rollouts need (recipes/README.md): the server of the tests is judge and rollout server in one.
+    *("--weight-transfer-config", '{"backend": "nccl"}', "--logprobs-mode", "processed_logprobs"),
+    *("--max-logprobs", "-1"),
     "--enforce-eager",  # compiling would need a C++ compiler and is not what is tested
 )
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",  # by default 5 s: a busy server then closes connections that are in use
+    "VLLM_SERVER_DEV_MODE": "1",  # TRL reads the server's settings and resets its prefix cache
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -92,13 +96,16 @@ class Server:
             The name of the model it serves.
         process (`subprocess.Popen`, *optional*):
             The server's main process, if it is ours. It leads a process group of its own.
+        log (`Path`, *optional*):
+            Where it writes, if it is ours.
     """
 
-    def __init__(self, url: str, model: str, process: subprocess.Popen | None = None):
+    def __init__(self, url: str, model: str, process: subprocess.Popen | None = None, log: Path | None = None):
         self.url = url
         self.root = url.rstrip("/").removesuffix("/v1")
         self.model = model
         self.process = process
+        self.log = log
 
     def call(self, path: str, body: dict | None = None) -> bytes:
         """The answer to a GET of `path`, or to a POST of `body`."""
@@ -157,6 +164,16 @@ class Server:
             return False
         return True
 
+    @property
+    def died(self) -> bool:
+        """Whether it is ours and has ended, or cannot generate any more."""
+        return self.process is not None and (self.process.poll() is not None or not self.healthy())
+
+    def last_words(self) -> str:
+        """The last lines of its log."""
+        lines = self.log.read_text(errors="replace").splitlines()[-40:]
+        return "The last lines of its log:\n" + "\n".join(lines)
+
     def crash(self) -> None:
         """End the process that has the sockets, without a chance to say goodbye."""
         self.process.kill()
@@ -208,7 +225,7 @@ def start(python: str, model: Path, folder: Path) -> Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    server = Server(f"http://127.0.0.1:{port}/v1", MODEL, process)
+    server = Server(f"http://127.0.0.1:{port}/v1", MODEL, process, log)
     try:
         wait(lambda: process.poll() is not None or server.healthy(), START_SECONDS)
         status = process.poll()
@@ -219,9 +236,37 @@ def start(python: str, model: Path, folder: Path) -> Server:
     if not ready:
         server.stop()
         fault = f"was not ready after {START_SECONDS} s" if status is None else f"ended with status {status}"
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
-        pytest.fail(f"the server {fault}. The last lines of its log:\n{tail}", pytrace=False)
+        pytest.fail(f"the server {fault}. {server.last_words()}", pytrace=False)
     return server
+
+
+class Keeper:
+    """Starts a server when a test first needs one, and once more if it has died.
+
+    Args:
+        start (`Callable[[], Server]`):
+            Starts one.
+    """
+
+    STARTS = 2
+
+    def __init__(self, start: Callable[[], Server]):
+        self.start = start
+        self.started: list[Server] = []
+
+    def server(self) -> Server:
+        """A server that lives."""
+        if not self.started or self.started[-1].died:
+            if len(self.started) == self.STARTS:
+                pytest.fail(f"the server has died {self.STARTS} times. {self.started[-1].last_words()}", pytrace=False)
+            self.stop()
+            self.started.append(self.start())
+        return self.started[-1]
+
+    def stop(self) -> None:
+        """End what is left of the newest server."""
+        if self.started:
+            self.started[-1].stop()
 
 
 def build_model(folder: Path, texts: list[str]) -> Path:

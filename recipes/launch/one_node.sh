@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# One machine with eight GPUs of 80 GB: 4 train, 2 sample rollouts, 2 judge.
+#
+#   recipes/launch/one_node.sh [further arguments of train_rankbuffer.py]
+#
+# GPUs   what                                          port (loopback)
+# 0-3    training, ZeRO-3 over 4 processes             51216 (weights to the rollout server)
+# 4, 5   rollout server: the policy, tensor parallel   8000
+# 6, 7   judge: vLLM, tensor parallel                  8001
+#
+# Batch: 4 processes x 2 per device x 20 accumulation = 160 rollouts = 20 queries x 8. Groups: 2 x 20 is a multiple of 8,
+# so each lies on one process.
+#
+# Memory of a GPU, by arithmetic (1 GB = 10^9 bytes):
+#   training   Qwen3-8B has 8.2e9 parameters of 16 bytes (2 weights, 2 gradients, 4 + 8 master weights and Adam):
+#              131 GB / 4                                                                            = 33 GB
+#              checkpointed activations: 36 layers x 2 sequences x 8,192 tokens x 4,096 x 2 bytes    =  5 GB
+#              logits of the answers: 2 x 4,096 x 151,936 x about 10 bytes (bf16, fp32, gradient)    = 12 GB
+#              together about 50 of 80 GB. Short of memory: per_device_train_batch_size 1, accumulation 40.
+#   rollouts   weights 16.4 GB / 2 = 8 GB. Cache: 36 layers x 2 x 8 heads x 128 x 2 bytes = 147 kB a token, 74 kB on each
+#              GPU; 0.9 x 80 - 8 - 4 = 60 GB hold 800,000 tokens, 100 of 160 sequences at their longest (8,192). The rest
+#              waits its turn.
+#   judge      Qwen3-30B-A3B: 61 GB / 2 = 31 GB. Cache: 48 x 2 x 4 x 128 x 2 = 98 kB a token, 49 kB on each GPU;
+#              0.9 x 80 - 31 - 4 = 37 GB hold 750,000 tokens, 64 questions of up to 11,000.
+#
+# Has not been run on GPUs. The tests run it with stand-ins for vllm, accelerate and curl.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+# shellcheck source=recipes/launch/servers.sh
+source recipes/launch/servers.sh
+
+RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
+POLICY=${POLICY:-Qwen/Qwen3-8B}
+JUDGE=${JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}
+ARGUMENTS=(
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --gradient_accumulation_steps 20 "$@"
+)
+
+# What cannot work is refused before a weight is loaded.
+python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 4
+
+start judge env CUDA_VISIBLE_DEVICES=6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
+    vllm serve "$JUDGE" --host 127.0.0.1 --port 8001 --tensor-parallel-size 2 --max-model-len 32768 \
+    --enable-prompt-tokens-details
+start rollouts env CUDA_VISIBLE_DEVICES=4,5 VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_DEV_MODE=1 \
+    vllm serve "$POLICY" --host 127.0.0.1 --port 8000 --tensor-parallel-size 2 --max-model-len 8192 \
+    --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
+wait_healthy judge http://127.0.0.1:8001/health
+wait_healthy rollouts http://127.0.0.1:8000/health
+
+# VLLM_HOST_IP is where the trainer meets the rollout server to hand over weights.
+train env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP=127.0.0.1 \
+    accelerate launch --config_file accelerate_configs/zero3_4gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

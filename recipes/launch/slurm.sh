@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=rankbuffer
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@900
+#SBATCH --requeue
+#SBATCH --output=runs/slurm-%j.log
+# Slurm: the first of three nodes serves, the other two train on 16 GPUs.
+#
+#   mkdir -p runs && sbatch recipes/launch/slurm.sh [further arguments of train_rankbuffer.py]
+#
+# Submit it from the top of the repository, in the environment that training needs, on a file system that all nodes see.
+#
+# Node   GPUs  what                                           port
+# 0      0-3   rollout server: the policy, tensor parallel    8000
+# 0      4-7   judge: vLLM, tensor parallel                   8001
+# 1, 2   0-7   training, ZeRO-3 over 16 processes             29500 (processes), 51216 (weights), both on node 1
+#
+# The servers listen at node 0's address in the cluster's network and take no key; do not use this where others share it.
+#
+# Batch: 16 processes x 2 per device x 5 accumulation = 160 rollouts = 20 queries x 8. Some groups lie on two or more
+# processes, which changes nothing. Another number of nodes: set ACCUMULATION = 80 / training GPUs; 3 and 6 training
+# nodes cannot make 160.
+#
+# Memory of a GPU, by arithmetic (the terms stand in one_node.sh; 1 GB = 10^9 bytes): training 131 GB / 16 = 8 GB,
+# activations 5 GB, logits 12 GB, about 25 of 80 GB; servers as in two_nodes.sh.
+#
+# 15 minutes before its time is over, Slurm sends SIGTERM: the training finishes its step, writes a checkpoint and ends,
+# and the job goes back into the queue. Any start goes on from the newest whole checkpoint in OUTPUT.
+#
+# Has not been run on a cluster. The tests run it with stand-ins for srun, scontrol, vllm, accelerate and curl.
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?this is a script for sbatch}"
+# shellcheck source=recipes/launch/servers.sh
+source recipes/launch/servers.sh
+
+RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
+POLICY=${POLICY:-Qwen/Qwen3-8B}
+JUDGE=${JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}
+OUTPUT=${OUTPUT:-runs/rankbuffer}
+ACCUMULATION=${ACCUMULATION:-5}
+
+# On each training node: SLURM_NODEID counts the nodes of this step.
+if [[ ${RANKBUFFER_ROLE:-} == train ]]; then
+    train env VLLM_HOST_IP="$TRAIN_HOST" \
+        accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml --num_machines "$SLURM_NNODES" \
+        --num_processes "$((8 * SLURM_NNODES))" --machine_rank "$SLURM_NODEID" --main_process_ip "$TRAIN_HOST" \
+        --main_process_port 29500 --deepspeed_multinode_launcher standard recipes/train_rankbuffer.py "$@"
+    exit
+fi
+
+mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+((${#NODES[@]} > 1)) || die "this needs at least two nodes: one serves, the others train"
+TRAINERS=$((${#NODES[@]} - 1))
+address() { srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" hostname --ip-address | cut -d ' ' -f 1; }
+SERVE_HOST=$(address "${NODES[0]}")
+TRAIN_HOST=$(address "${NODES[1]}")
+export TRAIN_HOST
+
+ARGUMENTS=(
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --output_dir "$OUTPUT"
+    --gradient_accumulation_steps "$ACCUMULATION"
+    --judge_url "http://$SERVE_HOST:8001/v1" --vllm_server_base_url "http://$SERVE_HOST:8000" "$@"
+)
+python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"
+if compgen -G "$OUTPUT/checkpoint-*/trainer_state.json" >/dev/null; then
+    ARGUMENTS+=(--resume_from_checkpoint true)
+fi
+
+serve=(srun --overlap --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
+start judge "${serve[@]}" CUDA_VISIBLE_DEVICES=4,5,6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
+    vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len 32768 \
+    --enable-prompt-tokens-details
+start rollouts "${serve[@]}" CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
+    vllm serve "$POLICY" --host "$SERVE_HOST" --port 8000 --tensor-parallel-size 4 --max-model-len 8192 \
+    --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
+wait_healthy judge "http://$SERVE_HOST:8001/health"
+wait_healthy rollouts "http://$SERVE_HOST:8000/health"
+
+TELL_LAUNCHER=yes # srun passes SIGTERM on to this script on each node, which passes it on to the training processes
+RANKBUFFER_ROLE=train train srun --overlap --nodes="$TRAINERS" --ntasks="$TRAINERS" --export=ALL \
+    --nodelist="$(IFS=, && echo "${NODES[*]:1}")" bash recipes/launch/slurm.sh "${ARGUMENTS[@]}"
+if [[ -n $WARNED ]]; then
+    say "back into the queue"
+    scontrol requeue "$SLURM_JOB_ID"
+fi

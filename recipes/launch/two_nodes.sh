@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Two machines with eight GPUs each: one trains on all eight, as in the paper, the other one serves.
+#
+#   on the serving machine:   SERVE_HOST=10.0.0.2 recipes/launch/two_nodes.sh serve
+#   on the training machine:  SERVE_HOST=10.0.0.2 TRAIN_HOST=10.0.0.1 recipes/launch/two_nodes.sh train [arguments]
+#
+# Machine    GPUs  what                                          port
+# training   0-7   training, ZeRO-3 over 8 processes             51216 at TRAIN_HOST (weights to the rollout server)
+# serving    0-3   rollout server: the policy, tensor parallel   8000 at SERVE_HOST
+# serving    4-7   judge: vLLM, tensor parallel                  8001 at SERVE_HOST
+#
+# The hosts are addresses in a private network: the servers take no key, and VLLM_SERVER_DEV_MODE lets everybody who
+# reaches the rollout server replace its weights. There is no default, and 0.0.0.0 is refused.
+#
+# Batch: 8 processes x 2 per device x 10 accumulation = 160 rollouts = 20 queries x 8. Groups: 2 x 10 is no multiple of
+# 8, so 4 of 20 lie on two processes, which changes nothing: they are gathered and judged whole.
+#
+# Memory of a GPU, by arithmetic (the terms stand in one_node.sh; 1 GB = 10^9 bytes):
+#   training   131 GB / 8 = 16 GB, activations 5 GB, logits 12 GB: about 35 of 80 GB
+#   rollouts   weights 16.4 GB / 4 = 4 GB; the other 64 of 0.9 x 80 GB hold 1,700,000 tokens at 37 kB on each GPU:
+#              all 160 sequences at their longest (1,310,720 tokens)
+#   judge      61 GB / 4 = 15 GB; the other 53 hold 2,100,000 tokens at 25 kB on each GPU
+#
+# Has not been run on GPUs. The tests run it with stand-ins for vllm, accelerate and curl.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+# shellcheck source=recipes/launch/servers.sh
+source recipes/launch/servers.sh
+
+ROLE=${1:-}
+[[ $ROLE == serve || $ROLE == train ]] || die "say what this machine does: $0 serve, or $0 train"
+shift
+: "${SERVE_HOST:?set it to the address of the serving machine in your private network}"
+[[ $SERVE_HOST != 0.0.0.0 ]] || die "SERVE_HOST=0.0.0.0 would open the servers to every network: name one address"
+RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
+POLICY=${POLICY:-Qwen/Qwen3-8B}
+JUDGE=${JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}
+
+if [[ $ROLE == serve ]]; then
+    start judge env CUDA_VISIBLE_DEVICES=4,5,6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
+        vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len 32768 \
+        --enable-prompt-tokens-details
+    start rollouts env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
+        vllm serve "$POLICY" --host "$SERVE_HOST" --port 8000 --tensor-parallel-size 4 --max-model-len 8192 \
+        --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
+    wait_healthy judge "http://$SERVE_HOST:8001/health"
+    wait_healthy rollouts "http://$SERVE_HOST:8000/health"
+    say "serving until Ctrl-C"
+    wait -n "${SERVERS[@]}" || true
+    die "a server has ended; see $LOGS"
+fi
+
+: "${TRAIN_HOST:?set it to the address of this machine in your private network}"
+ARGUMENTS=(
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --gradient_accumulation_steps 10
+    --judge_url "http://$SERVE_HOST:8001/v1" --vllm_server_base_url "http://$SERVE_HOST:8000" "$@"
+)
+python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 8
+wait_healthy judge "http://$SERVE_HOST:8001/health"
+wait_healthy rollouts "http://$SERVE_HOST:8000/health"
+train env VLLM_HOST_IP="$TRAIN_HOST" \
+    accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

@@ -1,0 +1,170 @@
+"""Runs a script of recipes/launch with stand-ins on PATH, and tells what was started, with what, and what is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 60
+KEPT = ("CUDA_VISIBLE_DEVICES", "VLLM_SERVER_DEV_MODE", "VLLM_HOST_IP", "SLURM_NODEID")
+STAND_IN = '''#!{python} -S
+"""Notes what it was called with; then does what the program of its name would do, as far as the scripts can tell."""
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+name, folder = Path(sys.argv[0]).name, Path(os.environ["STAND_INS"])
+
+
+def note(name, **more):
+    kept = {{key: os.environ[key] for key in {kept} if key in os.environ}}
+    line = json.dumps({{"name": name, "argv": sys.argv[1:], "env": kept, "pid": os.getpid(), **more}}) + "\\n"
+    file = os.open(folder / "calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line.encode())
+
+
+def worker(name, saves):
+    """A child, as vLLM's engine or a training process."""
+    if pid := os.fork():
+        return pid
+    def end(*_):
+        note(name, got="SIGTERM")
+        os._exit(0)
+    if saves:
+        signal.signal(signal.SIGTERM, end)
+    note(name)
+    (folder / f"{{name}}-{{os.getpid()}}").touch()
+    while True:
+        signal.pause()
+
+
+if name != "curl":
+    note(name)
+if name == "vllm":
+    port = sys.argv[sys.argv.index("--port") + 1]
+    if os.environ.get("FAILS") == port:
+        sys.exit("out of memory, of course")
+    worker("engine", saves=False)
+    (folder / f"ready-{{port}}").touch()
+    signal.pause()
+elif name == "curl":
+    sys.exit(0 if (folder / f"ready-{{sys.argv[-1].rsplit(':', 1)[1].split('/')[0]}}").exists() else 22)
+elif name == "accelerate":
+    signal.signal(signal.SIGTERM, lambda *_: (note("accelerate", got="SIGTERM"), os._exit(143)))
+    if "TRAINS" in os.environ:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(worker("rank", saves=True), 0)[1]))
+elif name == "python":
+    sys.exit(int(os.environ.get("REFUSES", 0)))
+elif name == "scontrol" and sys.argv[1] == "show":
+    print("n0\\nn1\\nn2")
+elif name == "srun":
+    options = [word for word in sys.argv[1:] if word.startswith("--")]
+    first = next(i for i, word in enumerate(sys.argv) if i and not word.startswith("--"))
+    given = dict(option.split("=", 1) for option in options[: first - 1] if "=" in option)
+    command, nodes = sys.argv[first:], given["--nodelist"].split(",")
+    if command[0] == "hostname":
+        print("10.0.0." + nodes[0][1:])
+        sys.exit()
+    tasks = [
+        subprocess.Popen(command, env=os.environ | {{"SLURM_NODEID": str(i), "SLURM_NNODES": str(len(nodes))}})
+        for i in range(len(nodes))
+    ]
+    signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
+    sys.exit(max(task.wait() for task in tasks))
+'''
+
+
+@dataclass
+class Call:
+    """One start of a stand-in."""
+
+    name: str
+    argv: list[str]
+    env: dict[str, str]
+    pid: int
+    got: str = ""
+
+    def value(self, option: str) -> str:
+        """What follows an option."""
+        return self.argv[self.argv.index(option) + 1]
+
+
+@dataclass
+class Launch:
+    """The outcome of a script: exit status, its own words, what it started in order, and who is left."""
+
+    status: int
+    output: str
+    calls: list[Call]
+    left: list[Call]
+    logs: dict[str, str]
+
+    def of(self, name: str) -> list[Call]:
+        """The starts of one program."""
+        return [call for call in self.calls if call.name == name and not call.got]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def read_calls(folder: Path) -> list[Call]:
+    path = folder / "calls"
+    return [Call(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def launch(
+    folder: Path, script: str, *arguments: str, then: Callable[[list[Call]], bool] | None = None, **environment: str
+) -> Launch:
+    """Run a script to its end.
+
+    Args:
+        folder (`Path`):
+            For stand-ins, notes and logs.
+        script (`str`):
+            Its name in recipes/launch.
+        then (`Callable`, *optional*):
+            When this is true of the calls so far, the script gets a SIGTERM.
+    """
+    commands = folder / "bin"
+    commands.mkdir(parents=True)
+    for name in ("vllm", "curl", "accelerate", "python", "srun", "scontrol"):
+        (commands / name).write_text(STAND_IN.format(python=sys.executable, kept=KEPT))
+        (commands / name).chmod(0o755)
+    settings = {"LOGS": str(folder / "logs"), "POLL_SECONDS": "0.1", "START_SECONDS": "30", "STOP_SECONDS": "20"}
+    settings |= {"STAND_INS": str(folder), "PATH": f"{commands}:{os.environ['PATH']}"} | environment
+    with (folder / "output").open("w") as output:
+        run = subprocess.Popen(
+            ["bash", str(ROOT / "recipes" / "launch" / script), *arguments],
+            env=os.environ | settings,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + SECONDS
+    try:
+        while then and not then(read_calls(folder)):
+            assert run.poll() is None and time.monotonic() < deadline, (folder / "output").read_text()
+            time.sleep(0.05)
+        if then:
+            run.send_signal(signal.SIGTERM)
+        run.wait(timeout=max(deadline - time.monotonic(), 1))
+        calls = read_calls(folder)
+        left = [call for call in calls if alive(call.pid)]
+    finally:
+        for pid in {run.pid, *(call.pid for call in read_calls(folder))}:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        run.wait()
+    logs = {path.stem: path.read_text() for path in (folder / "logs").glob("*.log")}
+    return Launch(run.returncode, (folder / "output").read_text(), calls, left, logs)

@@ -1,0 +1,173 @@
+"""Push, pull, resume: what goes to the Hub, and that a run goes on from there as if it had never moved."""
+
+import re
+
+import pytest
+import transformers.trainer
+from datasets import load_dataset
+from fake_hub import FolderHub
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from scripted import config, contents
+from test_resume import InterruptAt, same
+
+from rankbuffer_trl.card import on_hub, public
+from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, read_store
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.export import FILE
+from rankbuffer_trl.segments import MANIFEST
+from rankbuffer_trl.trainer import RankBufferTrainer
+
+REPO = "somebody/ranked"
+PUSH = dict(push_to_hub=True, hub_model_id=REPO, hub_token="hf_secret")
+STORE = f"{FOLDER}/{MANIFEST}"
+FIGURES = {"figures/buffers.png", "figures/standing.png"}
+ROOT_FILES = {"README.md", "config.json", "model.safetensors", STORE, FILE, *FIGURES}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> FolderHub:
+    hub = FolderHub(tmp_path / "hub")
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: hub)
+    return hub
+
+
+def steps(path) -> int:
+    store = read_store(path)
+    last = store.last_step()
+    store.close()
+    return last + 1
+
+
+def test_a_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub):
+    """In its second epoch."""
+
+    def train(folder, resume=None, callbacks=None, **settings):
+        args = config(tmp_path / folder, max_steps=6, save_strategy="steps", save_steps=5, **settings)
+        trainer = RankBufferTrainer(tiny_policy, args, rows, callbacks=callbacks)
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+            trainer.save_model()
+        finally:
+            trainer.close()
+        return contents(tmp_path / folder / LIVE_STORE), load_file(tmp_path / folder / "model.safetensors")
+
+    whole = train("whole")
+    with pytest.raises(KeyboardInterrupt):
+        train("here", callbacks=[InterruptAt(6)], hub_strategy="checkpoint", **PUSH)
+    hub.snapshot_download(REPO, tmp_path / "there", "last-checkpoint/*")
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["last-checkpoint"]
+    assert steps(tmp_path / "there" / "last-checkpoint") == 5
+
+    card = (hub.root / REPO / "README.md").read_text()
+    (checkpoint,) = re.findall(r"--resume_from_checkpoint runs/resumed/(\S+)", card)
+    assert same(train("there", resume=str(tmp_path / "there" / checkpoint)), whole)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "also"), [("every_save", set()), ("all_checkpoints", {f"checkpoint-{n}/{STORE}" for n in (2, 4)})]
+)
+def test_every_save_pushes_policy_buffers_and_card_of_one_step(tmp_path, tiny_policy, rows, hub, strategy, also):
+    seen = []
+    upload = hub.upload_folder
+
+    def watch(**kwargs):
+        done = upload(**kwargs)
+        if not kwargs.get("path_in_repo"):
+            card = (hub.root / REPO / "README.md").read_text()
+            (step,) = re.findall(r"step (\d+) of 4, epoch", card)
+            weights = load_file(hub.root / REPO / "model.safetensors")
+            saved = load_file(tmp_path / "run" / f"checkpoint-{step}" / "model.safetensors")
+            assert all((weights[name] == saved[name]).all() for name in weights)
+            seen.append((int(step), steps(hub.root / REPO)))
+        return done
+
+    hub.upload_folder = watch
+    args = config(tmp_path / "run", max_steps=4, save_strategy="steps", save_steps=2, hub_strategy=strategy, **PUSH)
+    trainer = RankBufferTrainer(tiny_policy, args, rows)
+    trainer.train()
+    assert seen == [(2, 2), (4, 4)]
+    files = hub.files(REPO)
+    assert files >= ROOT_FILES | also
+    assert not any("_rankbuffer" in name for name in files)
+    assert {name for name in files if name.startswith("checkpoint-") and name.endswith(STORE)} == also
+    trainer.close()
+
+
+def test_at_the_end_everything_is_pushed_once(tmp_path, tiny_policy, rows, hub):
+    settings = dict(max_steps=2, save_strategy="steps", save_steps=1, hub_strategy="end", method="pointwise", **PUSH)
+    args = config(tmp_path / "run", **settings)
+    trainer = RankBufferTrainer(tiny_policy, args, rows, dataset_name="somebody/queries")
+    trainer.train()
+    assert hub.uploads == []
+    trainer.push_to_hub()
+    assert [path for path, _ in hub.uploads] == [""]
+    assert ROOT_FILES - hub.files(REPO) == FIGURES, "the method has no buffers"
+    assert steps(hub.root / REPO) == 2
+    card = (hub.root / REPO / "README.md").read_text()
+    assert "datasets: somebody/queries" in card and "anchors" not in card
+    trainer.close()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory, tiny_policy, data_file):
+    """The repository of a run with secrets and local names."""
+    folder = tmp_path_factory.mktemp("published")
+    hub = FolderHub(folder / "hub")
+    settings = dict(num_train_epochs=1, save_strategy="no", hub_strategy="checkpoint", method_args={"k0": 3}, **PUSH)
+    args = config(folder / "run", per_device_train_batch_size=96, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.trainer, "hf_api", lambda: hub)
+        data = load_queries(str(data_file))
+        trainer = RankBufferTrainer(tiny_policy, args, data, dataset_name=str(folder / "mine.jsonl"))
+        trainer.train()
+        trainer.push_to_hub()
+        trainer.close()
+    return hub.root / REPO
+
+
+def test_the_card_says_what_was_done_and_nothing_of_the_machine(published):
+    card = ModelCard.load(published / "README.md")
+    assert card.data.library_name == "transformers"
+    assert card.data.base_model is None and card.data.datasets is None
+    assert {"trl", "grpo", "rankbuffer"} <= set(card.data.tags)
+    text = card.text
+    for part in ("`rankbuffer` (k0: 3, ", "mine.jsonl, 12 queries", "the embedded rubric judge", "8 a query", "dapo"):
+        assert part in text, part
+    assert "@inproceedings{yang2027rankbuffer" in text
+    assert "cannot go on exactly" in text, "no checkpoint is pushed without save_strategy"
+    store = read_store(published)
+    ((calls, tokens),) = store.rows("SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls")
+    store.close()
+    assert f"| all | {calls:,} | {tokens:,} |" in text
+    assert str(published.parent.parent.parent) not in text and "hf_secret" not in text
+
+
+def test_the_cards_code_reads_the_buffers(published, monkeypatch):
+    """As on a machine without this package."""
+    card = ModelCard.load(published / "README.md")
+    hub = f"hf://{REPO}/"
+
+    def load(builder, data_files, split):
+        assert data_files.startswith(hub)
+        return load_dataset(builder, data_files=str(published / data_files.removeprefix(hub)), split=split)
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", card.text, re.DOTALL) if "load_dataset" in code]
+    names = {}
+    exec(code, names)
+    store = read_store(published)
+    for query_id in store.query_ids():
+        ranked = [row["text"] for row in names["anchors"] if row["query_id"] == query_id]
+        assert ranked == [anchor.text for anchor in store.load(query_id).anchors] and len(ranked) >= 3
+    assert len(store.query_ids()) == 12
+    store.close()
+
+
+def test_names_that_may_be_published(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "local").touch()
+    assert on_hub("Qwen/Qwen3-8B") and not on_hub("data/local") and not on_hub("/models/judge") and not on_hub(None)
+    names = {"Qwen/Qwen3-8B": "Qwen/Qwen3-8B", "/models/judge": "judge", "data/local": "local", "judge": "judge"}
+    assert {name: public(name) for name in names} == names

@@ -1,0 +1,216 @@
+"""The launch scripts: order of starts, environment, arguments by the real parsers, and nothing that is left behind."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import train_rankbuffer
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from launching import ROOT, Launch, launch
+from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
+
+from rankbuffer_trl.layout import Layout
+
+FOLDER = ROOT / "recipes" / "launch"
+SLURM = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_JOB_ID": "7"}
+HOSTS = {"SERVE_HOST": "10.0.0.2", "TRAIN_HOST": "10.0.0.1"}
+REMOTE = {"JUDGE_URL": "http://10.0.0.2:8001/v1"}
+SEED = ["--seed", "7"]  # further arguments reach the training
+
+
+def training(launched: Launch, processes: int):
+    """The parsed arguments of a whole run's training: those of its dry run, and the paper's batch."""
+    assert launched.status == 0, launched.output
+    assert launched.left == []
+    names = [call.name for call in launched.calls if call.name in ("python", "vllm", "accelerate")]
+    assert names == sorted(names, key=["python", "vllm", "accelerate"].index)
+    call = launched.of("accelerate")[-1]
+    accelerate = launch_command_parser().parse_args(call.argv[1:])
+    assert call.argv[0] == "launch"
+    assert (accelerate.num_processes or load_config_from_file(accelerate.config_file).num_processes) == processes
+    assert accelerate.training_script == "recipes/train_rankbuffer.py"
+
+    dry = launched.calls[[call.name for call in launched.calls].index("python")]
+    plan = ["--dry_run", "--num_processes", str(processes)]
+    assert dry.argv == ["recipes/train_rankbuffer.py", *accelerate.training_script_args, *plan]
+    parsed = train_rankbuffer.make_parser().parse_args_and_config([*accelerate.training_script_args, *plan])
+    layout = Layout(parsed[1], 1000)
+    assert parsed[1].seed == 7
+    assert (layout.rollouts, layout.queries_per_generation, layout.steps) == (160, 20, 200)
+    return accelerate, *parsed
+
+
+def servers(launched: Launch) -> dict:
+    """Judge and rollout server, checked against what TRL starts and what the trainer is told."""
+    found = {call.value("--port"): call for call in launched.of("vllm")}
+    judge, rollouts = found.pop("8001"), found.pop("8000")
+    assert not found
+    for call in (judge, rollouts):
+        assert call.argv[0] == "serve"
+        gpus = call.env["CUDA_VISIBLE_DEVICES"].split(",")
+        assert len(gpus) == int(call.value("--tensor-parallel-size"))
+    assert not set(judge.env["CUDA_VISIBLE_DEVICES"].split(",")) & set(rollouts.env["CUDA_VISIBLE_DEVICES"].split(","))
+
+    theirs = build_command(ScriptArguments(rollouts.argv[1]))
+    for option in ("--weight-transfer-config", "--logprobs-mode", "--max-logprobs"):
+        assert rollouts.value(option) == theirs[theirs.index(option) + 1]
+    assert rollouts.env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "VLLM_SERVER_DEV_MODE" not in judge.env and "--weight-transfer-config" not in judge.argv
+    return {"judge": judge, "rollouts": rollouts}
+
+
+def test_one_node_shares_its_gpus_and_stays_on_loopback(tmp_path):
+    done = launch(tmp_path, "one_node.sh", *SEED)
+    found = servers(done)
+    _, _, args, model = training(done, 4)
+    gpus = [call.env["CUDA_VISIBLE_DEVICES"] for call in (*found.values(), done.of("accelerate")[0])]
+    assert sorted(",".join(gpus).split(",")) == list("01234567") and gpus[2].count(",") == 3
+    assert {call.value("--host") for call in found.values()} == {"127.0.0.1"}
+    assert {call.env["VLLM_HOST_IP"] for call in (found["rollouts"], done.of("accelerate")[0])} == {"127.0.0.1"}
+    assert args.judge_url == ["http://127.0.0.1:8001/v1"] and args.judge_model == found["judge"].argv[1]
+    assert (args.vllm_mode, args.vllm_server_host, args.vllm_server_port) == ("server", "127.0.0.1", 8000)
+    assert model.model_name_or_path == found["rollouts"].argv[1]
+    assert int(found["rollouts"].value("--max-model-len")) == args.max_prompt_length + args.max_completion_length
+    assert set(done.logs) == {"judge", "rollouts"}
+
+
+def test_two_nodes_meet_at_the_addresses_given(tmp_path):
+    served = launch(tmp_path / "serve", "two_nodes.sh", "serve", then=has("engine", 2), **HOSTS)
+    found = servers(served)
+    assert served.status == 143 and served.left == []
+    assert {call.value("--host") for call in found.values()} == {"10.0.0.2"}
+    gpus = ",".join(call.env["CUDA_VISIBLE_DEVICES"] for call in found.values())
+    assert sorted(gpus.split(",")) == list("01234567")
+
+    for port in ("8000", "8001"):
+        (tmp_path / "train").mkdir(exist_ok=True)
+        (tmp_path / "train" / f"ready-{port}").touch()
+    trained = launch(tmp_path / "train", "two_nodes.sh", "train", *SEED, **HOSTS)
+    assert trained.of("vllm") == []
+    _, _, args, _ = training(trained, 8)
+    assert args.judge_url == ["http://10.0.0.2:8001/v1"] and args.vllm_server_base_url == "http://10.0.0.2:8000"
+    assert trained.of("accelerate")[0].env["VLLM_HOST_IP"] == "10.0.0.1"
+
+
+def has(name: str, count: int):
+    """Whether so many of a name have been started."""
+    return lambda calls: sum(call.name == name and not call.got for call in calls) >= count
+
+
+def test_slurm_serves_on_one_node_and_trains_on_the_others(tmp_path):
+    done = launch(tmp_path, "slurm.sh", *SEED, OUTPUT=str(tmp_path / "run"), **SLURM)
+    found = servers(done)
+    assert {call.value("--host") for call in found.values()} == {"10.0.0.0"}
+    accelerate, _, args, _ = training(done, 16)
+    assert (accelerate.num_machines, accelerate.main_process_ip) == (2, "10.0.0.1")
+    assert accelerate.deepspeed_multinode_launcher == "standard"
+    launchers = done.of("accelerate")
+    assert sorted(call.value("--machine_rank") for call in launchers) == ["0", "1"]
+    assert {call.env["VLLM_HOST_IP"] for call in launchers} == {"10.0.0.1"}
+    steps = [call.argv[call.argv.index("--overlap") :] for call in done.of("srun")]
+    assert [next(word for word in step if word.startswith("--nodelist")) for step in steps if "bash" in step] == [
+        "--nodelist=n1,n2"
+    ]
+    assert args.resume_from_checkpoint is None
+    assert done.of("scontrol")[-1].argv[0] == "show", "a run that has ended is not queued again"
+
+
+def test_the_documented_trl_command_starts_the_same_server(tmp_path):
+    done = launch(tmp_path, "one_node.sh", *SEED)
+    rollouts = servers(done)["rollouts"]
+    text = (ROOT / "recipes" / "README.md").read_text()
+    (command,) = re.findall(r"^CUDA_VISIBLE_DEVICES=4,5 trl vllm-serve (.*)$", text, re.MULTILINE)
+    arguments, rest = make_parser().parse_args_and_config(shlex.split(command), return_remaining_strings=True)
+    theirs = build_command(arguments, rest)
+    assert theirs[theirs.index("serve") + 1] == rollouts.argv[1]
+    for option in [word for word in rollouts.argv if word.startswith("--")]:
+        assert rollouts.value(option) == theirs[theirs.index(option) + 1], option
+
+
+def test_one_gpu_holds_policy_and_vllm(tmp_path):
+    done = launch(tmp_path, "single_gpu_lora.sh", *SEED, **REMOTE)
+    _, _, args, model = training(done, 1)
+    assert model.use_peft and model.lora_r == 32
+    assert (args.vllm_mode, args.vllm_gpu_memory_utilization) == ("colocate", 0.45)
+    assert args.judge_url == ["http://10.0.0.2:8001/v1"]
+
+
+@pytest.mark.parametrize(("script", "ranks", "environment"), [("one_node.sh", 1, {}), ("slurm.sh", 2, SLURM)])
+def test_sigterm_reaches_the_training_processes_alone_and_their_checkpoint_is_waited_for(
+    tmp_path, script, ranks, environment
+):
+    environment = environment | {"OUTPUT": str(tmp_path / "run"), "TRAINS": "yes"}
+    done = launch(tmp_path, script, then=has("rank", ranks), **environment)
+    assert done.status == 0, done.output
+    assert done.left == []
+    told = [call.name for call in done.calls if call.got]
+    assert told == ["rank"] * ranks, "the launcher kills its children after 30 seconds"
+    if script == "slurm.sh":
+        assert done.of("scontrol")[-1].argv == ["requeue", "7"]
+
+
+def test_slurm_goes_on_from_a_checkpoint(tmp_path):
+    (tmp_path / "run" / "checkpoint-10").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint-10" / "trainer_state.json").touch()
+    done = launch(tmp_path / "stand-ins", "slurm.sh", OUTPUT=str(tmp_path / "run"), **SLURM)
+    assert done.of("accelerate")[0].value("--resume_from_checkpoint") == "true"
+
+
+def test_a_server_that_dies_while_it_starts_ends_everything_with_its_last_words(tmp_path):
+    done = launch(tmp_path, "one_node.sh", FAILS="8000")
+    assert done.status == 1
+    assert "out of memory, of course" in done.output and "rollouts ended before it was ready" in done.output
+    assert done.of("accelerate") == [] and done.left == []
+
+
+def test_a_server_that_is_never_ready_ends_everything(tmp_path):
+    done = launch(tmp_path, "two_nodes.sh", "train", START_SECONDS="1", **HOSTS)
+    assert done.status == 1 and "was not ready after 1 s" in done.output
+    assert done.of("accelerate") == [] and done.left == []
+
+
+def test_what_the_dry_run_refuses_starts_nothing(tmp_path):
+    done = launch(tmp_path, "one_node.sh", REFUSES="1")
+    assert done.status == 1
+    assert [call.name for call in done.calls] == ["python"]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "environment", "message"),
+    [
+        ("two_nodes.sh", [], HOSTS, "say what this machine does"),
+        ("two_nodes.sh", ["serve"], {}, "SERVE_HOST: set it to the address"),
+        ("two_nodes.sh", ["serve"], {"SERVE_HOST": "0.0.0.0"}, "would open the servers to every network"),
+        ("single_gpu_lora.sh", [], {}, "JUDGE_URL: set it"),
+        ("slurm.sh", [], {}, "this is a script for sbatch"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, script, arguments, environment, message):
+    done = launch(tmp_path, script, *arguments, **environment)
+    assert done.status == 1 and message in done.output
+    assert done.calls == []
+
+
+def test_the_scripts_are_sound():
+    shellcheck = shutil.which("shellcheck", path=f"{sys.prefix}/bin") or shutil.which("shellcheck")
+    scripts = sorted(FOLDER.glob("*.sh"))
+    assert {script.name for script in scripts} == {
+        "servers.sh",
+        "one_node.sh",
+        "two_nodes.sh",
+        "slurm.sh",
+        "single_gpu_lora.sh",
+    }
+    done = subprocess.run(
+        [shellcheck, "-x", *scripts], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    for script in scripts:
+        text = script.read_text()
+        assert "pkill" not in text and "killall" not in text
+        if script.name != "servers.sh":
+            assert "by arithmetic" in text and "160 rollouts" in text and "Has not been run" in text

@@ -1,0 +1,157 @@
+"""The arithmetic of a run, against TRL's own sampler and trainer; and the dry run that prints it."""
+
+import math
+import re
+
+import pytest
+import train_rankbuffer
+from conftest import QUICKSTART, ROOT
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scripted import config
+from transformers import TrainerCallback
+from trl.trainer.utils import RepeatSampler
+
+from rankbuffer_trl.config import RankBufferConfig
+from rankbuffer_trl.layout import Layout, LayoutError
+from rankbuffer_trl.trainer import RankBufferTrainer
+
+
+def plan(processes: int = 1, queries: int = 100, **overrides) -> Layout:
+    args = RankBufferConfig("out", dry_run=True, num_processes=processes, report_to="none", **overrides)
+    return Layout(args, queries)
+
+
+@settings(max_examples=60)
+@given(
+    processes=st.integers(1, 8),
+    per_device=st.integers(1, 6),
+    accumulation=st.integers(1, 6),
+    generation=st.integers(1, 6),
+    iterations=st.integers(1, 2),
+    G=st.sampled_from([2, 4, 8]),
+    queries=st.integers(1, 60),
+    epochs=st.integers(1, 3),
+)
+def test_steps_and_straddling_are_those_of_the_real_sampler(
+    processes, per_device, accumulation, generation, iterations, G, queries, epochs
+):
+    rollouts = processes * per_device * generation
+    assume(rollouts % G == 0 and queries >= rollouts // G)
+    layout = plan(
+        processes,
+        queries,
+        num_generations=G,
+        per_device_train_batch_size=per_device,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=generation,
+        num_iterations=iterations,
+        num_train_epochs=epochs,
+        save_strategy="no",
+    )
+    sampler = RepeatSampler(range(queries), G, rollouts // G, iterations * generation)
+    rows = list(sampler)
+    batches = len(rows) // rollouts
+    updates = max(math.ceil(batches / accumulation), 1)  # as transformers counts them
+    assert (layout.steps_per_epoch, layout.steps) == (updates, updates * epochs)
+    assert layout.generations_per_epoch * iterations * generation == batches
+
+    process_of = [row // (per_device * generation) for row in range(rollouts)]
+    groups = [set(process_of[start : start + G]) for start in range(0, rollouts, G)]
+    assert layout.straddles == any(len(processes) > 1 for processes in groups)
+
+
+class StopAtOnce(TrainerCallback):
+    """Ends training before its first step."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"per_device_train_batch_size": 16, "num_train_epochs": 3},
+        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 5, "steps_per_generation": 1},
+        {"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_iterations": 2},
+    ],
+    ids=str,
+)
+def test_the_trainer_takes_as_many_steps(tmp_path, tiny_policy, rows, changes):
+    trainer = RankBufferTrainer(tiny_policy, config(tmp_path, **changes), rows, callbacks=[StopAtOnce()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.state.max_steps == Layout(trainer.args, len(rows)).steps
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("save", "steps"),
+    [
+        ({"save_steps": 10}, [10, 20, 25]),
+        ({"save_steps": 5}, [5, 10, 15, 20, 25]),
+        ({"save_steps": 100}, [25]),
+        ({"save_steps": 0.5}, [13, 25]),
+        ({"save_strategy": "no"}, []),
+        ({"save_strategy": "epoch"}, [12, 24, 25]),
+    ],
+)
+def test_checkpoints_and_the_last_step(save, steps):
+    assert plan(2, 96, per_device_train_batch_size=32, max_steps=25, **save).saved_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"processes": 3, "per_device_train_batch_size": 2}, r"must be a multiple of 4, got 1\."),
+        ({"queries": 1, "processes": 2}, r"has 1 queries, fewer than the 2 of one generation batch \(16 rollouts"),
+        (
+            {"eval_strategy": "epoch", "per_device_eval_batch_size": 3, "processes": 4},
+            r"With 4 processes, per_device_eval_batch_size must be a multiple of 2, got 3\.",
+        ),
+        ({"processes": 0}, "num_processes must be at least 1"),
+        ({"steps_per_generation": 2, "save_steps": 3}, "save_steps=3 would save inside a generation"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_would(changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan(**changes)
+
+
+def test_processes_are_named_for_a_dry_run_only():
+    with pytest.raises(ValueError, match="num_processes is for dry_run; the processes of a run"):
+        RankBufferConfig("out", use_cpu=True, bf16=False, num_processes=8)
+
+
+def dry_run(capsys, *arguments: str) -> str:
+    """What the paper's main recipe says of itself, on a machine without a GPU, a judge or a policy."""
+    command = ["--config", str(ROOT / "recipes" / "paper" / "rankbuffer.yaml"), "--dry_run"]
+    command += ["--dataset_name", str(QUICKSTART / "howto.jsonl"), "--model_name_or_path", "nobody/nothing"]
+    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config([*command, *arguments]))
+    return capsys.readouterr().out
+
+
+def test_the_papers_batch_on_8_and_on_4_processes(capsys, monkeypatch):
+    monkeypatch.setattr(train_rankbuffer, "report", lambda *_: pytest.fail("a dry run asks no judge"))
+    monkeypatch.setattr(train_rankbuffer, "build_trainer", lambda *_: pytest.fail("a dry run loads no policy"))
+    eight = dry_run(capsys, "--num_processes", "8")
+    assert "8 processes x 2 per device x 10 micro steps = 160 rollouts = 20 queries x 8" in eight
+    assert "some lie on two processes" in eight
+    assert "4 x 2 x 20, 5 x 2 x 16, 8 x 2 x 10" in eight and ", 3 x" not in eight and ", 6 x" not in eight
+    assert "its context must hold 8,192" in eight
+    four = dry_run(capsys, "--num_processes", "4", "--gradient_accumulation_steps", "20")
+    assert "4 processes x 2 per device x 20 micro steps = 160 rollouts" in four
+    assert "each lies on one process" in four
+    with pytest.raises(LayoutError, match="fewer than the 40"):
+        dry_run(capsys, "--num_processes", "16")
+
+
+def test_the_papers_run_has_200_steps():
+    import yaml
+
+    recipe = yaml.safe_load((ROOT / "recipes" / "base.yaml").read_text())
+    keys = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
+    layout = plan(8, 1000, save_steps=recipe["save_steps"], **{key: recipe[key] for key in keys})
+    assert (layout.steps_per_epoch, layout.steps, len(layout.saved_steps)) == (50, 200, 20)
+    assert any(re.search(r"200 steps, 4 epochs, 32,000 rollouts", line) for line in layout.lines())

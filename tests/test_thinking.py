@@ -1,0 +1,112 @@
+"""Thinking mode in the real trainer: what reaches the judge, and what a rollout without an answer gets."""
+
+import json
+
+import pytest
+import trl.chat_template_utils
+from conftest import scripted_judge
+from scripted import ScriptedTrainer, config, contents
+from test_format import TEMPLATES
+from transformers import AutoTokenizer
+
+from rankbuffer_trl.checkpoint import LIVE_STORE
+from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
+
+THOUGHT = "let me see what they want to hear"
+EMPTY = (2, 3, 4)
+CUT_OFF = (2, 6)  # no end-of-text token
+ILL_FORMED = (2, 3, 4, 5)
+
+
+class ThinkingTrainer(ScriptedTrainer):
+    """Eight rollouts a query: two good ones, and each way in which one can go wrong."""
+
+    opened = False
+
+    def _generate_single_turn(self, *args, **kwargs):
+        ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        return [row[:-1] if i % 8 in CUT_OFF else row for i, row in enumerate(ids)], logprobs
+
+    def script(self, step, prompt, place):
+        answer = f"Answer {place} is: wait three minutes."
+        texts = {
+            2: f"<think>{THOUGHT}, and see again",
+            3: f"<think>{THOUGHT}</think>\n",
+            4: "",
+            5: f"<think>{THOUGHT}</think> {THOUGHT}</think>{answer}",
+            6: f"<think>{THOUGHT}</think>{answer[:-9]}",
+        }
+        text = texts.get(place, f"<think>\n{THOUGHT}\n</think>\n\n{answer}")
+        return text.removeprefix("<think>") if self.opened else text
+
+
+def train(tmp_path, tiny_policy, rows, template, cls=ThinkingTrainer, split=False, **settings):
+    """One step; what the judge was asked, the groups, and the log."""
+    seen, reasoned = [], []
+
+    def watch(messages):
+        seen.append(messages[0]["content"])
+        return rubric_verdict(messages[0]["content"])
+
+    def spy(completions, **kwargs):
+        reasoned.extend(bool(message.get("reasoning_content")) for [message] in completions)
+        return [0.0] * len(completions)
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
+    if split:  # TRL then takes completions apart into reasoning_content and content
+        tokenizer = trl.chat_template_utils.add_response_schema(tokenizer)
+    args = config(tmp_path, max_steps=1, per_device_train_batch_size=8, format_check="think", **settings)
+    judge = scripted_judge(watch)
+    trainer = cls(tiny_policy, args, rows, reward_funcs=[spy], judge=judge, processing_class=tokenizer)
+    trainer.opened = template == "deepseek_r1_distill"
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    assert any(reasoned) == split
+    return seen, contents(tmp_path / LIVE_STORE)["groups"], trainer.state.log_history[0]
+
+
+@pytest.mark.parametrize(("template", "split"), [("qwen3", False), ("qwen3", True), ("deepseek_r1_distill", False)])
+def test_only_answers_are_judged(tmp_path, tiny_policy, rows, template, split):
+    seen, groups, log = train(tmp_path, tiny_policy, rows, template, split=split)
+    inserted = [prompt for prompt in seen[1:] if "\n\nCANDIDATE\n" in prompt]  # the first one is the preflight
+    assert sorted(place for place in range(8) for prompt in inserted if f"Answer {place} is" in prompt) == [
+        0,
+        1,
+        5,
+        6,
+        7,
+    ]
+    assert len(inserted) == 5
+    assert not any(THOUGHT in prompt or "think>" in prompt for prompt in seen)
+    (group,) = groups
+    rewards = json.loads(group[6])
+    assert [place for place, reward in enumerate(rewards) if reward == -1] == list(EMPTY)
+    assert log["rewards/format_reward/mean"] == 1 - len(ILL_FORMED) / 8
+    assert log["rank/empty"] == len(EMPTY) / 8
+    assert log["completions/clipped_ratio"] == len(CUT_OFF) / 8
+
+
+class PlainTrainer(ThinkingTrainer):
+    """Writes no tags."""
+
+    def script(self, step, prompt, place):
+        return "" if place == 4 else f"Answer {place} is: wait three minutes."
+
+
+def test_without_thinking_the_whole_completion_is_the_answer(tmp_path, tiny_policy, rows):
+    off = {"enable_thinking": False}
+    seen, groups, log = train(tmp_path, tiny_policy, rows, "qwen3", PlainTrainer, chat_template_kwargs=off)
+    assert len([prompt for prompt in seen[1:] if "\n\nCANDIDATE\n" in prompt]) == 7
+    assert not any("think>" in prompt for prompt in seen)
+    assert log["rewards/format_reward/mean"] == 7 / 8
+    assert json.loads(groups[0][6]).count(-1) == 1
+
+
+def test_a_policy_that_does_not_think_where_it_must_has_no_answers(tmp_path, tiny_policy, rows):
+    seen, groups, log = train(tmp_path, tiny_policy, rows, "qwen3", PlainTrainer)
+    assert len(seen) == 1, "only the preflight"
+    assert set(json.loads(groups[0][6])) == {-1}
+    assert log["rewards/format_reward/mean"] == 0

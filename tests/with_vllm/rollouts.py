@@ -1,0 +1,82 @@
+"""GRPO on rollouts of a vLLM server, in an environment that has vLLM too; a program for test_rollouts.py.
+
+    python tests/with_vllm/rollouts.py OUTPUT_DIR --url http://127.0.0.1:8000 --policy DIR --data FILE
+
+Only the transfer of weights is stubbed, which is NCCL and needs a GPU at both ends: the server keeps the policy that
+it was started with, and what TRL would have sent is noted. Writes `rollouts.json`.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from scripted import config
+from trl.generation.vllm_client import VLLMClient
+
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.trainer import RankBufferTrainer
+
+SAMPLING = {
+    "untruncated": {"top_p": 1.0, "top_k": 0},
+    "paper": {"top_p": 0.95, "top_k": 20},
+    "sequence_mask": {"top_p": 0.95, "top_k": 20, "vllm_importance_sampling_mode": "sequence_mask"},
+}
+
+
+class NotedTrainer(RankBufferTrainer):
+    """Notes the rollouts' lengths, and their importance weights as means over a sequence's tokens."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.lengths, self.weights = [], []
+
+    def _generate_and_score_completions(self, inputs):
+        outputs = super()._generate_and_score_completions(inputs)
+        mask = outputs["completion_mask"]
+        self.lengths += mask.sum(1).tolist()
+        self.weights += ((outputs["importance_sampling_ratio"] * mask).sum(1) / mask.sum(1)).tolist()
+        return outputs
+
+
+def main() -> None:
+    """Two steps each with every sampling; only the last one has TRL's default for the importance weights."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output_dir", type=Path)
+    parser.add_argument("--url")
+    parser.add_argument("--policy")
+    parser.add_argument("--data")
+    arguments = parser.parse_args()
+
+    sent: list = []
+    VLLMClient.init_communicator = lambda self, device: None
+    VLLMClient.update_named_params = lambda self, metadata, params: sent.append(
+        {name: list(tensor.shape) for name, tensor in params}
+    )
+    results = {}
+    for name, sampling in SAMPLING.items():
+        args = config(
+            arguments.output_dir / name,
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url=arguments.url,
+            temperature=0.6,
+            max_completion_length=48,
+            learning_rate=1e-4,
+            max_steps=2,
+            **({"vllm_importance_sampling_mode": "token_truncate"} | sampling),
+        )
+        trainer = NotedTrainer(arguments.policy, args, load_queries(arguments.data))
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
+        log = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
+        results[name] = {"log": log, "lengths": trainer.lengths, "weights": trainer.weights, "sent": list(sent)}
+        sent.clear()
+    (arguments.output_dir / "rollouts.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

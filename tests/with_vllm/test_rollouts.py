@@ -1,0 +1,79 @@
+"""Rollouts from a real vLLM server through TRL's own client; `rollouts.py` is the run, in the server's environment."""
+
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from scripted import contents
+from transformers import AutoModelForCausalLM
+
+from rankbuffer_trl.checkpoint import LIVE_STORE
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+ROLLOUTS = 2 * 24  # of one run
+
+
+@pytest.fixture
+def runs(request, rollout_server, random_model, data_file, tmp_path):
+    """The three runs' notes, their stores' contents, and what the server counted."""
+    command = [request.config.getoption("vllm_python"), HERE / "rollouts.py", tmp_path, "--url", rollout_server.root]
+    command += ["--policy", random_model, "--data", data_file]
+    paths = os.pathsep.join(str(path) for path in (ROOT, ROOT / "tests"))
+    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    before = rollout_server.counters()
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        run = subprocess.Popen(
+            [str(part) for part in command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        status = run.wait(timeout=180)
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+    assert status == 0, log.read_text(errors="replace")[-4000:]
+    notes = json.loads((tmp_path / "rollouts.json").read_text())
+    stores = {name: contents(tmp_path / name / LIVE_STORE) for name in notes}
+    return notes, stores, rollout_server.since(before, requests=3 * ROLLOUTS)
+
+
+def test_grpo_on_rollouts_of_a_server(runs, random_model, note):
+    notes, stores, added = runs
+    assert {len(run["lengths"]) for run in notes.values()} == {ROLLOUTS}
+    assert added.completion == sum(sum(run["lengths"]) for run in notes.values())
+
+    # Whole groups were judged and went into buffers, and every new policy was offered to the server, whole.
+    policy = AutoModelForCausalLM.from_pretrained(random_model)
+    shapes = {name: list(weight.shape) for name, weight in policy.named_parameters()}
+    for name, store in stores.items():
+        assert Counter(row[1] for row in store["groups"]) == {0: 3, 1: 3}
+        assert len(store["buffers"]) == 6
+        assert notes[name]["sent"] == [shapes, shapes]
+
+    # The log-probabilities that the server returns are those of the policy that it samples from, temperature included.
+    first = notes["untruncated"]["weights"][:24]
+    assert min(first) > 0.97 and max(first) < 1.03
+
+    # Sampling cut to top-p or top-k renormalises the server's probabilities and not the trainer's, token after token:
+    # over a sequence the ratio is nothing, and nothing is learned; per token it is a factor that keeps every rollout.
+    gradients = {name: [entry["grad_norm"] for entry in run["log"]] for name, run in notes.items()}
+    assert max(notes["sequence_mask"]["weights"]) < 1e-9
+    assert max(gradients["sequence_mask"]) < 1e-9
+    assert min(notes["paper"]["weights"]) > 0.01
+    assert min(gradients["paper"]) > 1e-3
+    note(
+        f"importance weights of 48 rollouts of 48 tokens: {min(first):.3f} to {max(first):.3f} untruncated; with"
+        f" top-p 0.95 and top-k 20 {min(notes['paper']['weights']):.3f} and more by token_truncate,"
+        f" {max(notes['sequence_mask']['weights']):.0e} at most by sequence_mask"
+    )
