@@ -19,6 +19,7 @@ from .store import BufferStore, StoreError
 logger = get_logger(__name__)
 
 FOLDER = "rankbuffer"
+SNAPSHOT = "rankbuffer.sqlite"  # in the run's folder at its end: the store as one file, for reading
 RUN = "run.json"
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
 STATE = "trainer_state.json"
@@ -123,8 +124,9 @@ def read_store(path: str | os.PathLike) -> BufferStore:
     path = Path(path)
     if path.is_file():
         return BufferStore(path, read_only=True)
-    if (path / LIVE_STORE).is_file():
-        return BufferStore(path / LIVE_STORE, read_only=True)
+    for file in (LIVE_STORE, SNAPSHOT):
+        if (path / file).is_file():
+            return BufferStore(path / file, read_only=True)
     store = BufferStore()
     store.restore(path / FOLDER)
     return store

@@ -18,7 +18,17 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from . import segments
-from .checkpoint import FOLDER, LIVE_STORE, RUN, STATE, newest_checkpoint, read_json, set_torn_aside, why_torn
+from .checkpoint import (
+    FOLDER,
+    LIVE_STORE,
+    RUN,
+    SNAPSHOT,
+    STATE,
+    newest_checkpoint,
+    read_json,
+    set_torn_aside,
+    why_torn,
+)
 from .config import RankBufferConfig
 from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
@@ -238,26 +248,30 @@ class RankBufferTrainer(GRPOTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy, and first the buffers, history and ledger; all go to the Hub together.
 
-        Outside a checkpoint, at the end of a run, the buffers are also written as a table, `buffers.parquet`.
+        Outside a checkpoint, at the end of a run, they are written for readers: as one file and as a table.
         """
         folder = Path(output_dir or self.args.output_dir)
-        on_main_process(lambda: self._save_store(folder, table=not _internal_call))
+        on_main_process(lambda: self._save_store(folder) if _internal_call else self._publish_store(folder))
         super().save_model(output_dir, _internal_call)
 
-    def _save_store(self, folder: Path, table: bool) -> None:
+    def _save_store(self, folder: Path) -> None:
         store = self.rank_reward.scorer.store
         try:
-            if not table:
-                (folder / STATE).unlink(missing_ok=True)  # written last: an older checkpoint of this name is void now
+            (folder / STATE).unlink(missing_ok=True)  # written last: an older checkpoint of this name is void now
             store.save(folder / FOLDER)
             totals = {phase: store.totals(phase) for phase in ("train", "eval")}
-            segments.write_json(
-                folder / FOLDER / RUN, describe(self._identity(), self.state.global_step, totals, self.args)
-            )
-            if table:
-                export_buffers(store, folder / FILE)
+            run = describe(self._identity(), self.state.global_step, totals, self.args)
+            segments.write_json(folder / FOLDER / RUN, run)
         except OSError as error:
             raise StoreError(f"cannot write {folder}: {error}") from error
+
+    def _publish_store(self, folder: Path) -> None:
+        store = self.rank_reward.scorer.store
+        store.snapshot(folder / SNAPSHOT)
+        try:
+            export_buffers(store, folder / FILE)
+        except OSError as error:
+            raise StoreError(f"cannot write {folder / FILE}: {error}") from error
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         """TRL's, whose failures say where the run can go on from."""
