@@ -1,6 +1,7 @@
 """Official files: found in the user's folder, checked by sha256, never part of this project."""
 
 import hashlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -59,7 +60,8 @@ class Assets:
 
     def _find(self, benchmark: str, name: str) -> tuple[Path, str]:
         entry = self.manifest[benchmark][name]
-        candidates = [self.folder / path for path in entry["path"]]
+        folder = package_folder(entry["package"]) if "package" in entry else self.folder
+        candidates = [folder / path for path in entry["path"]]
         found = next((path for path in candidates if path.is_file()), None)
         advice = f"Get it with: {entry['source'].replace('ASSETS', str(self.folder))}"
         if found is None:
@@ -72,3 +74,9 @@ class Assets:
                 f" revision is {entry['sha256']}. {advice}"
             )
         return found, digest
+
+
+def package_folder(name: str) -> Path:
+    """Where an installed package lies, without importing it; a place that does not exist if it is not installed."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.submodule_search_locations[0]) if spec else Path(f"(package {name} is not installed)")
