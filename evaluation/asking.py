@@ -1,4 +1,4 @@
-"""Many chats put to a server and answered into a log: judgments and responses alike. A killed job goes on in its log."""
+"""Many chats put to a server and answered into a log: judgments and responses alike. A killed job goes on in it."""
 
 import asyncio
 import hashlib

@@ -17,6 +17,8 @@ from .metric import Interval, Rows, interval
 MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 """Of ChatML. In an output they would end a turn of the judge's prompt."""
 
+THINKING = ("<think>", "</think>")
+
 
 class Prompt(NamedTuple):
     """A chat to answer. The id is unique in its benchmark and the same in every run."""
@@ -122,7 +124,7 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[str, str]], whe
         (twice if key in outputs else [] if key in known else unknown).append(key)
         outputs[key] = text
     missing = [key for key in expected if key not in outputs]
-    thinking = [key for key, text in outputs.items() if "<think>" in text or "</think>" in text]
+    thinking = [key for key, text in outputs.items() if any(tag in text for tag in THINKING)]
     marked = [key for key, text in outputs.items() if any(marker in text for marker in MARKERS)]
     for keys, fault in (
         (missing, "have no output. Generate them, or start anew in another folder"),
@@ -142,5 +144,5 @@ def shortened(keys: Sequence[str], most: int = 5) -> str:
 
 
 def without_markers(text: str) -> str:
-    """`text` with a space in ChatML markers, which it then only quotes."""
-    return defuse(text) if any(marker in text for marker in MARKERS) else text
+    """`text` with a space in markers of chats and thinking, which it then only quotes."""
+    return defuse(text) if any(marker in text for marker in MARKERS + THINKING) else text

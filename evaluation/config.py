@@ -6,9 +6,15 @@ from pathlib import Path
 from rankbuffer_trl.judge.config import JudgeConfig, read_object
 
 from .assets import MANIFEST
+from .files import read_json, write_json
 
 BENCHMARKS = ("alpaca_eval", "arena_hard", "wildbench", "writingbench")
 ENGINES = ("vllm", "transformers")
+KEPT = (
+    *("limit", "temperature", "top_p", "top_k", "max_new_tokens", "chat_template_kwargs", "seed"),
+    *("judge_model", "judge_request"),
+)
+"""What all results in one folder share."""
 
 
 @dataclass
@@ -39,6 +45,8 @@ class EvaluationConfig(JudgeConfig):
             Base URL of a vLLM server that serves the one model of `models` already.
         engine_model (`str`, *optional*):
             The name under which it does. Default: the model's path.
+        engine_command (`str`, *optional*, defaults to `"vllm serve"`):
+            How a server is started, such as `/opt/vllm/bin/vllm serve` for one in an environment of its own.
         engine_arguments (`list[str]`, *optional*):
             More arguments for `vllm serve`, such as `--tensor-parallel-size=8`.
         engine_batch_size (`int`, *optional*, defaults to `8`):
@@ -87,6 +95,7 @@ class EvaluationConfig(JudgeConfig):
         default=None, metadata={"help": "Base URL of a vLLM server that serves the one model already."}
     )
     engine_model: str | None = field(default=None, metadata={"help": "The name under which it does."})
+    engine_command: str = field(default="vllm serve", metadata={"help": "How a vLLM server is started."})
     engine_arguments: list[str] = field(
         default_factory=list, metadata={"help": "More arguments for vllm serve, such as --tensor-parallel-size=8."}
     )
@@ -132,6 +141,27 @@ class EvaluationConfig(JudgeConfig):
             raise ValueError(
                 f"compare_with must be the label of a model ({', '.join(labels)}), got {self.compare_with!r}"
             )
+
+    def folder(self, label: str, benchmark: str) -> Path:
+        """Where everything of one model and benchmark lies."""
+        return Path(self.output_dir) / label / benchmark
+
+    def claim_folder(self) -> None:
+        """Take `output_dir` for these settings, so that results of different ones are never mixed.
+
+        Raises:
+            `ValueError`: naming what differs from the settings that the folder was made with.
+        """
+        path = Path(self.output_dir) / "settings.json"
+        mine = {key: getattr(self, key) for key in KEPT}
+        theirs = read_json(path) if path.exists() else mine
+        if differ := [
+            f"{key}: {theirs.get(key)!r} there, {mine[key]!r} here" for key in KEPT if theirs.get(key) != mine[key]
+        ]:
+            raise ValueError(
+                f"{self.output_dir} holds results of other settings ({'; '.join(differ)}). Choose another output_dir"
+            )
+        write_json(path, mine)
 
     def labelled_models(self) -> dict[str, str]:
         """Path or Hub id of each model by its label, in the order given."""
