@@ -91,23 +91,47 @@ class WildBench:
             raise OutputError(f"the label {model!r} is that of a WB-Reward reference; give the model another one")
         outputs = self.read_outputs(folder, model)
         answers = ask_judge(settings, dict(self.chats(outputs)), folder / "judge.jsonl", f"{self.title}: {model}")
-        write_failures(folder, answers.failures)
+        self.write_verdicts(folder, model, outputs, answers.values, answers.failures)
+        return answers.totals
+
+    def write_verdicts(
+        self,
+        folder: Path,
+        model: str,
+        outputs: Mapping[str, str],
+        verdicts: Mapping[str, dict[str, Any]],
+        failures: Mapping[str, str],
+    ) -> None:
+        """Write the official result files.
+
+        Args:
+            folder (`Path`):
+                Where.
+            model (`str`):
+                Whose outputs.
+            outputs (`Mapping[str, str]`):
+                By session.
+            verdicts (`Mapping[str, dict]`):
+                The judge's answers by the keys of [`WildBench.chats`].
+            failures (`Mapping[str, str]`):
+                Why there is none, by the same keys.
+        """
+        write_failures(folder, failures)
         scored = [
             score_row(session, model, response, verdict)
             for session, response in outputs.items()
-            if (verdict := answers.values.get(f"score/{session}", None if response.strip() else UNASKED))
+            if (verdict := verdicts.get(f"score/{session}", None if response.strip() else UNASKED))
         ]
         write_json(score_path(folder, model), scored)
         for reference, texts in self.references.items():
             rows = []
             for session, response in outputs.items():
                 key = f"{reference}/{session}"
-                if key not in answers.failures:
+                if key not in failures:
                     pair = {model: display(response), reference: display(texts[session])}
                     names = [model, reference] if self.first[session] else [reference, model]
-                    rows.append(pairwise_row(session, names, pair, answers.values.get(key)))
+                    rows.append(pairwise_row(session, names, pair, verdicts.get(key)))
             write_json(pairwise_path(folder, model, reference), rows)
-        return answers.totals
 
     def chats(self, outputs: Mapping[str, str]) -> Iterator[tuple[str, Chat]]:
         """What to ask, by `score/session` and `reference/session`.
