@@ -7,7 +7,7 @@ need not suit an environment that only trains.
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -27,29 +27,38 @@ REQUEST = {"max_tokens": 1, "temperature": 1, "logprobs": True, "top_logprobs": 
 RAW = "preference_raw_completion"
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps the root logger as it is, which the library sets to INFO, and silent but for errors meanwhile."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
 def load() -> ModuleType:
-    """The library, without its change to the root logger.
+    """The library.
 
     Raises:
         [`JudgeError`]: if it is not installed, or another package breaks it.
     """
-    root = logging.getLogger()
-    level = root.level
     try:
-        import alpaca_eval
-        from alpaca_eval import annotators, metrics  # noqa: F401
+        with quiet():
+            import alpaca_eval
+            from alpaca_eval import annotators, metrics  # noqa: F401
     except ImportError as error:
         raise JudgeError(
             f"AlpacaEval's library cannot be used: {error}. Install the extra `evaluation` of this project, with"
             " alpaca_eval==0.6.6, setuptools<81 and scikit-learn<1.10"
         ) from error
-    finally:
-        root.setLevel(level)
     return alpaca_eval
 
 
 @contextmanager
-def annotator(settings: JudgeConfig, template: Path, cache: Path | None):
+def annotator(settings: JudgeConfig, template: Path, cache: Path | None) -> Iterator[Any]:
     """The library's annotator with the official request and prompt, and our judge's servers behind it.
 
     Args:
@@ -77,6 +86,7 @@ def annotator(settings: JudgeConfig, template: Path, cache: Path | None):
             **REQUEST,
             **known,
             "model_name": settings.judge_model,
+            "price_per_token": (settings.judge_prompt_price or 0) / 1e6,
             "requires_chatml": True,  # a name with "instruct" in it would be taken for a completion model
             "client_config_path": str(clients),
             "num_procs": settings.judge_concurrency * len(settings.judge_url),
@@ -104,7 +114,9 @@ def annotator(settings: JudgeConfig, template: Path, cache: Path | None):
                 }
             )
         )
-        yield library.annotators.PairwiseAnnotator(annotators_config=config, caching_path=cache)
+        with quiet():
+            made = library.annotators.PairwiseAnnotator(annotators_config=config, caching_path=cache)
+        yield made
 
 
 def annotate(
@@ -121,7 +133,7 @@ def annotate(
     """
     from openai import OpenAIError
 
-    with annotator(settings, template, cache) as library:
+    with annotator(settings, template, cache) as library, quiet():
         try:
             return library.annotate_head2head(outputs_1=list(reference), outputs_2=list(outputs))
         except OpenAIError as error:
@@ -145,6 +157,7 @@ def length_controlled(annotations, gamed: Path) -> dict[str, float]:
 
     metrics = load().metrics
     with (
+        quiet(),
         sklearn.config_context(),  # the fit changes the global configuration
         patch("alpaca_eval.metrics.glm_winrate.hf_hub_download", lambda **kwargs: str(gamed)),
     ):

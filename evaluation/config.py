@@ -1,18 +1,19 @@
 """Every knob of an evaluation."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankbuffer_trl.judge.config import JudgeConfig, read_object
 
-from .assets import MANIFEST
+from .assets import MANIFEST, Assets
 from .files import read_json, write_json
 
 BENCHMARKS = ("alpaca_eval", "arena_hard", "wildbench", "writingbench")
 ENGINES = ("vllm", "transformers")
 KEPT = (
     *("limit", "temperature", "top_p", "top_k", "max_new_tokens", "chat_template_kwargs", "seed"),
-    *("judge_model", "judge_request"),
+    *("judge_model", "judge_request", "wildbench_reward"),
 )
 """What all results in one folder share."""
 
@@ -65,6 +66,10 @@ class EvaluationConfig(JudgeConfig):
             For the model's chat template, such as `{"enable_thinking": false}`.
         seed (`int`, *optional*, defaults to `0`):
             Of generation: each prompt has a seed made of this one and its id. `null` sends none.
+        wildbench_reward (`bool`, *optional*, defaults to `False`):
+            Whether to judge WB-Reward as well: up to three more judgments of each output, with longer prompts.
+        paper_rows (`list[str]`, *optional*, defaults to `["Base", "RankBuffer"]`):
+            Rows of the paper's tables to show beside the results, of `evaluation/paper_results.yaml`.
         compare_with (`str`, *optional*):
             Label of the model against which the others are compared. Default: the first of `models`.
     """
@@ -109,6 +114,10 @@ class EvaluationConfig(JudgeConfig):
         default=None, metadata={"help": 'JSON object for the chat template, such as {"enable_thinking": false}.'}
     )
     seed: int | None = field(default=0, metadata={"help": "Of generation; null sends none."})
+    wildbench_reward: bool = field(default=False, metadata={"help": "Whether to judge WB-Reward as well."})
+    paper_rows: list[str] = field(
+        default_factory=lambda: ["Base", "RankBuffer"], metadata={"help": "Rows of the paper's tables to show."}
+    )
     compare_with: str | None = field(
         default=None, metadata={"help": "Label of the model against which the others are compared."}
     )
@@ -119,6 +128,10 @@ class EvaluationConfig(JudgeConfig):
         if not self.models:
             raise ValueError("models is not set: name the checkpoints to evaluate")
         labels = list(self.labelled_models())
+        if unfit := [label for label in labels if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", label)]:
+            raise ValueError(
+                f"the label of a model names a folder and may hold letters, digits and .+-_ alone, not {unfit[0]!r}"
+            )
         if len(labels) < len(self.models):
             raise ValueError(f"models has a label twice: {labels}; write label=path to tell them apart")
         if unknown := set(self.benchmarks) - set(BENCHMARKS):
@@ -141,6 +154,10 @@ class EvaluationConfig(JudgeConfig):
             raise ValueError(
                 f"compare_with must be the label of a model ({', '.join(labels)}), got {self.compare_with!r}"
             )
+
+    def assets(self) -> Assets:
+        """The official files."""
+        return Assets(self.assets_dir, self.assets_manifest)
 
     def folder(self, label: str, benchmark: str) -> Path:
         """Where everything of one model and benchmark lies."""

@@ -133,7 +133,7 @@ def main() -> None:
     try:
         (config,) = TrlParser((EvaluationConfig,)).parse_args_and_config()
         config.claim_folder()
-        generate(config, load_benchmarks(config))
+        generate(config, load_benchmarks(config, config.assets()))
     except (ValueError, EngineError, JudgeError, OSError) as error:
         sys.exit(f"evaluation: {error}")
 
