@@ -85,18 +85,35 @@ class WritingBench:
         """See [`Benchmark`]. A query that lacks the score of one criterion is dropped whole."""
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
-        write_failures(folder, answers.failures)
-        dropped = dropped_queries(answers.failures)
+        self.write_scores(folder, model, answers.values, answers.failures)
+        return answers.totals
+
+    def write_scores(
+        self, folder: Path, model: str, verdicts: Mapping[str, dict[str, Any]], failures: Mapping[str, str]
+    ) -> None:
+        """Write the official result file.
+
+        Args:
+            folder (`Path`):
+                Where.
+            model (`str`):
+                Whose outputs were judged.
+            verdicts (`Mapping[str, dict]`):
+                The judge's answers by the keys of [`WritingBench.chats`].
+            failures (`Mapping[str, str]`):
+                Why there is none, by the same keys.
+        """
+        write_failures(folder, failures)
+        dropped = dropped_queries(failures)
         rows = (
             {
                 "index": int(index),
-                "scores": {name: [answers.values[f"{index}/{name}"]] for name in query.criteria},
+                "scores": {name: [verdicts[f"{index}/{name}"]] for name in query.criteria},
             }
             for index, query in self.queries.items()
             if index not in dropped
         )
         write_jsonl(scores_path(folder, model), rows)
-        return answers.totals
 
     def scores(self, folder: Path, model: str) -> Scores:
         """See [`Benchmark`]."""

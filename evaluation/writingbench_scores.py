@@ -25,7 +25,7 @@ CriterionScores = Mapping[str, Mapping[str, float]]
 
 
 def read_verdict(answer: str) -> dict[str, Any]:
-    """A judge's answer as `{"score", "reason"}`.
+    """A judge's answer with its `score` and `reason`.
 
     As officially, the letters and backticks of a code fence are stripped from both ends; here thinking and white space
     are, too. The official code falls back on `eval` where the answer is not JSON; this asks again.
@@ -44,7 +44,7 @@ def read_verdict(answer: str) -> dict[str, Any]:
         raise VerdictError(f"`score` must be an integer from 1 to 10, not {shown(score)}")
     if not isinstance(reason, str):
         raise VerdictError(f"`reason` must be a text, not {shown(reason)}")
-    return {"score": score, "reason": reason}
+    return verdict
 
 
 def is_score(value: Any) -> bool:
