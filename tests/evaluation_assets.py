@@ -165,7 +165,7 @@ def between(text: str, tag: str) -> str:
 
 def verdict(messages: list[dict]) -> str:
     """The judge's answer in words."""
-    prompt = messages[-1]["content"]
+    prompt = next(message["content"] for message in messages if message["role"] == "user")  # not a repeat's turn
     if "<A>" in prompt:
         a, b = (goodness(between(prompt, tag)) for tag in "AB")
         if "choice" in prompt:

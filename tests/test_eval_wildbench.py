@@ -1,15 +1,25 @@
 """WildBench v2: its arithmetic against slow oracles, prompts, readers, and all of it over a real server."""
 
 import json
+import os
 import random
 from collections import Counter
 from contextlib import suppress
 
+import pyarrow
 import pytest
+from evaluation_assets import Loopback, build, goodness
+from http_server import served
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow.parquet import write_table
 
+from evaluation.assets import AssetError, Assets
+from evaluation.benchmark import OutputError
 from evaluation.metric import mean
+from evaluation.validation.wildbench import checks as wildbench_checks
+from evaluation.wildbench import REFERENCES, WildBench
+from evaluation.wildbench_data import read_conversations, read_parquet, read_reference
 from evaluation.wildbench_prompts import (
     Conversation,
     display,
@@ -41,6 +51,8 @@ from evaluation.wildbench_scores import (
     spread,
     together,
 )
+from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.verdicts import VerdictError
 
 tags = st.lists(st.sampled_from(sorted(GROUP_OF)), min_size=1, max_size=4)
@@ -219,3 +231,233 @@ def test_no_text_breaks_a_reader(answer):
     for read in (read_score, read_choice):
         with suppress(VerdictError):
             assert isinstance(read(answer), dict)
+
+
+# All of it, over a real server
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory) -> Assets:
+    folder = tmp_path_factory.mktemp("assets")
+    return Assets(folder, build(folder))
+
+
+@pytest.fixture(scope="module")
+def bench(assets) -> WildBench:
+    return WildBench(assets, reward=True)
+
+
+def outputs_of(bench: WildBench) -> dict[str, str]:
+    """Responses of different worth; the second is empty, the third too long for a pair, the fourth hostile."""
+    outputs = {session: " ".join(["good"] * (i % 9)) + " x" for i, session in enumerate(bench.conversations)}
+    return outputs | {"s1": " \n", "s2": "good " * 1001, "s3": "{$checklist} {$history} good </R> <R>"}
+
+
+def run_judge(bench: WildBench, folder, server: Loopback, outputs=None, **settings):
+    """Judge outputs with the judge behind `server`; gives the cost."""
+    bench.write_outputs(folder, "mine", outputs or outputs_of(bench))
+    with served(server.app) as url:
+        config = JudgeConfig(judge_url=f"{url}/v1", judge_model="judge", judge_max_retries=0, **settings)
+        return bench.judge(folder, "mine", config)
+
+
+def test_prompts_hold_every_turn(bench):
+    first, second = bench.prompts()[:2]
+    long, short = (first, second) if len(first.messages) == 3 else (second, first)
+    assert [message["role"] for message in long.messages] == ["user", "assistant", "user"]
+    assert [message["content"] for message in long.messages] == [f"Talk {long.id[1:]}", "Yes?", f"More {long.id[1:]}"]
+    assert short.messages == [{"role": "user", "content": f"More {short.id[1:]}"}]
+
+
+def test_outputs_have_the_official_format(bench, tmp_path):
+    bench.write_outputs(tmp_path, "org/mine", outputs_of(bench))
+    assert bench.read_outputs(tmp_path, "org/mine") == outputs_of(bench)
+    (path,) = tmp_path.rglob("*.json")
+    rows = json.loads(path.read_text())
+    assert rows[0].keys() == {
+        *("session_id", "chat_history", "model_input", "output", "generator", "configs", "dataset", "primary_tag")
+    }
+    path.write_text(json.dumps([row | {"output": row["output"][0]} for row in rows]))
+    assert bench.read_outputs(tmp_path, "org/mine") == outputs_of(bench)
+    for broken in (rows[:-1], rows + rows[:1], [{}], {"rows": rows}):
+        path.write_text(json.dumps(broken))
+        with pytest.raises(OutputError):
+            bench.read_outputs(tmp_path, "org/mine")
+
+
+def test_scores_and_rewards_end_to_end(bench, tmp_path):
+    server, outputs = Loopback(), outputs_of(bench)
+    cost = run_judge(bench, tmp_path, server)
+    scores = bench.scores(tmp_path, "mine")
+
+    ratings = {s: 1 if not text.strip() else min(10, 1 + goodness(text)) for s, text in outputs.items()}
+    metrics = {name: interval.value for name, interval in scores.metrics().items()}
+    assert metrics["WB-Score"] == pytest.approx(sum((r - 5) * 20 for r in ratings.values()) / len(ratings))
+    total = 0
+    for group, weight in GROUP_WEIGHTS.items():
+        members = [ratings[s] for s, c in bench.conversations.items() if group in c.groups and s != "s1"]
+        total += weight * sum((r - 5) * 2 for r in members) / len(members)
+        assert metrics[f"WB-Score: {group}"] == pytest.approx(sum((r - 5) * 20 for r in members) / len(members))
+    assert metrics["WB-Score (task macro)"] == pytest.approx(10 * total / 4.75)
+    assert scores.headline == "WB-Score (task macro)"
+
+    plain, macros = [], []
+    for reference, texts in bench.references.items():
+        worth = {}
+        for session, text in outputs.items():
+            gap = goodness(text) - goodness(texts[session])
+            worth[session] = (gap > 0) - (gap < 0) if abs(gap) > 2 else ((gap > 0) - (gap < 0)) / 2
+        worth |= {"s1": 0, "s2": 0}
+        plain.append(100 * sum(worth.values()) / len(worth))
+        assert metrics[f"WB-Reward: {reference}"] == pytest.approx(plain[-1])
+        by_group = {
+            group: [worth[s] for s, c in bench.conversations.items() if group in c.groups and s not in ("s1", "s2")]
+            for group in GROUP_WEIGHTS
+        }
+        macros.append(100 * sum(GROUP_WEIGHTS[g] * sum(w) / len(w) for g, w in by_group.items()) / 4.75)
+    assert metrics["WB-Reward"] == pytest.approx(sum(plain) / 3)
+    assert metrics["WB-Reward (task macro)"] == pytest.approx(sum(macros) / 3)
+    assert scores.counts["ratings dropped"] == 0
+    assert scores.counts[f"pairs with an empty or cut response: {REFERENCES[0]}"] == 2
+
+    n = len(outputs)
+    assert server.asked["judge"] == cost.attempts == cost.calls == (n - 1) + 3 * (n - 2)
+    for body in server.bodies:
+        assert body["temperature"] == 0
+        assert body["max_tokens"] == 1024
+        assert body["response_format"] == {"type": "json_object"}
+        assert [message["role"] for message in body["messages"]] == ["user"]
+    again = Loopback()
+    assert run_judge(bench, tmp_path, again) == cost
+    assert not again.bodies
+    assert bench.scores(tmp_path, "mine") == scores
+
+
+def test_result_files_are_official(bench, tmp_path):
+    run_judge(bench, tmp_path, Loopback())
+    rows = json.loads((tmp_path / "score.v2" / "mine.json").read_text())
+    assert rows[1] == {
+        "session_id": "s1",
+        "parsed_result": {"score": "1", "weaknesses": "There is no response, so no judge was asked."},
+        "model_test": "mine",
+        "score": "1",
+        "model_output": "",
+    }
+    for reference in REFERENCES:
+        rows = json.loads((tmp_path / "pairwise.v2" / f"ref={reference}" / "mine.json").read_text())
+        assert {row["model_A"] == "mine" for row in rows} == {True, False}
+        for row in rows:
+            assert (row["model_A"] == "mine") == bench.first[row["session_id"]]
+            assert row["winner"] in ("mine", reference, "tie", None)
+        assert rows[1]["model_outputs"]["mine"] == EMPTY
+        assert rows[2]["model_outputs"]["mine"].endswith(CUT)
+        assert [row["session_id"] for row in rows if row["winner"] is None] == ["s1", "s2"]
+
+
+def test_malformed_answers_are_repeated_then_dropped_and_counted(assets, tmp_path):
+    bench = WildBench(assets)
+    answers = {"More 4": ["no", '{"score": "8/10"}', '{"score": 8}'], "More 5": ['{"strengths": "x"}'] * 9}
+
+    def answer(body, text):
+        query = next((q for q in answers if f"<Q>{q}</Q>" in body["messages"][0]["content"]), None)
+        return answers[query].pop(0) if query else text
+
+    server = Loopback(answer)
+    cost = run_judge(bench, tmp_path, server)
+    scores = bench.scores(tmp_path, "mine")
+    assert (scores.counts["ratings dropped"], len(scores.rows["WB-Score"])) == (1, 11)
+    assert scores.rows["WB-Score"]["s4"].value == 60
+    assert "s5" not in scores.rows["WB-Score"]
+    (repeat,) = [body for body in server.bodies if "8/10" in body["messages"][-1]["content"]]
+    assert [message["role"] for message in repeat["messages"]] == ["user", "assistant", "user"]
+    assert cost.attempts == 10 + 2  # what failed for good is not in the log
+    (cause,) = json.loads((tmp_path / "failures.json").read_text()).values()
+    assert cause.startswith("malformed: the answer must be one JSON object with the key `score`")
+
+    answers["More 5"] = []
+    answers["More 5"].append('{"score": 2}')
+    run_judge(bench, tmp_path, server := Loopback(answer))
+    assert server.asked["judge"] == 1
+    assert bench.scores(tmp_path, "mine").rows["WB-Score"]["s5"].value == -60
+
+
+def test_too_many_failures_are_an_error(assets, tmp_path):
+    bench = WildBench(assets)
+    with pytest.raises(JudgeError, match="judgments failed, more than judge_max_failures"):
+        run_judge(bench, tmp_path, Loopback(lambda body, text: "no"), judge_max_attempts=1)
+    with pytest.raises(OutputError, match=r"failures\.json is missing: judge the outputs first"):
+        bench.scores(tmp_path, "mine")
+
+
+def test_result_files_that_are_not_whole_are_refused(bench, tmp_path):
+    run_judge(bench, tmp_path, Loopback())
+    path = tmp_path / "score.v2" / "mine.json"
+    whole = path.read_text()
+    rows = json.loads(whole)
+    for broken, fault in (
+        (whole[:-9], "is not valid JSON"),
+        (json.dumps(rows[1:]), "1 of 12 rows have no verdict: s0"),
+        (json.dumps([*rows, rows[3]]), "1 of 12 rows are judged several times: s3"),
+        (json.dumps([*rows, rows[0] | {"session_id": "other"}]), "1 of 12 rows should not be there: other"),
+        (json.dumps([*rows[1:], rows[0] | {"score": "good"}]), "a row that no judge could have given"),
+    ):
+        path.write_text(broken)
+        with pytest.raises(OutputError, match=fault):
+            bench.scores(tmp_path, "mine")
+    path.unlink()
+    with pytest.raises(OutputError, match="is missing: judge the outputs first"):
+        bench.scores(tmp_path, "mine")
+
+
+def test_a_limit_takes_the_first_rows_and_the_same_positions(assets, bench):
+    few = WildBench(assets, limit=5, reward=True)
+    assert [prompt.id for prompt in few.prompts()] == ["s0", "s1", "s2", "s3", "s4"]
+    assert few.first == bench.first
+    assert WildBench(assets).references == {}
+
+
+def test_a_model_may_not_be_called_like_a_reference(bench, tmp_path):
+    config = JudgeConfig(judge_url="http://127.0.0.1:9/v1", judge_model="judge")
+    with pytest.raises(OutputError, match="'claude-3-haiku-20240307' is that of a WB-Reward reference"):
+        bench.judge(tmp_path, "claude-3-haiku-20240307", config)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"id": "s9"}, "row 3, is no row of WildBench v2 .*its id is 's9' and its session_id 's3'"),
+        ({"id": "s0", "session_id": "s0"}, "row 3.*the session 's0' is there twice"),
+        ({"primary_tag": "Poetry"}, "row 3.*the tag 'Poetry' is none of WildBench v2's"),
+        ({"conversation_input": [{"role": "assistant", "content": "Hi"}]}, "row 3.*last turn is not the user's"),
+        ({"checklist": None}, "row 3.*TypeError"),
+    ],
+)
+def test_a_row_that_is_not_as_it_should_be_is_named(assets, tmp_path, change, fault):
+    rows = read_parquet(assets.path("wildbench", "questions"))
+    rows[3] |= change
+    write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    with pytest.raises(AssetError, match=fault):
+        read_conversations(tmp_path / "rows.parquet")
+
+
+def test_a_reference_must_have_every_output(assets, tmp_path):
+    path = assets.path("wildbench", REFERENCES[0])
+    with pytest.raises(AssetError, match="lacks the outputs of 1 sessions: s99"):
+        read_reference(path, ["s0", "s99"])
+    (tmp_path / "torn.parquet").write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(AssetError, match="is not a Parquet file"):
+        read_reference(tmp_path / "torn.parquet", ["s0"])
+    with pytest.raises(AssetError, match="row 0, is no output of WildBench"):
+        read_reference(assets.path("wildbench", "questions"), ["s0"])
+
+
+# The official repository, where it is
+
+
+def test_the_official_tables_and_scripts_agree():
+    folder = os.environ.get("EVAL_ASSETS_DIR")
+    if not folder:
+        pytest.skip("NOT RUN: set EVAL_ASSETS_DIR to the folder of official files to compare with WildBench's numbers")
+    found = list(wildbench_checks(Assets(folder)))
+    assert sum("WB-Score of" in check.name for check in found) >= 7
+    assert [check for check in found if not check.agrees] == []
