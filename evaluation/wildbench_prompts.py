@@ -4,7 +4,6 @@ The templates are the official ones, loaded from a checkout. Texts go into them 
 inside a response stays text.
 """
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from rankbuffer_trl.judge.questions import fill
 from rankbuffer_trl.judge.verdicts import VerdictError, shown
 
+from .answers import read_object
 from .wildbench_scores import EMPTY, REWARDS, shorten
 
 MAX_WORDS = 1000
@@ -96,7 +96,7 @@ def read_score(answer: str) -> dict[str, Any]:
     Raises:
         [`VerdictError`]: if it is not such an answer. The official batch path drops it then.
     """
-    verdict = read_object(answer, "score")
+    verdict = read_object(answer, ["score"])
     rating(verdict)
     return verdict
 
@@ -123,24 +123,9 @@ def read_choice(answer: str) -> dict[str, Any]:
     Raises:
         [`VerdictError`]: if it is not such an answer.
     """
-    verdict = read_object(answer, "choice")
+    verdict = read_object(answer, ["choice"])
     if not isinstance(verdict["choice"], str) or verdict["choice"] not in REWARDS:
         raise VerdictError(f"`choice` must be one of {', '.join(REWARDS)}, not {shown(verdict['choice'])}")
-    return verdict
-
-
-def read_object(answer: str, key: str) -> dict[str, Any]:
-    """The JSON object that is the whole answer, thinking before it aside.
-
-    Raises:
-        [`VerdictError`]: if there is none, or it lacks `key`.
-    """
-    try:
-        verdict = json.loads(answer.rpartition("</think>")[2])
-    except (ValueError, RecursionError) as error:
-        raise VerdictError(f"the answer is not valid JSON: {error}") from None
-    if not isinstance(verdict, dict) or key not in verdict:
-        raise VerdictError(f"the answer must be one JSON object with the key `{key}`")
     return verdict
 
 

@@ -3,7 +3,6 @@
 A query has criteria, usually five, each scored from 1 to 10 on its own.
 """
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rankbuffer_trl.judge.verdicts import VerdictError, shown
 
+from .answers import read_object
 from .benchmark import OutputError, Scores
 from .dropped import check_rows
 from .files import read_jsonl
@@ -33,12 +33,7 @@ def read_verdict(answer: str) -> dict[str, Any]:
     Raises:
         [`VerdictError`]: if it is no JSON object with an integer from 1 to 10 and a text.
     """
-    try:
-        verdict = json.loads(answer.rpartition("</think>")[2].strip().strip("json|`"))
-    except (ValueError, RecursionError) as error:
-        raise VerdictError(f"the answer is not valid JSON: {error}") from None
-    if not isinstance(verdict, dict) or not {"score", "reason"} <= verdict.keys():
-        raise VerdictError("the answer must be one JSON object with the keys `score` and `reason`")
+    verdict = read_object(answer.rpartition("</think>")[2].strip().strip("json|`"), ["score", "reason"])
     score, reason = verdict["score"], verdict["reason"]
     if not is_score(score):
         raise VerdictError(f"`score` must be an integer from 1 to 10, not {shown(score)}")

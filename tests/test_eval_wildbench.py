@@ -211,10 +211,19 @@ def test_a_score_that_is_no_number_from_1_to_10_is_refused(score):
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "7", '{"score": "7"', '["score"]', '{"points": 7}', '```json\n{"score": 7}\n```']
+    "answer",
+    [
+        "",
+        '{"score": 7, "why": "\\ud83d"}',
+        "7",
+        '{"score": "7"',
+        '["score"]',
+        '{"points": 7}',
+        '```json\n{"score": 7}\n```',
+    ],
 )
 def test_an_answer_that_is_no_object_with_a_score_is_refused(answer):
-    with pytest.raises(VerdictError, match=r"not valid JSON|one JSON object with the key `score`"):
+    with pytest.raises(VerdictError, match=r"not valid JSON|one JSON object with `score`"):
         read_score(answer)
 
 
@@ -372,7 +381,7 @@ def test_malformed_answers_are_repeated_then_dropped_and_counted(assets, tmp_pat
     assert [message["role"] for message in repeat["messages"]] == ["user", "assistant", "user"]
     assert cost.attempts == 10 + 2  # what failed for good is not in the log
     (cause,) = json.loads((tmp_path / "failures.json").read_text()).values()
-    assert cause.startswith("malformed: the answer must be one JSON object with the key `score`")
+    assert cause.startswith("malformed: the answer must be one JSON object with `score`")
 
     answers["More 5"] = []
     answers["More 5"].append('{"score": 2}')
