@@ -140,7 +140,7 @@ class AlpacaEval:
         if self.gamed is not None:
             glm = zip(self.ids.values(), frame["glm_preference"], strict=True)
             metrics[LENGTH_CONTROLLED] = {id: Row(100 * float(share)) for id, share in glm}
-        metrics[WIN_RATE] = {id: Row(100 * (float(p) - 1)) for id, p in preferences.items() if not math.isnan(p)}
+        metrics[WIN_RATE] = win_rate_rows(preferences)
         missing = [id for id, preference in preferences.items() if math.isnan(preference)]
         notes = ["The length control was fitted to GPT-4 Turbo's judgments; with another judge it is not calibrated."]
         if self.gamed is None:
@@ -158,6 +158,18 @@ class AlpacaEval:
             official={name: float(value) for name, value in official.items()},
             notes=notes,
         )
+
+
+def win_rate_rows(preferences: Mapping[str, float | None]) -> dict[str, Row]:
+    """Wins in per cent by prompt id: 0 where the baseline is better, 100 where the model is, 50 where they are equal.
+
+    Args:
+        preferences (`Mapping[str, float | None]`):
+            As annotated: 1 for the baseline, 2 for the model, anything between for doubt, 1.5 or 0 for equal outputs;
+            `None` or NaN where there is none.
+    """
+    known = {id: float(p) for id, p in preferences.items() if p is not None and not math.isnan(p)}
+    return {id: Row(100 * ((preference or 1.5) - 1)) for id, preference in known.items()}
 
 
 def check_pilot(annotations: Sequence[Mapping[str, Any]]) -> None:

@@ -104,30 +104,45 @@ class ArenaHard:
         """See [`Benchmark`]. A judgment without a verdict is null, as officially, and is not asked for again."""
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
+        self.write_judgments(folder, model, settings.judge_model, chats, answers.values)
+        return answers.totals
+
+    def write_judgments(
+        self, folder: Path, model: str, judge: str, chats: Mapping[str, Chat], values: Mapping[str, Mapping]
+    ) -> None:
+        """Write the official judgment file.
+
+        Args:
+            folder (`Path`):
+                Where.
+            model (`str`):
+                Whose outputs.
+            judge (`str`):
+                Who judged.
+            chats (`Mapping[str, Chat]`):
+                What was asked, see [`ArenaHard.chats`].
+            values (`Mapping[str, Mapping]`):
+                What was answered, by the same keys; a game without an answer is null.
+        """
 
         def game(key: str) -> dict | None:
-            if key not in answers.values:
+            if key not in values:
                 return None
-            value = answers.values[key]
-            return {
-                "score": value["score"],
-                "judgment": {"answer": value["answer"]},
-                "prompt": list(chats[key].messages),
-            }
+            answer = {"answer": values[key]["answer"]}
+            return {"score": values[key]["score"], "judgment": answer, "prompt": list(chats[key].messages)}
 
         rows = (
             {
                 "uid": uid,
                 "category": question["category"],
-                "judge": settings.judge_model,
+                "judge": judge,
                 "model": file_name(model),
                 "baseline": self.settings[question["category"]]["baseline"],
                 "games": [game(f"{uid}/0"), game(f"{uid}/1")],
             }
             for uid, question in self.questions.items()
         )
-        write_jsonl(folder / "model_judgment" / file_name(settings.judge_model) / f"{file_name(model)}.jsonl", rows)
-        return answers.totals
+        write_jsonl(folder / "model_judgment" / file_name(judge) / f"{file_name(model)}.jsonl", rows)
 
     def scores(self, folder: Path, model: str) -> Scores:
         """See [`Benchmark`]."""

@@ -64,7 +64,7 @@ def distance(ours: float, official: float) -> float:
     return gap if gap == gap else float("inf")
 
 
-def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, str], first: str = "") -> None:
+def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, str], first: str = "") -> str:
     """Run an official script, unmodified, in a process of its own.
 
     Args:
@@ -78,6 +78,9 @@ def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, s
             Source of modules that stand for libraries which it imports and which need the network, or are not there.
         first (`str`, *optional*):
             Code to run before it.
+
+    Returns:
+        `str`: what it printed.
 
     Raises:
         [`AssetError`]: if the script fails, with its last words.
@@ -93,3 +96,4 @@ def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, s
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SCRIPT_SECONDS)
     if done.returncode:
         raise AssetError(f"the official {script} failed: {done.stderr.strip()[-500:]}")
+    return done.stdout
