@@ -33,7 +33,8 @@ class ClaudeAgent:
         self.system = system_prompt
         self.answers = json.load(open("answers.json"))
     def run(self, prompt, success_check_fn):
-        tries = self.answers[hashlib.sha256((self.system + prompt).encode()).hexdigest()]
+        digest = hashlib.sha256((self.system + prompt).encode()).hexdigest()
+        tries = self.answers.get(digest, ['{"score": 1, "reason": "not the prompt that ours is"}'])
         return next(((answer, True) for answer in tries if success_check_fn(answer)), (tries[-1], False))
 CriticAgent = ClaudeAgent
 """
