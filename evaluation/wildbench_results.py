@@ -136,7 +136,7 @@ def score_wildbench(
     counts = {
         "conversations": conversations,
         "ratings dropped": conversations - len(scored),
-        "empty responses": sum(not row.whole for row in scored.values()),
+        "responses that are empty or cut": sum(not row.whole for row in scored.values()),
     }
     if rewards:
         rows["WB-Reward (task macro)"] = percent_rows(together([macro_rows(each) for each in rewards.values()]))

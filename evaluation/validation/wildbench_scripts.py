@@ -78,7 +78,7 @@ def script_checks(assets: Assets, official: Assets) -> Iterator[Check]:
         for reference in (None, *REFERENCES):
             ours = read_json(pairwise_path(folder, MODEL, reference) if reference else score_path(folder, MODEL))
             theirs = read_json(folder / f"{results(reference)}.json")
-            alike = sum(essence(a) == essence(b) for a, b in zip_longest(ours, theirs, fillvalue={}))
+            alike = sum(a == b for a, b in zip_longest(map(essence, ours), map(essence, theirs)))
             yield Check(
                 f"result rows as the official script writes them, {reference or 'ratings'}", alike, len(theirs)
             )
@@ -95,7 +95,7 @@ def made_up(generator: random.Random) -> tuple[list[dict[str, Any]], dict[str, d
         return generator.choice(("", " \n", text(1500), *(text(40) for _ in range(5))))
 
     tags = sorted(GROUP_OF)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": f"s{number}",
             "session_id": f"s{number}",
