@@ -94,9 +94,10 @@ class AlpacaEval:
         annotations = alpaca_library.annotate(self.reference, candidate, settings, self.template, cache)
         import pandas
 
-        text = pandas.DataFrame(annotations).to_json(orient="records", indent=2, double_precision=15)
-        write_text(folder / "annotations.json", text + "\n")
-        return totals(annotations)
+        path = folder / "annotations.json"
+        # Ten digits, as in the cache: a second run then has the very same numbers.
+        write_text(path, pandas.DataFrame(annotations).to_json(orient="records", indent=2) + "\n")
+        return totals(read_json(path))
 
     async def _check_context(self, settings: JudgeConfig, candidate: Sequence[dict]) -> None:
         template = self.template.read_text(encoding="utf-8")
@@ -116,7 +117,7 @@ class AlpacaEval:
         differ = [(theirs, mine) for theirs, mine in pairs if theirs["output"] != mine["output"]][:PILOT]
         if differ:
             theirs, mine = zip(*differ, strict=True)
-            check_pilot(alpaca_library.annotate(theirs, mine, settings, self.template))
+            check_pilot(alpaca_library.choices(theirs, mine, settings, self.template))
 
     def scores(self, folder: Path, model: str) -> Scores:
         """See [`Benchmark`]."""
@@ -172,34 +173,36 @@ def win_rate_rows(preferences: Mapping[str, float | None]) -> dict[str, Row]:
     return {id: Row(100 * ((preference or 1.5) - 1)) for id, preference in known.items()}
 
 
-def check_pilot(annotations: Sequence[Mapping[str, Any]]) -> None:
+def check_pilot(choices: Sequence[Mapping[str, Any]]) -> None:
     """Can the judge's first tokens be read?
 
     Raises:
         [`JudgeError`]: if not a single one can, naming what came instead.
     """
-    if any(row.get("preference") is not None and not math.isnan(row["preference"]) for row in annotations):
-        return
-    choices = [row.get(alpaca_library.RAW) or {} for row in annotations]
-    if not any((choice.get("logprobs") or {}).get("content") for choice in choices):
+    first = [((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") for choice in choices]
+    if not any(first):
         raise JudgeError(
             "the judge returns no logprobs, and AlpacaEval's verdict is nothing else. Use a server that gives"
             " `top_logprobs` for chats, such as vLLM; nothing else was asked"
         )
-    tokens = ", ".join(sorted({repr(choice.get("text", "")) for choice in choices}))
-    raise JudgeError(
-        f"the judge's first token should be m or M, and among its five likeliest neither is: it said {tokens}. A"
-        " thinking judge begins with its thoughts: switch them off, such as with judge_request:"
-        ' {"chat_template_kwargs": {"enable_thinking": false}}; nothing else was asked'
-    )
+    if not any(each["token"] in ("m", "M") for top in first for each in top or ()):
+        tokens = ", ".join(sorted({repr(choice.get("text", "")) for choice in choices}))
+        raise JudgeError(
+            f"the judge's first token should be m or M, and among its five likeliest neither is: it said {tokens}. A"
+            " thinking judge begins with its thoughts: switch them off, such as with judge_request:"
+            ' {"chat_template_kwargs": {"enable_thinking": false}}; nothing else was asked'
+        )
 
 
 def totals(annotations: Sequence[Mapping[str, Any]]) -> Totals:
-    """What the annotations cost, those of earlier runs too. The library keeps one number of tokens per call."""
+    """What the annotations cost, those of earlier runs too.
+
+    The library keeps one number of tokens per call, and nothing of calls whose answer it could not read.
+    """
     answered = [row[alpaca_library.RAW] for row in annotations if isinstance(row.get(alpaca_library.RAW), Mapping)]
     tokens = int(sum(choice.get("total_tokens") or 0 for choice in answered))
     prompt = max(tokens - len(answered), 0)
-    seconds = sum(row.get("preference_time_per_example") or 0 for row in annotations)
+    seconds = sum(row.get("preference_time_per_example") or 0.0 for row in annotations)
     return Totals(
         calls=len(answered),
         attempts=len(answered),
@@ -207,5 +210,5 @@ def totals(annotations: Sequence[Mapping[str, Any]]) -> Totals:
         completion_tokens=tokens - prompt,
         spent_prompt_tokens=prompt,
         spent_completion_tokens=tokens - prompt,
-        seconds=0.0 if math.isnan(seconds) else float(seconds),
+        seconds=seconds,
     )

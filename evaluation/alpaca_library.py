@@ -39,6 +39,22 @@ def quiet() -> Iterator[None]:
         root.setLevel(level)
 
 
+@contextmanager
+def failing() -> Iterator[None]:
+    """Says what it means when the library gives up."""
+    from openai import OpenAIError
+
+    try:
+        with quiet():
+            yield
+    except OpenAIError as error:
+        raise JudgeError(
+            f"AlpacaEval's library stops at the first request that fails ({type(error).__name__}:"
+            f" {str(error)[:300]}). What was judged before is kept, 128 rows at a time; run the same command again"
+            " to go on"
+        ) from error
+
+
 def load() -> ModuleType:
     """The library.
 
@@ -48,7 +64,7 @@ def load() -> ModuleType:
     try:
         with quiet():
             import alpaca_eval
-            from alpaca_eval import annotators, metrics  # noqa: F401
+            from alpaca_eval import annotators, metrics, utils  # noqa: F401
     except ImportError as error:
         raise JudgeError(
             f"AlpacaEval's library cannot be used: {error}. Install the extra `evaluation` of this project, with"
@@ -63,17 +79,18 @@ def annotator(settings: JudgeConfig, template: Path, cache: Path | None) -> Iter
 
     Args:
         settings (`JudgeConfig`):
-            The judge.
+            The judge. Of its `judge_request` all holds but what would change the one token and its logprobs.
         template (`Path`):
             The official prompt.
         cache (`Path`, *optional*):
             Where annotations are kept, 128 at a time, and found again.
     """
     library = load()
-    known = {
-        name: value for name, value in (settings.judge_request or {}).items() if name in REQUEST or name == "top_p"
+    mine = settings.judge_request or {}
+    known = {name: value for name, value in mine.items() if name in ("temperature", "top_p")}
+    extra = {
+        name: value for name, value in mine.items() if {name} - REQUEST.keys() - known.keys() and value is not None
     }
-    extra = {n: v for n, v in (settings.judge_request or {}).items() if n not in known and v is not None}
     with tempfile.TemporaryDirectory() as folder:  # its files hold the key; the folder is the user's alone
         clients, config = Path(folder, "clients.yaml"), Path(folder, "annotator", "configs.yaml")
         client = {
@@ -131,17 +148,28 @@ def annotate(
     Raises:
         [`JudgeError`]: if the library gives up on a request.
     """
-    from openai import OpenAIError
+    with annotator(settings, template, cache) as library, failing():
+        return library.annotate_head2head(outputs_1=list(reference), outputs_2=list(outputs))
 
-    with annotator(settings, template, cache) as library, quiet():
-        try:
-            return library.annotate_head2head(outputs_1=list(reference), outputs_2=list(outputs))
-        except OpenAIError as error:
-            raise JudgeError(
-                f"AlpacaEval's library stops at the first request that fails ({type(error).__name__}:"
-                f" {str(error)[:300]}). What was judged before is kept, 128 rows at a time; run the same command again"
-                " to go on"
-            ) from error
+
+def choices(
+    reference: Sequence[dict], outputs: Sequence[dict], settings: JudgeConfig, template: Path
+) -> list[dict[str, Any]]:
+    """The judge's raw answers about a few pairs, of which annotations keep only what could be read.
+
+    Raises:
+        [`JudgeError`]: if the library gives up on a request.
+    """
+    import pandas
+
+    pairs = [
+        {"instruction": a["instruction"], "output_1": a["output"], "output_2": b["output"]}
+        for a, b in zip(reference, outputs, strict=True)
+    ]
+    with annotator(settings, template, None) as library, failing():
+        (single,) = library.annotators.values()
+        prompts, _ = load().utils.make_prompts(pandas.DataFrame(pairs), single.prompt_template)
+        return single.fn_completions(prompts=prompts, **single.completions_kwargs)["completions_all"]
 
 
 def length_controlled(annotations, gamed: Path) -> dict[str, float]:

@@ -5,6 +5,7 @@ Everything of one model and benchmark lies in one `folder`, so that a killed run
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -55,9 +56,13 @@ class Scores:
     official: Mapping[str, float | str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
+    @cached_property
+    def _intervals(self) -> dict[str, Interval]:
+        return {name: interval(rows) for name, rows in self.rows.items()}
+
     def metrics(self) -> dict[str, Interval]:
         """Each metric with its 95 % interval."""
-        return {name: interval(rows) for name, rows in self.rows.items()}
+        return dict(self._intervals)
 
 
 class Benchmark(Protocol):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-RESAMPLES = 10_000
+RESAMPLES = 2_000
 LEVEL = 0.95
 
 
