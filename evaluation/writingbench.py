@@ -19,9 +19,8 @@ from .assets import AssetError, Assets
 from .benchmark import Prompt, Scores, check_outputs
 from .dropped import read_failures, write_failures
 from .files import file_name, read_jsonl, write_jsonl
-from .writingbench_scores import read_scores, read_verdict, score_writingbench
+from .writingbench_scores import JUDGE_SEED, read_scores, read_verdict, score_writingbench
 
-JUDGE_SEED = 0
 REQUEST = {"temperature": 1.0, "top_p": 0.95, "top_k": -1, "max_tokens": 2048}
 """Officially `top_k` is empty. vLLM would fill in the judge's own, so it is sent; `judge_request: {top_k: null}` for a
 server that does not know it."""

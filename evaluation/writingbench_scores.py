@@ -20,6 +20,8 @@ SCORES = range(1, 11)
 SCALE = 10
 """The public leaderboard's: a mean of 6.25 shows as 62.5."""
 
+JUDGE_SEED = 0
+
 CriterionScores = Mapping[str, Mapping[str, float]]
 """By query, the score of each criterion by name."""
 
@@ -114,6 +116,6 @@ def score_writingbench(scores: CriterionScores, domains: Mapping[str, str], fail
         },
         notes=(
             "Ten times the mean score. A query without an answer to each of its criteria is dropped whole.",
-            "The judge answers at temperature 1 with a fixed seed for each criterion.",
+            f"The judge answers at temperature 1; the seeds of all criteria are made of {JUDGE_SEED} and their names.",
         ),
     )
