@@ -54,17 +54,19 @@ def battles(games: Sequence[Mapping | None]) -> list[float] | None:
 
     In the first game the baseline is assistant A, in the second the model is.
     """
-    labels = [game and game["score"] for game in games]
-    if len(labels) != 2 or any(label not in SCORES for label in labels):
+    if len(games) != 2:
         return None
-    return SCORES[labels[1]] + [1 - score for score in SCORES[labels[0]]]
+    baseline_first, model_first = (SCORES.get(game["score"]) if game else None for game in games)
+    if baseline_first is None or model_first is None:
+        return None
+    return model_first + [1 - score for score in baseline_first]
 
 
 def official_bootstrap(scores: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
     """Mean and 5 % and 95 % quantiles of 100 resampled means of battles, in 0..1. The official code has no seed."""
     drawn = np.random.default_rng(seed).choice(scores, size=(OFFICIAL_RESAMPLES, len(scores)))
     means = drawn.mean(axis=1)
-    return float(means.mean()), *(float(np.quantile(means, q)) for q in (0.05, 0.95))
+    return float(means.mean()), float(np.quantile(means, 0.05)), float(np.quantile(means, 0.95))
 
 
 def score_judgments(path: Path, categories: Mapping[str, str]) -> Scores:
@@ -80,7 +82,7 @@ def score_judgments(path: Path, categories: Mapping[str, str]) -> Scores:
         [`OutputError`]: if a question is missing, unknown or there twice.
     """
     rows = list(read_jsonl(path))
-    uids = [row.get("uid") for row in rows]
+    uids = [str(row.get("uid")) for row in rows]
     for keys, fault in (
         ([uid for uid in categories if uid not in set(uids)], "are not judged"),
         ([uid for uid, count in Counter(uids).items() if count > 1], "are judged several times"),

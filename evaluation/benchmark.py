@@ -121,7 +121,8 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[str, str]], whe
         of a chat template. An empty text is no fault: it is judged as such.
     """
     outputs: dict[str, str] = {}
-    twice, unknown = [], []
+    twice: list[str] = []
+    unknown: list[str] = []
     known = set(expected)
     for key, text in found:
         if not isinstance(text, str):

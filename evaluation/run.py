@@ -7,6 +7,7 @@ Every key of the YAML can also be given on the command line, where it wins. A ru
 
 import asyncio
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,13 +36,14 @@ def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Bench
     Raises:
         [`AssetError`]: naming all files that are missing or not the official ones.
     """
-    makers = {
+    makers: dict[str, Callable[[], Benchmark]] = {
         "alpaca_eval": lambda: AlpacaEval(assets, config.limit),
         "arena_hard": lambda: ArenaHard(assets, config.limit),
         "wildbench": lambda: WildBench(assets, config.limit, reward=config.wildbench_reward),
         "writingbench": lambda: WritingBench(assets, config.limit),
     }
-    loaded, faults = {}, []
+    loaded: dict[str, Benchmark] = {}
+    faults = []
     for name in config.benchmarks:
         try:
             loaded[name] = makers[name]()
@@ -76,7 +78,7 @@ def evaluate(config: EvaluationConfig) -> Report:
             scores = benchmark.scores(folder, label)
             results.setdefault(label, {})[name] = Result(scores, cost, config.price(cost))
     titles = {name: benchmark.title for name, benchmark in benchmarks.items()}
-    report = Report(results, titles, config.judge_model, config.limit, config.paper_rows, config.compare_with)
+    report = Report(results, titles, str(config.judge_model), config.limit, config.paper_rows, config.compare_with)
     out = Path(config.output_dir)
     hashes = {name: assets.hashes(name) for name in benchmarks}
     write_json(out / "results.json", {"settings": asdict(config), "assets": hashes, **report.as_dict()})

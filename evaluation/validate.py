@@ -9,6 +9,7 @@ number and their difference. What is not there is skipped, and said.
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from .assets import MANIFEST, AssetError, Assets
 from .config import BENCHMARKS
@@ -33,8 +34,20 @@ def main() -> None:
     parser.add_argument("--assets_dir", default="assets", help="folder with the official checkouts")
     parser.add_argument("--assets_manifest", default=str(MANIFEST), help="which files belong there")
     parser.add_argument("--benchmarks", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="some of the four")
+    parser.add_argument(
+        "--style_control",
+        metavar="RUN/LABEL/arena_hard",
+        help="only run the official style control on a run's judgments; it needs tiktoken's o200k_base vocabulary",
+    )
     arguments = parser.parse_args()
     assets = Assets(arguments.assets_dir, arguments.assets_manifest)
+    if arguments.style_control:
+        folder = Path(arguments.style_control)
+        try:
+            print(arena_hard.style_control(assets, folder, folder.parent.name))
+        except AssetError as fault:
+            sys.exit(f"evaluation: {fault}")
+        return
     rows, missing, failed = [], [], 0
     for name in arguments.benchmarks:
         found = list(run_checks(assets, name))

@@ -74,11 +74,11 @@ def script_checks(assets: Assets, official: Assets) -> Iterator[Check]:
         bench.write_judgments(folder, MODEL, JUDGE, chats, values)
         ours = list(read_jsonl(judgments(folder)))
 
-        place = layout(folder / "official", official.path("arena_hard", "gen_judgment").parent)
+        there = layout(folder / "official", official.path("arena_hard", "gen_judgment").parent)
         for name, texts in (bench.baselines | {MODEL: outputs}).items():
             rows = ({"uid": uid, "model": name, "messages": [{"content": {"answer": t}}]} for uid, t in texts.items())
-            write_jsonl(place / "data" / BENCH / "model_answer" / f"{name}.jsonl", rows)
-        theirs = judge_officially(place, official, bench, {digest(chats[key]): text for key, text in answers.items()})
+            write_jsonl(there / "data" / BENCH / "model_answer" / f"{name}.jsonl", rows)
+        theirs = judge_officially(there, official, bench, {digest(chats[key]): text for key, text in answers.items()})
         games = [(a, b) for mine in ours for a, b in zip(mine["games"], theirs[mine["uid"]]["games"], strict=True)]
         yield Check(
             "games as the official script writes them: prompt, answer, label",
@@ -87,17 +87,17 @@ def script_checks(assets: Assets, official: Assets) -> Iterator[Check]:
         )
 
         known = [row for row in ours if all(game is None or game["score"] in (None, *SCORES) for game in row["games"])]
-        write_jsonl(place / "data" / BENCH / "model_judgment" / JUDGE / f"{MODEL}.jsonl", known)
-        (place / "means.py").write_text(MEANS)
-        printed = run_official(place / "means.py", cwd=place, stubs={})
+        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / f"{MODEL}.jsonl", known)
+        (there / "means.py").write_text(MEANS)
+        printed = run_official(there / "means.py", cwd=there, stubs={})
         means = json.loads(printed.partition("MEANS ")[2])
         scores = score_judgments(judgments(folder), {uid: q["category"] for uid, q in bench.questions.items()})
-        for category, rows in scores.rows.items():
-            yield Check(f"{category}: mean over battles", mean(rows), 100 * means[category], ROUNDING)
-            table = run_official(place / "show_result.py", "-j", JUDGE, "-c", category, cwd=place, stubs={})
+        for category, judged in scores.rows.items():
+            yield Check(f"{category}: mean over battles", mean(judged), 100 * means[category], ROUNDING)
+            table = run_official(there / "show_result.py", "-j", JUDGE, "-c", category, cwd=there, stubs={})
             shown = next(line.split() for line in table.splitlines() if MODEL in line)
-            drawn = scores.official[f"{category}, official bootstrap"].split()[0]
-            deviation = 50 / math.sqrt(sum(row.weight for row in rows.values()) * OFFICIAL_RESAMPLES)  # at most
+            drawn = str(scores.official[f"{category}, official bootstrap"]).split()[0]
+            deviation = 50 / math.sqrt(sum(row.weight for row in judged.values()) * OFFICIAL_RESAMPLES)  # at most
             noise = 4 * math.sqrt(2) * deviation
             yield Check(f"{category}: mean of 100 resamples, theirs unseeded", float(drawn), float(shown[2]), noise)
 
