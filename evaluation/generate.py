@@ -20,7 +20,7 @@ from rankbuffer_trl.rewards.format import read_answer
 from .benchmark import Benchmark, OutputError, without_markers
 from .config import EvaluationConfig
 from .engines import TransformersEngine, VllmEngine, load_tokenizer
-from .files import write_json
+from .files import read_json, write_json
 from .serving import EngineError, base_of, vllm_server
 
 
@@ -39,6 +39,7 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
         [`EngineError`]: if a model cannot be loaded or served.
     """
     for label, model in config.labelled_models().items():
+        claim_label(config, label, model)
         missing = [
             each for each in benchmarks.values() if not has_outputs(each, config.folder(label, each.name), label)
         ]
@@ -64,6 +65,25 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
                 }
                 write_json(folder / "generation.json", facts)
                 print(f"{what}: " + ", ".join(f"{count:,} {name}" for name, count in facts.items()))
+
+
+def claim_label(config: EvaluationConfig, label: str, model: str) -> None:
+    """Take a label for a model as it is now, so that no outputs of another one, or of older weights, pass for its own.
+
+    Raises:
+        [`OutputError`]: if the label has outputs of another model.
+    """
+    path = Path(config.output_dir) / label / "model.json"
+    weights = sorted(file for kind in ("*.safetensors", "*.bin") for file in Path(model).glob(kind))
+    mine = {"model": model, "weights": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in weights}}
+    theirs = read_json(path) if path.exists() else mine
+    if theirs != mine:
+        changed = f"is now {model!r}" if theirs["model"] != model else "has other weights now"
+        raise OutputError(
+            f"{path.parent} holds outputs of {theirs['model']!r}, and the model {label!r} {changed}. Give it another"
+            f" label, such as {label}-2={model}, or delete {path} if these outputs are meant"
+        )
+    write_json(path, mine)
 
 
 def has_outputs(benchmark: Benchmark, folder: Path, label: str) -> bool:

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import pytest
 import yaml
 from evaluation_assets import Loopback, build, goodness, jsonl, text_of
 from http_server import served
+from trl import TrlParser
 
 from evaluation.assets import AssetError
 from evaluation.benchmark import OutputError
@@ -416,6 +420,32 @@ def test_the_papers_recipe_parses_and_unknown_keys_do_not(monkeypatch, tmp_path,
     monkeypatch.setattr(sys, "argv", ["run", "--config", str(path)])
     with pytest.raises(SystemExit, match="jugde_model"):
         main()
+
+
+def test_a_label_stays_with_its_model(settings, tmp_path):
+    with served(Loopback().app) as url:
+        checkpoint = tmp_path / "checkpoint"
+        shutil.copytree(settings(url).labelled_models()["mine"], checkpoint)
+        config = settings(url, models=[f"mine={checkpoint}"], benchmarks=["writingbench"])
+        evaluate(config)
+        (weights,) = checkpoint.glob("*.safetensors")
+        os.utime(weights, (1, 1))
+        with pytest.raises(OutputError, match="the model 'mine' has other weights now"):
+            evaluate(config)
+        with pytest.raises(OutputError, match="the model 'mine' is now 'other'"):
+            evaluate(settings(url, models=["mine=other"], benchmarks=["writingbench"]))
+
+
+def test_the_commands_of_the_readme_parse():
+    text = (ROOT / "evaluation" / "README.md").read_text()
+    lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
+    ours = [shlex.split(line)[3:] for line in lines if re.match(r"python -m evaluation.(run|generate) ", line)]
+    assert len(ours) >= 3
+    for arguments in ours:
+        (config,) = TrlParser((EvaluationConfig,)).parse_args_and_config(arguments)
+        assert config.judge_model == "Qwen/Qwen3-30B-A3B-Instruct-2507"
+    for path in re.findall(r"`(evaluation/[\w/.]+)`", text):
+        assert (ROOT / path).exists(), path
 
 
 def test_the_papers_numbers():
