@@ -78,10 +78,11 @@ def vllm_server(
 
 
 def rank_argument(adapter: str) -> list[str]:
-    """vLLM reserves room for adapters up to a rank, by default 16."""
+    """vLLM reserves room for adapters up to a rank, by default 16, and takes only powers of two."""
     from peft import PeftConfig
 
-    return ["--max-lora-rank", str(PeftConfig.from_pretrained(adapter).r)]
+    rank = PeftConfig.from_pretrained(adapter).r
+    return ["--max-lora-rank", str(max(16, 1 << (rank - 1).bit_length()))]
 
 
 def await_server(process: subprocess.Popen, port: int, log: Path) -> None:

@@ -105,18 +105,19 @@ def test_a_server_is_started_for_the_model_and_ended_with_its_children(tmp_path)
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
 
 
-def test_an_adapter_is_served_over_its_model(tmp_path):
+@pytest.mark.parametrize(("rank", "room"), [(4, "16"), (32, "32"), (33, "64")])
+def test_an_adapter_is_served_over_its_model(tmp_path, rank, room):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": 32, "base_model_name_or_path": "org/base"})
+        json.dumps({"peft_type": "LORA", "r": rank, "base_model_name_or_path": "org/base"})
     )
     path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
     with vllm_server([path], [], "mine", str(adapter), base_of(str(adapter)), tmp_path / "log"):
         arguments = json.loads((tmp_path / "seen.json").read_text())[0]
     assert arguments[0] == "org/base" and "--enable-lora" in arguments
     assert arguments[arguments.index("--lora-modules") + 1] == f"mine={adapter}"
-    assert arguments[arguments.index("--max-lora-rank") + 1] == "32"
+    assert arguments[arguments.index("--max-lora-rank") + 1] == room
 
 
 @pytest.mark.parametrize(

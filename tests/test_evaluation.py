@@ -17,7 +17,7 @@ from evaluation_assets import Loopback, build, goodness, jsonl, text_of
 from http_server import served
 from trl import TrlParser
 
-from evaluation.assets import AssetError
+from evaluation.assets import MANIFEST, AssetError
 from evaluation.benchmark import OutputError
 from evaluation.config import EvaluationConfig
 from evaluation.metric import mean
@@ -420,6 +420,33 @@ def test_the_papers_recipe_parses_and_unknown_keys_do_not(monkeypatch, tmp_path,
     monkeypatch.setattr(sys, "argv", ["run", "--config", str(path)])
     with pytest.raises(SystemExit, match="jugde_model"):
         main()
+
+
+def test_official_judgments_replayed_give_the_official_preferences(settings, assets, tmp_path, monkeypatch):
+    official = os.environ.get("EVAL_ASSETS_DIR")
+    if not official:
+        pytest.skip("NOT RUN: set EVAL_ASSETS_DIR to the folder of official files to replay AlpacaEval's judgments")
+    path = "alpaca_eval/results/alpaca-7b/weighted_alpaca_eval_gpt4_turbo/annotations.json"
+    rows = json.loads((Path(official) / path).read_text())[:40]
+    spoken = {row["instruction"].strip(): (row.get("raw_completion") or {}).get("logprobs") for row in rows}
+
+    def replay(messages):
+        return spoken[
+            re.search(r'"instruction": """(.*?)""",\n}', messages[-1]["content"], re.DOTALL).group(1).strip()
+        ]
+
+    monkeypatch.setattr("evaluation_assets.logprobs", replay)
+    with served(Loopback().app) as url:
+        config = settings(
+            url, benchmarks=["alpaca_eval"], limit=40, assets_dir=official, assets_manifest=str(MANIFEST)
+        )
+        place = folder(config, "alpaca_eval")
+        place.mkdir(parents=True)
+        outputs = [{"instruction": row["instruction"], "output": row["output_2"]} for row in rows]
+        (place / "model_outputs.json").write_text(json.dumps(outputs))
+        evaluate(config)
+    found = json.loads((place / "annotations.json").read_text())
+    assert [row["preference"] for row in found] == pytest.approx([row["preference"] for row in rows], abs=1e-8)
 
 
 def test_a_label_stays_with_its_model(settings, tmp_path):
