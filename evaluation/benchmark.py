@@ -87,6 +87,7 @@ class Benchmark(Protocol):
         """Responses by prompt id from the official output format, through [`check_outputs`].
 
         Raises:
+            `FileNotFoundError`: if there are none yet.
             [`OutputError`]: if any cannot be judged.
         """
 

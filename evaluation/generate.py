@@ -156,6 +156,8 @@ def main() -> None:
         generate(config, load_benchmarks(config, config.assets()))
     except (ValueError, EngineError, JudgeError, OSError) as error:
         sys.exit(f"evaluation: {error}")
+    except KeyboardInterrupt:
+        sys.exit("evaluation: interrupted. The same command goes on where it was")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,8 @@ def main() -> None:
         report = evaluate(config)
     except (ValueError, EngineError, JudgeError, OSError) as error:
         sys.exit(f"evaluation: {error}")
+    except KeyboardInterrupt:
+        sys.exit("evaluation: interrupted. The same command goes on where it was")
     print(report.markdown())
     print(f"Numbers: {Path(config.output_dir) / 'results.json'}. Tables: {Path(config.output_dir) / 'results.md'}.")
 

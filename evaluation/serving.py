@@ -1,5 +1,6 @@
 """A vLLM server for one model: started, waited for, ended with all its processes."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ START_SECONDS = 3600
 """For loading a large model from a slow disk; a server that ends earlier is noticed at once."""
 
 STOP_SECONDS = 30
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 class EngineError(RuntimeError):
@@ -64,6 +66,7 @@ def vllm_server(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         except OSError as error:
             raise EngineError(
@@ -75,6 +78,13 @@ def vllm_server(
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         end(process)
+
+
+def end_with_parent() -> None:
+    """In the server's process: have it ended when this one dies, even by SIGKILL, so that it keeps no GPU (Linux)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def rank_argument(adapter: str) -> list[str]:

@@ -1,12 +1,17 @@
 """Responses: in process, from a server that is started and ended, over adapters; and what is read out of them."""
 
 import json
+import os
+import signal
 import stat
+import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from evaluation_assets import Loopback
 from http_server import served
 
@@ -102,7 +107,40 @@ def test_a_server_is_started_for_the_model_and_ended_with_its_children(tmp_path)
         assert arguments[arguments.index("--served-model-name") + 1] == "mine"
         assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
     for pid in pids:
-        assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+        assert not is_running(pid)
+
+
+def test_a_server_does_not_outlive_a_run_that_is_killed(tmp_path):
+    path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
+    code = f"""
+from pathlib import Path
+from evaluation.serving import vllm_server
+with vllm_server([{path!r}], [], "mine", "m", None, Path({str(tmp_path / "log")!r})):
+    print("ready", flush=True)
+    input()
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert run.stdout.readline() == "ready\n"
+        _, server, child = json.loads((tmp_path / "seen.json").read_text())
+        run.kill()
+        run.wait(20)
+        deadline = time.monotonic() + 20
+        while is_running(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(server)
+        os.kill(child, signal.SIGKILL)
+    finally:
+        run.kill()
+        run.communicate(timeout=20)
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(("rank", "room"), [(4, "16"), (32, "32"), (33, "64")])
