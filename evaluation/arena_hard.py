@@ -19,6 +19,7 @@ from .arena_scores import read_verdict, score_judgments
 from .asking import ask_judge
 from .assets import Assets
 from .benchmark import OutputError, Prompt, Scores, check_outputs
+from .dropped import write_failures
 from .files import file_name, read_jsonl, write_jsonl
 
 
@@ -104,6 +105,7 @@ class ArenaHard:
         """See [`Benchmark`]. A judgment without a verdict is null, as officially, and is not asked for again."""
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
+        write_failures(folder, answers.failures)
         self.write_judgments(folder, model, settings.judge_model, chats, answers.values)
         return answers.totals
 

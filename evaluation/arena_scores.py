@@ -92,7 +92,8 @@ def score_judgments(path: Path, categories: Mapping[str, str]) -> Scores:
             raise OutputError(
                 f"{path}: {len(keys)} of {len(categories)} rows {fault}: {shortened(keys)}. Delete the file"
             )
-    labels = [game and game["score"] for row in rows for game in row["games"]]
+    games = [game for row in rows for game in row["games"]]
+    labels = [game["score"] for game in games if game]
     per_category: dict[str, dict[str, Row]] = {category: {} for category in dict.fromkeys(categories.values())}
     pooled: dict[str, list[float]] = {category: [] for category in per_category}
     for row in rows:
@@ -110,6 +111,7 @@ def score_judgments(path: Path, categories: Mapping[str, str]) -> Scores:
         rows=per_category,
         counts={
             "questions": len(rows),
+            "judgments that failed": sum(game is None for game in games),
             "judgments without a verdict": sum(label is None for label in labels),
             "judgments with an unknown label": sum(label is not None and label not in SCORES for label in labels),
             "questions dropped": len(rows) - sum(map(len, per_category.values())),

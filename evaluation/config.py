@@ -38,7 +38,8 @@ class EvaluationConfig(JudgeConfig):
         output_dir (`str`, *optional*, defaults to `"runs/evaluation"`):
             Outputs, judgments and scores; a run that was killed goes on there.
         limit (`int`, *optional*):
-            Take only the first so many prompts of each benchmark. For smoke runs: the numbers then mean nothing.
+            Take only the first so many prompts of each benchmark, in Arena-Hard of each category. For smoke runs: the
+            numbers then mean nothing.
         engine (`str`, *optional*, defaults to `"vllm"`):
             What generates: `"vllm"` starts a server for each model unless `engine_url` names one, `"transformers"`
             generates in this process.
@@ -146,6 +147,8 @@ class EvaluationConfig(JudgeConfig):
                 "temperature and top_k must not be below 0 and top_p must be above 0 and at most 1, got"
                 f" {self.temperature}, {self.top_k} and {self.top_p}"
             )
+        if self.engine_url and self.engine != "vllm":
+            raise ValueError(f"engine_url names a vLLM server, and engine is {self.engine!r}: leave one of them out")
         if self.engine_url and len(self.models) > 1:
             raise ValueError(
                 f"engine_url serves one model, and models names {len(self.models)}: evaluate one at a time"

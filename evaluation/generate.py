@@ -38,33 +38,48 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
         [`OutputError`]: if outputs cannot be judged, or prompts are left without a response.
         [`EngineError`]: if a model cannot be loaded or served.
     """
-    for label, model in config.labelled_models().items():
+    todo = []
+    for label, model in config.labelled_models().items():  # what is wrong with any is said before the first generates
         claim_label(config, label, model)
-        missing = [
-            each for each in benchmarks.values() if not has_outputs(each, config.folder(label, each.name), label)
-        ]
-        if not missing:
-            continue
-        adapter_of = base_of(model)
-        opened = opens_thinking(load_tokenizer(model, adapter_of), config.chat_template_kwargs)
+        missing = [b for b in benchmarks.values() if not has_outputs(b, config.folder(label, b.name), label)]
+        if missing:
+            adapter_of = base_of(model)
+            opened = opens_thinking(load_tokenizer(model, adapter_of), config.chat_template_kwargs)
+            todo.append((label, model, adapter_of, opened, missing))
+    for label, model, adapter_of, opened, missing in todo:
         with engine(config, label, model, adapter_of) as responder:
             for benchmark in missing:
-                folder = config.folder(label, benchmark.name)
-                what = f"{benchmark.title}: responses of {label}"
-                texts = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what)
-                answers = read_answers(texts, opened, what)
-                plain = {id: without_markers(answer) for id, answer in answers.items()}
-                benchmark.write_outputs(folder, label, plain)
-                benchmark.read_outputs(folder, label)
-                facts = {
-                    "responses": len(answers),
-                    "empty": sum(not answer for answer in answers.values()),
-                    "with chat markers, which were broken up": sum(
-                        plain[id] != answer for id, answer in answers.items()
-                    ),
-                }
-                write_json(folder / "generation.json", facts)
-                print(f"{what}: " + ", ".join(f"{count:,} {name}" for name, count in facts.items()))
+                respond(responder, benchmark, config.folder(label, benchmark.name), label, opened)
+
+
+def respond(responder: Engine, benchmark: Benchmark, folder: Path, label: str, opened: bool) -> None:
+    """Generate the outputs of one model for one benchmark, and say how many are empty or had markers.
+
+    Args:
+        responder (`Engine`):
+            Who generates.
+        benchmark (`Benchmark`):
+            Whose prompts.
+        folder (`Path`):
+            Where the outputs go.
+        label (`str`):
+            The model's.
+        opened (`bool`):
+            Whether its responses start inside a thinking block.
+    """
+    what = f"{benchmark.title}: responses of {label}"
+    texts = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what)
+    answers = read_answers(texts, opened, what)
+    plain = {id: without_markers(answer) for id, answer in answers.items()}
+    benchmark.write_outputs(folder, label, plain)
+    benchmark.read_outputs(folder, label)
+    facts = {
+        "responses": len(answers),
+        "empty": sum(not answer for answer in answers.values()),
+        "with chat markers, which were broken up": sum(plain[id] != answer for id, answer in answers.items()),
+    }
+    write_json(folder / "generation.json", facts)
+    print(f"{what}: " + ", ".join(f"{count:,} {name}" for name, count in facts.items()))
 
 
 def claim_label(config: EvaluationConfig, label: str, model: str) -> None:

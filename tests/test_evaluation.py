@@ -23,6 +23,7 @@ from evaluation.config import EvaluationConfig
 from evaluation.metric import mean
 from evaluation.results import paper_results
 from evaluation.run import evaluate, main
+from evaluation.serving import EngineError
 from rankbuffer_trl.judge import JudgeError
 
 ROOT = Path(__file__).parent.parent
@@ -285,6 +286,26 @@ def test_null_and_unknown_verdicts_are_dropped_and_counted(settings):
     assert server.asked["judge"] == 2 * ROWS, "null is an answer, as officially"
 
 
+def test_failures_within_the_share_are_dropped_and_counted(settings):
+    server = Loopback(lambda body, text: 400 if body["model"] == "judge" and "Question 1 " in str(body) else text)
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["arena_hard"])
+        report = evaluate(config)
+    counts = report.results["mine"]["arena_hard"].scores.counts
+    assert counts["judgments that failed"] == 2 and counts["questions dropped"] == 1
+    causes = json.loads((folder(config, "arena_hard") / "failures.json").read_text())
+    assert causes.keys() == {"q1/0", "q1/1"} and "HTTP 400" in causes["q1/0"]
+
+
+def test_what_is_wrong_with_the_last_model_is_said_before_the_first_generates(settings, values, tiny_policy, tmp_path):
+    server = Loopback()
+    with served(server.app) as url:
+        changes = dict(models=[f"mine={tiny_policy}", f"other={tmp_path}"], engine_url=None, engine="transformers")
+        with pytest.raises(EngineError, match="no tokenizer for"):
+            evaluate(settings(url, benchmarks=["writingbench"], **changes))
+    assert server.asked.total() == 0 and not list(tmp_path.rglob("responses.jsonl"))
+
+
 def test_failures_beyond_the_share_stop_the_run_and_keep_the_rest(settings):
     broken = [True]
     server = Loopback(
@@ -402,6 +423,7 @@ def test_other_assets_are_refused_all_at_once(values, assets, tmp_path):
         (dict(engine="sglang"), "engine must be one of"),
         (dict(top_p=0.0), "top_p must be above 0"),
         (dict(models=["a", "b"]), "engine_url serves one model"),
+        (dict(engine="transformers"), "engine_url names a vLLM server"),
         (dict(compare_with="other"), "compare_with must be the label"),
         (dict(chat_template_kwargs="{"), "chat_template_kwargs is not JSON"),
         (dict(paper_rows=["GRPO++"]), "paper_rows must be among Base"),
