@@ -13,7 +13,7 @@ from rankbuffer_trl.judge import Chat, JudgeError, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 
 from . import alpaca_library
-from .asking import check_context, need_judge
+from .asking import check_context, need_judge, set_fields
 from .assets import Assets
 from .benchmark import OutputError, Prompt, Scores, check_outputs, shortened
 from .files import file_name, read_json, write_json, write_text
@@ -80,12 +80,12 @@ class AlpacaEval:
 
     def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
         """See [`Benchmark`]. Rows without a preference are NaN, as officially, and are not asked for again."""
-        need_judge(settings)
+        judge = need_judge(settings)
         outputs = self.read_outputs(folder, model)
         candidate = [
             row | {"output": outputs[id], "generator": model} for id, row in zip(outputs, self.reference, strict=True)
         ]
-        cache = folder / f"cache-{file_name(settings.judge_model)}.json"
+        cache = folder / f"cache-{file_name(judge)}.json"
         if cache.exists():
             read_json(cache)
         else:
@@ -107,7 +107,7 @@ class AlpacaEval:
             chats.append(Chat("alpaca-eval", id, [{"role": "user", "content": text}], str, {"max_tokens": 1}))
         judge = settings.judge()
         try:
-            await check_context(judge, chats, settings.judge_request or {})
+            await check_context(judge, chats, set_fields(settings))
         finally:
             await judge.client.close()
 

@@ -19,6 +19,7 @@ import yaml
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 
+from .asking import need_judge, set_fields
 from .files import file_name
 
 REQUEST = {"max_tokens": 1, "temperature": 1, "logprobs": True, "top_logprobs": 5}
@@ -86,11 +87,9 @@ def annotator(settings: JudgeConfig, template: Path, cache: Path | None) -> Iter
             Where annotations are kept, 128 at a time, and found again.
     """
     library = load()
-    mine = settings.judge_request or {}
-    known = {name: value for name, value in mine.items() if name in ("temperature", "top_p")}
-    extra = {
-        name: value for name, value in mine.items() if {name} - REQUEST.keys() - known.keys() and value is not None
-    }
+    name, urls, mine = need_judge(settings), settings.judge_url or [], set_fields(settings)
+    known = {field: value for field, value in mine.items() if field in ("temperature", "top_p")}
+    extra = {field: value for field, value in mine.items() if field not in (*REQUEST, *known) and value is not None}
     with tempfile.TemporaryDirectory() as folder:  # its files hold the key; the folder is the user's alone
         clients, config = Path(folder, "clients.yaml"), Path(folder, "annotator", "configs.yaml")
         client = {
@@ -98,15 +97,15 @@ def annotator(settings: JudgeConfig, template: Path, cache: Path | None) -> Iter
             "timeout": settings.judge_timeout,
             "max_retries": settings.judge_max_retries,
         }
-        clients.write_text(yaml.safe_dump({"default": [client | {"base_url": url} for url in settings.judge_url]}))
+        clients.write_text(yaml.safe_dump({"default": [client | {"base_url": url} for url in urls]}))
         completions = {
             **REQUEST,
             **known,
-            "model_name": settings.judge_model,
+            "model_name": name,
             "price_per_token": (settings.judge_prompt_price or 0) / 1e6,
             "requires_chatml": True,  # a name with "instruct" in it would be taken for a completion model
             "client_config_path": str(clients),
-            "num_procs": settings.judge_concurrency * len(settings.judge_url),
+            "num_procs": settings.judge_concurrency * len(urls),
         }
         if extra:
             completions["extra_body"] = extra
@@ -115,7 +114,7 @@ def annotator(settings: JudgeConfig, template: Path, cache: Path | None) -> Iter
         config.write_text(
             yaml.safe_dump(
                 {
-                    f"weighted_alpaca_eval_{file_name(settings.judge_model)}": {
+                    f"weighted_alpaca_eval_{file_name(name)}": {
                         "prompt_template": str(template),
                         "fn_completions": "openai_completions",
                         "completions_kwargs": completions,

@@ -16,7 +16,7 @@ from rankbuffer_trl.judge import Chat, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 
 from .arena_scores import read_verdict, score_judgments
-from .asking import ask_judge
+from .asking import ask_judge, need_judge
 from .assets import Assets
 from .benchmark import OutputError, Prompt, Scores, check_outputs
 from .dropped import write_failures
@@ -106,7 +106,7 @@ class ArenaHard:
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
         write_failures(folder, answers.failures)
-        self.write_judgments(folder, model, settings.judge_model, chats, answers.values)
+        self.write_judgments(folder, model, need_judge(settings), chats, answers.values)
         return answers.totals
 
     def write_judgments(

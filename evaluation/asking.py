@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rankbuffer_trl.judge import AnswerLog, Chat, Judge, JudgeError, Totals, answer_all
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import JudgeConfig, read_object
 from rankbuffer_trl.preflight import CHARACTERS_PER_TOKEN, LONGEST, check_server, servers_of
 
 from .benchmark import shortened
@@ -45,8 +45,7 @@ def ask_judge(settings: JudgeConfig, chats: Mapping[str, Chat], log: Path, what:
         [`JudgeError`]: if the judge is not there or its context is too small, before anything is asked; or if too many
         chats fail. What was answered stays in the log.
     """
-    need_judge(settings)
-    answers = ask(settings.judge(), chats, log, what, whom=settings.judge_model, fields=settings.judge_request)
+    answers = ask(settings.judge(), chats, log, what, whom=need_judge(settings), fields=set_fields(settings))
     if len(answers.failures) > settings.judge_max_failures * len(chats):
         raise JudgeError(
             f"{what}: {len(answers.failures)} of {len(chats)} judgments failed, more than judge_max_failures="
@@ -117,7 +116,7 @@ async def check_context(judge: Judge, chats: list[Chat], fields: Mapping[str, An
     for client in servers_of(judge):
         context = await check_server(client)
         for chat in heapq.nlargest(LONGEST, chats, key=length):
-            room = (chat.request | fields).get("max_tokens") or 0
+            room = {**chat.request, **fields}.get("max_tokens") or 0
             text = "\n".join(message["content"] for message in chat.messages)
             counted = await client.count_tokens(text)
             tokens = counted or math.ceil(length(chat) / CHARACTERS_PER_TOKEN)
@@ -140,17 +139,23 @@ def digest(chat: Chat, whom: str, fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def need_judge(settings: JudgeConfig) -> None:
-    """Refuse to evaluate without a judge.
+def set_fields(settings: JudgeConfig) -> dict[str, Any]:
+    """What the user sets in every request to the judge."""
+    return read_object("judge_request", settings.judge_request) or {}
+
+
+def need_judge(settings: JudgeConfig) -> str:
+    """The judge's name; refuses to evaluate without one.
 
     Raises:
         [`JudgeError`]: if no server is named.
     """
-    if not settings.judge_url:
+    if not settings.judge_url or not settings.judge_model:
         raise JudgeError(
             "judge_url is not set. The benchmarks need a language model as judge: name an OpenAI-compatible server and"
             " its judge_model. evaluation/README.md has the commands for the paper's"
         )
+    return settings.judge_model
 
 
 def failures_text(failures: Mapping[str, str]) -> str:

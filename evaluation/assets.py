@@ -79,4 +79,5 @@ class Assets:
 def package_folder(name: str) -> Path:
     """Where an installed package lies, without importing it; a place that does not exist if it is not installed."""
     spec = importlib.util.find_spec(name)
-    return Path(spec.submodule_search_locations[0]) if spec else Path(f"(package {name} is not installed)")
+    places = (spec and spec.submodule_search_locations) or [f"(package {name} is not installed)"]
+    return Path(places[0])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -106,13 +106,13 @@ class Benchmark(Protocol):
         """
 
 
-def check_outputs(expected: Sequence[str], found: Iterable[tuple[str, str]], where: Path) -> dict[str, str]:
+def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], where: Path) -> dict[str, str]:
     """Outputs by prompt id, in the order `expected`.
 
     Args:
         expected (`Sequence[str]`):
             The ids of all prompts.
-        found (`Iterable[tuple[str, str]]`):
+        found (`Iterable[tuple[Any, Any]]`):
             What a file holds, as (prompt id, text).
         where (`Path`):
             The file.

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rankbuffer_trl.judge.config import JudgeConfig, read_object
 
@@ -157,6 +158,10 @@ class EvaluationConfig(JudgeConfig):
             raise ValueError(
                 f"compare_with must be the label of a model ({', '.join(labels)}), got {self.compare_with!r}"
             )
+
+    def template_kwargs(self) -> dict[str, Any]:
+        """What prompts are rendered with."""
+        return read_object("chat_template_kwargs", self.chat_template_kwargs) or {}
 
     def assets(self) -> Assets:
         """The official files."""

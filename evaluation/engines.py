@@ -28,7 +28,7 @@ def request_of(config: EvaluationConfig, prompt: Prompt) -> dict[str, Any]:
         "seed": None if config.seed is None else seed_of(config.seed, prompt.id),
     }
     if config.chat_template_kwargs:
-        fields["chat_template_kwargs"] = config.chat_template_kwargs
+        fields["chat_template_kwargs"] = config.template_kwargs()
     return fields
 
 
@@ -132,7 +132,7 @@ class TransformersEngine:
             padding=True,
             return_tensors="pt",
             return_dict=True,
-            **(config.chat_template_kwargs or {}),
+            **config.template_kwargs(),
         ).to(self.network.device)
         if config.seed is not None:
             torch.manual_seed(seed_of(config.seed, *(prompt.id for prompt in batch)))

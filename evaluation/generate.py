@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trl import TrlParser
 
@@ -44,7 +44,7 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
         missing = [b for b in benchmarks.values() if not has_outputs(b, config.folder(label, b.name), label)]
         if missing:
             adapter_of = base_of(model)
-            opened = opens_thinking(load_tokenizer(model, adapter_of), config.chat_template_kwargs)
+            opened = opens_thinking(load_tokenizer(model, adapter_of), config.template_kwargs())
             todo.append((label, model, adapter_of, opened, missing))
     for label, model, adapter_of, opened, missing in todo:
         with engine(config, label, model, adapter_of) as responder:
@@ -124,10 +124,10 @@ def engine(config: EvaluationConfig, label: str, model: str, adapter_of: str | N
             yield VllmEngine(url, label, model, config)
 
 
-def opens_thinking(tokenizer, chat_template_kwargs: Mapping | None) -> bool:
+def opens_thinking(tokenizer, chat_template_kwargs: Mapping[str, Any]) -> bool:
     """Whether the chat template ends its prompts with `<think>`, so that responses start inside the block."""
     rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
+        [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True, **chat_template_kwargs
     )
     return rendered.rstrip().endswith("<think>")
 

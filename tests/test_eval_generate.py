@@ -230,9 +230,9 @@ class Template:
 
 
 def test_templates_that_open_the_thinking_are_known():
-    assert opens_thinking(Template("<think>\n"), None)
+    assert opens_thinking(Template("<think>\n"), {})
     assert not opens_thinking(Template("<think>\n"), {"enable_thinking": False})
-    assert not opens_thinking(Template("<think>\n\n</think>\n\n"), None)
+    assert not opens_thinking(Template("<think>\n\n</think>\n\n"), {})
 
 
 def test_what_is_no_model_is_an_error_that_says_so(tmp_path):
