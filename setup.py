@@ -9,6 +9,10 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "rankbuffer_trl" / "__init__.py").read_text()).group(1)
 REQUIREMENTS = re.findall(r"^[a-z].*$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
 
+# AlpacaEval's library imports pkg_resources, which newer setuptools lack, and fits with an argument that newer
+# scikit-learn drops.
+EVALUATION = ["alpaca_eval==0.6.6", "setuptools<81", "scikit-learn<1.10"]
+
 setup(
     name="rankbuffer-trl",
     version=VERSION,
@@ -23,8 +27,11 @@ setup(
     install_requires=REQUIREMENTS,
     extras_require={
         "vllm": ["vllm==0.31.0"],
+        "evaluation": EVALUATION,
         "dev": [
+            *EVALUATION,
             "hypothesis==6.170.15",
+            "mypy==2.4.1",
             "pytest==9.2.0",
             "pytest-timeout==2.4.0",
             "ruff==0.17.5",

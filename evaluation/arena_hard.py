@@ -1,0 +1,178 @@
+"""Arena-Hard v2.0: each output is judged twice against a strong baseline, once in each place.
+
+The questions, baselines, prompts and patterns are the official repository's, read from a checkout. Judgments are
+written in its format, so that its `show_result.py` can score them too.
+"""
+
+import runpy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import yaml
+
+from rankbuffer_trl.judge import Chat, Totals
+from rankbuffer_trl.judge.config import JudgeConfig
+
+from .arena_scores import read_verdict, score_judgments
+from .asking import ask_judge, need_judge
+from .assets import Assets
+from .benchmark import OutputError, Prompt, Scores, check_outputs
+from .dropped import write_failures
+from .files import file_name, read_jsonl, write_jsonl
+
+
+class ArenaHard:
+    """See [`Benchmark`]. A `limit` holds for each category.
+
+    Args:
+        assets (`Assets`):
+            Where the official checkout lies.
+        limit (`int`, *optional*):
+            Take only the first so many questions of each category.
+    """
+
+    name = "arena_hard"
+    title = "Arena-Hard v2.0"
+
+    def __init__(self, assets: Assets, limit: int | None = None):
+        assets.check(self.name, ("questions", "judge_settings", "judge_config"))
+        self.config = yaml.safe_load(assets.path(self.name, "judge_config").read_text(encoding="utf-8"))
+        settings = runpy.run_path(str(assets.path(self.name, "judge_settings")))["JUDGE_SETTINGS"]
+        seen: Counter[str] = Counter()
+        self.questions = {}
+        for question in read_jsonl(assets.path(self.name, "questions")):
+            seen[question["category"]] += 1
+            if limit is None or seen[question["category"]] <= limit:
+                self.questions[question["uid"]] = question
+        self.categories = list(seen)
+        self.settings = {category: settings[category] for category in self.categories}
+        names = list(dict.fromkeys(each["baseline"] for each in self.settings.values()))
+        assets.check(self.name, names)
+        self.baselines = {name: read_answers(assets.path(self.name, name)) for name in names}
+
+    def prompts(self) -> list[Prompt]:
+        """See [`Benchmark`]."""
+        return [Prompt(uid, [{"role": "user", "content": q["prompt"]}]) for uid, q in self.questions.items()]
+
+    def outputs_path(self, folder: Path, model: str) -> Path:
+        """Official place of a model's answers, below `folder`."""
+        return folder / "model_answer" / f"{file_name(model)}.jsonl"
+
+    def write_outputs(self, folder: Path, model: str, responses: Mapping[str, str]) -> None:
+        """See [`Benchmark`]. Style control needs `metadata`, which the official script adds."""
+        rows = (
+            {
+                "uid": uid,
+                "ans_id": uid,
+                "model": file_name(model),
+                "messages": [
+                    {"role": "user", "content": question["prompt"]},
+                    {"role": "assistant", "content": {"answer": responses[uid]}},
+                ],
+                "tstamp": 0.0,
+            }
+            for uid, question in self.questions.items()
+        )
+        write_jsonl(self.outputs_path(folder, model), rows)
+
+    def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
+        """See [`Benchmark`]."""
+        path = self.outputs_path(folder, model)
+        return check_outputs(
+            list(self.questions), ((row.get("uid"), answer_of(row, path)) for row in read_jsonl(path)), path
+        )
+
+    def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
+        """Both games of every question, by `uid/game`."""
+        read = partial(read_judgment, patterns=self.config["regex_patterns"])
+        request = {"temperature": self.config["temperature"], "max_tokens": self.config["max_tokens"]}
+        chats = {}
+        for uid, question in self.questions.items():
+            settings = self.settings[question["category"]]
+            baseline = self.baselines[settings["baseline"]][uid]
+            for game, (a, b) in enumerate([(baseline, outputs[uid]), (outputs[uid], baseline)]):
+                user = self.config["prompt_template"].format(QUESTION=question["prompt"], ANSWER_A=a, ANSWER_B=b)
+                messages = [
+                    {"role": "system", "content": settings["system_prompt"]},
+                    {"role": "user", "content": user},
+                ]
+                chats[f"{uid}/{game}"] = Chat("arena-hard", uid, messages, read, request)
+        return chats
+
+    def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
+        """See [`Benchmark`]. A judgment without a verdict is null, as officially, and is not asked for again."""
+        chats = self.chats(self.read_outputs(folder, model))
+        answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
+        write_failures(folder, answers.failures)
+        self.write_judgments(folder, model, need_judge(settings), chats, answers.values)
+        return answers.totals
+
+    def write_judgments(
+        self, folder: Path, model: str, judge: str, chats: Mapping[str, Chat], values: Mapping[str, Mapping]
+    ) -> None:
+        """Write the official judgment file.
+
+        Args:
+            folder (`Path`):
+                Where.
+            model (`str`):
+                Whose outputs.
+            judge (`str`):
+                Who judged.
+            chats (`Mapping[str, Chat]`):
+                What was asked, see [`ArenaHard.chats`].
+            values (`Mapping[str, Mapping]`):
+                What was answered, by the same keys; a game without an answer is null.
+        """
+
+        def game(key: str) -> dict | None:
+            if key not in values:
+                return None
+            answer = {"answer": values[key]["answer"]}
+            return {"score": values[key]["score"], "judgment": answer, "prompt": list(chats[key].messages)}
+
+        rows = (
+            {
+                "uid": uid,
+                "category": question["category"],
+                "judge": judge,
+                "model": file_name(model),
+                "baseline": self.settings[question["category"]]["baseline"],
+                "games": [game(f"{uid}/0"), game(f"{uid}/1")],
+            }
+            for uid, question in self.questions.items()
+        )
+        write_jsonl(folder / "model_judgment" / file_name(judge) / f"{file_name(model)}.jsonl", rows)
+
+    def scores(self, folder: Path, model: str) -> Scores:
+        """See [`Benchmark`]."""
+        found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
+        if len(found) != 1:
+            raise OutputError(
+                f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(found)}"
+            )
+        return score_judgments(found[0], {uid: question["category"] for uid, question in self.questions.items()})
+
+
+def read_judgment(text: str, patterns: Sequence[str]) -> dict:
+    """A judge's answer with its label."""
+    return {"score": read_verdict(text, patterns), "answer": text}
+
+
+def answer_of(row: Mapping, path: Path) -> str:
+    """The text of a row of an official answer file.
+
+    Raises:
+        [`OutputError`]: if it has none.
+    """
+    try:
+        return row["messages"][-1]["content"]["answer"]
+    except (LookupError, TypeError):
+        raise OutputError(f"{path}: the row of uid {row.get('uid')!r} has no messages[-1].content.answer") from None
+
+
+def read_answers(path: Path) -> dict[str, str]:
+    """Answers by uid of an official answer file."""
+    return {row["uid"]: answer_of(row, path) for row in read_jsonl(path)}

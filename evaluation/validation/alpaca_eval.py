@@ -1,0 +1,100 @@
+"""AlpacaEval 2: published annotations through our scoring, published weights through the formula, published fits."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..alpaca_eval import win_rate_rows
+from ..alpaca_library import length_controlled
+from ..assets import AssetError, Assets
+from ..files import read_json
+from ..metric import mean
+from .check import Check, worst
+
+MANIFEST = Path(__file__).with_name("assets.yaml")
+JUDGE = "weighted_alpaca_eval_gpt4_turbo"
+WEIGHTS = ("instruction_difficulty", "not_gamed_baseline.astype(float)")
+EXACT = 1e-6
+FIT = 0.05
+REFITTED = ("claude-2.1", "FuseChat-Qwen-2.5-7B-Instruct")
+FEWEST = 20
+
+
+def checks(assets: Assets) -> Iterator[Check]:
+    """All comparisons, those first that need the fewest files.
+
+    Raises:
+        [`AssetError`]: if an official file is missing or another one, or too few annotations are there.
+    """
+    official = Assets(assets.folder, MANIFEST)
+    official.check("alpaca_eval", ("leaderboard", "weights", "vicuna"))
+    with official.path("alpaca_eval", "leaderboard").open(encoding="utf-8") as lines:
+        board = {row[""]: row for row in csv.DictReader(lines)}
+    yield from raw_checks(assets, board)
+    yield from prediction_checks(official, board)
+    yield from fit_checks(assets, board)
+
+
+def raw_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:
+    """The raw win rate of every model whose annotations are there."""
+    found = {}
+    for path in sorted((assets.folder / "alpaca_eval" / "results").glob(f"*/{JUDGE}/annotations.json")):
+        model = path.parent.parent.name
+        if model in board:
+            rows = read_json(path)
+            preferences = {str(place): row["preference"] for place, row in enumerate(rows)}
+            found[model] = (mean(win_rate_rows(preferences)), float(board[model]["win_rate"]))
+    if len(found) < FEWEST:
+        raise AssetError(f"only {len(found)} models with annotations below {assets.folder}; is it a whole checkout?")
+    for model, pair in found.items():
+        yield Check(f"win rate of {model}", *pair, EXACT)
+    yield worst("win rate", found, EXACT)
+
+
+def prediction_checks(official: Assets, board: dict[str, dict]) -> Iterator[Check]:
+    """The length-controlled win rate of every model from its published weights.
+
+    The difficulty of the instructions is published on the Hub alone; here it comes from the published predictions of
+    one model and its weights.
+    """
+    with official.path("alpaca_eval", "weights").open(encoding="utf-8") as lines:
+        weights = {row[""]: [float(row[name]) for name in WEIGHTS] for row in csv.DictReader(lines)}
+    slope, level = weights["vicuna-7b-v1.5"]
+    shares = np.array([row["glm_preference"] for row in read_json(official.path("alpaca_eval", "vicuna"))])
+    difficulty = (np.log(shares / (1 - shares)) - level) / slope
+    found = {
+        model: (predicted(slope, level, difficulty), float(board[model]["length_controlled_winrate"]))
+        for model, (slope, level) in weights.items()
+        if model in board
+    }
+    agree = {model: pair for model, pair in found.items() if abs(pair[0] - pair[1]) <= EXACT}
+    yield Check(
+        "models whose weights give their length-controlled win rate; ten published rows do not",
+        len(agree),
+        len(found),
+        10,
+    )
+    yield worst("length-controlled win rate of these, from weights", agree, EXACT)
+
+
+def predicted(slope: float, level: float, difficulty: np.ndarray) -> float:
+    """Per cent of wins of a model if all outputs had equal length."""
+    return float(100 * np.mean(1 / (1 + np.exp(-(slope * difficulty + level)))))
+
+
+def fit_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:
+    """The length-controlled win rate of two models, fitted anew.
+
+    Raises:
+        [`AssetError`]: if the Hub's file that this needs is not there.
+    """
+    import pandas
+
+    gamed = assets.path("alpaca_eval", "gamed")
+    for model in REFITTED:
+        path = assets.folder / "alpaca_eval" / "results" / model / JUDGE / "annotations.json"
+        metrics = length_controlled(pandas.DataFrame(read_json(path)), gamed)
+        score = float(board[model]["length_controlled_winrate"])
+        yield Check(f"length-controlled win rate of {model}, fitted", metrics["length_controlled_winrate"], score, FIT)

@@ -1,0 +1,235 @@
+"""Arena-Hard: the official scripts beside ours, and the published ensemble scores where the judgments are there."""
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from rankbuffer_trl.judge import Chat
+
+from ..arena_hard import ArenaHard
+from ..arena_scores import OFFICIAL_RESAMPLES, SCORES, score_judgments
+from ..assets import AssetError, Assets
+from ..files import file_name, read_jsonl, write_json, write_jsonl
+from ..metric import Row, mean
+from .check import Check, run_official
+
+MANIFEST = Path(__file__).with_name("assets.yaml")
+BENCH = "arena-hard-v2.0"
+MODEL, JUDGE = "candidate", "judge"
+SEED = 0
+ROUNDING = 1e-9
+PUBLISHED = {"deepseek-r1": 77.0, "qwq-32b": 60.9}
+"""Creative writing without style control, judged by GPT-4.1 and Gemini 2.5 together, in the official README."""
+
+LABELS = (*SCORES, "A>>>B", "A > B", "AB", "")
+NOTHING = {"boto3": "", "shortuuid": ""}
+ANSWER = """
+import hashlib, json
+import utils.completion as completion
+answers = json.load(open("answers.json"))
+def answer(messages, temperature, max_tokens, **others):
+    assert (temperature, max_tokens) == SETTINGS
+    text = answers[hashlib.sha256(json.dumps(messages).encode()).hexdigest()]
+    return None if text is None else {"answer": text}
+completion.registered_api_completion["answers"] = answer
+"""
+MEANS = """
+import json
+import show_result
+battles = show_result.load_judgments(["judge"], "arena-hard-v2.0")
+battles["scores"] = battles["scores"].astype(float)
+print("MEANS " + json.dumps(battles.groupby("category")["scores"].mean().to_dict()))
+"""
+
+
+def checks(assets: Assets) -> Iterator[Check]:
+    """All comparisons, those first that need the fewest files.
+
+    Raises:
+        [`AssetError`]: if an official file is missing or another one.
+    """
+    official = Assets(assets.folder, MANIFEST)
+    official.check("arena_hard", ("gen_judgment", "show_result", "completion", "math_utils"))
+    yield from script_checks(assets, official)
+    yield from published_checks(assets)
+
+
+def script_checks(assets: Assets, official: Assets) -> Iterator[Check]:
+    """Prompts, verdicts and scores of the official scripts and of this project, for made-up outputs and answers."""
+    generator = random.Random(SEED)
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        bench = ArenaHard(made_up_baselines(folder / "assets", assets, generator))
+        outputs = {uid: made_up_text(generator) for uid in bench.questions}
+        chats = bench.chats(outputs)
+        answers = {key: None if generator.random() < 0.02 else made_up_answer(generator) for key in chats}
+        values = {key: chats[key].read(text) for key, text in answers.items() if text is not None}
+        bench.write_outputs(folder, MODEL, outputs)
+        bench.write_judgments(folder, MODEL, JUDGE, chats, values)
+        ours = list(read_jsonl(judgments(folder)))
+
+        there = layout(folder / "official", official.path("arena_hard", "gen_judgment").parent)
+        for name, texts in (bench.baselines | {MODEL: outputs}).items():
+            rows = ({"uid": uid, "model": name, "messages": [{"content": {"answer": t}}]} for uid, t in texts.items())
+            write_jsonl(there / "data" / BENCH / "model_answer" / f"{name}.jsonl", rows)
+        theirs = judge_officially(there, official, bench, {digest(chats[key]): text for key, text in answers.items()})
+        games = [(a, b) for mine in ours for a, b in zip(mine["games"], theirs[mine["uid"]]["games"], strict=True)]
+        yield Check(
+            "games as the official script writes them: prompt, answer, label",
+            sum(a == b for a, b in games),
+            len(games),
+        )
+
+        known = [row for row in ours if all(game is None or game["score"] in (None, *SCORES) for game in row["games"])]
+        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / f"{MODEL}.jsonl", known)
+        (there / "means.py").write_text(MEANS)
+        printed = run_official(there / "means.py", cwd=there, stubs={})
+        means = json.loads(printed.partition("MEANS ")[2])
+        scores = score_judgments(judgments(folder), {uid: q["category"] for uid, q in bench.questions.items()})
+        for category, judged in scores.rows.items():
+            yield Check(f"{category}: mean over battles", mean(judged), 100 * means[category], ROUNDING)
+            table = run_official(there / "show_result.py", "-j", JUDGE, "-c", category, cwd=there, stubs={})
+            shown = next(line.split() for line in table.splitlines() if MODEL in line)
+            drawn = str(scores.official[f"{category}, official bootstrap"]).split()[0]
+            deviation = 50 / math.sqrt(sum(row.weight for row in judged.values()) * OFFICIAL_RESAMPLES)  # at most
+            noise = 4 * math.sqrt(2) * deviation
+            yield Check(f"{category}: mean of 100 resamples, theirs unseeded", float(drawn), float(shown[2]), noise)
+
+
+def published_checks(assets: Assets) -> Iterator[Check]:
+    """The README's ensemble scores from the repository's own judgments.
+
+    Raises:
+        [`AssetError`]: if they are not there.
+    """
+    folder = assets.path("arena_hard", "questions").parent
+    categories = {row["uid"]: row["category"] for row in read_jsonl(assets.path("arena_hard", "questions"))}
+    for model, score in PUBLISHED.items():
+        files = [folder / "model_judgment" / judge / f"{model}.jsonl" for judge in ("gpt-4.1", "gemini-2.5")]
+        if missing := [str(file) for file in files if not file.exists()]:
+            raise AssetError(f"the published scores need {' and '.join(missing)}, which a whole checkout has")
+        rows: dict[str, Row] = {}
+        for file in files:
+            judged = score_judgments(file, categories).rows["creative_writing"]
+            rows |= {f"{file.parent.name} {uid}": row for uid, row in judged.items()}
+        yield Check(f"creative_writing of {model}, both judges", mean(rows), score, 0.3)
+
+
+def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, str] = NOTHING) -> str:
+    """What the official scripts print of a run's judgments with style control.
+
+    Its normalisation is pooled over all models judged: here this one alone, so the number is not the leaderboard's.
+
+    Args:
+        assets (`Assets`):
+            Where the official checkout lies.
+        folder (`Path`):
+            The model's folder of this benchmark in a run.
+        model (`str`):
+            Its label.
+        stubs (`Mapping[str, str]`, *optional*):
+            See [`run_official`]. The scripts need `tiktoken`, which downloads its vocabulary on first use.
+
+    Raises:
+        [`AssetError`]: if a script fails, or the run has no judgments.
+    """
+    official = Assets(assets.folder, MANIFEST)
+    checkout = official.path("arena_hard", "show_result").parent
+    found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
+    if len(found) != 1:
+        raise AssetError(
+            f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(found)}"
+        )
+    with TemporaryDirectory() as place:
+        there = layout(Path(place) / "official", checkout)
+        rows = [row for row in read_jsonl(found[0]) if all(g and g["score"] in SCORES for g in row["games"])]
+        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / found[0].name, rows)
+        plain = there / "plain"
+        plain.mkdir()
+        for name in {row["baseline"] for row in rows}:
+            (plain / f"{name}.jsonl").write_bytes(assets.path("arena_hard", name).read_bytes())
+        (plain / found[0].name).write_bytes((folder / "model_answer" / found[0].name).read_bytes())
+        answers = there / "data" / BENCH / "model_answer"
+        script = official.path("arena_hard", "add_markdown_info")
+        run_official(script, "--dir", str(plain), "--output-dir", str(answers), cwd=there, stubs=stubs)
+        printed = []
+        for category in dict.fromkeys(row["category"] for row in rows):
+            arguments = ("-j", JUDGE, "-c", category, "-f", "markdown", "length")
+            printed.append(run_official(there / "show_result.py", *arguments, cwd=there, stubs=stubs))
+        return "\n".join(printed)
+
+
+def layout(place: Path, checkout: Path) -> Path:
+    """A folder in which the official scripts find their code and the questions, and room for other data."""
+    data = place / "data" / BENCH
+    data.mkdir(parents=True)
+    for path in ("utils", "show_result.py"):
+        (place / path).symlink_to((checkout / path).absolute())
+    (data / "question.jsonl").symlink_to((checkout / "data" / BENCH / "question.jsonl").absolute())
+    return place
+
+
+def judge_officially(
+    place: Path, official: Assets, bench: ArenaHard, answers: Mapping[str, str | None]
+) -> dict[str, dict]:
+    """The rows that the official `gen_judgment.py` writes, by uid, when the judge answers `answers`."""
+    config = bench.config | {"judge_model": JUDGE, "model_list": [MODEL]}
+    endpoint = {"endpoints": None, "api_type": "answers", "parallel": 4, "max_tokens": 1, "temperature": 0.0}
+    (place / "settings.yaml").write_text(yaml.safe_dump(config))
+    (place / "endpoints.yaml").write_text(yaml.safe_dump({JUDGE: endpoint}))
+    write_json(place / "answers.json", dict(answers))
+    settings = (config["temperature"], config["max_tokens"])
+    arguments = ("--setting-file", "settings.yaml", "--endpoint-file", "endpoints.yaml")
+    script = official.path("arena_hard", "gen_judgment")
+    run_official(script, *arguments, cwd=place, stubs=NOTHING, first=ANSWER.replace("SETTINGS", repr(settings)))
+    written = place / "data" / BENCH / "model_judgment" / JUDGE / f"{MODEL}.jsonl"
+    return {row["uid"]: row for row in read_jsonl(written)}
+
+
+def made_up_baselines(folder: Path, assets: Assets, generator: random.Random) -> Assets:
+    """The official prompts and questions with other baselines, since not every copy has the official ones."""
+    manifest = {name: dict(entry) for name, entry in assets.manifest["arena_hard"].items()}
+    questions = [row["uid"] for row in read_jsonl(assets.path("arena_hard", "questions"))]
+    for name, entry in manifest.items():
+        if entry["path"][0].endswith(f"model_answer/{name}.jsonl"):
+            path = folder / f"{name}.jsonl"
+            texts = ((uid, made_up_text(generator)) for uid in questions)
+            rows = ({"uid": uid, "model": name, "messages": [{"content": {"answer": text}}]} for uid, text in texts)
+            write_jsonl(path, rows)
+            entry |= {"path": [str(path)], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        else:
+            entry["path"] = [str(assets.path("arena_hard", name).absolute())]
+    (folder / "assets.yaml").write_text(yaml.safe_dump({"arena_hard": manifest}))
+    return Assets(folder, folder / "assets.yaml")
+
+
+def made_up_text(generator: random.Random) -> str:
+    """An output unlike all others, with what could confuse a template or a reader."""
+    words = ("tea", "{QUESTION}", "{", "[[A>B]]", "é", "\n# 1", "\\1")
+    return " ".join((str(generator.random()), *generator.choices(words, k=generator.randrange(9))))
+
+
+def made_up_answer(generator: random.Random) -> str:
+    """A judgment, with one verdict, several or none."""
+    brackets = generator.choice(("[[{}]]", "[[{}]]", "[{}]", "({})", "[[{}\n]]"))
+    labels = generator.choices(
+        LABELS[:-4] if generator.random() < 0.9 else LABELS, k=generator.choice((0, 1, 1, 1, 2))
+    )
+    text = " so ".join(brackets.format(label) for label in labels)
+    return generator.choice((text, text.lower(), f"My verdict: {text}.\n", f"[1] {text} [[]]"))
+
+
+def judgments(folder: Path) -> Path:
+    """Our judgment file."""
+    return folder / "model_judgment" / JUDGE / f"{MODEL}.jsonl"
+
+
+def digest(chat: Chat) -> str:
+    """Of a chat's messages, as the official script is asked them."""
+    return hashlib.sha256(json.dumps(list(chat.messages)).encode()).hexdigest()

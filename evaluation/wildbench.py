@@ -1,0 +1,188 @@
+"""WildBench v2: each output is rated on its own (WB-Score) and, if asked for, against three references (WB-Reward).
+
+Templates come from a checkout of the official repository, conversations and the references' outputs from its data
+sets. Verdicts are written in the official format, so that `leaderboard/data_dir/_create_tables.py` can read them.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rankbuffer_trl.judge import Chat, Totals
+from rankbuffer_trl.judge.config import JudgeConfig
+
+from .asking import ask_judge
+from .assets import Assets
+from .benchmark import OutputError, Prompt, Scores, check_outputs
+from .dropped import read_failures, write_failures
+from .files import file_name, read_json, write_json
+from .wildbench_data import read_conversations, read_outputs, read_reference
+from .wildbench_prompts import display, pairwise_prompt, positions, read_choice, read_score, scoring_prompt
+from .wildbench_results import pairwise_row, read_rows, reward_judged, score_judged, score_row, score_wildbench
+from .wildbench_scores import is_whole
+
+REFERENCES = ("gpt-4-turbo-2024-04-09", "claude-3-haiku-20240307", "Llama-2-70b-chat-hf")
+POSITION_SEED = 42
+REQUEST = {"temperature": 0, "max_tokens": 1024, "response_format": {"type": "json_object"}}
+UNASKED = {"score": "1", "weaknesses": "There is no response, so no judge was asked."}
+"""The official code notes a score of 1 for an empty response, too."""
+
+
+class WildBench:
+    """See [`Benchmark`].
+
+    Args:
+        assets (`Assets`):
+            Where the official files lie.
+        limit (`int`, *optional*):
+            Take only the first so many conversations.
+        reward (`bool`, *optional*, defaults to `False`):
+            Whether to judge WB-Reward as well: up to three more judgments of each output, with longer prompts.
+    """
+
+    name = "wildbench"
+    title = "WildBench v2"
+
+    def __init__(self, assets: Assets, limit: int | None = None, reward: bool = False):
+        references = REFERENCES if reward else ()
+        templates = ("score_template", "pairwise_template") if reward else ("score_template",)
+        assets.check(self.name, ("questions", *templates, *references))
+        every = read_conversations(assets.path(self.name, "questions"))
+        self.conversations = dict(islice(every.items(), limit))
+        self.first = positions(POSITION_SEED, list(every))
+        self.templates = {name: assets.path(self.name, name).read_text(encoding="utf-8") for name in templates}
+        self.references = {
+            name: read_reference(assets.path(self.name, name), self.conversations) for name in references
+        }
+
+    def prompts(self) -> list[Prompt]:
+        """See [`Benchmark`]. A conversation comes with all its turns."""
+        return [
+            Prompt(session, [{"role": role, "content": text} for role, text in conversation.turns])
+            for session, conversation in self.conversations.items()
+        ]
+
+    def write_outputs(self, folder: Path, model: str, responses: Mapping[str, str]) -> None:
+        """See [`Benchmark`]."""
+        rows = [
+            {
+                "session_id": session,
+                "chat_history": [text for _, text in conversation.turns],
+                "model_input": "n/a",
+                "output": [responses[session]],
+                "generator": model,
+                "configs": {},
+                "dataset": "wild_bench",
+                "primary_tag": conversation.tags[0],
+            }
+            for session, conversation in self.conversations.items()
+        ]
+        write_json(outputs_path(folder, model), rows)
+
+    def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
+        """See [`Benchmark`]."""
+        path = outputs_path(folder, model)
+        return check_outputs(list(self.conversations), read_outputs(read_json(path), path), path)
+
+    def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
+        """See [`Benchmark`]. What the tables do not count is not asked, see [`WildBench.chats`]."""
+        if model in self.references:
+            raise OutputError(f"the label {model!r} is that of a WB-Reward reference; give the model another one")
+        outputs = self.read_outputs(folder, model)
+        answers = ask_judge(settings, dict(self.chats(outputs)), folder / "judge.jsonl", f"{self.title}: {model}")
+        self.write_verdicts(folder, model, outputs, answers.values, answers.failures)
+        return answers.totals
+
+    def write_verdicts(
+        self,
+        folder: Path,
+        model: str,
+        outputs: Mapping[str, str],
+        verdicts: Mapping[str, dict[str, Any]],
+        failures: Mapping[str, str],
+    ) -> None:
+        """Write the official result files.
+
+        Args:
+            folder (`Path`):
+                Where.
+            model (`str`):
+                Whose outputs.
+            outputs (`Mapping[str, str]`):
+                By session.
+            verdicts (`Mapping[str, dict]`):
+                The judge's answers by the keys of [`WildBench.chats`].
+            failures (`Mapping[str, str]`):
+                Why there is none, by the same keys.
+        """
+        write_failures(folder, failures)
+        scored = [
+            score_row(session, model, response, verdict)
+            for session, response in outputs.items()
+            if (verdict := verdicts.get(f"score/{session}", None if response.strip() else UNASKED))
+        ]
+        write_json(score_path(folder, model), scored)
+        for reference, texts in self.references.items():
+            rows = []
+            for session, response in outputs.items():
+                key = f"{reference}/{session}"
+                if key not in failures:
+                    pair = {model: display(response), reference: display(texts[session])}
+                    names = [model, reference] if self.first[session] else [reference, model]
+                    rows.append(pairwise_row(session, names, pair, verdicts.get(key)))
+            write_json(pairwise_path(folder, model, reference), rows)
+
+    def chats(self, outputs: Mapping[str, str]) -> Iterator[tuple[str, Chat]]:
+        """What to ask, by `score/session` and `reference/session`.
+
+        Left out are an empty response, which scores 1 and loses no pair, and pairs with a response that is empty or
+        longer than the prompt shows: the official tables drop their verdicts.
+        """
+        for session, response in outputs.items():
+            if response.strip():
+                prompt = scoring_prompt(self.templates["score_template"], self.conversations[session], response)
+                yield f"score/{session}", chat("score", session, prompt, read_score)
+        for reference, texts in self.references.items():
+            for session, response in outputs.items():
+                pair = [display(response), display(texts[session])]
+                if all(map(is_whole, pair)):
+                    a, b = pair if self.first[session] else reversed(pair)
+                    prompt = pairwise_prompt(self.templates["pairwise_template"], self.conversations[session], a, b)
+                    yield f"{reference}/{session}", chat("reward", session, prompt, read_choice)
+
+    def scores(self, folder: Path, model: str) -> Scores:
+        """See [`Benchmark`]."""
+        failures = read_failures(folder)
+
+        def rows_of(path: Path, asked: str) -> list[dict[str, Any]]:
+            dropped = {key.partition("/")[2] for key in failures if key.partition("/")[0] == asked}
+            return read_rows(path, set(self.conversations), dropped)
+
+        groups = {session: conversation.groups for session, conversation in self.conversations.items()}
+        scored = score_judged(rows_of(score_path(folder, model), "score"), groups)
+        rewards = {
+            reference: reward_judged(rows_of(pairwise_path(folder, model, reference), reference), reference, groups)
+            for reference in self.references
+        }
+        return score_wildbench(scored, rewards, len(self.conversations))
+
+
+def chat(kind: str, session: str, prompt: str, read: Any) -> Chat:
+    """One official request."""
+    return Chat(f"wildbench-{kind}", session, [{"role": "user", "content": prompt}], read, REQUEST)
+
+
+def outputs_path(folder: Path, model: str) -> Path:
+    """Official place of a model's outputs, below `folder`."""
+    return folder / "result_dirs" / "wild_bench_v2" / f"{file_name(model)}.json"
+
+
+def score_path(folder: Path, model: str) -> Path:
+    """Ratings in the official format."""
+    return folder / "score.v2" / f"{file_name(model)}.json"
+
+
+def pairwise_path(folder: Path, model: str, reference: str) -> Path:
+    """Verdicts against a reference in the official format."""
+    return folder / "pairwise.v2" / f"ref={reference}" / f"{file_name(model)}.json"

@@ -1,0 +1,164 @@
+"""WritingBench: each output is scored by each of its query's own criteria, one judgment at a time.
+
+Queries, criteria and prompts are the official repository's, read from a checkout. Scores are written in its format, so
+that its `calculate_scores.py` can aggregate them too, by sub-domain and requirement as well.
+"""
+
+import runpy
+import zlib
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankbuffer_trl.judge import Chat, Totals
+from rankbuffer_trl.judge.config import JudgeConfig
+
+from .asking import ask_judge
+from .assets import AssetError, Assets
+from .benchmark import Prompt, Scores, check_outputs
+from .dropped import read_failures, write_failures
+from .files import file_name, read_jsonl, write_jsonl
+from .writingbench_scores import JUDGE_SEED, read_scores, read_verdict, score_writingbench
+
+REQUEST = {"temperature": 1.0, "top_p": 0.95, "top_k": -1, "max_tokens": 2048}
+"""Officially `top_k` is empty. vLLM would fill in the judge's own, so it is sent; `judge_request: {top_k: null}` for a
+server that does not know it."""
+
+
+class Query(NamedTuple):
+    """A row of the benchmark: what to write, its domain, and the criteria by name."""
+
+    text: str
+    domain: str
+    criteria: dict[str, dict[str, Any]]
+
+
+class WritingBench:
+    """See [`Benchmark`].
+
+    Args:
+        assets (`Assets`):
+            Where the official checkout lies.
+        limit (`int`, *optional*):
+            Take only the first so many queries.
+    """
+
+    name = "writingbench"
+    title = "WritingBench"
+
+    def __init__(self, assets: Assets, limit: int | None = None):
+        assets.check(self.name, ("questions", "prompt"))
+        self.queries = dict(islice(read_queries(assets.path(self.name, "questions")).items(), limit))
+        official = runpy.run_path(str(assets.path(self.name, "prompt")))
+        self.system, self.template = official["evaluate_system"], official["evaluate_prompt"]
+
+    def prompts(self) -> list[Prompt]:
+        """See [`Benchmark`]."""
+        return [Prompt(index, [{"role": "user", "content": query.text}]) for index, query in self.queries.items()]
+
+    def write_outputs(self, folder: Path, model: str, responses: Mapping[str, str]) -> None:
+        """See [`Benchmark`]."""
+        rows = ({"index": int(index), "response": responses[index]} for index in self.queries)
+        write_jsonl(outputs_path(folder, model), rows)
+
+    def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
+        """See [`Benchmark`]."""
+        path = outputs_path(folder, model)
+        found = ((str(row.get("index")), row.get("response")) for row in read_jsonl(path))
+        return check_outputs(list(self.queries), found, path)
+
+    def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
+        """What to ask, by `index/criterion`. Each has a seed of its own, which a repeat counts up."""
+        chats = {}
+        for index, query in self.queries.items():
+            for name, criterion in query.criteria.items():
+                prompt = self.template.format(query=query.text, response=outputs[index], criteria=criterion)
+                messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
+                key = f"{index}/{name}"
+                request = REQUEST | {"seed": zlib.crc32(f"{JUDGE_SEED}/{key}".encode())}
+                chats[key] = Chat("writingbench", index, messages, read_verdict, request, afresh=True)
+        return chats
+
+    def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
+        """See [`Benchmark`]. A query that lacks the score of one criterion is dropped whole."""
+        chats = self.chats(self.read_outputs(folder, model))
+        answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
+        self.write_scores(folder, model, answers.values, answers.failures)
+        return answers.totals
+
+    def write_scores(
+        self, folder: Path, model: str, verdicts: Mapping[str, dict[str, Any]], failures: Mapping[str, str]
+    ) -> None:
+        """Write the official result file.
+
+        Args:
+            folder (`Path`):
+                Where.
+            model (`str`):
+                Whose outputs were judged.
+            verdicts (`Mapping[str, dict]`):
+                The judge's answers by the keys of [`WritingBench.chats`].
+            failures (`Mapping[str, str]`):
+                Why there is none, by the same keys.
+        """
+        write_failures(folder, failures)
+        dropped = dropped_queries(failures)
+        rows = (
+            {
+                "index": int(index),
+                "scores": {name: [verdicts[f"{index}/{name}"]] for name in query.criteria},
+            }
+            for index, query in self.queries.items()
+            if index not in dropped
+        )
+        write_jsonl(scores_path(folder, model), rows)
+
+    def scores(self, folder: Path, model: str) -> Scores:
+        """See [`Benchmark`]."""
+        failures = read_failures(folder)
+        criteria = {index: list(query.criteria) for index, query in self.queries.items()}
+        scores = read_scores(scores_path(folder, model), criteria, dropped_queries(failures))
+        return score_writingbench(
+            scores, {index: query.domain for index, query in self.queries.items()}, len(failures)
+        )
+
+
+def read_queries(path: Path) -> dict[str, Query]:
+    """The benchmark's rows by index, in official order.
+
+    Criteria of the same name are one, as in the official code, which judges by the first of them.
+
+    Raises:
+        [`AssetError`]: naming the row that is not as it should be.
+    """
+    queries: dict[str, Query] = {}
+    for number, row in enumerate(read_jsonl(path), start=1):
+        try:
+            index = str(int(row["index"]))
+            if index in queries:
+                raise ValueError(f"the index {index} is there twice")
+            criteria = {criterion["name"]: criterion for criterion in reversed(row["checklist"])}
+            names = dict.fromkeys(criterion["name"] for criterion in row["checklist"])
+            if not names:
+                raise ValueError("it has no criteria")
+            queries[index] = Query(row["query"], row["domain1"], {name: criteria[name] for name in names})
+        except (LookupError, TypeError, ValueError) as error:
+            fault = f"{type(error).__name__}: {error}"
+            raise AssetError(f"{path}, line {number}, is no query of WritingBench ({fault})") from None
+    return queries
+
+
+def dropped_queries(failures: Mapping[str, str]) -> set[str]:
+    """Queries that lack a score."""
+    return {key.partition("/")[0] for key in failures}
+
+
+def outputs_path(folder: Path, model: str) -> Path:
+    """Outputs in the official format."""
+    return folder / "responses" / f"{file_name(model)}.jsonl"
+
+
+def scores_path(folder: Path, model: str) -> Path:
+    """Scores in the official format, alone in their folder, as `calculate_scores.py` wants it."""
+    return folder / "score_dir" / f"{file_name(model)}.jsonl"

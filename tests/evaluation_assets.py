@@ -1,0 +1,253 @@
+"""Small benchmarks with the schema of the official ones, and a judge and a model on loopback that answer their chats.
+
+A text is as good as it has words `good`. All judges of the four benchmarks go by that.
+"""
+
+import hashlib
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import yaml
+from aiohttp import web
+
+from evaluation.assets import MANIFEST
+
+AUTHORS = ("o3-mini-2025-01-31", "gemini-2.0-flash-001")
+REFERENCES = ("gpt-4-turbo-2024-04-09", "claude-3-haiku-20240307", "Llama-2-70b-chat-hf")
+TAGS = ("Coding & Debugging", "Math", "Creative Writing", "Planning", "Information seeking")
+JUDGE_SETTINGS = """
+JUDGE_SETTINGS = {
+    "hard_prompt": {"baseline": "o3-mini-2025-01-31", "system_prompt": "Compare. Answer [[A>B]] or the like."},
+    "creative_writing": {"baseline": "gemini-2.0-flash-001", "system_prompt": "Compare these stories."},
+}
+"""
+JUDGE_CONFIG = r"""
+judge_model: gpt-4.1
+temperature: 0.0
+max_tokens: 160
+bench_name: arena-hard-v2.0
+regex_patterns:
+  - \[\[([AB<>=]+)\]\]
+  - \[([AB<>=]+)\]
+prompt_template: "<Q>{QUESTION}</Q><A>{ANSWER_A}</A><B>{ANSWER_B}</B>"
+"""
+WRITING_PROMPT = '''
+evaluate_system = "You score writing."
+evaluate_prompt = """<Q>{query}</Q><R>{response}</R>{criteria} Answer with JSON: score and reason. {criteria}"""
+'''
+
+
+def goodness(text: str) -> int:
+    return len(re.findall("good", text))
+
+
+def text_of(seed: str) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choices(["good", "plain", "words", "here"], weights=[1, 2, 2, 2], k=rng.randint(3, 30)))
+
+
+def jsonl(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def build(folder: Path, rows: int = 12) -> Path:
+    """Write synthetic assets below `folder`; gives the manifest that pins them."""
+    manifest = yaml.safe_load(MANIFEST.read_text())
+
+    def write(benchmark: str, name: str, content: str | pandas.DataFrame) -> None:
+        entry = manifest[benchmark][name]
+        path = folder / entry["path"][0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        else:
+            content.to_parquet(path)
+        entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    baseline = [
+        {"dataset": "d", "instruction": f"Do {i}", "output": text_of(f"base {i}"), "generator": "gpt4_1106_preview"}
+        for i in range(rows)
+    ]
+    write("alpaca_eval", "baseline", json.dumps(baseline))
+    rng = random.Random(0)
+    difficulties = [rng.gauss(0, 1) for _ in range(rows)]
+    gamed = [
+        {
+            "model": model,
+            "index": i,
+            "preference": rng.random(),
+            "std_delta_len": rng.gauss(0, 1),
+            "instruction_difficulty": difficulty,
+            "not_gamed_baseline": False,
+        }
+        for model in ("concise", "verbose")
+        for i, difficulty in enumerate(difficulties)
+    ]
+    write("alpaca_eval", "gamed", pandas.DataFrame(gamed).to_csv(index=False))
+
+    categories = ["hard_prompt"] * (2 * rows // 3) + ["creative_writing"] * (rows // 3)
+    questions = [
+        {"uid": f"q{i}", "category": category, "subcategory": "math", "prompt": f"Question {i} {{braces}}"}
+        for i, category in enumerate(categories)
+    ]
+    write("arena_hard", "questions", jsonl(questions))
+    write("arena_hard", "judge_settings", JUDGE_SETTINGS)
+    write("arena_hard", "judge_config", JUDGE_CONFIG)
+    for author in AUTHORS:
+        answers = [
+            {
+                "uid": question["uid"],
+                "model": author,
+                "messages": [
+                    {"role": "user", "content": question["prompt"]},
+                    {"role": "assistant", "content": {"answer": text_of(f"{author} {question['uid']}")}},
+                ],
+            }
+            for question in questions
+        ]
+        write("arena_hard", author, jsonl(answers))
+
+    turns = [[("user", f"Talk {i}"), ("assistant", "Yes?"), ("user", f"More {i}")][2 * (i % 2) :] for i in range(rows)]
+    conversations = [
+        {
+            "id": f"s{i}",
+            "session_id": f"s{i}",
+            "conversation_input": [{"role": role, "content": text, "language": "English"} for role, text in spoken],
+            "references": {"gpt-4": "x"},
+            "length": 1,
+            "checklist": ["Is it right?", "Is it short?"],
+            "intent": "i",
+            "primary_tag": TAGS[i % 5],
+            "secondary_tags": [TAGS[(i + 1) % 5]],
+        }
+        for i, spoken in enumerate(turns)
+    ]
+    write("wildbench", "questions", pandas.DataFrame(conversations))
+    write("wildbench", "score_template", "<H>{$history}</H><Q>{$user_query}</Q><R>{$model_output}</R>{$checklist}")
+    pairwise = "<H>{$history}</H><Q>{$user_query}</Q><A>{$candidate_A}</A><B>{$candidate_B}</B>{$checklist} choice"
+    write("wildbench", "pairwise_template", pairwise)
+    for reference in REFERENCES:
+        outputs = [
+            {"session_id": row["session_id"], "output": [text_of(f"{reference} {row['id']}")], "generator": reference}
+            for row in conversations
+        ]
+        write("wildbench", reference, pandas.DataFrame(outputs))
+
+    bands = {band: band for band in ("1-2", "3-4", "5-6", "7-8", "9-10")}
+    queries = [
+        {
+            "index": i + 1,
+            "domain1": "Law" if i % 2 else "Art",
+            "domain2": "x",
+            "lang": "en",
+            "query": f"Write {i}",
+            "checklist": [{"name": f"c{k}", "criteria_description": "d", **bands} for k in range(5)],
+        }
+        for i in range(rows)
+    ]
+    write("writingbench", "questions", jsonl(queries))
+    write("writingbench", "prompt", WRITING_PROMPT)
+    write("writingbench", "calculate_scores", "# not run here\n")
+    path = folder / "assets.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    return path
+
+
+def between(text: str, tag: str) -> str:
+    return re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL).group(1)
+
+
+def verdict(messages: list[dict]) -> str:
+    """The judge's answer in words."""
+    prompt = next(message["content"] for message in messages if message["role"] == "user")  # not a repeat's turn
+    if "<A>" in prompt:
+        a, b = (goodness(between(prompt, tag)) for tag in "AB")
+        if "choice" in prompt:
+            return json.dumps(
+                {"choice": "A=B" if a == b else f"{'A' if a > b else 'B'}{'++' if abs(a - b) > 2 else '+'}"}
+            )
+        strong = ">" * (1 + (abs(a - b) > 2))
+        return f"Let me see. [[A{'=' if a == b else strong}B]]" if a >= b else f"[[B{strong}A]]"
+    score = min(10, 1 + goodness(between(prompt, "R")))
+    if "JSON" in prompt:
+        return json.dumps({"score": score, "reason": "it has good words"})
+    return json.dumps({"strengths": "s", "weaknesses": "w", "score": str(score)})
+
+
+def logprobs(messages: list[dict]) -> dict:
+    """The judge's answer to AlpacaEval: a preference for the output with more good words."""
+    m, M = (goodness(part) for part in re.findall(r'"output":\s*"""(.*?)"""', messages[-1]["content"], re.DOTALL))
+    share = 1 / (1 + math.exp(M - m))
+    top = [
+        {"token": t, "bytes": None, "logprob": math.log(p)} for t, p in (("m", share), ("M", 1 - share), ("x", 1e-9))
+    ]
+    return {"content": [{**max(top, key=lambda each: each["logprob"]), "top_logprobs": top}]}
+
+
+class Loopback:
+    """An application that serves the judge `judge` and the model `model`.
+
+    Args:
+        answer (`Callable`, *optional*):
+            Changes what the judge says: from the request's body and the answer to another, or to an HTTP status.
+    """
+
+    def __init__(self, answer: Callable[[dict, str], str | int] = lambda body, text: text, context: int = 100_000):
+        self.answer, self.context = answer, context
+        self.asked: Counter[str] = Counter()
+        self.bodies: list[dict] = []
+        self.with_logprobs = True
+        self.app = web.Application(client_max_size=2**24)
+        self.app.router.add_post("/v1/chat/completions", self.complete)
+        self.app.router.add_post("/tokenize", self.tokenize)
+        self.app.router.add_get("/v1/models", self.models)
+        self.app.router.add_get("/health", self.health)
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def models(self, request: web.Request) -> web.Response:
+        names = ("judge", "model")
+        data = [
+            {"id": n, "object": "model", "created": 0, "owned_by": "t", "max_model_len": self.context} for n in names
+        ]
+        return web.json_response({"object": "list", "data": data})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        return web.json_response({"count": sum(len(m["content"].split()) for m in body["messages"])})
+
+    async def complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.asked[body["model"]] += 1
+        found = None
+        if body["model"] == "model":
+            text = f"<think>good good</think>\n\n{text_of(body['messages'][-1]['content'])}"
+        elif body.get("logprobs"):
+            found = logprobs(body["messages"]) if self.with_logprobs else None
+            text = found["content"][0]["token"] if found else "m"
+        else:
+            text = verdict(body["messages"])
+        text = self.answer(body, text)
+        if isinstance(text, int):
+            return web.json_response({"error": {"message": "no"}}, status=text)
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": found}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        return web.json_response(
+            {
+                "id": "x",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [choice],
+                "usage": usage,
+            }
+        )

@@ -1,0 +1,240 @@
+"""Responses: in process, from a server that is started and ended, over adapters; and what is read out of them."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from evaluation_assets import Loopback
+from http_server import served
+
+from evaluation.benchmark import MARKERS, THINKING, OutputError, Prompt, without_markers
+from evaluation.config import EvaluationConfig
+from evaluation.engines import TransformersEngine, VllmEngine
+from evaluation.generate import answer_in, engine, opens_thinking, read_answers
+from evaluation.serving import EngineError, base_of, vllm_server
+from rankbuffer_trl.judge import AnswerLog, JudgeError
+
+PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": f"How do I boil {i} eggs?"}]) for i in range(5)]
+
+
+def config(model: str, **changes) -> EvaluationConfig:
+    values = dict(models=[f"mine={model}"], engine="transformers", max_new_tokens=6, engine_batch_size=2)
+    return EvaluationConfig(**(values | changes))
+
+
+def test_the_same_seed_gives_the_same_responses_over_interruptions(tiny_policy, tmp_path):
+    settings = config(tiny_policy)
+    made = TransformersEngine(tiny_policy, None, settings)
+    first = made.respond(PROMPTS, tmp_path / "a.jsonl", "")
+    assert list(first) == [prompt.id for prompt in PROMPTS] and len(set(first.values())) > 1
+    (tmp_path / "b.jsonl").write_text("".join((tmp_path / "a.jsonl").read_text().splitlines(True)[:3]))
+    assert made.respond(PROMPTS, tmp_path / "b.jsonl", "") == first
+    with AnswerLog(tmp_path / "b.jsonl") as log:
+        assert len(log) == len(PROMPTS) and 0 < log.totals().completion_tokens <= 6 * len(PROMPTS)
+    other = TransformersEngine(tiny_policy, None, config(tiny_policy, seed=1))
+    assert other.respond(PROMPTS, tmp_path / "a.jsonl", "") != first, "another seed asks again"
+
+
+def test_a_temperature_of_zero_is_greedy(tiny_policy, tmp_path):
+    texts = [
+        TransformersEngine(tiny_policy, None, config(tiny_policy, temperature=0.0, seed=seed)).respond(
+            PROMPTS[:2], tmp_path / f"{seed}.jsonl", ""
+        )
+        for seed in (0, 1)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_an_adapter_answers_unlike_its_model(tiny_policy, tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_policy), LoraConfig(r=4, target_modules="all-linear")
+    )
+    torch.manual_seed(0)
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=3.0)
+    adapted.save_pretrained(tmp_path / "adapter")
+    path = str(tmp_path / "adapter")
+    assert base_of(tiny_policy) is None and base_of(path) == tiny_policy
+    settings = config(tiny_policy, temperature=0.0)
+    with engine(settings, "plain", tiny_policy, None) as plain, engine(settings, "lora", path, tiny_policy) as lora:
+        texts = [each.respond(PROMPTS, tmp_path / f"{i}.jsonl", "") for i, each in enumerate((plain, lora))]
+    assert texts[0] != texts[1]
+
+
+def program(folder: Path, body: str) -> str:
+    """An executable that is called as vLLM would be."""
+    path = folder / "vllm"
+    path.write_text(f"#!{sys.executable}\nimport sys\narguments = sys.argv[1:]\n{textwrap.dedent(body)}")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+SERVE = """
+import http.server, json, os, pathlib, subprocess
+child = subprocess.Popen(["sleep", "600"])
+pathlib.Path("FOLDER/seen.json").write_text(json.dumps([arguments, os.getpid(), child.pid]))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_is_started_for_the_model_and_ended_with_its_children(tmp_path):
+    path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
+    with vllm_server(
+        [path, "serve"], ["--tensor-parallel-size=2"], "mine", "org/model", None, tmp_path / "log"
+    ) as url:
+        arguments, *pids = json.loads((tmp_path / "seen.json").read_text())
+        assert url == f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}/v1"
+        assert arguments[:2] == ["serve", "org/model"] and arguments[-1] == "--tensor-parallel-size=2"
+        assert arguments[arguments.index("--served-model-name") + 1] == "mine"
+        assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
+    for pid in pids:
+        assert not is_running(pid)
+
+
+def test_a_server_does_not_outlive_a_run_that_is_killed(tmp_path):
+    path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
+    code = f"""
+from pathlib import Path
+from evaluation.serving import vllm_server
+with vllm_server([{path!r}], [], "mine", "m", None, Path({str(tmp_path / "log")!r})):
+    print("ready", flush=True)
+    input()
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert run.stdout.readline() == "ready\n"
+        _, server, child = json.loads((tmp_path / "seen.json").read_text())
+        run.kill()
+        run.wait(20)
+        deadline = time.monotonic() + 20
+        while is_running(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(server)
+        os.kill(child, signal.SIGKILL)
+    finally:
+        run.kill()
+        run.communicate(timeout=20)
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(("rank", "room"), [(4, "16"), (32, "32"), (33, "64")])
+def test_an_adapter_is_served_over_its_model(tmp_path, rank, room):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, "base_model_name_or_path": "org/base"})
+    )
+    path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
+    with vllm_server([path], [], "mine", str(adapter), base_of(str(adapter)), tmp_path / "log"):
+        arguments = json.loads((tmp_path / "seen.json").read_text())[0]
+    assert arguments[0] == "org/base" and "--enable-lora" in arguments
+    assert arguments[arguments.index("--lora-modules") + 1] == f"mine={adapter}"
+    assert arguments[arguments.index("--max-lora-rank") + 1] == room
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("", r"ended with status 1(?s:.*)out of memory"), ("no-such-vllm", r"cannot start 'no-such-vllm'.*engine_url")],
+)
+def test_a_server_that_does_not_start_says_why(tmp_path, name, fault):
+    path = name or program(tmp_path, "sys.exit('out of memory')")
+    log = tmp_path / "logs" / "log"
+    with pytest.raises(EngineError, match=fault), vllm_server([path], [], "mine", "m", None, log):
+        pass
+
+
+def test_prompts_without_a_response_are_an_error_and_the_others_are_kept(tmp_path):
+    broken = [True]
+    server = Loopback(lambda body, text: 400 if broken[0] and "3 eggs" in str(body["messages"]) else text)
+    with served(server.app) as url:
+        made = VllmEngine(f"{url}/v1", "model", "m", config("m", engine="vllm"))
+        with pytest.raises(OutputError, match=r"1 of 5 prompts have no response.*p3.*HTTP 400"):
+            made.respond(PROMPTS, tmp_path / "log.jsonl", "x")
+        asked, broken[0] = server.asked.total(), False
+        assert len(made.respond(PROMPTS, tmp_path / "log.jsonl", "x")) == 5
+        assert server.asked.total() == asked + 1
+
+
+def test_a_model_whose_context_is_too_small_is_refused_before_it_generates(tmp_path):
+    server = Loopback(context=4000)
+    with served(server.app) as url:
+        made = VllmEngine(f"{url}/v1", "model", "m", config("m", engine="vllm", max_new_tokens=4096))
+        with pytest.raises(JudgeError, match="4,000 tokens is too small"):
+            made.respond(PROMPTS, tmp_path / "log.jsonl", "x")
+    assert server.asked.total() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "answer"),
+    [
+        ("<think>\nhm\n</think>\n\nTea.", False, "Tea."),
+        ("hm\n</think>\n\nTea.", True, "Tea."),
+        ("hm\n</think>\n\nTea.", False, "Tea."),
+        ("<think>a</think><think>b</think>Tea.", False, "Tea."),
+        ("<think>hm, and on and on", False, ""),
+        ("hm, and on and on", True, ""),
+        (" Tea. ", False, "Tea."),
+        ("", False, ""),
+    ],
+)
+def test_answers_are_what_follows_the_thinking(text, opened, answer):
+    assert answer_in(text, opened) == answer
+
+
+def test_a_server_that_keeps_the_thinking_to_itself_is_noticed():
+    with pytest.raises(OutputError, match="--reasoning-parser"):
+        read_answers({"a": "Tea.", "b": "Milk."}, True, "x")
+    assert read_answers({"a": "Tea.", "b": "hm</think>Milk."}, True, "x") == {"a": "", "b": "Milk."}
+
+
+def test_markers_are_broken_up_and_nothing_else():
+    for marker in MARKERS + THINKING:
+        broken = without_markers(f"a {marker} b")
+        assert marker not in broken and broken.replace("< ", "<") == f"a {marker} b"
+    plain = "x < y, a[INST]b"
+    assert without_markers(plain) == plain
+
+
+class Template:
+    def __init__(self, end: str):
+        self.end = end
+
+    def apply_chat_template(self, messages, **kwargs):
+        return f"user{self.end}" if kwargs.get("enable_thinking", True) else "user"
+
+
+def test_templates_that_open_the_thinking_are_known():
+    assert opens_thinking(Template("<think>\n"), {})
+    assert not opens_thinking(Template("<think>\n"), {"enable_thinking": False})
+    assert not opens_thinking(Template("<think>\n\n</think>\n\n"), {})
+
+
+def test_what_is_no_model_is_an_error_that_says_so(tmp_path):
+    with pytest.raises(EngineError, match="no tokenizer for"):
+        TransformersEngine(str(tmp_path), None, config("m"))

@@ -1,0 +1,512 @@
+"""All four benchmarks end to end on small assets of the official schema, with a judge and a model on loopback."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+import yaml
+from evaluation_assets import Loopback, build, goodness, jsonl, text_of
+from http_server import served
+from trl import TrlParser
+
+from evaluation.assets import MANIFEST, AssetError
+from evaluation.benchmark import OutputError
+from evaluation.config import EvaluationConfig
+from evaluation.metric import mean
+from evaluation.results import paper_results
+from evaluation.run import evaluate, main
+from evaluation.serving import EngineError
+from rankbuffer_trl.judge import JudgeError
+
+ROOT = Path(__file__).parent.parent
+ROWS = 12
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("assets")
+    return dict(assets_dir=str(folder), assets_manifest=str(build(folder, ROWS)))
+
+
+@pytest.fixture
+def values(assets, tmp_path, tiny_policy):
+    """Settings of a run whose model and judge are behind `url`, as a dict."""
+
+    def make(url: str, **changes) -> dict:
+        run = dict(
+            models=[f"mine={tiny_policy}"],
+            output_dir=str(tmp_path / "out"),
+            engine_url=f"{url}/v1",
+            engine_model="model",
+            judge_url=[f"{url}/v1"],
+            judge_model="judge",
+            judge_max_retries=0,
+            judge_prompt_price=1.0,
+            judge_completion_price=2.0,
+        )
+        return run | assets | changes
+
+    return make
+
+
+@pytest.fixture
+def settings(values):
+    return lambda url, **changes: EvaluationConfig(**values(url, **changes))
+
+
+def folder(config: EvaluationConfig, benchmark: str, label: str = "mine") -> Path:
+    return config.folder(label, benchmark)
+
+
+def outputs_of(config: EvaluationConfig, name: str) -> dict[str, str]:
+    """The text after the thinking that the loopback model gives to each prompt."""
+    prompts = {
+        "alpaca_eval": {f"{i}": f"Do {i}" for i in range(ROWS)},
+        "arena_hard": {f"q{i}": f"Question {i} {{braces}}" for i in range(ROWS)},
+        "wildbench": {f"s{i}": f"More {i}" for i in range(ROWS)},
+        "writingbench": {f"{i + 1}": f"Write {i}" for i in range(ROWS)},
+    }[name]
+    return {id: text_of(prompt) for id, prompt in prompts.items()}
+
+
+def test_all_benchmarks_end_to_end(settings, capsys):
+    server = Loopback()
+    with served(server.app) as url:
+        config = settings(url, wildbench_reward=True)
+        report = evaluate(config)
+        asked = server.asked.total()
+        again = evaluate(config)
+        assert server.asked.total() == asked, "a second run asks nothing"
+    assert again.as_dict() == report.as_dict()
+    metrics = {name: result.scores.metrics() for name, result in report.results["mine"].items()}
+    assert list(metrics) == ["alpaca_eval", "arena_hard", "wildbench", "writingbench"]
+
+    # Each number from the texts alone.
+    mine = outputs_of(config, "alpaca_eval")
+    shares = [1 / (1 + 2.718281828459045 ** (goodness(text_of(f"base {i}")) - goodness(t))) for i, t in mine.items()]
+    assert metrics["alpaca_eval"]["win rate"].value == pytest.approx(100 * sum(shares) / ROWS, abs=1e-6)
+    assert metrics["alpaca_eval"]["length-controlled win rate"].n == ROWS
+    battles = []
+    for uid, text in list(outputs_of(config, "arena_hard").items())[: 2 * ROWS // 3]:
+        ahead = goodness(text) - goodness(text_of(f"o3-mini-2025-01-31 {uid}"))
+        battles += [0.5 if ahead == 0 else float(ahead > 0)] * (2 * (3 if abs(ahead) > 2 else 1))
+    assert metrics["arena_hard"]["hard_prompt"].value == pytest.approx(100 * sum(battles) / len(battles))
+    ratings = [min(10, 1 + goodness(text)) for text in outputs_of(config, "wildbench").values()]
+    assert metrics["wildbench"]["WB-Score"].value == pytest.approx(sum((r - 5) * 20 for r in ratings) / ROWS)
+    scores = [min(10, 1 + goodness(text)) for text in outputs_of(config, "writingbench").values()]
+    assert metrics["writingbench"]["Overall"].value == pytest.approx(10 * sum(scores) / ROWS)
+
+    # What the model and the judge were asked.
+    assert server.asked["model"] == 4 * ROWS
+    sampled = [body for body in server.bodies if body["model"] == "model"]
+    assert {(b["temperature"], b["top_p"], b["top_k"], b["max_tokens"]) for b in sampled} == {(0.6, 0.95, 20, 4096)}
+    assert len({body["seed"] for body in sampled if "More" in body["messages"][-1]["content"]}) == ROWS
+    judged = [json.dumps(body) for body in server.bodies if body["model"] == "judge"]
+    assert not any("<think>" in body for body in judged)
+    costs = {name: result.cost.calls for name, result in report.results["mine"].items()}
+    assert costs == {"alpaca_eval": ROWS, "arena_hard": 2 * ROWS, "wildbench": 4 * ROWS, "writingbench": 5 * ROWS}
+    assert server.asked["judge"] == sum(costs.values()) + 4, "and the pilot of AlpacaEval"
+    assert report.results["mine"]["writingbench"].price == pytest.approx(5 * ROWS * (10 * 1.0 + 2 * 2.0) / 1e6)
+
+    # Files and tables.
+    out = Path(config.output_dir)
+    found = json.loads((out / "results.json").read_text())
+    assert found["models"]["mine"]["arena_hard"]["metrics"]["hard_prompt"]["value"] == pytest.approx(
+        metrics["arena_hard"]["hard_prompt"].value
+    )
+    assert found["assets"]["arena_hard"].keys() >= {"questions", "judge_settings", "o3-mini-2025-01-31"}
+    assert not found["meaningless"]
+    text = (out / "results.md").read_text()
+    assert "| paper: RankBuffer | 82.80" in text and "mean nothing" not in text
+    assert f"{ROWS} responses, 0 empty" in capsys.readouterr().out
+
+
+def test_the_official_library_gives_the_same_metrics(settings, tmp_path):
+    from alpaca_eval import metrics as official
+
+    with served(Loopback().app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"])
+        scores = evaluate(config).results["mine"]["alpaca_eval"].scores
+    rows = pandas.read_json(folder(config, "alpaca_eval") / "annotations.json")
+    assert list(rows["instruction"]) == [f"Do {i}" for i in range(ROWS)]
+    assert mean(scores.rows["win rate"]) == pytest.approx(official.get_winrate(rows)["win_rate"])
+    assert mean(scores.rows["length-controlled win rate"]) == pytest.approx(
+        scores.official["length_controlled_winrate"]
+    )
+
+
+def test_checkpoints_are_compared_over_shared_prompts(settings, tmp_path, tiny_policy):
+    server = Loopback()
+    with served(server.app) as url:
+        names = ["arena_hard", "writingbench"]
+        config = settings(url, benchmarks=names)
+        evaluate(config)
+        for name, file in (("arena_hard", "model_answer/better.jsonl"), ("writingbench", "responses/better.jsonl")):
+            path = folder(config, name, "better") / file
+            path.parent.mkdir(parents=True)
+            mine = folder(config, name) / file.replace("better", "mine")
+            rows = [json.loads(line) for line in mine.read_text().splitlines()]
+            for row in rows:
+                if name == "arena_hard":
+                    row["messages"][-1]["content"]["answer"] += " good" * 9
+                else:
+                    row["response"] += " good"
+            path.write_text(jsonl(rows))
+        both = settings(url, benchmarks=names, models=[f"mine={tiny_policy}", "better=nowhere"], engine_url=None)
+        report = evaluate(both)
+    found = {(each.benchmark, each.metric): each.difference for each in report.comparisons()}
+    assert found.keys() >= {("arena_hard", "hard_prompt"), ("writingbench", "Overall")}
+    written = found["writingbench", "Overall"]
+    assert written.value == pytest.approx(10) and (written.low, written.high) == (pytest.approx(10), pytest.approx(10))
+    arena = report.results["better"]["arena_hard"].scores.metrics()["hard_prompt"].value
+    assert found["arena_hard", "hard_prompt"].value == pytest.approx(
+        arena - report.results["mine"]["arena_hard"].scores.metrics()["hard_prompt"].value
+    )
+    assert "better - mine" in report.markdown()
+
+
+def test_a_limit_says_that_numbers_mean_nothing(settings):
+    with served(Loopback().app) as url:
+        report = evaluate(settings(url, limit=3))
+        with pytest.raises(ValueError, match=r"results of other settings \(limit: 3 there, None here\)"):
+            evaluate(settings(url))
+    assert "mean nothing" in report.markdown() and report.as_dict()["meaningless"]
+    alpaca = report.results["mine"]["alpaca_eval"].scores
+    assert alpaca.headline == "win rate" and list(alpaca.rows) == ["win rate"]
+    assert "No length-controlled win rate" in alpaca.notes[0]
+    arena = report.results["mine"]["arena_hard"].scores.rows
+    assert {category: len(rows) for category, rows in arena.items()} == {"hard_prompt": 3, "creative_writing": 3}
+
+
+def test_a_killed_run_goes_on_where_it_was(values, tmp_path):
+    killed = []
+
+    def kill(body: dict, text: str) -> str:
+        if server.asked.total() == 70 and not killed:
+            killed.append(run.pid)
+            os.killpg(run.pid, signal.SIGKILL)
+        return text
+
+    server = Loopback(kill)
+    names = ["arena_hard", "wildbench", "writingbench"]
+    with served(server.app) as url:
+        changes = values(url, benchmarks=names, judge_concurrency=2, engine_concurrency=2)
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(changes))
+        command = [sys.executable, "-m", "evaluation.run", "--config", str(path)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        run = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+        try:
+            assert run.wait(120) == -signal.SIGKILL
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+        report = evaluate(EvaluationConfig(**changes))
+    needed = 3 * ROWS + (2 + 1 + 5) * ROWS
+    assert killed and needed <= server.asked.total() <= needed + 2, "what was in flight is asked again, nothing else"
+    assert sum(result.cost.calls for result in report.results["mine"].values()) == 8 * ROWS
+
+
+# Bad input: a clear error before money is spent, or a counted drop
+
+
+def test_a_judge_without_logprobs_is_refused_after_four_questions(settings):
+    server = Loopback()
+    server.with_logprobs = False
+    with served(server.app) as url, pytest.raises(JudgeError, match="returns no logprobs"):
+        evaluate(settings(url, benchmarks=["alpaca_eval"]))
+    assert server.asked["judge"] == 4
+
+
+def test_a_thinking_judge_is_refused_after_four_questions(settings, monkeypatch):
+    thought = {"token": "<think>", "bytes": None, "logprob": -0.1}
+    monkeypatch.setattr(
+        "evaluation_assets.logprobs", lambda messages: {"content": [thought | {"top_logprobs": [thought]}]}
+    )
+    server = Loopback()
+    with served(server.app) as url, pytest.raises(JudgeError, match=r"it said '<think>'.*enable_thinking"):
+        evaluate(settings(url, benchmarks=["alpaca_eval"]))
+    assert server.asked["judge"] == 4
+
+
+def test_unreadable_tokens_are_counted_and_shown(settings, monkeypatch):
+    import evaluation_assets
+
+    real = evaluation_assets.logprobs
+    nothing = {"token": "x", "bytes": None, "logprob": -0.1}
+
+    def some(messages):
+        broken = 'Do 7"' in messages[-1]["content"] or 'Do 9"' in messages[-1]["content"]
+        return {"content": [nothing | {"top_logprobs": [nothing]}]} if broken else real(messages)
+
+    monkeypatch.setattr(evaluation_assets, "logprobs", some)
+    server = Loopback()
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"])
+        report = evaluate(config)
+        (folder(config, "alpaca_eval") / "annotations.json").unlink()
+        asked = server.asked.total()
+        again = evaluate(config)
+        assert server.asked.total() == asked, "the library's cache has all of them"
+    scores = again.results["mine"]["alpaca_eval"].scores
+    assert scores.counts["NaN preferences"] == 2 and len(scores.rows["win rate"]) == ROWS - 2
+    assert "Without a preference: 7, 9." in report.markdown()
+
+
+@pytest.mark.parametrize("name", ["alpaca_eval", "arena_hard"])
+def test_too_small_a_context_is_refused_before_anything_is_judged(settings, name):
+    server = Loopback(context=40)
+    with served(server.app) as url:
+        config = settings(url, benchmarks=[name], max_new_tokens=1)
+        with pytest.raises(JudgeError, match=r"a context of 40 tokens is too small.*--max-model-len"):
+            evaluate(config)
+    assert server.asked["judge"] == 0
+
+
+def test_null_and_unknown_verdicts_are_dropped_and_counted(settings):
+    def answer(body, text):
+        if "Question 1 " in body["messages"][-1]["content"]:
+            return "I cannot say"
+        return "[[A>>>B]]" if "Question 2 " in body["messages"][-1]["content"] else text
+
+    server = Loopback(lambda body, text: answer(body, text) if body["model"] == "judge" else text)
+    with served(server.app) as url:
+        report = evaluate(settings(url, benchmarks=["arena_hard"]))
+    counts = report.results["mine"]["arena_hard"].scores.counts
+    assert counts["judgments without a verdict"] == counts["judgments with an unknown label"] == 2
+    assert counts["questions dropped"] == 2
+    assert server.asked["judge"] == 2 * ROWS, "null is an answer, as officially"
+
+
+def test_failures_within_the_share_are_dropped_and_counted(settings):
+    server = Loopback(lambda body, text: 400 if body["model"] == "judge" and "Question 1 " in str(body) else text)
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["arena_hard"])
+        report = evaluate(config)
+    counts = report.results["mine"]["arena_hard"].scores.counts
+    assert counts["judgments that failed"] == 2 and counts["questions dropped"] == 1
+    causes = json.loads((folder(config, "arena_hard") / "failures.json").read_text())
+    assert causes.keys() == {"q1/0", "q1/1"} and "HTTP 400" in causes["q1/0"]
+
+
+def test_what_is_wrong_with_the_last_model_is_said_before_the_first_generates(settings, values, tiny_policy, tmp_path):
+    server = Loopback()
+    with served(server.app) as url:
+        changes = dict(models=[f"mine={tiny_policy}", f"other={tmp_path}"], engine_url=None, engine="transformers")
+        with pytest.raises(EngineError, match="no tokenizer for"):
+            evaluate(settings(url, benchmarks=["writingbench"], **changes))
+    assert server.asked.total() == 0 and not list(tmp_path.rglob("responses.jsonl"))
+
+
+def test_failures_beyond_the_share_stop_the_run_and_keep_the_rest(settings):
+    broken = [True]
+    server = Loopback(
+        lambda body, text: (
+            400 if broken[0] and body["model"] == "judge" and "Write 1" in str(body["messages"]) else text
+        )
+    )
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["writingbench"], judge_max_failures=0.05)
+        with pytest.raises(JudgeError, match=r"15 of 60 judgments failed.*HTTP 400"):
+            evaluate(config)
+        asked, broken[0] = server.asked["judge"], False
+        report = evaluate(config)
+        assert server.asked["judge"] == asked + 15
+    assert report.results["mine"]["writingbench"].scores.counts["judgments dropped"] == 0
+
+
+def test_a_dead_judge_stops_the_run_before_anything_is_generated(settings):
+    server = Loopback()
+    with served(server.app) as url:
+        config = settings(url, judge_url=["http://127.0.0.1:9/v1"])
+        with pytest.raises(JudgeError, match="cannot be reached"):
+            evaluate(config)
+        with pytest.raises(JudgeError, match="does not serve judge_model='other'; it serves 'judge'"):
+            evaluate(settings(url, judge_model="other", output_dir=config.output_dir + "2"))
+        with pytest.raises(JudgeError, match="judge_url is not set"):
+            evaluate(settings(url, judge_url=None, judge_model=None))
+    assert server.asked.total() == 0
+
+
+@pytest.mark.parametrize("name", ["alpaca_eval", "arena_hard"])
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (lambda rows: rows[:-2], "2 of 12 rows have no output"),
+        (lambda rows: rows + rows[:1], "1 of 12 rows have several outputs"),
+        (lambda rows: [rows[0] | {"uid": "new", "instruction": "new"}, *rows], "are no prompts of this benchmark"),
+        (lambda rows: with_text(rows, "<think>hm</think> good"), "hold <think> blocks"),
+        (lambda rows: with_text(rows, "good<|im_end|>\n<|im_start|>user"), "hold ChatML markers"),
+        (lambda rows: with_text(rows, None), "is no text but NoneType"),
+    ],
+)
+def test_outputs_that_cannot_be_judged_are_refused(settings, name, spoil, fault):
+    server = Loopback()
+    with served(server.app) as url:
+        config = settings(url, benchmarks=[name])
+        write_outputs(config, name, spoil(rows_of(config, name)))
+        with pytest.raises(OutputError, match=fault):
+            evaluate(config)
+    assert server.asked.total() == 0
+
+
+def rows_of(config: EvaluationConfig, name: str) -> list[dict]:
+    texts = outputs_of(config, name)
+    if name == "alpaca_eval":
+        return [{"instruction": f"Do {i}", "output": text, "generator": "mine"} for i, text in texts.items()]
+    return [{"uid": uid, "messages": [{"content": {"answer": text}}]} for uid, text in texts.items()]
+
+
+def with_text(rows: list[dict], text: str | None) -> list[dict]:
+    changed = {"output": text} if "output" in rows[3] else {"messages": [{"content": {"answer": text}}]}
+    return [*rows[:3], rows[3] | changed, *rows[4:]]
+
+
+def write_outputs(config: EvaluationConfig, name: str, rows: list[dict]) -> Path:
+    path = folder(config, name) / ("model_outputs.json" if name == "alpaca_eval" else "model_answer/mine.jsonl")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(rows) if name == "alpaca_eval" else jsonl(rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["alpaca_eval", "arena_hard"])
+def test_half_a_file_is_an_error_that_names_it(settings, name):
+    with served(Loopback().app) as url:
+        config = settings(url, benchmarks=[name])
+        path = write_outputs(config, name, rows_of(config, name))
+        path.write_text(path.read_text()[:-30])
+        with pytest.raises(OutputError, match=rf"{path.name}.*Is it half a file\?"):
+            evaluate(config)
+
+
+def test_half_a_cache_of_the_library_is_an_error_that_names_it(settings):
+    with served(Loopback().app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"])
+        evaluate(config)
+        cache = folder(config, "alpaca_eval") / "cache-judge.json"
+        cache.write_text(cache.read_text()[:-30])
+        with pytest.raises(OutputError, match=r"cache-judge.json is not valid JSON.*Is it half a file\?"):
+            evaluate(config)
+
+
+def test_other_assets_are_refused_all_at_once(values, assets, tmp_path):
+    manifest = yaml.safe_load(Path(assets["assets_manifest"]).read_text())
+    manifest["arena_hard"]["questions"]["sha256"] = "0" * 64
+    manifest["alpaca_eval"]["gamed"]["path"] = ["nowhere/df_gamed.csv"]
+    path = tmp_path / "assets.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    config = EvaluationConfig(**values("http://127.0.0.1:9", assets_manifest=str(path)))
+    with pytest.raises(AssetError) as caught:
+        evaluate(config)
+    text = str(caught.value)
+    assert "nowhere/df_gamed.csv. Get it with: hf download tatsu-lab/alpaca_eval" in text
+    assert "question.jsonl is not the official file 'questions': its sha256 is" in text and "git clone" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (dict(models=[]), "models is not set"),
+        (dict(models=["a/x", "b/x"], engine_url=None), "has a label twice"),
+        (dict(models=["a b=x"]), "may hold letters"),
+        (dict(models=["..=x"]), "may hold letters"),
+        (dict(benchmarks=["mt_bench"]), "benchmarks must be some of"),
+        (dict(limit=0), "limit must be at least 1"),
+        (dict(engine="sglang"), "engine must be one of"),
+        (dict(top_p=0.0), "top_p must be above 0"),
+        (dict(models=["a", "b"]), "engine_url serves one model"),
+        (dict(engine="transformers"), "engine_url names a vLLM server"),
+        (dict(compare_with="other"), "compare_with must be the label"),
+        (dict(chat_template_kwargs="{"), "chat_template_kwargs is not JSON"),
+        (dict(paper_rows=["GRPO++"]), "paper_rows must be among Base"),
+    ],
+)
+def test_settings_that_cannot_be_meant(values, changes, fault):
+    with pytest.raises(ValueError, match=fault):
+        evaluate(EvaluationConfig(**values("http://127.0.0.1:9", **changes)))
+
+
+def test_the_papers_recipe_parses_and_unknown_keys_do_not(monkeypatch, tmp_path, capsys):
+    recipe = yaml.safe_load((ROOT / "evaluation" / "paper.yaml").read_text())
+    EvaluationConfig(**recipe)
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(recipe | {"jugde_model": "x"}))
+    monkeypatch.setattr(sys, "argv", ["run", "--config", str(path)])
+    with pytest.raises(SystemExit, match="jugde_model"):
+        main()
+
+
+def test_official_judgments_replayed_give_the_official_preferences(settings, assets, tmp_path, monkeypatch):
+    official = os.environ.get("EVAL_ASSETS_DIR")
+    if not official:
+        pytest.skip("NOT RUN: set EVAL_ASSETS_DIR to the folder of official files to replay AlpacaEval's judgments")
+    path = "alpaca_eval/results/alpaca-7b/weighted_alpaca_eval_gpt4_turbo/annotations.json"
+    rows = json.loads((Path(official) / path).read_text())[:40]
+    spoken = {row["instruction"].strip(): (row.get("raw_completion") or {}).get("logprobs") for row in rows}
+
+    def replay(messages):
+        return spoken[
+            re.search(r'"instruction": """(.*?)""",\n}', messages[-1]["content"], re.DOTALL).group(1).strip()
+        ]
+
+    monkeypatch.setattr("evaluation_assets.logprobs", replay)
+    with served(Loopback().app) as url:
+        config = settings(
+            url, benchmarks=["alpaca_eval"], limit=40, assets_dir=official, assets_manifest=str(MANIFEST)
+        )
+        place = folder(config, "alpaca_eval")
+        place.mkdir(parents=True)
+        outputs = [{"instruction": row["instruction"], "output": row["output_2"]} for row in rows]
+        (place / "model_outputs.json").write_text(json.dumps(outputs))
+        evaluate(config)
+    found = json.loads((place / "annotations.json").read_text())
+    assert [row["preference"] for row in found] == pytest.approx([row["preference"] for row in rows], abs=1e-8)
+
+
+def test_a_label_stays_with_its_model(settings, tmp_path):
+    with served(Loopback().app) as url:
+        checkpoint = tmp_path / "checkpoint"
+        shutil.copytree(settings(url).labelled_models()["mine"], checkpoint)
+        config = settings(url, models=[f"mine={checkpoint}"], benchmarks=["writingbench"])
+        evaluate(config)
+        (weights,) = checkpoint.glob("*.safetensors")
+        os.utime(weights, (1, 1))
+        with pytest.raises(OutputError, match="the model 'mine' has other weights now"):
+            evaluate(config)
+        with pytest.raises(OutputError, match="the model 'mine' is now 'other'"):
+            evaluate(settings(url, models=["mine=other"], benchmarks=["writingbench"]))
+
+
+def test_the_commands_of_the_readme_parse():
+    text = (ROOT / "evaluation" / "README.md").read_text()
+    lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
+    ours = [shlex.split(line)[3:] for line in lines if re.match(r"python -m evaluation.(run|generate) ", line)]
+    assert len(ours) >= 3
+    for arguments in ours:
+        (config,) = TrlParser((EvaluationConfig,)).parse_args_and_config(arguments)
+        assert config.judge_model == "Qwen/Qwen3-30B-A3B-Instruct-2507"
+    for path in re.findall(r"`(evaluation/[\w/.]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_papers_numbers():
+    found = paper_results()
+    assert found["RankBuffer"] == [82.80, 30.20, 48.79, 67.27] and len(found) == 22
+    assert all(len(row) == 4 for row in found.values())
+
+
+def test_the_key_is_in_no_file(settings, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    with served(Loopback().app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"], limit=4)
+        evaluate(config)
+    for path in Path(config.output_dir).rglob("*"):
+        assert path.is_dir() or "sk-very-secret" not in path.read_text()
