@@ -8,12 +8,15 @@ import json
 import os
 import struct
 import zipfile
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from accelerate.logging import get_logger
 
 from . import segments
+from .identity import differences
 from .store import BufferStore, StoreError
 
 logger = get_logger(__name__)
@@ -108,6 +111,53 @@ def set_torn_aside(output_dir: str | os.PathLike) -> None:
             names = (path.parent / TORN / f"{path.name}.{number}" for number in count())
             (path.parent / TORN).mkdir(exist_ok=True)
             path.rename(next(name for name in names if not name.exists()))
+
+
+def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes: bool) -> None:
+    """Refuse a checkpoint that is not whole, or whose buffers belong to another run, unless changes are allowed.
+
+    Raises:
+        [`StoreError`]: naming what is missing, or all that differs.
+    """
+    torn = why_torn(checkpoint)
+    if torn:
+        raise StoreError(f"{checkpoint} is not a whole checkpoint: {torn}")
+    saved = read_json(checkpoint / FOLDER / RUN)
+    changed = differences(saved, identity)
+    message = f"{checkpoint} belongs to another run:\n  " + "\n  ".join(changed)
+    if changed and not with_changes:
+        raise StoreError(f"{message}\nSet resume_with_changes to go on from it all the same")
+    if changed:
+        logger.warning(message)
+    if saved["processes"] != identity["processes"]:
+        logger.warning(
+            f"{checkpoint} was saved by {saved['processes']} processes, now there are {identity['processes']}: queries"
+            " are visited in the same order, but sampled rollouts will differ"
+        )
+
+
+def check_step(checkpoint: Path, store: BufferStore) -> None:
+    """Refuse a checkpoint whose policy and restored buffers are of different steps.
+
+    Raises:
+        [`StoreError`]: naming both steps.
+    """
+    step, last = read_json(checkpoint / STATE)["global_step"], store.last_step()
+    if last is not None and last >= step:
+        raise StoreError(f"{checkpoint} does not belong together: the policy is at step {step}, its buffers at {last}")
+
+
+def write_store(store: BufferStore, checkpoint: Path, run: Mapping[str, Any]) -> None:
+    """Put the store and `run.json` into a checkpoint, or into the run's folder, before the trainer writes the rest.
+
+    Raises:
+        [`StoreError`]: if they cannot be written.
+    """
+    try:
+        store.save(checkpoint / FOLDER)
+        segments.write_json(checkpoint / FOLDER / RUN, run)
+    except OSError as error:
+        raise StoreError(f"cannot write {checkpoint}: {error}") from error
 
 
 def read_store(path: str | os.PathLike) -> BufferStore:

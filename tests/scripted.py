@@ -22,7 +22,7 @@ from rankbuffer_trl.trainer import RankBufferTrainer
 class ScriptedTrainer(RankBufferTrainer):
     """Writes known answers instead of sampling: a row's text depends on its step, query and place in the group.
 
-    It also notes the rank rewards that TRL gets to see, of all processes in order, in `rewards.json`.
+    It also notes the rank rewards that TRL gets to see, of all processes in order, by step in `rewards.json`.
     """
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
@@ -39,7 +39,7 @@ class ScriptedTrainer(RankBufferTrainer):
         rewards = super()._calculate_rewards(*args)
         if self.model.training and self.accelerator.is_main_process:
             with (Path(self.args.output_dir) / "rewards.json").open("a") as file:
-                file.write(json.dumps(rewards[:, 0].tolist()) + "\n")
+                file.write(json.dumps([self.state.global_step, rewards[:, 0].tolist()]) + "\n")
         return rewards
 
     def script(self, step: int, prompt: tuple[int, ...], place: int) -> str:

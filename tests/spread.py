@@ -2,8 +2,8 @@
 
     python tests/spread.py FOLDER --policy POLICY --data DATA
 
-Every case is a run of its own in FOLDER/<case>, with as many processes as it says, forked from this one. One case is
-warned by a SIGTERM and resumed. Prints one JSON line: the exit codes of each case's processes.
+Every case is a run of its own in FOLDER/<case>, with as many processes as it says, forked from this one. Some get
+a signal in the middle of judging and are resumed. Prints one JSON line: the exit codes of each case's processes.
 """
 
 import argparse
@@ -48,13 +48,13 @@ class Case:
     per_device: int
     accumulation: int = 1
     zero3: bool = False
-    sigterm: bool = False
+    signal: str = ""
 
     @property
     def name(self) -> str:
         engine = "zero3" if self.zero3 else "gloo" if self.processes > 1 else "one"
-        end = "-sigterm" if self.sigterm else ""
-        return f"{self.family}-{engine}-{self.processes}x{self.per_device}x{self.accumulation}{end}"
+        name = f"{self.family}-{engine}-{self.processes}x{self.per_device}x{self.accumulation}"
+        return f"{name}-{self.signal}" if self.signal else name
 
 
 CASES = [
@@ -70,7 +70,8 @@ CASES = [
     Case("straddling", 4, 2, accumulation=3),
     Case("straddling", 2, 4, accumulation=3, zero3=True),
     Case("straddling", 4, 6, zero3=True),
-    Case("straddling", 2, 12, zero3=True, sigterm=True),
+    Case("straddling", 2, 12, zero3=True, signal="SIGTERM"),
+    Case("straddling", 2, 12, zero3=True, signal="SIGKILL"),
     Case("several", 1, 12),
     Case("several", 2, 6),
     Case("several", 4, 3),
@@ -78,16 +79,16 @@ CASES = [
 ]
 
 
-class TerminatesWhileJudging(RubricJudge):
-    """Its own process gets a SIGTERM in the middle of a step."""
+class SignalledWhileJudging(RubricJudge):
+    """Its own process gets a signal in the middle of a step."""
 
-    def __init__(self, after: int):
-        self.left = after
+    def __init__(self, number: int, after: int):
+        self.number, self.left = number, after
 
     async def complete(self, *args, **kwargs):
         self.left -= 1
         if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
         return await super().complete(*args, **kwargs)
 
 
@@ -104,8 +105,13 @@ def train(case: Case, folder: Path, policy: str, data: str, resume: bool = False
         eval_strategy="steps",
         eval_steps=12 if several else 2,
         per_device_eval_batch_size=8,
+        save_strategy="steps" if case.signal == "SIGKILL" else "no",
+        save_steps=2,
     )
-    judge = Judge(TerminatesWhileJudging(0 if resume else 40), guard=True) if case.sigterm else None
+    judge = None
+    if case.signal:
+        after = {"SIGTERM": 40, "SIGKILL": 165}[case.signal]  # in the second and in the fourth step
+        judge = Judge(SignalledWhileJudging(signal.Signals[case.signal], 0 if resume else after), guard=True)
     trainer = ScriptedTrainer(policy, settings, rows, rows.select(range(5)), judge=judge)
     trainer.train(resume_from_checkpoint=resume or None)
     if not trainer.interrupted:
@@ -147,7 +153,7 @@ def main() -> None:
             continue
         started = time.perf_counter()
         codes[case.name] = spread(case, folder, lambda case=case: train(case, folder, policy, data))
-        if case.sigterm and not any(codes[case.name]):
+        if case.signal:
             stopped = sorted(path.name for path in (folder / case.name).glob("checkpoint-*"))
             (folder / f"{case.name}.stopped").write_text(" ".join(stopped))
             codes[case.name] += spread(case, folder, lambda case=case: train(case, folder, policy, data, resume=True))
