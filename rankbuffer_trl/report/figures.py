@@ -9,13 +9,23 @@ from matplotlib.figure import Figure
 from ..buffer import SOURCES
 from .history import EpochBuffers
 
-COLOURS = {"initial": "#9aa5b1", "bootstrap": "#c9a227", "left": "#b5485d", "refine": "#3d7ea6", "right": "#2e8b57"}
+COLOURS = {
+    "initial": "#9aa5b1",
+    "bootstrap": "#c9a227",
+    "left": "#b5485d",
+    "refine": "#3d7ea6",
+    "right": "#2e8b57",
+    "selected": "#8265a7",
+    "candidate": "#c77b3b",
+}
 LABELS = {
     "initial": "initial responses",
     "bootstrap": "bootstrap",
     "left": "left boundary",
     "refine": "local refinement",
     "right": "right boundary",
+    "selected": "selected by the manager",
+    "candidate": "candidate",
 }
 
 
