@@ -11,6 +11,7 @@ from typing import Any
 from .buffer import AnchorBuffer
 from .groups import Query, Rollout, RolloutGroup
 from .judge import Call, Judge, JudgeError
+from .judge.errors import first_leaf
 from .judge.judge import nobody
 from .rewards.method import RewardMethod
 from .score import GroupScore
@@ -48,12 +49,6 @@ def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup
     if group.epoch is not None:
         return group
     return replace(group, epoch=buffer.visits if buffer else 0)
-
-
-def first_leaf(errors: BaseExceptionGroup) -> BaseException:
-    """The first exception that is not a group."""
-    error = errors.exceptions[0]
-    return first_leaf(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 class GroupScorer:
@@ -128,8 +123,9 @@ class GroupScorer:
     def _check_epochs(groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None], done: set[str]) -> None:
         """A query is visited at most once per epoch, so its visits never run ahead of the epochs."""
         for group, buffer in zip(groups, buffers, strict=True):
-            ahead = buffer is not None and group.epoch is not None and buffer.visits > group.epoch
-            if ahead and group.query.id not in done:
+            if buffer is None or group.epoch is None or group.query.id in done:
+                continue
+            if buffer.visits > group.epoch:
                 raise RuntimeError(
                     f"query {group.query.id!r} was already visited {buffer.visits} times before its visit of epoch"
                     f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
