@@ -19,6 +19,7 @@ from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.distributed import on_main_process
 from rankbuffer_trl.preflight import report
+from rankbuffer_trl.progress import run_progress
 from rankbuffer_trl.trainer import RankBufferTrainer
 
 
@@ -71,7 +72,8 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
     trainer = build_trainer(training_args, model_args, train_dataset, eval_dataset)
     resume = training_args.resume_from_checkpoint
     try:
-        trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
+        with run_progress(trainer):
+            trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
         trainer.save_model()
         if training_args.push_to_hub:
             trainer.push_to_hub(dataset_name=script_args.dataset_name)

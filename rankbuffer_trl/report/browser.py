@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..data.queries import QueryTable
 from ..store import BufferStore
@@ -90,7 +91,7 @@ def query_pages(
         visits, texts = visits_of(store, id), texts_of(store, id)
         index = {"id": id, "prompt": query.text[:200] if query else "", "visits": len(visits)}
         index["anchors"] = len(visits[-1].after)
-        page = {
+        page: dict[str, Any] = {
             "prompt": query.text if query else None,
             "rubrics": [[rubric.weight, rubric.text] for rubric in query.rubrics] if query else [],
             "texts": {key: text if len(text) <= limit else text[:limit] + " […]" for key, text in texts.items()},

@@ -92,7 +92,7 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def thousands(value: float, _: int = 0) -> str:
+def thousands(value: float, _: float = 0) -> str:
     """A tick of a cost: 1.5k, 20M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

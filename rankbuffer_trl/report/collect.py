@@ -9,13 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from statistics import fmean, stdev
+from typing import Any
 
 from ..buffer import SOURCES
 from ..metrics import INSERTION_BINS, insertion_bin
 from ..store import BufferStore
 from .history import buffers_by_epoch, epoch_ends, quality_by_step
 
-Row = dict[str, float | int | str | None]
+Row = dict[str, Any]  # numbers, names, and None where there is no value
 BINS = 10
 POLICY = re.compile(r"(eval_)?rewards/(?!rank_reward/).+/mean|completions/mean_length|entropy")
 EPSILON = 1e-4  # TRL's, in the denominator of the advantage
@@ -122,7 +123,7 @@ def composition_table(store: BufferStore) -> list[Row]:
     """
     table = []
     for epoch, buffers in epoch_ends(store):
-        counts = [Counter() for _ in range(BINS)]
+        counts: list[Counter[str]] = [Counter() for _ in range(BINS)]
         for anchors in buffers.values():
             for rank, (_, source, *_) in enumerate(anchors):
                 counts[scale_bin(rank, len(anchors))][source] += 1

@@ -62,7 +62,9 @@ def efficiency_chart(tables: Mapping[str, Sequence[Row]], label: str) -> Chart:
 def score_chart(scores: Mapping[str, float], totals: Mapping[str, tuple[int, int]]) -> Chart:
     """Final scores from elsewhere, such as benchmarks, against (tokens, calls)."""
     figure, axes = panels(1, 2, sharey=True)
-    table = [{"run": run, "tokens": totals[run][0], "calls": totals[run][1], "score": scores[run]} for run in scores]
+    table: list[Row] = [
+        {"run": run, "tokens": totals[run][0], "calls": totals[run][1], "score": scores[run]} for run in scores
+    ]
     for each, (key, unit) in zip(axes, COSTS, strict=True):
         for row in table:
             number = list(totals).index(row["run"])

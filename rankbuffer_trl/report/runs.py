@@ -47,11 +47,11 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
     Raises:
         [`StoreError`]: if one of them holds no store, or none with a scored group yet.
     """
-    paths = [Path(path) for path in paths]
+    folders = [Path(path) for path in paths]
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="rankbuffer-report-") as scratch:
         try:
-            for number, (name, path) in enumerate(zip(run_names(paths), paths, strict=True)):
+            for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
                 store = copy_of(find_store(path), Path(scratch) / f"{number}.sqlite")
                 runs.append(Run(name, path, store, trainer_log(path)))
                 if store.last_step() is None:
