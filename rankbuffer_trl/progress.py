@@ -65,6 +65,7 @@ class RunProgress(TrainerCallback):
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
+            refresh_per_second=4,
             speed_estimate_period=HOUR,
         )
         self.bar.add_task("train", total=state.max_steps, completed=state.global_step, epoch=self._epoch(state))

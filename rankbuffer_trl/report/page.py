@@ -51,7 +51,7 @@ class RunSection:
 def pack(value: object) -> str:
     """JSON, deflated, in base64. ASCII throughout, so that a lone surrogate does no harm either."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
 
 
 def browser_index(name: str, queries: Sequence[dict], measure: str | None) -> dict:

@@ -121,7 +121,8 @@ def chosen_step(step: int | None, signals: dict[str, dict]) -> int:
         step = max(shared)
     if step is None or step not in shared:
         have = ", ".join(f"{name} {min(steps)} to {max(steps)}" for name, steps in signals.items())
-        raise ValueError(f"{'a step' if step is None else f'step {step}'} that every run has is not there: {have}")
+        what = "the runs have no step in common" if step is None else f"step {step} is not in every run"
+        raise ValueError(f"{what}: {have}")
     return step
 
 
