@@ -3,7 +3,8 @@
 const SHOWN = 400; // entries of the list; a search finds the others
 let run = null; // { index, blocks }
 let found = []; // numbers of the queries that are listed
-let query = null; // { number, page }
+let chosen = 0; // the query that the list marks
+let query = null; // { number, page }, the one that is shown: the chosen one as soon as it is unpacked
 let visit = 0; // the last position is the buffer after the last visit
 let wholeTexts = false;
 let search = 0; // counts, so that an old search notices a new one
@@ -42,8 +43,8 @@ const counts = (entry) => `${entry.visits} visits, ${entry.anchors} anchors`;
 
 function markQuery() {
   for (const item of $("queries").children)
-    item.setAttribute("aria-selected", String(Boolean(query) && item.id === `query-${query.number}`));
-  const item = query && $(`query-${query.number}`);
+    item.setAttribute("aria-selected", String(item.id === `query-${chosen}`));
+  const item = $(`query-${chosen}`);
   if (item) {
     $("queries").setAttribute("aria-activedescendant", item.id);
     const box = $("queries").getBoundingClientRect(), place = item.getBoundingClientRect();
@@ -77,12 +78,13 @@ async function find(words) {
 async function openQuery(number) {
   const mine = ++opening;
   if (number === undefined) return;
+  chosen = number;
+  markQuery();
   const page = await unpack(run.pages[number]);
   if (mine !== opening) return;
   const names = ["step", "epoch", "before", "after", "positions", "order", "rewards"];
   page.visits = page.visits.map((values) => Object.fromEntries(values.map((value, i) => [names[i], value])));
   query = { number, page };
-  markQuery();
   $("query-id").textContent = visible(run.index.queries[number].id);
   $("query-id").dir = "auto";
   const about = [element("p", page.prompt === null ? "soft" : "text", page.prompt ??
@@ -208,7 +210,7 @@ function response(id) {
 }
 
 function move(by) {
-  const place = query ? found.indexOf(query.number) : -1;
+  const place = found.indexOf(chosen);
   const next = found[Math.max(0, Math.min(place + by, Math.min(found.length, SHOWN) - 1))];
   if (next !== undefined) openQuery(next).catch(complain);
 }
