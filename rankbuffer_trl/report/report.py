@@ -186,7 +186,7 @@ def facts_of(run: Run, queries: int, prices: JudgeConfig) -> dict[str, str]:
     return {
         "method": ", ".join(methods) or "-",
         "steps so far": f"{len(rewards):,}",
-        "epoch": str(last["epoch"]),
+        "newest epoch": str(last["epoch"]),
         "queries visited": f"{queries:,}",
         "rollouts": f"{rollouts:,}",
         "of them without a reward": f"{unscored:,.0f}",
