@@ -1,36 +1,130 @@
-"""Which files make a checkpoint whole, and where the live store is."""
+"""Which files make a checkpoint whole, where the stores are, and how to read them.
 
+A checkpoint of the trainer holds the folder `rankbuffer`: the store's segments (`segments.py`) and `run.json`, which
+says what run it belongs to (`identity.py`).
+"""
+
+import json
 import os
+import struct
+import zipfile
+from itertools import count
 from pathlib import Path
 
 from accelerate.logging import get_logger
 
-from .store import StoreError
+from . import segments
+from .store import BufferStore, StoreError
 
 logger = get_logger(__name__)
 
-SNAPSHOT = "rankbuffer.sqlite"
+FOLDER = "rankbuffer"
+RUN = "run.json"
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
+STATE = "trainer_state.json"
+TORN = "_torn"
 
 
-def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint holds the trainer's state, which is written last, and the buffers."""
-    return (checkpoint / "trainer_state.json").is_file() and (checkpoint / SNAPSHOT).is_file()
+def why_torn(checkpoint: Path) -> str | None:
+    """What a checkpoint lacks; `None` if it is whole.
+
+    The trainer's state is written last, but a folder that was copied in part or hit by a power cut can have it all the
+    same, so every file that has a known form is checked for its end.
+    """
+    try:
+        read_json(checkpoint / STATE)
+        processes = read_json(checkpoint / FOLDER / RUN)["processes"]
+        segments.read(checkpoint / FOLDER)
+    except ValueError as error:
+        return str(error)
+    for name in ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]:
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
+    for name, pattern in {"weights": "*.safetensors", "optimizer.pt": "optimizer*"}.items():
+        if not any(any(checkpoint.glob(found)) for found in (pattern, "global_step*")):  # DeepSpeed has its own folder
+            return f"{name} is missing"
+    for index in checkpoint.glob("*.index.json"):
+        for name in sorted(set(read_json(index)["weight_map"].values())):
+            if not (checkpoint / name).is_file():
+                return f"{name} is missing"
+    for path in sorted(checkpoint.rglob("*")):
+        if path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
+            return f"{path.name} is cut short"
+        if path.suffix == ".safetensors" and not ends_as_told(path):
+            return f"{path.name} is cut short"
+    return None
+
+
+def read_json(path: Path) -> dict:
+    """The contents of a JSON file.
+
+    Raises:
+        `ValueError`: if it is missing or cut short.
+    """
+    try:
+        return json.loads(path.read_text())
+    except OSError:
+        raise ValueError(f"{path.name} is missing") from None
+    except ValueError:
+        raise ValueError(f"{path.name} is cut short") from None
+
+
+def ends_as_told(path: Path) -> bool:
+    """Whether a safetensors file is as long as its header says."""
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+    except (struct.error, ValueError, MemoryError, OverflowError):
+        return False
+    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+    return path.stat().st_size == 8 + length + max(ends, default=0)
+
+
+def checkpoints(output_dir: str | os.PathLike) -> list[tuple[int, Path]]:
+    """Step and folder of all checkpoints in `output_dir`, newest first."""
+    paths = {path: path.name.removeprefix("checkpoint-") for path in Path(output_dir).glob("checkpoint-*")}
+    return sorted(((int(step), path) for path, step in paths.items() if step.isdigit()), reverse=True)
 
 
 def newest_checkpoint(output_dir: str | os.PathLike) -> Path:
-    """The complete checkpoint with the highest step in `output_dir`.
+    """The whole checkpoint with the highest step in `output_dir`. Torn ones above it are skipped with a line.
 
     Raises:
         [`StoreError`]: if there is none.
     """
-    numbered = [
-        (int(path.name.removeprefix("checkpoint-")), path)
-        for path in Path(output_dir).glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdigit()
-    ]
-    for _, path in sorted(numbered, reverse=True):
-        if is_complete(path):
+    for _, path in checkpoints(output_dir):
+        torn = why_torn(path)
+        if torn is None:
             return path
-        logger.warning(f"skipping {path}: it is not a whole checkpoint (the run was stopped while it was written)")
+        logger.warning(f"skipping {path}, which is not a whole checkpoint (the run was stopped while writing): {torn}")
     raise StoreError(f"no whole checkpoint in {output_dir} to resume from")
+
+
+def set_torn_aside(output_dir: str | os.PathLike) -> None:
+    """Move torn checkpoints to `_torn`, so that `save_total_limit` does not keep one in the place of a whole one."""
+    for _, path in checkpoints(output_dir):
+        if why_torn(path) is not None:
+            names = (path.parent / TORN / f"{path.name}.{number}" for number in count())
+            (path.parent / TORN).mkdir(exist_ok=True)
+            path.rename(next(name for name in names if not name.exists()))
+
+
+def read_store(path: str | os.PathLike) -> BufferStore:
+    """Open buffers, history and ledger for reading.
+
+    Args:
+        path (`str` or `PathLike`):
+            A run's folder, a checkpoint, a folder pulled from the Hub, or an SQLite file.
+
+    Raises:
+        [`StoreError`]: if there is no store.
+    """
+    path = Path(path)
+    if path.is_file():
+        return BufferStore(path, read_only=True)
+    if (path / LIVE_STORE).is_file():
+        return BufferStore(path / LIVE_STORE, read_only=True)
+    store = BufferStore()
+    store.restore(path / FOLDER)
+    return store

@@ -43,6 +43,9 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
 
         preflight_only (`bool`, *optional*, defaults to `False`):
             Check data and judge, print what the run will cost, and stop (`recipes/train_rankbuffer.py`).
+        resume_with_changes (`bool`, *optional*, defaults to `False`):
+            Go on from a checkpoint though data, method, judge model or another setting that buffers depend on is not
+            what it was (`docs/robustness.md`).
     """
 
     method: str = field(
@@ -68,6 +71,12 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     )
     preflight_only: bool = field(
         default=False, metadata={"help": "Check data and judge, print what the run will cost, and stop."}
+    )
+    resume_with_changes: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume though data, method or judge model is not what it was when the checkpoint was saved."
+        },
     )
 
     def __post_init__(self):
@@ -99,13 +108,19 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
 
     def _check_save_steps(self) -> None:
         """A resumed run generates anew at once, so a checkpoint inside a generation would score its queries twice."""
+        if self.enable_jit_checkpoint:
+            raise ValueError(
+                "enable_jit_checkpoint can save inside a generation, and at another step on each process; leave it"
+                " off: SIGTERM is handled without it"
+            )
         generation = self.steps_per_generation * self.num_iterations  # micro steps that use one generation
         step = self.gradient_accumulation_steps  # micro steps in one optimizer step
-        if self.save_strategy != "steps" or step % generation == 0:
+        key = {"steps": "save_steps", "best": "eval_steps"}.get(self.save_strategy)
+        if key is None or step % generation == 0:
             return
-        if generation % step or self.save_steps % (generation // step):
+        if generation % step or getattr(self, key) % (generation // step):
             raise ValueError(
-                f"save_steps={self.save_steps:g} would save inside a generation, and that cannot be resumed exactly:"
+                f"{key}={getattr(self, key):g} would save inside a generation, and that cannot be resumed exactly:"
                 f" one generation lasts steps_per_generation * num_iterations / gradient_accumulation_steps ="
                 f" {generation / step:g} steps. Choose a multiple of it."
             )

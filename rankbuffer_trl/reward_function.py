@@ -135,21 +135,26 @@ class RankBufferReward:
                 raise ValueError(
                     f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(ids)}"
                 )
-            rollouts = tuple(Rollout(i, text) for i, (_, text) in enumerate(rows[start : start + G]))
+            rollouts = tuple(Rollout(i, storable(text)) for i, (_, text) in enumerate(rows[start : start + G]))
             groups.append(RolloutGroup(self.queries[ids.pop()], rollouts, step, epoch))
         return groups
 
-    def restart(self, snapshot: Path | None = None) -> None:
-        """Get ready for a run: from a checkpoint's snapshot, or from the step that the trainer's first call names.
+    def restart(self, saved: Path | None = None) -> None:
+        """Get ready for a run: from a checkpoint's store, or from the step that the trainer's first call names.
 
         Main process only.
         """
         self._started = False
-        if snapshot is not None:
-            self.scorer.store.restore(snapshot)
+        if saved is not None:
+            self.scorer.store.restore(saved)
 
     def close(self) -> None:
         """Close store and judge."""
         if self.scorer is not None:
             self.scorer.close()
             self.scorer = None
+
+
+def storable(text: str) -> str:
+    """`text` with a question mark for each lone surrogate, which UTF-8, and so store and judge, cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -2,77 +2,43 @@
 
 A buffer is never overwritten: each visit adds a version, and an anchor refers to a response that is stored once. The
 newest version of a query is its buffer; all versions together with the table `groups` are the run's history. A journal
-file is used, not WAL, because runs write to network file systems. What was left out: more than one writer. The main
-process owns the file.
+file is used, not WAL, because runs write to network file systems. How a store gets into checkpoints and out of them is
+`segments.py`. What was left out: more than one writer. The main process owns the file.
 """
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
+from . import database, segments
 from .buffer import Anchor, AnchorBuffer
+from .database import StoreError
 from .groups import RolloutGroup
 from .judge import Call, Totals
-from .judge.ledger import FAILURES
 from .score import GroupScore
-
-VERSION = 2
-SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS responses (          -- every answered rollout, and the initial anchors of visited queries
-    query_id TEXT NOT NULL, id TEXT NOT NULL, step INTEGER NOT NULL, text TEXT NOT NULL);
-CREATE UNIQUE INDEX IF NOT EXISTS response_key ON responses (query_id, id);
-CREATE TABLE IF NOT EXISTS buffers (            -- one version per visit; anchors is JSON [[id, source, epoch, h], ...]
-    query_id TEXT NOT NULL, step INTEGER NOT NULL, anchors TEXT NOT NULL,
-    left_epoch INTEGER, right_epoch INTEGER, observed_epoch INTEGER, visits INTEGER NOT NULL,
-    PRIMARY KEY (query_id, step)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS groups (             -- one row per scored group; JSON in the last five
-    query_id TEXT NOT NULL, step INTEGER NOT NULL, epoch INTEGER NOT NULL, k INTEGER NOT NULL,
-    positions TEXT NOT NULL, tiers TEXT NOT NULL, rewards TEXT NOT NULL, added TEXT NOT NULL, pruned TEXT NOT NULL,
-    PRIMARY KEY (query_id, step)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS group_step ON groups (step);
-CREATE TABLE IF NOT EXISTS calls (              -- the judge ledger
-    step INTEGER NOT NULL, phase TEXT NOT NULL, method TEXT NOT NULL, kind TEXT NOT NULL, query_id TEXT NOT NULL,
-    server TEXT NOT NULL, outcome TEXT NOT NULL, attempts INTEGER NOT NULL,
-    prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
-    spent_prompt_tokens INTEGER NOT NULL, spent_cached_tokens INTEGER NOT NULL,
-    spent_completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL, error TEXT NOT NULL);
-PRAGMA user_version = {VERSION};
-"""
-
-
-def version(db: sqlite3.Connection) -> int:
-    """The format version of an open store; 0 if the file is new."""
-    return db.execute("PRAGMA user_version").fetchone()[0]
-
-
-class StoreError(RuntimeError):
-    """The buffer store cannot be opened, read or written."""
 
 
 class BufferStore:
     """The persistent buffers and history of a run.
 
     Args:
-        path (`str` or `Path`):
-            The SQLite file; it and its folder are made if missing.
+        path (`str` or `Path`, *optional*):
+            The SQLite file; it and its folder are made if missing. Without one, a temporary file that goes when the
+            store is closed.
+        read_only (`bool`, *optional*, defaults to `False`):
+            Open an existing file for reports, also one that a killed run left in the middle of a commit.
 
     Raises:
         [`StoreError`]: if the file cannot be opened or was not written by this version.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: str | Path | None = None, read_only: bool = False):
+        self.path = Path(path) if path else None
         with self._errors("open"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
-            if version(self._db) not in (0, VERSION):
-                raise StoreError(
-                    f"{self.path} has the format version {version(self._db)}; this program reads version {VERSION}"
-                )
-            self._db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + SCHEMA)
+            self._db = database.open_to_read(self.path) if read_only else database.open_to_write(self.path)
 
     def load(self, query_id: str) -> AnchorBuffer | None:
         """The newest buffer of a query, `None` if it has none yet."""
@@ -93,6 +59,14 @@ class BufferStore:
                 )
             )
             return AnchorBuffer(tuple(Anchor(id, texts[id], *rest) for id, *rest in anchors), *markers)
+
+    def query_ids(self, after: str = "", limit: int = -1) -> list[str]:
+        """Ids of queries that have a buffer, sorted: those behind `after`, at most `limit` of them."""
+        with self._errors("read"):
+            found = self._db.execute(
+                "SELECT DISTINCT query_id FROM buffers WHERE query_id > ? ORDER BY query_id LIMIT ?", (after, limit)
+            )
+            return [id for (id,) in found]
 
     def has_group(self, query_id: str, step: int) -> bool:
         """Whether this query was already scored in this step."""
@@ -177,14 +151,7 @@ class BufferStore:
 
     def totals(self, phase: str = "train") -> Totals:
         """Judge costs so far."""
-        sums = self._db.execute(
-            f"SELECT sum(outcome = 'parsed'), sum(outcome IN {FAILURES}), sum(attempts),"
-            " sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens),"
-            " sum(spent_prompt_tokens), sum(spent_cached_tokens), sum(spent_completion_tokens), sum(seconds)"
-            " FROM calls WHERE phase = ?",
-            (phase,),
-        ).fetchone()
-        return Totals(*(value or 0 for value in sums))
+        return segments.totals(self._db, segments.chain(self._db), phase)
 
     def rows(self, sql: str, parameters: Sequence = ()) -> Iterator[tuple]:
         """Rows of a read-only query, for reports."""
@@ -196,57 +163,57 @@ class BufferStore:
         A run that starts from step 0 over another run's store first sets a copy of it aside, as `<name>-1.sqlite` and
         so on.
         """
-        if step == 0 and any(self._has_rows(table) for table in ("groups", "calls")):
-            numbers = (n for n in range(1, 10_000) if not self._aside(n).exists())
-            self.snapshot(self._aside(next(numbers)))
-        with self._errors("rewind"), self._db:
-            for table in ("responses", "buffers", "groups"):
-                self._db.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
-            # An evaluation at this step took place before the checkpoint of this step was written.
-            self._db.execute("DELETE FROM calls WHERE step > ? OR (step = ? AND phase = 'train')", (step, step))
+        with self._errors("rewind"):
+            if step == 0:
+                self._set_aside()
+            with self._db:
+                visited = "SELECT query_id FROM groups WHERE step >= ?"  # by index; the others have none on the step
+                for table in ("responses", "buffers"):
+                    self._db.execute(f"DELETE FROM {table} WHERE query_id IN ({visited}) AND step >= ?", (step, step))
+                self._db.execute("DELETE FROM groups WHERE step >= ?", (step,))
+                # An evaluation at this step took place before the checkpoint of this step was written.
+                self._db.execute("DELETE FROM calls WHERE step > ? OR (step = ? AND phase = 'train')", (step, step))
+                segments.unseal(self._db)
 
-    def _has_rows(self, table: str) -> bool:
-        return self._db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None
+    def _set_aside(self) -> None:
+        """Start over with an empty store. One that holds something is kept under another name."""
+        if not any(segments.row_ends(self._db).values()):
+            return
+        names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
+        self._db.close()
+        self.path.rename(next(name for name in names if not name.exists()))
+        self._db = database.open_to_write(self.path)
+        segments.prune(self._home, [])
 
-    def _aside(self, number: int) -> Path:
-        return self.path.with_stem(f"{self.path.stem}-{number}")
+    @property
+    def _home(self) -> Path | None:
+        """Where the segments of the live store are."""
+        return self.path.with_suffix(".segments") if self.path else None
 
-    def snapshot(self, path: str | Path) -> None:
-        """Copy the whole store to `path` as it stands, durably: either the old or the complete new file is there."""
-        path = Path(path)
-        temporary = path.with_name(path.name + ".tmp")
-        with self._errors(f"copy to {path}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.unlink(missing_ok=True)
-            copy = sqlite3.connect(temporary)
+    def save(self, folder: str | Path) -> None:
+        """Put the whole store into `folder`, durably, in a time that depends on what is new since the last save."""
+        with self._errors("save", f" to {folder}"):
+            segments.write(segments.seal(self._db, self._home), self._home, Path(folder))
+
+    def restore(self, folder: str | Path) -> None:
+        """Become what was saved to `folder`. A store of another run that was here before is set aside."""
+        with self._errors("restore", f" from {folder}"):
             try:
-                self._db.backup(copy)
-            finally:
-                copy.close()
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-
-    def restore(self, path: str | Path) -> None:
-        """Become a copy of the snapshot at `path`; what was here before is dropped."""
-        with self._errors(f"restore from {path}"):
-            if not Path(path).is_file():
-                raise StoreError(f"{path} is missing: the checkpoint holds no buffers, so it cannot be resumed from")
-            source = sqlite3.connect(Path(path).absolute().as_uri() + "?mode=ro", uri=True)
-            try:
-                if version(source) != VERSION:
-                    raise StoreError(f"{path} is not a buffer store of format version {VERSION}")
-                source.backup(self._db)
-            finally:
-                source.close()
+                sealed = segments.read(Path(folder))
+                if not segments.common_length(segments.chain(self._db), sealed):
+                    segments.check(Path(folder), sealed)
+                    self._set_aside()
+                segments.load(self._db, Path(folder), sealed, self._home)
+            except ValueError as error:
+                raise StoreError(f"{error}: the checkpoint holds no buffers that could be resumed from") from None
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
     @contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
+    def _errors(self, doing: str, where: str = "") -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"cannot {doing} the buffer store {self.path}: {error}") from error
+            raise StoreError(f"cannot {doing} the buffer store {self.path or ''}{where}: {error}") from error

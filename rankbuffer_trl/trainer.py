@@ -10,20 +10,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from accelerate.logging import get_logger
 from datasets import Dataset
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from .checkpoint import LIVE_STORE, SNAPSHOT, is_complete, newest_checkpoint
+from . import segments
+from .checkpoint import FOLDER, LIVE_STORE, RUN, STATE, newest_checkpoint, read_json, set_torn_aside, why_torn
 from .config import RankBufferConfig
 from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
+from .export import FILE, export_buffers
+from .identity import describe, differences, identity
+from .interrupt import StopOnSigterm
 from .judge import Judge
 from .reward_function import RankBufferReward
 from .rewards.format import AnswerReader, FormatReward
 from .sampler import EpochSampler
 from .store import StoreError
+
+logger = get_logger(__name__)
 
 RANK = 0  # column of the rank reward
 
@@ -106,6 +114,8 @@ class RankBufferTrainer(GRPOTrainer):
         )
         reader.tokenizer = self._tokenizer
         self.rank_reward.epoch = self.current_epoch
+        self._sigterm = StopOnSigterm(self._ends_generation)
+        self.add_callback(self._sigterm)
         on_main_process(self._check_prompts)
 
     @property
@@ -118,6 +128,15 @@ class RankBufferTrainer(GRPOTrainer):
     def current_epoch(self) -> int:
         """The pass over the data that the next step belongs to, from 0; unlike the trainer state's, an integer."""
         return self.state.global_step // self.steps_per_epoch
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a SIGTERM ended the last call of `train`; its checkpoint is written."""
+        return self._sigterm.stopped
+
+    def _ends_generation(self, step: int) -> bool:
+        micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
+        return micro_steps % (self.args.steps_per_generation * self.num_iterations) == 0
 
     def _check_prompts(self) -> None:
         if self.args.generation_batch_size > len(self.train_dataset) * self.num_generations:
@@ -163,12 +182,14 @@ class RankBufferTrainer(GRPOTrainer):
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint folder, or `True` for the newest complete one in `output_dir`. Policy and buffers come
-                from it.
+                A checkpoint folder, or `True` for the newest whole one in `output_dir`. Policy and buffers come from
+                it.
+
+        A SIGTERM ends the run after the current step with a checkpoint; `interrupted` is true then.
 
         Raises:
             [`JudgeError`]: if the judge does not answer.
-            [`StoreError`]: if the checkpoint is not whole.
+            [`StoreError`]: if the checkpoint is not whole, or belongs to a run with other data, method or judge.
         """
         checkpoint = on_main_process(lambda: self._prepare_run(resume_from_checkpoint))
         return super().train(resume_from_checkpoint=checkpoint, **kwargs)
@@ -177,19 +198,37 @@ class RankBufferTrainer(GRPOTrainer):
         checkpoint = None
         if resume:
             checkpoint = newest_checkpoint(self.args.output_dir) if resume is True else Path(resume)
-            if not is_complete(checkpoint):
-                raise StoreError(
-                    f"{checkpoint} is not a whole checkpoint: it needs trainer_state.json and {SNAPSHOT}. Without"
-                    " either, the policy and its buffers would not belong together"
-                )
-        self.rank_reward.restart(checkpoint / SNAPSHOT if checkpoint else None)
+            torn = why_torn(checkpoint)
+            if torn:
+                raise StoreError(f"{checkpoint} is not a whole checkpoint: {torn}")
+            self._check_identity(checkpoint)
+            set_torn_aside(self.args.output_dir)
+        self.rank_reward.restart(checkpoint / FOLDER if checkpoint else None)
         if checkpoint:
             self._check_step(checkpoint)
         self.rank_reward.scorer.preflight(self._train_queries[self._train_queries.ids[0]])
         return str(checkpoint) if checkpoint else None
 
+    def _check_identity(self, checkpoint: Path) -> None:
+        saved = read_json(checkpoint / FOLDER / RUN)
+        changed = differences(saved, self._identity())
+        message = f"{checkpoint} belongs to another run:\n  " + "\n  ".join(changed)
+        if changed and not self.args.resume_with_changes:
+            raise StoreError(f"{message}\nSet resume_with_changes to go on from it all the same")
+        if changed:
+            logger.warning(message)
+        if saved["processes"] != self.args.world_size:
+            logger.warning(
+                f"{checkpoint} was saved by {saved['processes']} processes, now there are {self.args.world_size}:"
+                " queries are visited in the same order, but sampled rollouts will differ"
+            )
+
+    def _identity(self) -> dict:
+        scorer = self.rank_reward.scorer
+        return identity(self.args, scorer.method, scorer.judge, self._train_queries)
+
     def _check_step(self, checkpoint: Path) -> None:
-        step = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
+        step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
         last = self.rank_reward.scorer.store.last_step()
         if last is not None and last >= step:
             raise StoreError(
@@ -197,10 +236,43 @@ class RankBufferTrainer(GRPOTrainer):
             )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, and first a snapshot of buffers, history and ledger; all go to the Hub together."""
-        target = Path(output_dir or self.args.output_dir) / SNAPSHOT
-        on_main_process(lambda: self.rank_reward.scorer.store.snapshot(target))
+        """Save the policy, and first the buffers, history and ledger; all go to the Hub together.
+
+        Outside a checkpoint, at the end of a run, the buffers are also written as a table, `buffers.parquet`.
+        """
+        folder = Path(output_dir or self.args.output_dir)
+        on_main_process(lambda: self._save_store(folder, table=not _internal_call))
         super().save_model(output_dir, _internal_call)
+
+    def _save_store(self, folder: Path, table: bool) -> None:
+        store = self.rank_reward.scorer.store
+        try:
+            if not table:
+                (folder / STATE).unlink(missing_ok=True)  # written last: an older checkpoint of this name is void now
+            store.save(folder / FOLDER)
+            totals = {phase: store.totals(phase) for phase in ("train", "eval")}
+            segments.write_json(
+                folder / FOLDER / RUN, describe(self._identity(), self.state.global_step, totals, self.args)
+            )
+            if table:
+                export_buffers(store, folder / FILE)
+        except OSError as error:
+            raise StoreError(f"cannot write {folder}: {error}") from error
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        """TRL's, whose failures say where the run can go on from."""
+        try:
+            super()._save_checkpoint(model, trial)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise StoreError(
+                f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
+                " checkpoints before it are as they were: once the cause is gone, set resume_from_checkpoint to true"
+            ) from error
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """TRL's. Next the main process pushes and rotates, and by then all processes must have written theirs."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
 
     def close(self) -> None:
         """Close the store and the judge's connections."""

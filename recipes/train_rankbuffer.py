@@ -74,6 +74,8 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
     try:
         with run_progress(trainer):
             trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
+        if trainer.interrupted:  # the checkpoint is there, and the scheduler does not wait for more
+            return
         trainer.save_model()
         if training_args.push_to_hub:
             trainer.push_to_hub(dataset_name=script_args.dataset_name)

@@ -7,8 +7,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import asyncio
+import contextlib
 import json
 import re
+import signal
+import subprocess
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -30,6 +33,23 @@ sys.path.insert(0, str(QUICKSTART))
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+def run_program(path: Path, *arguments: object, timeout: float) -> str:
+    """Run a Python program and whatever it starts; returns what it printed."""
+    command = [sys.executable, str(path), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        finally:
+            if process.poll() is None or process.returncode:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors[-3000:]
+    return output
 
 
 class ScriptedClient:

@@ -8,12 +8,11 @@ import asyncio
 import hashlib
 import json
 import os
-import sqlite3
 from pathlib import Path
 
 from datasets import Dataset
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
+from rankbuffer_trl.checkpoint import LIVE_STORE, read_store
 from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
@@ -74,14 +73,16 @@ def config(output_dir: Path, **overrides) -> RankBufferConfig:
     return RankBufferConfig(**(values | overrides))
 
 
-def contents(store: Path) -> dict[str, list[tuple]]:
-    """Everything in a store that a rerun must reproduce, which is all but the seconds."""
-    with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as db:
-        names = {table: [row[1] for row in db.execute(f"PRAGMA table_info({table})")] for table in TABLES}
-        return {
-            table: sorted(db.execute(f"SELECT {','.join(c for c in names[table] if c != 'seconds')} FROM {table}"))
-            for table in TABLES
-        }
+def contents(path: Path) -> dict[str, list[tuple]]:
+    """Everything in a store, by what `read_store` takes, that a rerun must reproduce: all but the seconds."""
+    store = read_store(path)
+    names = {table: [row[1] for row in store.rows(f"PRAGMA table_info({table})")] for table in TABLES}
+    found = {
+        table: sorted(store.rows(f"SELECT {','.join(c for c in names[table] if c != 'seconds')} FROM {table}"))
+        for table in TABLES
+    }
+    store.close()
+    return found
 
 
 TABLES = ("responses", "buffers", "groups", "calls")
@@ -125,21 +126,13 @@ if __name__ == "__main__":
     parser.add_argument("--policy")
     parser.add_argument("--data")
     parser.add_argument("--per_device", type=int)
-    parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--answers", type=int, help="the judge stops after so many answers")
     parser.add_argument("--hang", action="store_true", help="... and never says anything again")
     arguments = parser.parse_args()
-    settings = config(
-        arguments.output_dir,
-        per_device_train_batch_size=arguments.per_device,
-        gradient_accumulation_steps=arguments.accumulation,
-        eval_strategy="steps",
-        eval_steps=3,
-        per_device_eval_batch_size=24 // int(os.environ.get("WORLD_SIZE", "1")),
-    )
+    settings = config(arguments.output_dir, per_device_train_batch_size=arguments.per_device)
     rows = load_queries(arguments.data)
     judge = None if arguments.answers is None else Judge(FailingJudge(arguments.answers, arguments.hang))
-    trainer = ScriptedTrainer(arguments.policy, settings, rows, rows.select(range(3)), judge=judge)
+    trainer = ScriptedTrainer(arguments.policy, settings, rows, judge=judge)
     trainer.train()
     trainer.accelerator.wait_for_everyone()
     trainer.close()

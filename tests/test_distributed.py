@@ -1,4 +1,4 @@
-"""Several real processes: the split over processes and accumulation must not change what is scored."""
+"""Several real processes as a user starts them, and how they fail. What the spread must not change: test_spread.py."""
 
 import os
 import shutil
@@ -6,10 +6,9 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from conftest import ROOT
 from safetensors.torch import load_file
-from scripted import contents, run
+from scripted import contents
 
 from rankbuffer_trl.checkpoint import LIVE_STORE
 
@@ -23,53 +22,6 @@ def torchrun(processes: int, *arguments: object, timeout: int = 240) -> subproce
     return subprocess.run(
         [str(part) for part in command], env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
     )
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory, tiny_policy, data_file):
-    from rankbuffer_trl.data.queries import load_queries
-
-    rows = load_queries(str(data_file))
-    evaluation = dict(eval_strategy="steps", eval_steps=3, per_device_eval_batch_size=24)
-    output_dir = tmp_path_factory.mktemp("one")
-    run(output_dir, tiny_policy, rows, rows.select(range(3)), **evaluation)
-    return outcome(output_dir)
-
-
-def outcome(output_dir):
-    """Buffers, history and ledger of training, and the rewards that TRL got to see.
-
-    Evaluation pads its last batch by the number of processes, so only training can be the same call for call.
-    """
-    table = contents(output_dir / LIVE_STORE)
-    calls = [row for row in table["calls"] if row[1] == "train"]
-    return table | {"calls": calls, "rewards": (output_dir / "rewards.json").read_text()}
-
-
-def test_accumulation_changes_nothing(tmp_path, tiny_policy, rows, one_process):
-    run(tmp_path, tiny_policy, rows, per_device_train_batch_size=6, gradient_accumulation_steps=4)
-    assert outcome(tmp_path) == one_process
-
-
-@pytest.mark.parametrize(
-    ("per_device", "accumulation"), [(12, 1), (4, 3)], ids=["straddling", "straddling-accumulated"]
-)
-def test_two_processes_whose_groups_straddle_change_nothing(
-    tmp_path, tiny_policy, data_file, one_process, per_device, accumulation
-):
-    arguments = [
-        "--policy",
-        tiny_policy,
-        "--data",
-        data_file,
-        "--per_device",
-        per_device,
-        "--accumulation",
-        accumulation,
-    ]
-    done = torchrun(2, tmp_path, *arguments)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert outcome(tmp_path) == one_process
 
 
 def test_an_error_of_the_main_process_stops_every_process(tmp_path, tiny_policy, data_file):
@@ -106,7 +58,7 @@ def test_the_quickstart_runs_under_zero3_and_resumes_exactly(tmp_path, tiny_poli
     short = ["--max_steps", "3", "--save_steps", "1", "--max_completion_length", "16"]  # one step an epoch
     zero3(tiny_policy, tmp_path / "whole", *short)
     checkpoint = tmp_path / "whole" / "checkpoint-1"
-    assert {row[1] for row in contents(checkpoint / "rankbuffer.sqlite")["groups"]} == {0}
+    assert {row[1] for row in contents(checkpoint)["groups"]} == {0}
     assert len(contents(tmp_path / "whole" / LIVE_STORE)["groups"]) == 3 * 24
 
     shutil.copytree(checkpoint, tmp_path / "resumed" / "checkpoint-1")

@@ -244,15 +244,16 @@ def test_buffers_persist_over_epochs(scorer):
 @both
 def test_a_resumed_run_selects_the_same(method, scorer, tmp_path):
     made, steps = visits(scorer, ROWS, Managed(best_four), method)
-    made.store.snapshot(tmp_path / "copy.sqlite")
-    store = BufferStore(tmp_path / "copy.sqlite")
+    made.store.save(tmp_path / "saved")
+    store = BufferStore()
+    store.restore(tmp_path / "saved")
     assert store.load("n") == made.store.load("n") == steps[-1].scores[0].after
     store.rewind(2)
     assert store.load("n") == steps[1].scores[0].after
     store.close()
 
     resumed, _ = visits(scorer, ROWS[:2], Managed(best_four), method)
-    resumed.store.restore(tmp_path / "copy.sqlite")
+    resumed.store.restore(tmp_path / "saved")
     assert resumed.score([group(numbers(), ROWS[2], 2, 2)], 2).scores == steps[2].scores
     assert resumed.store.load("n") == made.store.load("n")
 

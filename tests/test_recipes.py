@@ -81,7 +81,7 @@ def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judg
     ]
     train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
     assert (tmp_path / "adapter_model.safetensors").is_file()
-    table = contents(tmp_path / "rankbuffer.sqlite")
+    table = contents(tmp_path)
     assert len(table["groups"]) == 12
     assert {row[6] for row in table["calls"]} == {"parsed"}
 
@@ -192,7 +192,7 @@ def test_a_row_of_the_papers_tables_trains(tmp_path, tiny_policy, judge_url, pat
     train_rankbuffer.main(script_args, training_args, model_args)
     recipe = yaml.safe_load(path.read_text())
     assert training_args.method == recipe["method"]
-    table = contents(tmp_path / "rankbuffer.sqlite")
+    table = contents(tmp_path)
     assert len(table["groups"]) == 4
     assert {row[2] for row in table["calls"]} == {training_args.reward_method().name}
     assert {row[6] for row in table["calls"]} == {"parsed"}
@@ -211,6 +211,6 @@ def test_the_benchmarks_run_and_end_with_one_json_line():
     assert json.loads(judge.stdout.splitlines()[-1]).keys() >= {"ratio", "cpu_ms_per_call", "computed_prompt_share"}
     cost = run("benchmarks/judge_cost.py", "--queries", 2, "--acuity_queries", 1)
     assert json.loads(cost.stdout.splitlines()[-1]).keys() >= {"token_ratio", "call_ratio", "tau_ratio"}
-    store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5)
+    store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5, "--saves", 2)
     last = json.loads(store.stdout.splitlines()[-1])
-    assert last["ratio"] > 0 and "memory_mb" in last
+    assert last["ratio"] > 0 and last["checkpoint_ratio"] > 0 and "memory_mb" in last

@@ -19,7 +19,7 @@ from conftest import QUICKSTART, numbers
 from reports import HOSTILE, anchor_rows, record, record_hostile
 
 from rankbuffer_trl.buffer import SOURCES
-from rankbuffer_trl.checkpoint import LIVE_STORE, SNAPSHOT
+from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.report import collect
 from rankbuffer_trl.report.browser import query_pages, visits_of
@@ -29,7 +29,7 @@ from rankbuffer_trl.report.command import main
 from rankbuffer_trl.report.comparison import advantage_chart, advantage_table, score_chart
 from rankbuffer_trl.report.page import pack
 from rankbuffer_trl.report.report import write_report
-from rankbuffer_trl.report.runs import find_store, open_runs, run_names
+from rankbuffer_trl.report.runs import open_runs, run_names
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError
@@ -307,11 +307,10 @@ def test_a_checkpoint_is_a_run_too_with_its_log(run, tmp_path):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         store = BufferStore(run.path)
-        store.snapshot(folder / SNAPSHOT)
+        store.save(folder / FOLDER)
         store.close()
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log * step}))
     (tmp_path / "checkpoint-11").mkdir()  # is just being written
-    assert find_store(tmp_path) == tmp_path / "checkpoint-10" / SNAPSHOT
     with open_runs([tmp_path, tmp_path / "checkpoint-2", run.path]) as (whole, second, file):
         assert (len(whole.log), len(second.log), len(file.log)) == (10, 2, 0)
         assert list(whole.store.rows("SELECT * FROM groups")) == list(file.store.rows("SELECT * FROM groups"))

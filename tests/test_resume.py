@@ -1,15 +1,21 @@
 """Stopped anywhere and resumed, a run ends as if it had not: buffers, history, ledger and weights, bit for bit."""
 
 import json
+import os
+import re
 import shutil
+import signal
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from conftest import QUICKSTART
+from datasets import Dataset, load_dataset
 from safetensors.torch import load_file
 from scripted import config, contents
 from transformers import TrainerCallback
 
-from rankbuffer_trl.checkpoint import LIVE_STORE, SNAPSHOT
+from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, RUN, newest_checkpoint, read_store, why_torn
 from rankbuffer_trl.sampler import EpochSampler
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.trainer import RankBufferTrainer
@@ -49,8 +55,6 @@ class InterruptAt(TrainerCallback):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, tiny_policy, howto):
     """The run that nobody stopped."""
-    from datasets import Dataset
-
     output_dir = tmp_path_factory.mktemp("whole")
     return output_dir, train(output_dir, tiny_policy, Dataset.from_list(howto[:12]))
 
@@ -72,13 +76,48 @@ def test_interrupted_and_resumed_the_run_ends_alike(tmp_path, tiny_policy, rows,
     assert same(train(tmp_path, tiny_policy, rows, resume=True), whole[1])
 
 
-def test_resume_takes_the_newest_whole_checkpoint_and_skips_a_torn_one(tmp_path, tiny_policy, rows, whole):
+def test_resume_takes_the_newest_whole_checkpoint_and_moves_torn_ones_away(tmp_path, tiny_policy, rows, whole, caplog):
     output_dir, uninterrupted = whole
     for step in (4, 5):
         shutil.copytree(output_dir / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
     (tmp_path / "checkpoint-5" / "trainer_state.json").unlink()
-    (tmp_path / "checkpoint-9").mkdir()
-    assert same(train(tmp_path, tiny_policy, rows, resume=True), uninterrupted)
+    (tmp_path / "checkpoint-99").mkdir()
+    with caplog.at_level("WARNING"):
+        assert same(train(tmp_path, tiny_policy, rows, resume=True, save_total_limit=1), uninterrupted)
+    assert (
+        "skipping" in caplog.text and "checkpoint-5" in caplog.text and "trainer_state.json is missing" in caplog.text
+    )
+    assert {path.name for path in (tmp_path / "_torn").iterdir()} == {"checkpoint-5.0", "checkpoint-99.0"}
+    (kept,) = tmp_path.glob("checkpoint-*")
+    assert kept.name == "checkpoint-12" and why_torn(kept) is None
+    assert contents(kept) == uninterrupted[0]
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+FILES = {
+    "state": "trainer_state.json",
+    "weights": "model.safetensors",
+    "optimizer": "optimizer.pt",
+    "random": "rng_state.pth",
+    "run": f"{FOLDER}/{RUN}",
+    "segment": f"{FOLDER}/00001-*.sqlite",
+}
+
+
+@pytest.mark.parametrize("accident", [halve, Path.unlink], ids=["cut", "gone"])
+@pytest.mark.parametrize("file", FILES)
+def test_a_torn_checkpoint_is_recognised(tmp_path, whole, file, accident):
+    for step in (3, 4):
+        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    torn = tmp_path / "checkpoint-4"
+    assert newest_checkpoint(tmp_path) == torn
+    (path,) = torn.glob(FILES[file])
+    accident(path)
+    assert re.search(f"({path.name}|{file}) is", why_torn(torn))
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
 
 
 def test_evaluation_in_between_changes_neither_buffers_nor_resume(tmp_path, tiny_policy, rows):
@@ -94,8 +133,8 @@ def test_evaluation_in_between_changes_neither_buffers_nor_resume(tmp_path, tiny
 
 def test_a_checkpoint_without_its_buffers_is_refused(tmp_path, tiny_policy, rows, whole):
     shutil.copytree(whole[0] / "checkpoint-4", tmp_path / "checkpoint-4")
-    (tmp_path / "checkpoint-4" / SNAPSHOT).unlink()
-    with pytest.raises(StoreError, match=r"checkpoint-4 is not a whole checkpoint"):
+    shutil.rmtree(tmp_path / "checkpoint-4" / FOLDER)
+    with pytest.raises(StoreError, match=r"checkpoint-4 is not a whole checkpoint: run\.json is missing"):
         train(tmp_path, tiny_policy, rows, resume=str(tmp_path / "checkpoint-4"))
     with pytest.raises(StoreError, match="no whole checkpoint"):
         train(tmp_path, tiny_policy, rows, resume=True)
@@ -103,9 +142,60 @@ def test_a_checkpoint_without_its_buffers_is_refused(tmp_path, tiny_policy, rows
 
 def test_a_policy_with_another_steps_buffers_is_refused(tmp_path, tiny_policy, rows, whole):
     shutil.copytree(whole[0] / "checkpoint-4", tmp_path / "checkpoint-4")
-    shutil.copy(whole[0] / "checkpoint-8" / SNAPSHOT, tmp_path / "checkpoint-4" / SNAPSHOT)
+    shutil.rmtree(tmp_path / "checkpoint-4" / FOLDER)
+    shutil.copytree(whole[0] / "checkpoint-8" / FOLDER, tmp_path / "checkpoint-4" / FOLDER)
     with pytest.raises(StoreError, match="policy is at step 4, its buffers at 7"):
         train(tmp_path, tiny_policy, rows, resume=str(tmp_path / "checkpoint-4"))
+
+
+CHANGES = {
+    "K0": (dict(method_args={"k0": 3}), "method_args .*'k0': 4.*'k0': 3"),
+    "method": (dict(method="pointwise"), "method .*'rankbuffer' in the checkpoint, 'pointwise' now"),
+    "judge model": (dict(judge_url="http://127.0.0.1:9/v1", judge_model="m"), "judge .*'RubricJudge'.*'m' now"),
+    "seed": (dict(seed=4), "seed .*: 3 in the checkpoint, 4 now"),
+    "batch": (dict(per_device_train_batch_size=48), "queries_per_generation .*: 3 in the checkpoint, 6 now"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, tiny_policy, rows, whole, case):
+    overrides, message = CHANGES[case]
+    with pytest.raises(StoreError, match=rf"belongs to another run:\n(.*\n)*.*{message}(.*\n)*.*resume_with_changes"):
+        train(tmp_path, tiny_policy, rows, resume=str(whole[0] / "checkpoint-6"), **overrides)
+
+
+def test_other_data_is_refused_and_taken_when_told(tmp_path, tiny_policy, rows, whole):
+    other = [{**row, "rubrics": row["rubrics"][:-1]} if number == 7 else row for number, row in enumerate(rows)]
+    data = Dataset.from_list(other, features=rows.features)
+    resume = str(whole[0] / "checkpoint-6")
+    with pytest.raises(StoreError, match="data_sha256"):
+        train(tmp_path, tiny_policy, data, resume=resume)
+    table, _ = train(tmp_path, tiny_policy, data, resume=resume, resume_with_changes=True)
+    assert len(table["groups"]) == EPOCHS * len(rows)
+
+
+def test_run_json_tells_what_a_checkpoint_is(whole):
+    told = json.loads((whole[0] / "checkpoint-6" / FOLDER / RUN).read_text())
+    assert (told["step"], told["method"], told["method_args"]["k0"], told["judge"]) == (
+        6,
+        "rankbuffer",
+        4,
+        "RubricJudge",
+    )
+    assert (told["queries"], told["seed"], told["config"]["learning_rate"]) == (12, 3, 1e-3)
+    store = read_store(whole[0] / "checkpoint-6")
+    assert told["totals"] == {phase: store.totals(phase).as_dict() for phase in ("train", "eval")}
+    calls = store.rows("SELECT sum(outcome = 'parsed'), sum(prompt_tokens) FROM calls WHERE phase = 'train'")
+    assert (told["totals"]["train"]["calls"], told["totals"]["train"]["prompt_tokens"]) == next(calls)
+    store.close()
+
+
+def test_the_end_of_a_run_has_its_buffers_as_a_table(whole):
+    table = load_dataset("parquet", data_files=str(whole[0] / "buffers.parquet"), split="train")
+    store = read_store(whole[0])
+    assert len(set(table["query_id"])) == 12
+    assert len(table) == sum(len(store.load(id)) for id in store.query_ids())
+    store.close()
 
 
 def test_a_new_run_in_an_old_folder_keeps_the_old_buffers_aside(tmp_path, tiny_policy, rows, whole):
@@ -118,8 +208,59 @@ def test_a_new_run_in_an_old_folder_keeps_the_old_buffers_aside(tmp_path, tiny_p
 
 def test_resuming_with_data_in_another_order_is_noticed(tmp_path, tiny_policy, rows, whole):
     shutil.copytree(whole[0] / "checkpoint-6", tmp_path / "checkpoint-6")
+    turned = rows.select(range(11, -1, -1))
+    with pytest.raises(StoreError, match="data_sha256"):
+        train(tmp_path, tiny_policy, turned, resume=True)
     with pytest.raises(RuntimeError, match=r"already visited .* data order"):
-        train(tmp_path, tiny_policy, rows.select(range(11, -1, -1)), resume=True)
+        train(tmp_path, tiny_policy, turned, resume=True, resume_with_changes=True)
+
+
+class TerminateIn(TrainerCallback):
+    """SIGTERM to this process at the beginning of a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_policy, rows):
+    """Two optimizer steps use one generation; the signal comes in the first of them."""
+    settings = config(tmp_path, num_train_epochs=2, num_iterations=2)
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = RankBufferTrainer(tiny_policy, settings, rows, callbacks=[TerminateIn(4)])
+    trainer.train()
+    assert trainer.interrupted and trainer.state.global_step == 6
+    trainer.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+
+
+def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch):
+    import train_rankbuffer
+
+    build = train_rankbuffer.build_trainer
+
+    def build_and_warn(*arguments):
+        trainer = build(*arguments)
+        trainer.add_callback(TerminateIn(1))
+        return trainer
+
+    arguments = [
+        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
+        *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "3"),
+        *("--per_device_train_batch_size", "24", "--max_completion_length", "16"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(train_rankbuffer, "build_trainer", build_and_warn)
+        train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert not (tmp_path / "model.safetensors").exists()
+    arguments += ["--resume_from_checkpoint", "true"]
+    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9
 
 
 def test_the_sampler_gives_the_stock_order_and_any_epoch_on_its_own(rows):

@@ -1,6 +1,8 @@
 """The buffer store: what was committed is there, whole, after any failure; what was not is not there at all."""
 
 import json
+import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -10,10 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from datasets import load_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
+from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, read_store
+from rankbuffer_trl.export import export_buffers
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.score import GroupScore
@@ -327,55 +332,170 @@ def test_a_new_run_sets_the_old_one_aside(tmp_path, store):
         aside.close()
 
 
-# Snapshots
+# Saves: the store in a checkpoint
+
+
+def save(store: BufferStore, folder: Path) -> Path:
+    store.save(folder)
+    return folder
+
+
+def segment_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.sqlite"))
 
 
 @pytest.mark.parametrize(
     "name", ["plain", "with space", "teapot-é-🫖", "exp#3", "exp?3", "100%", "lr%41", "a&mode=rw", "q'\""]
 )
-def test_a_snapshot_restores_whatever_the_folders_name(tmp_path, store, name):
+def test_a_save_restores_whatever_the_folders_name(tmp_path, name):
+    store = BufferStore(tmp_path / name / "live.sqlite")
     visit_all(store, "ab", range(2))
     expected, buffer = contents(store), store.load("a")
-    snapshot = tmp_path / name / "checkpoint-2" / "rankbuffer.sqlite"
-    store.snapshot(snapshot)
-    assert [path.name for path in snapshot.parent.iterdir()] == ["rankbuffer.sqlite"]
+    saved = save(store, tmp_path / name / "checkpoint-2")
     visit_all(store, "abc", range(2, 4))
     other = BufferStore(tmp_path / name / "elsewhere.sqlite")
     for target in (store, other):
-        target.restore(snapshot)
+        target.restore(saved)
         assert contents(target) == expected
         assert target.load("a") == buffer
     other.close()
     visit_all(store, "ab", range(2, 3))
     assert store.last_step() == 2
+    store.close()
 
 
-def test_what_was_restored_is_there_after_reopening(tmp_path, store):
-    visit_all(store, "ab", range(2))
-    store.snapshot(tmp_path / "snapshot.sqlite")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["visit", "visit", "visit", "save", "restore", "delete", "reopen", "away"]), st.integers(0, 9)
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=15)
+@given(STEPS)
+def test_any_save_gives_back_what_was_there_whatever_happened_since(moves):
+    """Against the obvious oracle: a dictionary of everything that stood in the store at each save."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        store = BufferStore(folder / "live.sqlite")
+        store.rows("PRAGMA synchronous = OFF")
+        saves, step = {}, 0
+        for number, (move, choice) in enumerate(moves):
+            chosen = sorted(saves)[choice % len(saves)] if saves else None
+            if move == "visit":
+                visit_all(store, "abc"[: choice % 3 + 1], range(step, step + 1))
+                step += 1
+            elif move == "save":
+                target = folder / f"checkpoint-{number:02d}"
+                saves[save(store, target)] = (contents(store), store.totals(), step)
+            elif move == "reopen":
+                store.close()
+                store = BufferStore(folder / "live.sqlite")
+            elif chosen and move == "restore":
+                store.restore(chosen)
+                assert (contents(store), store.totals()) == saves[chosen][:2]
+                step = saves[chosen][2]
+            elif chosen and move == "delete":
+                shutil.rmtree(chosen)
+                del saves[chosen]
+            elif chosen and move == "away":  # copied to a machine that has nothing else
+                away = BufferStore()
+                away.restore(shutil.copytree(chosen, folder / f"away-{number}"))
+                assert (contents(away), away.totals()) == saves[chosen][:2]
+                away.close()
+        for path, (expected, totals, _) in saves.items():
+            store.restore(path)
+            assert (contents(store), store.totals()) == (expected, totals)
+        assert store.totals() == Totals.of([call()] * sum(1 for _ in store.rows("SELECT 1 FROM calls")))
+        store.close()
+
+
+def test_a_save_writes_what_is_new_and_shares_the_rest(tmp_path, store):
+    visit_all(store, "abcdefgh", range(1))
+    first = save(store, tmp_path / "first")
+    visit_all(store, "a", range(1, 2))
+    second = save(store, tmp_path / "second")
+    third = save(store, tmp_path / "third")  # nothing was new
+    (old,) = segment_files(first)
+    assert segment_files(second) == segment_files(third) == [old, segment_files(second)[1]]
+    assert (first / old).samefile(second / old)
+    with sqlite3.connect(second / segment_files(second)[1]) as db:
+        assert list(db.execute("SELECT query_id, step FROM groups")) == [("a", 1)]
+    assert [path.name for path in first.iterdir() if path.suffix not in (".sqlite", ".json")] == []
+
+
+def test_without_hard_links_the_files_are_copied(tmp_path, store, monkeypatch):
+    def fail(*arguments):
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", fail)
+    for step in range(3):
+        visit_all(store, "ab", range(step, step + 1))
+        saved = save(store, tmp_path / f"checkpoint-{step}")
     expected = contents(store)
+    assert not (saved / segment_files(saved)[0]).samefile(tmp_path / "checkpoint-1" / segment_files(saved)[0])
     other = BufferStore(tmp_path / "other.sqlite")
-    visit_all(other, "c", range(5))
-    other.restore(tmp_path / "snapshot.sqlite")
-    other.close()
-    other = BufferStore(tmp_path / "other.sqlite")
+    other.restore(saved)
     assert contents(other) == expected
     other.close()
 
 
-def test_a_snapshot_replaces_the_older_one(tmp_path, store):
-    path = tmp_path / "snapshot.sqlite"
-    for steps in (range(1), range(1, 2)):
-        visit_all(store, "a", steps)
-        store.snapshot(path)
+def test_a_save_over_an_older_one_leaves_nothing_of_it(tmp_path, store):
+    visit_all(store, "a", range(3))
+    save(store, tmp_path / "saved")
+    store.rewind(0)
+    visit_all(store, "b", range(2))
+    saved = save(store, tmp_path / "saved")
+    assert len(segment_files(saved)) == 1
     expected = contents(store)
-    visit_all(store, "a", range(2, 3))
-    store.restore(path)
+    store.restore(saved)
     assert contents(store) == expected
 
 
-def no_backup_space(path, monkeypatch):
-    path.with_name(path.name + ".tmp").mkdir()
+def test_a_rewind_below_a_save_seals_anew(tmp_path, store):
+    for step in range(3):
+        visit_all(store, "ab", range(step, step + 1))
+        save(store, tmp_path / f"checkpoint-{step}")
+    store.rewind(1)
+    visit_all(store, "b", range(1, 2))
+    expected = contents(store)
+    saved = save(store, tmp_path / "again")
+    other = BufferStore()
+    other.restore(saved)
+    assert contents(other) == expected and other.totals() == store.totals() == Totals.of([call()] * 3)
+    other.close()
+
+
+def test_segments_that_somebody_deleted_are_written_again(tmp_path, store):
+    visit_all(store, "ab", range(2))
+    save(store, tmp_path / "first")
+    shutil.rmtree(tmp_path / "live.segments")
+    visit_all(store, "ab", range(2, 3))
+    saved = save(store, tmp_path / "second")
+    other = BufferStore()
+    other.restore(saved)
+    assert contents(other) == contents(store)
+    other.close()
+
+
+def test_restoring_over_another_run_sets_it_aside(tmp_path, store):
+    visit_all(store, "ab", range(2))
+    saved = save(store, tmp_path / "saved")
+    expected = contents(store)
+    other = BufferStore(tmp_path / "other.sqlite")
+    visit_all(other, "c", range(5))
+    lost = contents(other)
+    other.restore(saved)
+    assert contents(other) == expected
+    other.close()
+    aside = BufferStore(tmp_path / "other-1.sqlite")
+    assert contents(aside) == lost
+    aside.close()
+
+
+def no_space_for_the_segment(path, monkeypatch):
+    path.with_name("live.segments").joinpath("new.tmp").mkdir()
 
 
 def no_replacing(path, monkeypatch):
@@ -392,36 +512,152 @@ def no_syncing(path, monkeypatch):
     monkeypatch.setattr("os.fsync", fail)
 
 
-@pytest.mark.parametrize("accident", [no_backup_space, no_replacing, no_syncing])
-def test_a_failed_snapshot_leaves_the_older_one(tmp_path, store, monkeypatch, accident):
-    path = tmp_path / "snapshot.sqlite"
+@pytest.mark.parametrize("accident", [no_space_for_the_segment, no_replacing, no_syncing])
+def test_a_failed_save_leaves_the_older_one_and_can_be_repeated(tmp_path, store, monkeypatch, accident):
     visit_all(store, "a", range(1))
-    store.snapshot(path)
-    old = path.read_bytes()
+    older = save(store, tmp_path / "older")
+    old = contents(store)
     visit_all(store, "a", range(1, 2))
     before = contents(store)
     with monkeypatch.context() as patch:
-        accident(path, patch)
-        with pytest.raises(StoreError, match=r"cannot copy to .*snapshot\.sqlite"):
-            store.snapshot(path)
-    assert path.read_bytes() == old
+        accident(older, patch)
+        with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*newer"):
+            store.save(tmp_path / "newer")
+    assert contents(store) == before
+    with pytest.raises(StoreError, match=r"store\.json is missing"):
+        store.restore(tmp_path / "newer")
+    if accident is no_space_for_the_segment:
+        (tmp_path / "live.segments" / "new.tmp").rmdir()
+    store.save(tmp_path / "newer")
+    store.restore(older)
+    assert contents(store) == old
+    store.restore(tmp_path / "newer")
     assert contents(store) == before
 
 
-def test_a_snapshot_below_a_file_is_refused_by_name(tmp_path, store):
+def test_a_save_below_a_file_is_refused_by_name(tmp_path, store):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(StoreError, match=r"cannot copy to .*file/snapshot\.sqlite"):
-        store.snapshot(tmp_path / "file" / "snapshot.sqlite")
+    with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*file/saved"):
+        store.save(tmp_path / "file" / "saved")
 
 
-def test_a_leftover_of_a_killed_snapshot_is_no_obstacle(tmp_path, store):
+def damage(path: Path) -> None:
+    contents = bytearray(path.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(contents)
+
+
+BAD_SAVES = {
+    "no folder": (lambda folder, file: shutil.rmtree(folder), "store.json is missing"),
+    "no manifest": (lambda folder, file: (folder / "store.json").unlink(), "store.json is missing"),
+    "half a manifest": (
+        lambda folder, file: (folder / "store.json").write_text('[{"number"'),
+        r"store\.json cannot be read",
+    ),
+    "no file": (lambda folder, file: file.unlink(), "is missing or cut short"),
+    "half a file": (lambda folder, file: os.truncate(file, 5000), "is missing or cut short"),
+    "damaged file": (lambda folder, file: damage(file), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SAVES)
+def test_a_bad_save_is_refused_and_costs_nothing(tmp_path, store, case):
+    other = BufferStore(tmp_path / "other.sqlite")
+    visit_all(other, "b", range(2))
+    saved = save(other, tmp_path / "saved")
+    other.close()
+    spoil, message = BAD_SAVES[case]
+    file = saved / segment_files(saved)[0]
+    spoil(saved, file)
+    visit_all(store, "a", range(2))
+    before = contents(store)
+    with pytest.raises(StoreError, match=message):
+        store.restore(saved)
+    assert contents(store) == before
+
+
+# Reading for reports
+
+
+def killed_in_a_commit(path: Path) -> None:
+    death = "os.kill(os.getpid(), signal.SIGKILL)"
+    program = KILLED.format(tests=str(Path(__file__).parent), path=str(path), death=death)
+    subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, check=False)
+    assert path.with_name(path.name + "-journal").stat().st_size > 0
+
+
+def test_a_store_killed_in_a_commit_can_be_read_without_a_change_to_it(tmp_path, store):
+    path = tmp_path / "run" / "killed.sqlite"
+    path.parent.mkdir()
+    killed_in_a_commit(path)
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    visit_all(store, "ab", range(2))
+    reading = BufferStore(path, read_only=True)
+    assert contents(reading) == contents(store)
+    assert reading.load("a") == store.load("a")
+    reading.close()
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+
+
+def test_reading_takes_no_part_in_writing(tmp_path, store):
+    visit_all(store, "ab", range(2))
+    reading = BufferStore(tmp_path / "live.sqlite", read_only=True)
+    with pytest.raises(StoreError, match="readonly"):
+        reading.commit(2, [visit("a", 2)])
+    visit_all(store, "ab", range(2, 3))
+    assert contents(reading) == contents(store)
+    reading.close()
+    with pytest.raises(StoreError, match=r"there is no buffer store at .*nothing\.sqlite"):
+        BufferStore(tmp_path / "nothing.sqlite", read_only=True)
+
+
+def test_read_store_takes_a_run_a_checkpoint_or_a_file(tmp_path):
+    live = BufferStore(tmp_path / LIVE_STORE)
+    visit_all(live, "ab", range(2))
+    live.save(tmp_path / "checkpoint-2" / FOLDER)
+    older = contents(live)
+    visit_all(live, "ab", range(2, 3))
+    expected = {tmp_path: contents(live), tmp_path / LIVE_STORE: contents(live), tmp_path / "checkpoint-2": older}
+    for path, rows in expected.items():
+        reading = read_store(path)
+        assert contents(reading) == rows
+        assert reading.query_ids() == ["a", "b"]
+        reading.close()
+    live.close()
+    with pytest.raises(StoreError, match=r"store\.json is missing"):
+        read_store(tmp_path / "elsewhere")
+
+
+def test_buffers_are_exported_as_a_data_set(tmp_path, store, monkeypatch):
+    visit_all(store, "abc", range(3))
+    monkeypatch.setattr("rankbuffer_trl.export.QUERIES", 2)
+    assert export_buffers(store, tmp_path / "out" / "buffers.parquet") == 12
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["buffers.parquet"]
+    rows = load_dataset("parquet", data_files=str(tmp_path / "out" / "buffers.parquet"), split="train")
+    for id in "abc":
+        buffer = store.load(id)
+        mine = [row for row in rows if row["query_id"] == id]
+        assert [(row["rank"], row["text"], row["source"], row["epoch"], row["inactive"]) for row in mine] == [
+            (rank, a.text, a.source, a.epoch, a.h) for rank, a in enumerate(buffer.anchors)
+        ]
+        assert {(row["size"], row["visits"]) for row in mine} == {(len(buffer), 3)}
+
+
+def test_an_export_that_fails_leaves_the_older_one(tmp_path, store):
     visit_all(store, "a", range(1))
-    (tmp_path / "snapshot.sqlite.tmp").write_text("half a snapshot")
-    store.snapshot(tmp_path / "snapshot.sqlite")
-    expected = contents(store)
-    visit_all(store, "a", range(1, 2))
-    store.restore(tmp_path / "snapshot.sqlite")
-    assert contents(store) == expected
+    path = tmp_path / "buffers.parquet"
+    export_buffers(store, path)
+    old = path.read_bytes()
+    broken = BufferStore(tmp_path / "broken.sqlite")
+    visit_all(broken, "a", range(1))
+    with sqlite3.connect(tmp_path / "broken.sqlite") as db:
+        db.execute("DROP TABLE responses")
+    with pytest.raises(StoreError):
+        export_buffers(broken, path)
+    broken.close()
+    assert path.read_bytes() == old
+    assert not (tmp_path / "buffers.parquet.tmp").exists()
 
 
 def another_version(path: Path) -> None:
@@ -431,33 +667,15 @@ def another_version(path: Path) -> None:
     db.close()
 
 
-BAD_SNAPSHOTS = {
-    "missing": lambda path: None,
-    "folder": lambda path: path.mkdir(),
-    "garbage": lambda path: path.write_bytes(b"not a database" * 200),
-    "empty": lambda path: path.write_bytes(b""),
-    "another version": another_version,
-}
-
-
-@pytest.mark.parametrize("case", BAD_SNAPSHOTS)
-def test_a_bad_snapshot_is_refused_and_costs_nothing(tmp_path, store, case):
-    path = tmp_path / "snapshot.sqlite"
-    BAD_SNAPSHOTS[case](path)
-    visit_all(store, "a", range(2))
-    before = contents(store)
-    with pytest.raises(StoreError, match=r"snapshot\.sqlite"):
-        store.restore(path)
-    assert contents(store) == before
-
-
 # Files that cannot be used
 
 
 def test_another_format_version_is_refused(tmp_path):
     another_version(tmp_path / "store.sqlite")
-    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1; this program reads version 2"):
+    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1; this program reads version 3"):
         BufferStore(tmp_path / "store.sqlite")
+    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1"):
+        BufferStore(tmp_path / "store.sqlite", read_only=True)
 
 
 def test_a_path_below_a_file_is_refused_by_name(tmp_path):

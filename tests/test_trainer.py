@@ -30,6 +30,15 @@ def test_every_query_is_ranked_once_an_epoch_and_its_buffer_grows(tmp_path, tiny
     assert all(-1 <= reward <= 1 for group in rewards for reward in group)
 
 
+def test_text_that_no_file_can_hold_does_not_end_a_run(tmp_path, rows):
+    reward = RankBufferReward(rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=2)
+    reward([None, None], ["half a \ud83e teapot", "whole"], query_id=[rows[0]["query_id"]] * 2)
+    reward.close()
+    with sqlite3.connect(tmp_path / "buffers.sqlite") as db:
+        texts = [text for (text,) in db.execute("SELECT text FROM responses WHERE id NOT LIKE 'initial%'")]
+    assert texts == ["half a ? teapot", "whole"]
+
+
 def test_metrics_reach_the_trainers_log(tmp_path, tiny_policy, rows):
     trainer = ScriptedTrainer(tiny_policy, config(tmp_path, num_train_epochs=1), rows)
     trainer.train()

@@ -5,6 +5,8 @@ process that scores looks the rest up here. The table is an Arrow file mapped in
 index, not their text.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +63,10 @@ class QueryTable:
         anchors_needed (`int`, *optional*, defaults to `0`):
             How many responses every row must have: `K0`, or 0 for bootstrap.
 
+    Attributes:
+        sha256 (`str`):
+            Digest of all rows in their order, which decides when a query is visited.
+
     Raises:
         [`DataError`]: for the first row that is not of this form.
     """
@@ -77,13 +83,16 @@ class QueryTable:
             raise DataError(f"the data set has no column {missing[0]!r}{hint}; its columns are {dataset.column_names}")
         self._dataset = dataset.select_columns(required)
         self._row: dict[str, int] = {}
+        contents = hashlib.sha256()
         for number, row in enumerate(iterate(self._dataset)):
             query_id = check_row(row, number, anchors_needed)
+            contents.update(json.dumps(row, sort_keys=True).encode())
             if query_id in self._row:
                 raise DataError(f"rows {self._row[query_id]} and {number} have the same query_id {query_id!r}")
             self._row[query_id] = number
         if not self._row:
             raise DataError("the data set has no rows")
+        self.sha256 = contents.hexdigest()
 
     def __len__(self) -> int:
         return len(self._row)

@@ -1,18 +1,16 @@
 """Opens a run to be looked at, also while it is trained: a private copy of its store, and the trainer's log."""
 
 import json
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..checkpoint import LIVE_STORE, SNAPSHOT, is_complete
+from ..checkpoint import FOLDER, LIVE_STORE, STATE, checkpoints, read_store
+from ..database import open_to_read
 from ..store import BufferStore, StoreError
-
-PATIENCE = 60  # seconds to wait for a writer that commits
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
     with tempfile.TemporaryDirectory(prefix="rankbuffer-report-") as scratch:
         try:
             for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
-                store = copy_of(find_store(path), Path(scratch) / f"{number}.sqlite")
+                store = open_store(path, Path(scratch) / f"{number}.sqlite")
                 runs.append(Run(name, path, store, trainer_log(path)))
                 if store.last_step() is None:
                     raise StoreError(f"{path} has no scored group yet: come back after the run's first step")
@@ -75,65 +73,43 @@ def run_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def find_store(path: Path) -> Path:
-    """The store of a run: the live one of an output folder, else a checkpoint's.
+def open_store(path: Path, target: Path) -> BufferStore:
+    """A store to read from at leisure, as it stood after one of its steps: a copy of a live one, or a checkpoint's.
 
     Raises:
         [`StoreError`]: if there is none.
     """
-    if path.is_file():
-        return path
-    for candidate in (path / LIVE_STORE, path / SNAPSHOT):
-        if candidate.is_file():
-            return candidate
-    if checkpoint := newest_whole(path):
-        return checkpoint / SNAPSHOT
+    live = path if path.is_file() else path / LIVE_STORE
+    if live.is_file():
+        return copy_of(live, target)
+    folder = path if (path / FOLDER).is_dir() else newest_finished(path)
+    if folder is not None:
+        return read_store(folder)
     what = "is not a run: it holds neither" if path.is_dir() else "does not exist, so there is neither"
     raise StoreError(
-        f"{path} {what} {LIVE_STORE} nor {SNAPSHOT}. Name the output_dir of a RankBuffer run, one of its checkpoints,"
+        f"{path} {what} {LIVE_STORE} nor {FOLDER}. Name the output_dir of a RankBuffer run, one of its checkpoints,"
         " or a store file"
     )
 
 
-def copy_of(source: Path, target: Path) -> BufferStore:
-    """A copy of a store as it stood after one of its steps. The run can write on as soon as the copy is made."""
-    if source.parent.name != LIVE_STORE.parent.name:
-        store = BufferStore(target)
-        store.restore(source)
-        return store
+def copy_of(live: Path, target: Path) -> BufferStore:
+    """A copy of a live store. The run can write on as soon as it is made."""
     try:
-        _copy_live(source, target)
+        with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
+            reader.backup(copy)
     except sqlite3.Error as error:
-        raise StoreError(f"cannot read the buffer store {source}: {error}") from error
-    return BufferStore(target)
+        raise StoreError(f"cannot read the buffer store {live}: {error}") from error
+    return BufferStore(target, read_only=True)
 
 
-def _copy_live(source: Path, target: Path) -> None:
-    reader = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=PATIENCE)
-    copy = sqlite3.connect(target)
-    try:
-        reader.backup(copy)
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode not in (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY):
-            raise
-        # The run was killed while it wrote, and nobody has opened its store since. Roll back in the copy, not there.
-        copy.close()
-        for suffix in ("", "-journal"):
-            shutil.copyfile(f"{source}{suffix}", f"{target}{suffix}")
-    finally:
-        copy.close()
-        reader.close()
-
-
-def newest_whole(path: Path) -> Path | None:
-    """The newest whole checkpoint of an output folder. One that is just being written is nothing to warn of here."""
-    whole = [checkpoint for checkpoint in path.glob("checkpoint-*[0-9]") if is_complete(checkpoint)]
-    return max(whole, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
+def newest_finished(path: Path) -> Path | None:
+    """The newest checkpoint of an output folder. One that is just being written is nothing to warn of here."""
+    return next((found for _, found in checkpoints(path) if (found / STATE).is_file()), None)
 
 
 def trainer_log(path: Path) -> list[dict]:
-    """`log_history` of a checkpoint, or of the newest whole one in an output folder; empty if there is none."""
-    state = path / "trainer_state.json"
-    if not state.is_file() and (checkpoint := newest_whole(path)):
-        state = checkpoint / "trainer_state.json"
+    """`log_history` of a checkpoint, or of the newest one in an output folder; empty if there is none."""
+    state = path / STATE
+    if not state.is_file() and (checkpoint := newest_finished(path)):
+        state = checkpoint / STATE
     return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []

@@ -1,0 +1,83 @@
+"""Buffers as a table of ranked responses that `datasets.load_dataset("parquet", data_files=...)` opens.
+
+One row per anchor of each query's newest buffer, in the order of the query ids and from worst to best:
+
+| column | type | what it is |
+|---|---|---|
+| `query_id` | string | the query |
+| `rank` | int32 | place in the buffer, from 0 (worst) |
+| `size` | int32 | how many anchors the buffer has |
+| `text` | string | the response |
+| `source` | string | where it came from: `initial`, `bootstrap`, `left`, `right`, `refine`, `selected`, `candidate` |
+| `epoch` | int32 | the epoch in which it became an anchor, from 0 |
+| `inactive` | int32 | `h`: epochs in a row in which no rollout fell beside it |
+| `anchor_id` | string | unique within the query: `initial-<i>`, or `<step>-<rollout>` |
+| `visits` | int32 | how many groups of the query have been ranked |
+"""
+
+import os
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+from .store import BufferStore
+
+FILE = "buffers.parquet"
+SCHEMA = pyarrow.schema(
+    [
+        ("query_id", pyarrow.string()),
+        ("rank", pyarrow.int32()),
+        ("size", pyarrow.int32()),
+        ("text", pyarrow.string()),
+        ("source", pyarrow.string()),
+        ("epoch", pyarrow.int32()),
+        ("inactive", pyarrow.int32()),
+        ("anchor_id", pyarrow.string()),
+        ("visits", pyarrow.int32()),
+    ]
+)
+QUERIES = 1000  # in memory at once
+
+
+def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
+    """Write all buffers to a Parquet file, a thousand queries at a time; returns the number of rows.
+
+    Either the old or the complete new file is there. It reads every buffer, so it is meant for the end of a run and
+    for pushes.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    written = 0
+    try:
+        with pyarrow.parquet.ParquetWriter(temporary, SCHEMA, compression="zstd") as file:
+            last = ""
+            while ids := store.query_ids(after=last, limit=QUERIES):
+                rows = [row for id in ids for row in buffer_rows(store, id)]
+                file.write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA))
+                written += len(rows)
+                last = ids[-1]
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return written
+
+
+def buffer_rows(store: BufferStore, query_id: str) -> list[dict]:
+    """The rows of one query's newest buffer."""
+    buffer = store.load(query_id)
+    return [
+        {
+            "query_id": query_id,
+            "rank": rank,
+            "size": len(buffer),
+            "text": anchor.text,
+            "source": anchor.source,
+            "epoch": anchor.epoch,
+            "inactive": anchor.h,
+            "anchor_id": anchor.id,
+            "visits": buffer.visits,
+        }
+        for rank, anchor in enumerate(buffer.anchors)
+    ]

@@ -1,0 +1,159 @@
+"""The same rollouts, spread over processes in many ways, as a program.
+
+    python tests/spread.py FOLDER --policy POLICY --data DATA
+
+Every case is a run of its own in FOLDER/<case>, with as many processes as it says, forked from this one. One case is
+warned by a SIGTERM and resumed. Prints one JSON line: the exit codes of each case's processes.
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import deepspeed  # noqa: F401  (imported once here, not in each process)
+from forks import fork, wait
+from scripted import ScriptedTrainer, config
+
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge import Judge, RubricJudge
+from rankbuffer_trl.trainer import RankBufferTrainer
+
+# What `accelerate launch` sets for accelerate_configs/zero3_cpu2.yaml.
+ZERO3 = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+    "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "auto",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a run is spread. Cases of one family must end alike.
+
+    `aligned` and `straddling` have 4 and 3 groups of 8 in a generation batch: on 2 and 4 processes, whole groups and
+    broken ones. `several` takes 4 optimizer steps with each generation: two batches, used twice.
+    """
+
+    family: str
+    processes: int
+    per_device: int
+    accumulation: int = 1
+    zero3: bool = False
+    sigterm: bool = False
+
+    @property
+    def name(self) -> str:
+        engine = "zero3" if self.zero3 else "gloo" if self.processes > 1 else "one"
+        end = "-sigterm" if self.sigterm else ""
+        return f"{self.family}-{engine}-{self.processes}x{self.per_device}x{self.accumulation}{end}"
+
+
+CASES = [
+    Case("aligned", 1, 32),
+    Case("aligned", 2, 16),
+    Case("aligned", 2, 8, accumulation=2),
+    Case("aligned", 4, 8),
+    Case("aligned", 2, 16, zero3=True),
+    Case("straddling", 1, 24),
+    Case("straddling", 1, 6, accumulation=4),
+    Case("straddling", 2, 12),
+    Case("straddling", 2, 4, accumulation=3),
+    Case("straddling", 4, 2, accumulation=3),
+    Case("straddling", 2, 4, accumulation=3, zero3=True),
+    Case("straddling", 4, 6, zero3=True),
+    Case("straddling", 2, 12, zero3=True, sigterm=True),
+    Case("several", 1, 12),
+    Case("several", 2, 6),
+    Case("several", 4, 3),
+    Case("several", 2, 6, zero3=True),
+]
+
+
+class TerminatesWhileJudging(RubricJudge):
+    """Its own process gets a SIGTERM in the middle of a step."""
+
+    def __init__(self, after: int):
+        self.left = after
+
+    async def complete(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return await super().complete(*args, **kwargs)
+
+
+def train(case: Case, folder: Path, policy: str, data: str, resume: bool = False) -> RankBufferTrainer:
+    rows = load_queries(data)
+    several = case.family == "several"
+    settings = config(
+        folder / case.name,
+        per_device_train_batch_size=case.per_device,
+        gradient_accumulation_steps=case.accumulation,
+        steps_per_generation=2 if several else case.accumulation,
+        num_iterations=2 if several else 1,
+        num_train_epochs=2,
+        eval_strategy="steps",
+        eval_steps=12 if several else 2,
+        per_device_eval_batch_size=8,
+    )
+    judge = Judge(TerminatesWhileJudging(0 if resume else 40), guard=True) if case.sigterm else None
+    trainer = ScriptedTrainer(policy, settings, rows, rows.select(range(5)), judge=judge)
+    trainer.train(resume_from_checkpoint=resume or None)
+    if not trainer.interrupted:
+        trainer.save_model(str(folder / case.name / "end"), _internal_call=True)
+    trainer.accelerator.wait_for_everyone()
+    trainer.close()
+    return trainer
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def spread(case: Case, folder: Path, work) -> list[int]:
+    """Do `work` in each of the case's processes, as torchrun would start them."""
+    world = dict(ZERO3) if case.zero3 else {}
+    if case.processes > 1:
+        world |= {"WORLD_SIZE": case.processes, "LOCAL_WORLD_SIZE": case.processes}
+        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    log = folder / f"{case.name}.log"
+    ranks = [{"RANK": rank, "LOCAL_RANK": rank} if world else {} for rank in range(case.processes)]
+    return wait([fork(work, log, **world, **rank) for rank in ranks], timeout=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--policy")
+    parser.add_argument("--data")
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    folder, policy, data = arguments.folder, arguments.policy, arguments.data
+    folder.mkdir(parents=True, exist_ok=True)
+    codes = {}
+    for case in CASES:
+        if arguments.only not in case.name:
+            continue
+        started = time.perf_counter()
+        codes[case.name] = spread(case, folder, lambda case=case: train(case, folder, policy, data))
+        if case.sigterm and not any(codes[case.name]):
+            stopped = sorted(path.name for path in (folder / case.name).glob("checkpoint-*"))
+            (folder / f"{case.name}.stopped").write_text(" ".join(stopped))
+            codes[case.name] += spread(case, folder, lambda case=case: train(case, folder, policy, data, resume=True))
+        print(f"{case.name}: {codes[case.name]} {time.perf_counter() - started:.1f} s", flush=True)
+    print(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    main()
