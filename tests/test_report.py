@@ -24,7 +24,7 @@ from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.report import collect
 from rankbuffer_trl.report.browser import query_pages, visits_of
 from rankbuffer_trl.report.chart import Chart, panels, plain, thousands
-from rankbuffer_trl.report.charts import run_charts
+from rankbuffer_trl.report.charts import judge_charts, run_charts
 from rankbuffer_trl.report.command import main
 from rankbuffer_trl.report.comparison import advantage_chart, advantage_table, score_chart
 from rankbuffer_trl.report.page import pack
@@ -103,6 +103,16 @@ def test_judge_costs_by_step_and_kind(run, store):
     for kind in {call.kind for _, call in run.calls}:
         of_kind = [call for _, call in run.calls if call.kind == kind and call.outcome == "parsed"]
         assert kinds[kind]["calls"] == len(of_kind) and kinds[kind]["tokens"] == 13 * len(of_kind)
+
+
+def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
+    steps = [step for step, _ in by_step(run)]
+    log = [{"step": step + 1, "judge/seconds": 2.0} for step in steps]
+    charts = {chart.name: chart for chart in judge_charts(collect.judge_table(store, log))}
+    assert charts["judge_seconds"].caption == f"{2 * len(steps)} seconds in all. Wall time of judging."
+    charts = {chart.name: chart for chart in judge_charts(collect.judge_table(store, log[1:]))}
+    assert "judge_seconds" not in charts  # the scripted judge takes no time
+    assert charts["judge_calls"].caption.startswith(f"{sum(call.outcome == 'parsed' for _, call in run.calls)} calls")
 
 
 def test_anchors_by_source_at_the_end_of_each_epoch(run, store):
