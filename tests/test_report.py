@@ -29,7 +29,7 @@ from rankbuffer_trl.report.command import main
 from rankbuffer_trl.report.comparison import advantage_chart, advantage_table, score_chart
 from rankbuffer_trl.report.page import pack
 from rankbuffer_trl.report.report import write_report
-from rankbuffer_trl.report.runs import find_store, open_runs, run_names
+from rankbuffer_trl.report.runs import find_store, open_runs, run_names, trainer_log
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError
@@ -321,6 +321,9 @@ def test_a_checkpoint_is_a_run_too_with_its_log(run, tmp_path):
         store.close()
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log * step}))
     (tmp_path / "checkpoint-11").mkdir()  # is just being written
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "trainer_state.json").write_text('{"log_hist')
+    assert trainer_log(tmp_path / "half") == []
     assert find_store(tmp_path) == tmp_path / "checkpoint-10" / SNAPSHOT
     with open_runs([tmp_path, tmp_path / "checkpoint-2", run.path]) as (whole, second, file):
         assert (len(whole.log), len(second.log), len(file.log)) == (10, 2, 0)

@@ -136,4 +136,7 @@ def trainer_log(path: Path) -> list[dict]:
     state = path / "trainer_state.json"
     if not state.is_file() and (checkpoint := newest_whole(path)):
         state = checkpoint / "trainer_state.json"
-    return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
+    try:
+        return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
+    except ValueError:  # it is just being written
+        return []
