@@ -24,12 +24,12 @@ from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.report import collect
 from rankbuffer_trl.report.browser import query_pages, visits_of
 from rankbuffer_trl.report.chart import Chart, panels, plain, thousands
-from rankbuffer_trl.report.charts import run_charts
+from rankbuffer_trl.report.charts import judge_charts, run_charts
 from rankbuffer_trl.report.command import main
 from rankbuffer_trl.report.comparison import advantage_chart, advantage_table, score_chart
 from rankbuffer_trl.report.page import pack
 from rankbuffer_trl.report.report import write_report
-from rankbuffer_trl.report.runs import open_runs, run_names
+from rankbuffer_trl.report.runs import open_runs, run_names, trainer_log
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError
@@ -103,6 +103,16 @@ def test_judge_costs_by_step_and_kind(run, store):
     for kind in {call.kind for _, call in run.calls}:
         of_kind = [call for _, call in run.calls if call.kind == kind and call.outcome == "parsed"]
         assert kinds[kind]["calls"] == len(of_kind) and kinds[kind]["tokens"] == 13 * len(of_kind)
+
+
+def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
+    steps = [step for step, _ in by_step(run)]
+    log = [{"step": step + 1, "judge/seconds": 2.0} for step in steps]
+    charts = {chart.name: chart for chart in judge_charts(collect.judge_table(store, log))}
+    assert charts["judge_seconds"].caption == f"{2 * len(steps)} seconds in all. Wall time of judging."
+    charts = {chart.name: chart for chart in judge_charts(collect.judge_table(store, log[1:]))}
+    assert "judge_seconds" not in charts  # the scripted judge takes no time
+    assert charts["judge_calls"].caption.startswith(f"{sum(call.outcome == 'parsed' for _, call in run.calls)} calls")
 
 
 def test_anchors_by_source_at_the_end_of_each_epoch(run, store):
@@ -311,6 +321,9 @@ def test_a_checkpoint_is_a_run_too_with_its_log(run, tmp_path):
         store.close()
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log * step}))
     (tmp_path / "checkpoint-11").mkdir()  # is just being written
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "trainer_state.json").write_text('{"log_hist')
+    assert trainer_log(tmp_path / "half") == []
     with open_runs([tmp_path, tmp_path / "checkpoint-2", run.path]) as (whole, second, file):
         assert (len(whole.log), len(second.log), len(file.log)) == (10, 2, 0)
         assert list(whole.store.rows("SELECT * FROM groups")) == list(file.store.rows("SELECT * FROM groups"))

@@ -71,28 +71,21 @@ def cost_chart(
 
 
 def judge_charts(table: Sequence[Row]) -> list[Chart]:
-    """Calls, tokens and seconds."""
+    """Calls, tokens and seconds: wall time where the log has it of all steps, else what the requests add up to."""
     tokens = [row | {"new_tokens": row["prompt_tokens"] - row["cached_tokens"]} for row in table]
+    parts = [("new_tokens", "prompt"), ("cached_tokens", "prompt, cached"), ("completion_tokens", "completion")]
     paper = "Only parsed answers count, as in the paper."
-    return [
+    charts = [
         cost_chart("judge_calls", "Judge: calls", paper, "calls", table, [("calls", "calls")]),
-        cost_chart(
-            "judge_tokens",
-            "Judge: tokens",
-            paper,
-            "tokens",
-            tokens,
-            [("new_tokens", "prompt"), ("cached_tokens", "prompt, cached"), ("completion_tokens", "completion")],
-        ),
-        cost_chart(
-            "judge_seconds",
-            "Judge: seconds of requests",
-            "Many are in flight at once; wall time is in the CSV file, as far as checkpoints reach.",
-            "seconds",
-            table,
-            [("request_seconds", "seconds")],
-        ),
+        cost_chart("judge_tokens", "Judge: tokens", paper, "tokens", tokens, parts),
     ]
+    title, caption, key = "Judge: seconds", "Wall time of judging.", "seconds"
+    if any(row[key] is None for row in table):
+        title, key = "Judge: seconds of requests", "request_seconds"
+        caption = "Many are in flight at once; wall time is in the CSV file, as far as the trainer's log reaches."
+    if any(row[key] for row in table):
+        charts.append(cost_chart("judge_seconds", title, caption, "seconds", table, [(key, "seconds")]))
+    return charts
 
 
 def failure_chart(table: Sequence[Row]) -> Chart:
@@ -135,7 +128,7 @@ def composition_chart(table: Sequence[Row]) -> Chart:
     shown = sorted({epochs[round(i * last / (PANELS - 1))] for i in range(PANELS)})
     columns = min(len(shown), 3)
     rows = -(-len(shown) // columns)
-    figure, axes = panels(rows, columns, height=0.9 + 1.35 * rows, sharex=True, sharey=True)
+    figure, axes = panels(rows, columns, sharex=True, sharey=True)
     for each, epoch in zip(axes, shown, strict=False):
         bins = [row for row in table if row["epoch"] == epoch]
         low = [0.0] * len(bins)

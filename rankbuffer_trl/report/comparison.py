@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .chart import Chart, column, legend, panels, plain, thousands
 from .collect import Row
@@ -77,6 +77,7 @@ def score_chart(scores: Mapping[str, float], totals: Mapping[str, tuple[int, int
 
 def _axis(axes: Axes, unit: str) -> None:
     axes.set(xlabel=unit, xlim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(thousands)
 
 

@@ -112,4 +112,7 @@ def trainer_log(path: Path) -> list[dict]:
     state = path / STATE
     if not state.is_file() and (checkpoint := newest_finished(path)):
         state = checkpoint / STATE
-    return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
+    try:
+        return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
+    except ValueError:  # it is just being written
+        return []
