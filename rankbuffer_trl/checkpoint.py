@@ -8,17 +8,21 @@ import json
 import os
 import struct
 import zipfile
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from accelerate.logging import get_logger
 
 from . import segments
+from .identity import differences
 from .store import BufferStore, StoreError
 
 logger = get_logger(__name__)
 
 FOLDER = "rankbuffer"
+SNAPSHOT = "rankbuffer.sqlite"  # in the run's folder at its end: the store as one file, for reading
 RUN = "run.json"
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
 STATE = "trainer_state.json"
@@ -110,6 +114,55 @@ def set_torn_aside(output_dir: str | os.PathLike) -> None:
             path.rename(next(name for name in names if not name.exists()))
 
 
+def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes: bool) -> None:
+    """Refuse a checkpoint that is not whole, or whose buffers belong to another run, unless changes are allowed.
+
+    Raises:
+        [`StoreError`]: naming what is missing, or all that differs.
+    """
+    torn = why_torn(checkpoint)
+    if torn:
+        raise StoreError(f"{checkpoint} is not a whole checkpoint: {torn}")
+    saved = read_json(checkpoint / FOLDER / RUN)
+    changed = differences(saved, identity)
+    message = f"{checkpoint} belongs to another run:\n  " + "\n  ".join(changed)
+    if changed and not with_changes:
+        raise StoreError(f"{message}\nSet resume_with_changes to go on from it all the same")
+    if changed:
+        logger.warning(message)
+    if saved["processes"] != identity["processes"]:
+        logger.warning(
+            f"{checkpoint} was saved by {saved['processes']} processes, now there are {identity['processes']}: queries"
+            " are visited in the same order, but sampled rollouts will differ"
+        )
+
+
+def check_step(checkpoint: Path, store: BufferStore) -> None:
+    """Refuse a checkpoint whose policy and restored buffers are of different steps.
+
+    Raises:
+        [`StoreError`]: naming both steps.
+    """
+    step, last = read_json(checkpoint / STATE)["global_step"], store.last_step()
+    if last is not None and last >= step:
+        raise StoreError(f"{checkpoint} does not belong together: the policy is at step {step}, its buffers at {last}")
+
+
+def write_store(store: BufferStore, checkpoint: Path, run: Mapping[str, Any]) -> None:
+    """Put the store and `run.json` into a checkpoint, before the trainer writes the rest.
+
+    Raises:
+        [`StoreError`]: if they cannot be written.
+    """
+    try:
+        # It is written last: an older checkpoint of this name is no longer whole.
+        (checkpoint / STATE).unlink(missing_ok=True)
+        store.save(checkpoint / FOLDER)
+        segments.write_json(checkpoint / FOLDER / RUN, run)
+    except OSError as error:
+        raise StoreError(f"cannot write {checkpoint}: {error}") from error
+
+
 def read_store(path: str | os.PathLike) -> BufferStore:
     """Open buffers, history and ledger for reading.
 
@@ -123,8 +176,9 @@ def read_store(path: str | os.PathLike) -> BufferStore:
     path = Path(path)
     if path.is_file():
         return BufferStore(path, read_only=True)
-    if (path / LIVE_STORE).is_file():
-        return BufferStore(path / LIVE_STORE, read_only=True)
+    for file in (LIVE_STORE, SNAPSHOT):
+        if (path / file).is_file():
+            return BufferStore(path / file, read_only=True)
     store = BufferStore()
     store.restore(path / FOLDER)
     return store

@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from .store import BufferStore
+from .store import BufferStore, StoreError
 
 FILE = "buffers.parquet"
 SCHEMA = pyarrow.schema(
@@ -45,6 +45,9 @@ def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
 
     Either the old or the complete new file is there. It reads every buffer, so it is meant for the end of a run and
     for pushes.
+
+    Raises:
+        [`StoreError`]: if the file cannot be written.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +62,8 @@ def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
                 written += len(rows)
                 last = ids[-1]
         os.replace(temporary, path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
     return written

@@ -7,6 +7,7 @@ file is used, not WAL, because runs write to network file systems. How a store g
 """
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -194,6 +195,24 @@ class BufferStore:
         """Put the whole store into `folder`, durably, in a time that depends on what is new since the last save."""
         with self._errors("save", f" to {folder}"):
             segments.write(segments.seal(self._db, self._home), self._home, Path(folder))
+
+    def snapshot(self, path: str | Path) -> None:
+        """Copy the whole store to one SQLite file, durably: either the old or the complete new file is there.
+
+        It takes a time that grows with the store, and is meant for the end of a run and for who reads it elsewhere.
+        """
+        path = Path(path)
+        temporary = path.with_name(path.name + ".tmp")
+        with self._errors("copy", f" to {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            copy = database.connect(temporary)
+            try:
+                self._db.backup(copy)
+            finally:
+                copy.close()
+            segments.sync(temporary)
+            os.replace(temporary, path)
 
     def restore(self, folder: str | Path) -> None:
         """Become what was saved to `folder`. A store of another run that was here before is set aside."""

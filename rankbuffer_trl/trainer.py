@@ -10,28 +10,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from accelerate.logging import get_logger
 from datasets import Dataset
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, TrainerState
+from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from . import segments
-from .checkpoint import FOLDER, LIVE_STORE, RUN, STATE, newest_checkpoint, read_json, set_torn_aside, why_torn
+from .checkpoint import (
+    FOLDER,
+    LIVE_STORE,
+    SNAPSHOT,
+    check_resumable,
+    check_step,
+    newest_checkpoint,
+    set_torn_aside,
+    write_store,
+)
 from .config import RankBufferConfig
 from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
 from .export import FILE, export_buffers
-from .identity import describe, differences, identity
+from .identity import describe, identity
 from .interrupt import StopOnSigterm
 from .judge import Judge
 from .reward_function import RankBufferReward
 from .rewards.format import AnswerReader, FormatReward
 from .sampler import EpochSampler
 from .store import StoreError
-
-logger = get_logger(__name__)
 
 RANK = 0  # column of the rank reward
 
@@ -198,66 +203,35 @@ class RankBufferTrainer(GRPOTrainer):
         checkpoint = None
         if resume:
             checkpoint = newest_checkpoint(self.args.output_dir) if resume is True else Path(resume)
-            torn = why_torn(checkpoint)
-            if torn:
-                raise StoreError(f"{checkpoint} is not a whole checkpoint: {torn}")
-            self._check_identity(checkpoint)
+            check_resumable(checkpoint, self._identity(), self.args.resume_with_changes)
             set_torn_aside(self.args.output_dir)
         self.rank_reward.restart(checkpoint / FOLDER if checkpoint else None)
         if checkpoint:
-            self._check_step(checkpoint)
+            check_step(checkpoint, self.rank_reward.scorer.store)
         self.rank_reward.scorer.preflight(self._train_queries[self._train_queries.ids[0]])
         return str(checkpoint) if checkpoint else None
-
-    def _check_identity(self, checkpoint: Path) -> None:
-        saved = read_json(checkpoint / FOLDER / RUN)
-        changed = differences(saved, self._identity())
-        message = f"{checkpoint} belongs to another run:\n  " + "\n  ".join(changed)
-        if changed and not self.args.resume_with_changes:
-            raise StoreError(f"{message}\nSet resume_with_changes to go on from it all the same")
-        if changed:
-            logger.warning(message)
-        if saved["processes"] != self.args.world_size:
-            logger.warning(
-                f"{checkpoint} was saved by {saved['processes']} processes, now there are {self.args.world_size}:"
-                " queries are visited in the same order, but sampled rollouts will differ"
-            )
 
     def _identity(self) -> dict:
         scorer = self.rank_reward.scorer
         return identity(self.args, scorer.method, scorer.judge, self._train_queries)
 
-    def _check_step(self, checkpoint: Path) -> None:
-        step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
-        last = self.rank_reward.scorer.store.last_step()
-        if last is not None and last >= step:
-            raise StoreError(
-                f"{checkpoint} does not belong together: the policy is at step {step}, its buffers at {last}"
-            )
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy, and first the buffers, history and ledger; all go to the Hub together.
 
-        Outside a checkpoint, at the end of a run, the buffers are also written as a table, `buffers.parquet`.
+        Outside a checkpoint, at the end of a run, they are written for readers: as one file and as a table.
         """
         folder = Path(output_dir or self.args.output_dir)
-        on_main_process(lambda: self._save_store(folder, table=not _internal_call))
+        on_main_process(lambda: self._save_store(folder, checkpoint=_internal_call))
         super().save_model(output_dir, _internal_call)
 
-    def _save_store(self, folder: Path, table: bool) -> None:
+    def _save_store(self, folder: Path, checkpoint: bool) -> None:
         store = self.rank_reward.scorer.store
-        try:
-            if not table:
-                (folder / STATE).unlink(missing_ok=True)  # written last: an older checkpoint of this name is void now
-            store.save(folder / FOLDER)
+        if checkpoint:
             totals = {phase: store.totals(phase) for phase in ("train", "eval")}
-            segments.write_json(
-                folder / FOLDER / RUN, describe(self._identity(), self.state.global_step, totals, self.args)
-            )
-            if table:
-                export_buffers(store, folder / FILE)
-        except OSError as error:
-            raise StoreError(f"cannot write {folder}: {error}") from error
+            write_store(store, folder, describe(self._identity(), self.state.global_step, totals, self.args))
+        else:
+            store.snapshot(folder / SNAPSHOT)
+            export_buffers(store, folder / FILE)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         """TRL's, whose failures say where the run can go on from."""

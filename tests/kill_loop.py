@@ -121,10 +121,10 @@ def start(folder: Path, arguments: argparse.Namespace) -> int:
     return fork(lambda: leg(folder, arguments), folder.with_suffix(".log"))
 
 
-def kill_somewhere(pid: int, aim: str | None, random: random.Random, typical: dict[str, float]) -> str | None:
-    """Kill a leg at a random moment of its second or third visit to a phase, or at any time; None if it ended."""
+def kill_somewhere(pid: int, aim: str | None, chosen: random.Random, typical: dict[str, float]) -> str | None:
+    """Kill a leg at a random moment of its first or second visit to a phase, or at any time; None if it ended."""
     if aim:
-        phase, visit = PHASES.index(aim), random.randint(1, 2)
+        phase, visit = PHASES.index(aim), chosen.randint(1, 2)
         ready, delay = lambda: shared[0] == phase and count_and_seconds(phase)[0] >= visit, typical[aim]
     else:
         ready, delay = lambda: shared[0] != 0, 4 * sum(typical.values())
@@ -132,11 +132,11 @@ def kill_somewhere(pid: int, aim: str | None, random: random.Random, typical: di
     while not ready():
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            assert status == 0, "a leg failed"
+            assert status == 0, "a leg failed; its log is beside its folder"
             return None
         assert time.monotonic() < deadline, "a leg hangs"
         time.sleep(0.0005)
-    time.sleep(random.random() * delay)
+    time.sleep(chosen.random() * delay)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return PHASES[shared[0]] if os.WIFSIGNALED(status) else None

@@ -136,6 +136,18 @@ def test_a_checkpoint_inside_a_generation_is_refused(make, values, steps):
     assert f"= {steps} steps" in str(error.value)
 
 
+def test_a_checkpoint_of_the_best_step_inside_a_generation_is_refused(make):
+    best = dict(save_strategy="best", eval_strategy="steps", metric_for_best_model="loss", steps_per_generation=4)
+    with pytest.raises(ValueError, match="eval_steps=6 would save inside a generation"):
+        make(**best, eval_steps=6)
+    assert make(**best, eval_steps=8).eval_steps == 8
+
+
+def test_the_librarys_own_sigterm_checkpoint_is_refused(make):
+    with pytest.raises(ValueError, match="enable_jit_checkpoint can save inside a generation"):
+        make(enable_jit_checkpoint=True)
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -254,6 +254,7 @@ def test_a_resumed_run_selects_the_same(method, scorer, tmp_path):
 
     resumed, _ = visits(scorer, ROWS[:2], Managed(best_four), method)
     resumed.store.restore(tmp_path / "saved")
+    resumed.store.rewind(2)
     assert resumed.score([group(numbers(), ROWS[2], 2, 2)], 2).scores == steps[2].scores
     assert resumed.store.load("n") == made.store.load("n")
 

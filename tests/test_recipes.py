@@ -81,7 +81,7 @@ def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judg
     ]
     train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
     assert (tmp_path / "adapter_model.safetensors").is_file()
-    table = contents(tmp_path)
+    table = contents(tmp_path / "rankbuffer.sqlite")
     assert len(table["groups"]) == 12
     assert {row[6] for row in table["calls"]} == {"parsed"}
 
@@ -192,7 +192,7 @@ def test_a_row_of_the_papers_tables_trains(tmp_path, tiny_policy, judge_url, pat
     train_rankbuffer.main(script_args, training_args, model_args)
     recipe = yaml.safe_load(path.read_text())
     assert training_args.method == recipe["method"]
-    table = contents(tmp_path)
+    table = contents(tmp_path / "rankbuffer.sqlite")
     assert len(table["groups"]) == 4
     assert {row[2] for row in table["calls"]} == {training_args.reward_method().name}
     assert {row[6] for row in table["calls"]} == {"parsed"}

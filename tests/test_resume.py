@@ -196,6 +196,7 @@ def test_the_end_of_a_run_has_its_buffers_as_a_table(whole):
     assert len(set(table["query_id"])) == 12
     assert len(table) == sum(len(store.load(id)) for id in store.query_ids())
     store.close()
+    assert contents(whole[0] / "rankbuffer.sqlite") == whole[1][0]
 
 
 def test_a_new_run_in_an_old_folder_keeps_the_old_buffers_aside(tmp_path, tiny_policy, rows, whole):

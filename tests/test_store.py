@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
-from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, read_store
+from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, SNAPSHOT, read_store
 from rankbuffer_trl.export import export_buffers
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Totals, Usage
@@ -577,6 +577,32 @@ def test_a_bad_save_is_refused_and_costs_nothing(tmp_path, store, case):
     assert contents(store) == before
 
 
+# One file, for readers
+
+
+def test_a_snapshot_is_the_whole_store_in_one_file(tmp_path, store):
+    path = tmp_path / "with space" / "snapshot.sqlite"
+    for steps in (range(1), range(1, 2)):
+        visit_all(store, "ab", steps)
+        store.snapshot(path)
+    assert [file.name for file in path.parent.iterdir()] == ["snapshot.sqlite"]
+    with sqlite3.connect(path) as db:
+        assert {table: sorted(db.execute(f"SELECT * FROM {table}")) for table in TABLES} == contents(store)
+
+
+@pytest.mark.parametrize("accident", [no_replacing, no_syncing])
+def test_a_failed_snapshot_leaves_the_older_one(tmp_path, store, monkeypatch, accident):
+    path = tmp_path / "snapshot.sqlite"
+    visit_all(store, "a", range(1))
+    store.snapshot(path)
+    old = path.read_bytes()
+    visit_all(store, "a", range(1, 2))
+    accident(path, monkeypatch)
+    with pytest.raises(StoreError, match=r"cannot copy the buffer store .* to .*snapshot\.sqlite"):
+        store.snapshot(path)
+    assert path.read_bytes() == old
+
+
 # Reading for reports
 
 
@@ -624,6 +650,10 @@ def test_read_store_takes_a_run_a_checkpoint_or_a_file(tmp_path):
         assert contents(reading) == rows
         assert reading.query_ids() == ["a", "b"]
         reading.close()
+    live.snapshot(tmp_path / "published" / SNAPSHOT)
+    reading = read_store(tmp_path / "published")
+    assert contents(reading) == contents(live)
+    reading.close()
     live.close()
     with pytest.raises(StoreError, match=r"store\.json is missing"):
         read_store(tmp_path / "elsewhere")
