@@ -19,7 +19,7 @@ from conftest import QUICKSTART, numbers
 from reports import HOSTILE, anchor_rows, record, record_hostile
 
 from rankbuffer_trl.buffer import SOURCES
-from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE
+from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, SNAPSHOT
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.report import collect
 from rankbuffer_trl.report.browser import query_pages, visits_of
@@ -324,8 +324,12 @@ def test_a_checkpoint_is_a_run_too_with_its_log(run, tmp_path):
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "trainer_state.json").write_text('{"log_hist')
     assert trainer_log(tmp_path / "half") == []
-    with open_runs([tmp_path, tmp_path / "checkpoint-2", run.path]) as (whole, second, file):
-        assert (len(whole.log), len(second.log), len(file.log)) == (10, 2, 0)
+    store = BufferStore(run.path)
+    store.snapshot(tmp_path / "pulled" / SNAPSHOT)
+    store.close()
+    with open_runs([tmp_path, tmp_path / "checkpoint-2", run.path, tmp_path / "pulled"]) as (whole, second, file, end):
+        assert (len(whole.log), len(second.log), len(file.log), len(end.log)) == (10, 2, 0, 0)
+        assert list(whole.store.rows("SELECT * FROM groups")) == list(end.store.rows("SELECT * FROM groups"))
         assert list(whole.store.rows("SELECT * FROM groups")) == list(file.store.rows("SELECT * FROM groups"))
 
 

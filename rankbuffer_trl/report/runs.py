@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..checkpoint import FOLDER, LIVE_STORE, STATE, checkpoints, read_store
+from ..checkpoint import FOLDER, LIVE_STORE, SNAPSHOT, STATE, checkpoints, read_store
 from ..database import open_to_read
 from ..store import BufferStore, StoreError
 
@@ -82,12 +82,12 @@ def open_store(path: Path, target: Path) -> BufferStore:
     live = path if path.is_file() else path / LIVE_STORE
     if live.is_file():
         return copy_of(live, target)
-    folder = path if (path / FOLDER).is_dir() else newest_finished(path)
+    folder = path if (path / SNAPSHOT).is_file() or (path / FOLDER).is_dir() else newest_finished(path)
     if folder is not None:
         return read_store(folder)
     what = "is not a run: it holds neither" if path.is_dir() else "does not exist, so there is neither"
     raise StoreError(
-        f"{path} {what} {LIVE_STORE} nor {FOLDER}. Name the output_dir of a RankBuffer run, one of its checkpoints,"
+        f"{path} {what} {LIVE_STORE} nor {SNAPSHOT} nor {FOLDER}. Name the output_dir of a RankBuffer run, one of its checkpoints,"
         " or a store file"
     )
 
