@@ -87,8 +87,8 @@ def open_store(path: Path, target: Path) -> BufferStore:
         return read_store(folder)
     what = "is not a run: it holds neither" if path.is_dir() else "does not exist, so there is neither"
     raise StoreError(
-        f"{path} {what} {LIVE_STORE} nor {SNAPSHOT} nor {FOLDER}. Name the output_dir of a RankBuffer run, one of its checkpoints,"
-        " or a store file"
+        f"{path} {what} {LIVE_STORE} nor {SNAPSHOT} nor {FOLDER}. Name the output_dir of a RankBuffer run, one of its"
+        " checkpoints, or a store file"
     )
 
 
