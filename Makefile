@@ -1,6 +1,7 @@
 # make quickstart   train a tiny policy with RankBuffer on the CPU, end to end
 # make test         run all tests
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> take one that runs
+# make test-browser run the report page in a headless Chromium
 # make lint         check style
 #
 # Each sets up what it needs in .venv, once. It needs Python 3.11 or newer and make, nothing else.
@@ -24,7 +25,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm==\(.*\)".*/\1/p' setup.py)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-vllm lint benchmarks clean
+.PHONY: quickstart test test-vllm test-browser lint benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -34,6 +35,11 @@ test: $(VENV)/installed-dev
 
 test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 	$(BIN)/python -m pytest tests/with_vllm $(VLLM_SERVER)
+
+# As root on Debian or Ubuntu it installs Chromium and its driver where they are missing.
+test-browser: $(VENV)/installed-dev
+	@command -v chromedriver > /dev/null || tests/browser/install-chromium
+	$(BIN)/python -m pytest tests/browser
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

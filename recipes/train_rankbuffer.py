@@ -20,6 +20,7 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.distributed import on_main_process
 from rankbuffer_trl.layout import Layout
 from rankbuffer_trl.preflight import report
+from rankbuffer_trl.progress import run_progress
 from rankbuffer_trl.trainer import RankBufferTrainer
 
 
@@ -77,7 +78,8 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
     trainer.dataset_name = script_args.dataset_name
     resume = training_args.resume_from_checkpoint
     try:
-        trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
+        with run_progress(trainer):
+            trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
         if trainer.interrupted:  # the checkpoint is there, and the scheduler does not wait for more
             return
         if training_args.push_to_hub:

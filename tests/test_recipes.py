@@ -61,6 +61,7 @@ def test_the_quickstart_runs_to_its_end(tmp_path):
     assert summary["anchors_per_query"][0] > 4
     for figure in ("quality.png", "buffers.png"):
         assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG")
+    assert "Buffer browser" in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     assert "rubric score" in done.stdout and "judge tokens" in done.stdout
 
     made = (tmp_path / "policy" / "model.safetensors").stat().st_mtime_ns

@@ -17,8 +17,8 @@ COLOURS = {
     "left": "#b5485d",
     "refine": "#3d7ea6",
     "right": "#2e8b57",
-    "selected": "#7b5ea7",
-    "candidate": "#d8c7e8",
+    "selected": "#8265a7",
+    "candidate": "#c77b3b",
 }
 LABELS = {
     "initial": "initial responses",
@@ -27,7 +27,7 @@ LABELS = {
     "refine": "local refinement",
     "right": "right boundary",
     "selected": "selected by the manager",
-    "candidate": "waiting for the manager",
+    "candidate": "candidate",
 }
 
 

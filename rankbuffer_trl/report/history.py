@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -31,19 +31,26 @@ class EpochBuffers:
     sources: dict[str, float]
 
 
-def buffers_by_epoch(store: BufferStore) -> list[EpochBuffers]:
-    """Size and sources of all live anchors at the end of each epoch (figure "Dynamic buffer evolution", a)."""
+def epoch_ends(store: BufferStore) -> Iterator[tuple[int, dict[str, list[list]]]]:
+    """(epoch, the anchors `[id, source, epoch, h]` of all buffers at its end, by query) for each epoch.
+
+    The dictionary is one and the same, brought up to date: read it before the next epoch.
+    """
     visits = store.rows(
         "SELECT groups.epoch, query_id, anchors FROM buffers JOIN groups USING (query_id, step)"
         " ORDER BY groups.epoch, step"
     )
-    newest: dict[str, Counter] = {}
-    result = []
+    newest: dict[str, list[list]] = {}
     for epoch, rows in groupby(visits, key=lambda row: row[0]):
-        newest.update(
-            (query_id, Counter(source for _, source, *_ in json.loads(anchors))) for _, query_id, anchors in rows
-        )
-        total, n = sum(newest.values(), Counter()), len(newest)
+        newest.update((query_id, json.loads(anchors)) for _, query_id, anchors in rows)
+        yield epoch, newest
+
+
+def buffers_by_epoch(store: BufferStore) -> list[EpochBuffers]:
+    """Size and sources of all live anchors at the end of each epoch (figure "Dynamic buffer evolution", a)."""
+    result = []
+    for epoch, buffers in epoch_ends(store):
+        total, n = Counter(source for anchors in buffers.values() for _, source, *_ in anchors), len(buffers)
         result.append(EpochBuffers(epoch, n, total.total() / n, {source: total[source] / n for source in SOURCES}))
     return result
 

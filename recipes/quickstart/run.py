@@ -5,7 +5,7 @@
 1. Build a policy and warm-start it on answers of mixed quality (`policy.py`).
 2. Measure it: rubric score, grade of the nearest written answer, overlap with the best written answer, real words.
 3. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks, never one of these numbers.
-4. Measure it again; print tables and examples, draw figures, write `summary.json`.
+4. Measure it again; print tables and examples, draw figures, write `summary.json` and the report page.
 """
 
 import argparse
@@ -23,10 +23,11 @@ from transformers.utils import logging
 
 from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.config import RankBufferConfig
-from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge.rubric_judge import WORD, score
 from rankbuffer_trl.report.figures import growth_figure, quality_figure
 from rankbuffer_trl.report.history import buffers_by_epoch, costs_by_epoch, quality_by_step
+from rankbuffer_trl.report.report import write_report
 from rankbuffer_trl.store import BufferStore
 
 HERE = Path(__file__).parent
@@ -223,7 +224,9 @@ def main() -> None:
     }
     store.close()
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    page = write_report([out / "train"], out / "report", QueryTable(queries))
     console.print(f"Figures: {out / 'quality.png'}, {out / 'buffers.png'}. Numbers: {out / 'summary.json'}.")
+    console.print(f"The whole run, every buffer at every step: open {page} in a browser.")
     console.print(
         f"{totals.calls:,} judge calls, {totals.tokens:,} judge tokens, {totals.failures} failed."
         f" All of it took {summary['seconds']:.0f} seconds."

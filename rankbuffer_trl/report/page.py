@@ -1,0 +1,174 @@
+"""The page: one HTML file that needs no network, made of a template, one style sheet and two scripts.
+
+Whatever a policy or a data set wrote reaches the page as deflated JSON in base64, which no text can break out of, and
+is shown as text. The content policy allows this script and no other, and no request at all.
+"""
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from .chart import Chart
+from .collect import Row
+from .figures import COLOURS, LABELS
+
+FILES = files(__package__)
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """What the page shows of one run.
+
+    Args:
+        name (`str`):
+            The run.
+        facts (`Mapping[str, str]`):
+            Label and value of each number at its head.
+        charts (`Sequence[Chart]`):
+            Its charts.
+        kinds (`Sequence[dict]`):
+            Its judgments by kind.
+        index (`dict`):
+            The browser's list of queries, and what it needs to show them.
+        pages (`Sequence[str]`):
+            The browser's queries, packed.
+    """
+
+    name: str
+    facts: Mapping[str, str]
+    charts: Sequence[Chart]
+    kinds: Sequence[Row]
+    index: dict
+    pages: Sequence[str]
+
+
+def pack(value: object) -> str:
+    """JSON, deflated, in base64. ASCII throughout, so that a lone surrogate does no harm either."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
+
+
+def browser_index(name: str, queries: Sequence[dict], measure: str | None) -> dict:
+    """What the buffer browser loads first."""
+    return {"name": name, "queries": queries, "colours": COLOURS, "labels": LABELS, "measure": measure}
+
+
+def render(
+    sections: Sequence[RunSection], comparison: Sequence[Chart], advantages: Sequence[dict], step: int, made: str
+) -> str:
+    """The page.
+
+    Args:
+        sections (`Sequence[RunSection]`):
+            The runs, the first of which is shown first.
+        comparison (`Sequence[Chart]`):
+            Charts over all runs.
+        advantages (`Sequence[dict]`):
+            For each run its `name`, `colour` and `steps`: advantages of the groups by step.
+        step (`int`):
+            The step whose advantages are shown first.
+        made (`str`):
+            When, and from what.
+    """
+    style, script = read("page.css"), read("page.js") + read("browser.js")
+    data = [data_block("advantages-data", [pack(advantages)])]
+    data += [data_block(f"run-data-{i}", [pack(one.index), *one.pages]) for i, one in enumerate(sections)]
+    names = [one.name for one in sections]
+    return Template(read("page.html")).substitute(
+        title=escape(clean(", ".join(names))),
+        made=escape(clean(made)),
+        style=style,
+        style_hash=content_hash(style),
+        script=script,
+        script_hash=content_hash(script),
+        one_run=" hidden" if len(names) == 1 else "",
+        options="".join(f'<option value="{i}">{escape(clean(name))}</option>' for i, name in enumerate(names)),
+        comparison=comparison_html(comparison, step, len(names)),
+        runs="\n".join(run_html(number, one) for number, one in enumerate(sections)),
+        data="\n".join(data),
+    )
+
+
+def read(name: str) -> str:
+    """A part of the page."""
+    return (FILES / name).read_text(encoding="utf-8")
+
+
+def content_hash(text: str) -> str:
+    """How a content policy names an inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def clean(text: str) -> str:
+    """Text that UTF-8 and HTML can hold: no lone surrogate, no control character."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def data_block(id: str, lines: Iterable[str]) -> str:
+    """Packed data, a line each; a browser does not run it."""
+    return f'<script type="application/octet-stream" id="{id}">\n' + "\n".join(lines) + "\n</script>"
+
+
+def comparison_html(charts: Sequence[Chart], step: int, runs: int) -> str:
+    """The charts over all runs, and advantages at a step of the reader's choice."""
+    title = "The runs side by side" if runs > 1 else "What the policy gets"
+    lanes = (
+        '<figure><h3>Advantages at a step</h3><div class="step"><label for="advantage-step">Step</label>'
+        f'<input id="advantage-step" type="range" min="0" max="0" value="0" data-step="{step}">'
+        '<output id="advantage-number" for="advantage-step"></output></div><div id="lanes"></div>'
+        '<div class="axis"><span>&minus;2.5</span><span>0</span><span>+2.5</span></div>'
+        "<figcaption>Rewards normalised within their group, without the format reward; how many rollouts have which."
+        " Few levels tell the policy little.</figcaption></figure>"
+    )
+    figures = "\n".join(figure_html(chart, "all") for chart in charts)
+    return f'<section><h2>{title}</h2><div class="charts">{figures}\n{lanes}</div></section>'
+
+
+def run_html(number: int, section: RunSection) -> str:
+    """One run: numbers, charts, judgments by kind."""
+    facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(clean(v))}</dd></div>" for k, v in section.facts.items())
+    charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts)
+    return (
+        f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
+        f'<h2><bdi>{escape(clean(section.name))}</bdi></h2><dl class="tiles">{facts}</dl>'
+        f'<div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
+    )
+
+
+def figure_html(chart: Chart, salt: str) -> str:
+    """A chart with its title, caption and numbers."""
+    numbers = base64.b64encode(chart.csv().encode("utf-8", "replace")).decode("ascii")
+    svg = chart.svg(salt).replace("<svg ", f'<svg role="img" aria-label="{escape(chart.title)}" ', 1)
+    return (
+        f"<figure><h3>{escape(chart.title)}</h3>{svg}<figcaption>{escape(chart.caption)} "
+        f'<a download="{escape(chart.name)}.csv" href="data:text/csv;base64,{numbers}">CSV</a></figcaption></figure>'
+    )
+
+
+def kinds_html(kinds: Sequence[Row]) -> str:
+    """Judgments by kind as a table."""
+    if not kinds:
+        return ""
+    heads = ("judgment", "calls", "failed", "requests", "tokens", "tokens / call", "seconds / request")
+    rows = "".join(
+        f'<tr><th scope="row">{escape(clean(row["kind"]))}</th>'
+        + "".join(f"<td>{figure_for(value)}</td>" for name, value in row.items() if name != "kind")
+        + "</tr>"
+        for row in kinds
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def figure_for(value: float | None) -> str:
+    """A figure for people."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

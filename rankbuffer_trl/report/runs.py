@@ -1,0 +1,118 @@
+"""Opens a run to be looked at, also while it is trained: a private copy of its store, and the trainer's log."""
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..checkpoint import FOLDER, LIVE_STORE, STATE, checkpoints, read_store
+from ..database import open_to_read
+from ..store import BufferStore, StoreError
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of one run.
+
+    Args:
+        name (`str`):
+            What the report calls it: the shortest end of its path that no other run of the report has.
+        path (`Path`):
+            Its output folder, a checkpoint of it, or a store file.
+        store (`BufferStore`):
+            A copy of its store; reading it takes nothing from the run.
+        log (`list[dict]`, *optional*):
+            The trainer's log up to its newest checkpoint, one entry per logging step; empty without a checkpoint.
+    """
+
+    name: str
+    path: Path
+    store: BufferStore
+    log: list[dict] = field(default_factory=list)
+
+
+@contextmanager
+def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
+    """Open runs in the order given; their copies are deleted afterwards.
+
+    Args:
+        paths (`Sequence[str | Path]`):
+            For each run its output folder, a checkpoint (saved here or pulled from the Hub), or a `.sqlite` file.
+
+    Raises:
+        [`StoreError`]: if one of them holds no store, or none with a scored group yet.
+    """
+    folders = [Path(path) for path in paths]
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory(prefix="rankbuffer-report-") as scratch:
+        try:
+            for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
+                store = open_store(path, Path(scratch) / f"{number}.sqlite")
+                runs.append(Run(name, path, store, trainer_log(path)))
+                if store.last_step() is None:
+                    raise StoreError(f"{path} has no scored group yet: come back after the run's first step")
+            yield runs
+        finally:
+            for run in runs:
+                run.store.close()
+
+
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that differ; what is given twice is numbered."""
+    whole = [path.absolute().parts for path in paths]
+    names = []
+    for i, parts in enumerate(whole):
+        others = [other for j, other in enumerate(whole) if j != i and other != parts]
+        lengths = range(1, len(parts) + 1)
+        length = next((n for n in lengths if all(other[-n:] != parts[-n:] for other in others)), len(parts))
+        same = whole[:i].count(parts)
+        names.append("/".join(parts[-length:]) + (f" ({same + 1})" if same else ""))
+    return names
+
+
+def open_store(path: Path, target: Path) -> BufferStore:
+    """A store to read from at leisure, as it stood after one of its steps: a copy of a live one, or a checkpoint's.
+
+    Raises:
+        [`StoreError`]: if there is none.
+    """
+    live = path if path.is_file() else path / LIVE_STORE
+    if live.is_file():
+        return copy_of(live, target)
+    folder = path if (path / FOLDER).is_dir() else newest_finished(path)
+    if folder is not None:
+        return read_store(folder)
+    what = "is not a run: it holds neither" if path.is_dir() else "does not exist, so there is neither"
+    raise StoreError(
+        f"{path} {what} {LIVE_STORE} nor {FOLDER}. Name the output_dir of a RankBuffer run, one of its"
+        " checkpoints, or a store file"
+    )
+
+
+def copy_of(live: Path, target: Path) -> BufferStore:
+    """A copy of a live store. The run can write on as soon as it is made."""
+    try:
+        with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
+            reader.backup(copy)
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot read the buffer store {live}: {error}") from error
+    return BufferStore(target, read_only=True)
+
+
+def newest_finished(path: Path) -> Path | None:
+    """The newest checkpoint of an output folder. One that is just being written is nothing to warn of here."""
+    return next((found for _, found in checkpoints(path) if (found / STATE).is_file()), None)
+
+
+def trainer_log(path: Path) -> list[dict]:
+    """`log_history` of a checkpoint, or of the newest one in an output folder; empty if there is none."""
+    state = path / STATE
+    if not state.is_file() and (checkpoint := newest_finished(path)):
+        state = checkpoint / STATE
+    try:
+        return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
+    except ValueError:  # it is just being written
+        return []

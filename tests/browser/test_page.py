@@ -1,0 +1,314 @@
+"""The report page in a headless Chromium: what it shows, keys, search, hostile text, a thousand queries.
+
+Left out of `make test`; `make test-browser` runs it.
+"""
+
+import json
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from reports import HOSTILE, Recorded, record, record_hostile
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from rankbuffer_trl.buffer import initial_buffer
+from rankbuffer_trl.checkpoint import LIVE_STORE
+from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.report.report import write_report
+from rankbuffer_trl.rewards.pointwise import Pointwise
+from rankbuffer_trl.score import GroupScore
+from rankbuffer_trl.store import BufferStore
+
+SWITCHES = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1400,1000")
+
+
+class Browser:
+    """A browser on one page."""
+
+    def __init__(self, driver: webdriver.Chrome):
+        self.driver = driver
+
+    def open(self, page: Path) -> None:
+        """Load a page and wait until its script is through."""
+        self.driver.get("about:blank")
+        self.driver.get_log("browser")
+        self.driver.get_log("performance")
+        self.driver.get(page.as_uri())
+        self.wait(lambda: self("return document.documentElement.dataset.ready"))
+
+    def __call__(self, script: str, *arguments):
+        """Run a script."""
+        return self.driver.execute_script(script, *arguments)
+
+    def wait(self, condition: Callable, seconds: float = 20.0):
+        """What `condition` returns once that is true."""
+        deadline = time.monotonic() + seconds
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"waited {seconds:g} s in vain"
+            time.sleep(0.02)
+        return value
+
+    def press(self, *keys: str) -> None:
+        """Type where the focus is."""
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    def text(self, id: str) -> str:
+        """What an element holds, visible or not."""
+        return self("return document.getElementById(arguments[0]).textContent", id)
+
+    def listed(self) -> list[str]:
+        """Ids of the queries in the list."""
+        return self("return [...document.querySelectorAll('#queries b')].map(node => node.textContent)")
+
+    def rungs(self) -> list[str]:
+        """The ladder's entries from top to bottom: the name and all words of each."""
+        return self("return [...document.querySelectorAll('#ladder > li')].map(node => node.textContent)")
+
+    def complaints(self) -> list[dict]:
+        """What the console and the content policy said since the page was opened."""
+        return self.driver.get_log("browser")
+
+
+@pytest.fixture(scope="module")
+def driver():
+    paths = [shutil.which(name) for name in ("chromedriver", "chromium", "google-chrome")]
+    if not paths[0] or not any(paths[1:]):
+        pytest.fail("Chromium and chromedriver must be on the PATH: `make test-browser` as root installs them")
+    options = webdriver.ChromeOptions()
+    options.binary_location = paths[1] or paths[2]
+    for switch in SWITCHES:
+        options.add_argument(switch)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    session = webdriver.Chrome(options, Service(paths[0]))
+    session.set_page_load_timeout(60)
+    yield session
+    session.quit()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, Recorded]:
+    """A page of two runs with their data set: RankBuffer, and a method without a buffer."""
+    folder = tmp_path_factory.mktemp("runs")
+    found = record(folder / "ranked" / LIVE_STORE)
+    record(folder / "scored" / LIVE_STORE, epochs=2, method=Pointwise())
+    rows = [
+        {
+            "query_id": f"q{i}",
+            "prompt": [{"role": "user", "content": f"Question {i}?"}],
+            "rubrics": [{"text": "Is high.", "weight": 1}],
+        }
+        for i in range(4)
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    queries = QueryTable(load_queries(str(folder / "data.jsonl")))
+    return write_report([folder / "ranked", folder / "scored"], folder / "out", queries), found
+
+
+@pytest.fixture
+def browser(driver, made) -> Browser:
+    browser = Browser(driver)
+    browser.open(made[0])
+    return browser
+
+
+def test_the_ladder_of_every_visit_is_what_was_scored(browser, made):
+    expected = [(group, score) for group, score in made[1].visits if group.query.id == "q1"]
+    browser.driver.find_element(By.ID, "query-1").click()
+    browser.wait(lambda: browser.text("query-id") == "q1")
+    assert browser.text("query-text") == "Question 1?Is high. (weight 1)"
+    for number, (group, score) in enumerate(expected):
+        browser("showVisit(arguments[0])", number)
+        assert browser.text("when") == f"visit {number + 1} of 4: step {group.step}, epoch {group.epoch}"
+        rungs = browser.rungs()
+        names = [re.match(r"(a|R)(\d+)(?!.*no answer)", rung) for rung in rungs]
+        order = [(name[0][0], int(name[0][1:])) for name in names if name]
+        place = {id: rank for rank, tier in enumerate(score.order) for id in tier}
+        anchors = [("a", k) for k in range(len(score.before), 0, -1)]
+        assert [entry for entry in order if entry[0] == "a"] == anchors
+        for (kind, id), rung in zip(order, (r for r, name in zip(rungs, names, strict=True) if name), strict=True):
+            if kind == "a":
+                anchor = score.before.anchors[id - 1]
+                assert anchor.text in rung and f"from epoch {anchor.epoch}" in rung
+                assert ("pruned" in rung) == (anchor.id not in {a.id for a in score.after.anchors})
+            elif id in score.positions:
+                above = [k for what, k in order[order.index((kind, id)) :] if what == "a"]
+                assert len(above) == score.positions[id]  # the anchors under it
+                assert f"reward {score.rewards[id]:+.2f}".replace("-", "−") in rung  # noqa: RUF001
+                assert ("becomes an anchor" in rung) == (f"{group.step}-{id}" in {a.id for a in score.after.anchors})
+            else:
+                assert score.rewards[id] is None and "no reward" in rung
+        ranked = [id for kind, id in order if kind == "R" and id in place]
+        assert ranked == sorted(place, key=place.get, reverse=True)
+        for empty in group.empty:
+            assert f"R{empty.id}" in rungs[-1] and "no answer" in rungs[-1]
+    browser("showVisit(4)")
+    assert browser.text("changes") == f"{len(expected[-1][1].after)} anchors"
+    assert len(browser.rungs()) == len(expected[-1][1].after)
+
+
+def test_keys_lead_through_queries_and_visits(browser):
+    browser.press("/")
+    assert browser("return document.activeElement.id") == "search"
+    browser.press(Keys.ARROW_DOWN)
+    assert browser("return document.activeElement.id") == "queries"
+    browser.wait(lambda: browser.text("query-id") == "q1")
+    browser.press(Keys.ARROW_DOWN)
+    browser.wait(lambda: browser.text("query-id") == "q2")
+    browser.press(Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_UP)
+    browser.wait(lambda: browser.text("query-id") == "q0")
+    chosen = "return [...document.querySelectorAll('#queries [aria-selected=true]')].map(node => node.id)"
+    assert browser(chosen) == ["query-0"]
+    assert browser("return document.getElementById('queries').getAttribute('aria-activedescendant')") == "query-0"
+    seen = []
+    for key in (Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.END, Keys.ARROW_LEFT):
+        browser.press(key)
+        seen.append(int(browser("return document.getElementById('visit').value")))
+    assert seen == [0, 1, 0, 0, 4, 3]
+    expanded = "return [...document.querySelectorAll('.response')].map(node => node.getAttribute('aria-expanded'))"
+    browser.press("e")
+    assert set(browser(expanded)) == {"true"}
+    browser.press("e", Keys.TAB)
+    assert set(browser(expanded)) == {"false"}
+    reached = set()
+    for _ in range(12):
+        reached.add(browser("return document.activeElement.id || document.activeElement.className"))
+        browser.press(Keys.TAB)
+    assert {"earlier", "visit", "response"} <= reached
+
+
+def test_search_finds_ids_prompts_and_responses(browser, made):
+    box = browser.driver.find_element(By.ID, "search")
+    box.send_keys("Q2")
+    browser.wait(lambda: browser.listed() == ["q2"])
+    box.clear()
+    box.send_keys("question 3")
+    browser.wait(lambda: browser.listed() == ["q3"])
+    texts = {
+        group.query.id: {r.text for g, _ in made[1].visits if g.query == group.query for r in g.answered}
+        for group, _ in made[1].visits
+    }
+    number = next(n for n in map(str, range(14, 70)) if 0 < sum(n in found for found in texts.values()) < 4)
+    box.clear()
+    box.send_keys(number)
+    holders = sorted(id for id, found in texts.items() if any(number in text for text in found))
+    browser.wait(lambda: sorted(browser.listed()) == holders)
+    box.send_keys("nowhere at all")
+    browser.wait(lambda: browser.listed() == [])
+    assert browser.text("found") == "0 of 4 queries"
+
+
+def test_the_theme_and_the_run_can_be_changed(browser):
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    browser("setTheme('light')")
+    light = browser(colour)
+    browser.driver.find_element(By.ID, "theme").click()
+    assert browser(colour) != light
+    assert browser("return getComputedStyle(document.querySelector('figure svg')).color") == "rgb(228, 232, 236)"
+    charts = "return document.querySelectorAll('section.run:not([hidden]) figure').length"
+    ranked = browser(charts)
+    browser.driver.find_element(By.ID, "run").send_keys("scored")
+    browser.wait(lambda: browser.text("when").startswith("visit 2 of 2"))
+    assert 0 < browser(charts) < ranked
+    assert "rubric score" in browser.text("ladder")
+    browser("showVisit(2)")
+    assert browser.text("changes") == "This method keeps no buffer."
+
+
+def test_advantages_can_be_seen_at_any_step(browser, made):
+    lanes = "return [...document.querySelectorAll('.lane')].map(node => node.textContent)"
+    assert browser.text("advantage-number") == "step 3"  # the last one that both runs have
+    assert [lane.split(":")[0] for lane in browser(lanes)] == ["ranked", "scored"]
+    browser.driver.find_element(By.ID, "advantage-step").send_keys(Keys.END)
+    assert browser.text("advantage-number") == "step 7"
+    first, second = browser(lanes)
+    scores = [score for group, score in made[1].visits if group.step == 7]
+    known = sum(reward is not None for score in scores for reward in score.rewards)
+    assert f"{known} rollouts" in first and second.endswith("no such step")
+
+
+@pytest.mark.parametrize("width", [1400, 800, 420])
+def test_the_page_fits_its_window_and_complains_of_nothing(driver, made, width):
+    driver.set_window_size(width, 900)
+    browser = Browser(driver)
+    browser.open(made[0])
+    assert browser("return document.documentElement.scrollWidth <= window.innerWidth")
+    assert browser.complaints() == []
+    driver.set_window_size(1400, 1000)
+
+
+def test_the_page_asks_the_network_for_nothing(browser):
+    events = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
+    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert urls and all(url.startswith(("file:", "data:", "blob:", "about:")) for url in urls)
+    refused = "return fetch('http://127.0.0.1:9/').then(() => 'sent', error => String(error))"
+    assert "Failed to fetch" in browser(refused)
+    assert any("Content Security Policy" in entry["message"] for entry in browser.complaints())
+
+
+def test_hostile_text_is_text(driver, tmp_path):
+    record_hostile(tmp_path / "run" / LIVE_STORE)
+    browser = Browser(driver)
+    browser.open(write_report([tmp_path / "run"], tmp_path / "out"))
+    assert browser("return window.hacked === undefined && !document.querySelector('#ladder img, #ladder svg')")
+    assert browser.text("query-id") == f"{HOSTILE[0]}&\"'"
+    browser("showVisit(0)")
+    shown = browser("return [...document.querySelectorAll('.rollout .text')].map(node => node.textContent)")
+    assert sorted(shown) == sorted(text.replace("\x00", "␀").replace("\x1b", "␛") for text in HOSTILE)
+    # Text that runs the other way turns nothing outside itself.
+    assert set(
+        browser(
+            "return [...document.querySelectorAll('.rollout .text')].map(node => getComputedStyle(node).unicodeBidi)"
+        )
+    ) == {"plaintext"}
+    assert browser("return getComputedStyle(document.querySelector('.rollout .line')).direction") == "ltr"
+    assert browser.complaints() == []
+
+
+def test_a_thousand_queries_load_at_once_and_are_searched(driver, tmp_path, capsys):
+    """As many visits as in the paper, 1,000 queries in 4 epochs with 8 rollouts; texts of about 100 words."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(3000)]
+
+    def text() -> str:
+        return " ".join(draw.choices(words, k=100))
+
+    store = BufferStore(tmp_path / "run" / LIVE_STORE)
+    queries = [Query(f"query-{i}", [], (Rubric("Is good.", 1),), tuple(text() for _ in range(4))) for i in range(1000)]
+    for epoch in range(4):
+        for step in range(5):
+            scored = []
+            for query in queries[200 * step : 200 * step + 200]:
+                buffer = store.load(query.id) or initial_buffer(query.responses, 4)
+                rollouts = tuple(Rollout(i, text()) for i in range(8))
+                group = RolloutGroup(query, rollouts, 5 * epoch + step, epoch)
+                positions = {i: min(i, len(buffer)) for i in range(8)}
+                sigma = [[r for r in rollouts if positions[r.id] == p] for p in range(len(buffer) + 1)]
+                after = buffer.update(sigma, epoch, group.step).visited()
+                order = tuple((i,) for i in range(8))
+                rewards = tuple(-1 + 2 * i / 7 for i in range(8))
+                scored.append((group, GroupScore(rewards, order, positions, True, buffer, after)))
+            store.commit(5 * epoch + step, scored)
+    store.close()
+    page = write_report([tmp_path / "run"], tmp_path / "out")
+    browser = Browser(driver)
+    started = time.monotonic()
+    browser.open(page)
+    loaded = time.monotonic() - started
+    assert len(browser.listed()) == 400 and browser.text("found").startswith("1000 of 1000")
+    started = time.monotonic()
+    box = browser.driver.find_element(By.ID, "search")
+    box.send_keys(" ".join(queries[777].responses[2].split()[3:6]))
+    browser.wait(lambda: browser.listed() == ["query-777"])
+    searched = time.monotonic() - started
+    size = page.stat().st_size / 1e6
+    with capsys.disabled():
+        print(f"\n1,000 queries x 4 epochs: {size:.1f} MB, shown after {loaded:.2f} s, searched in {searched:.2f} s")
+    assert size < 40 and loaded < 10

@@ -1,0 +1,97 @@
+"""Runs to report on: scored groups of numbers, kept beside the store they were committed to."""
+
+import json
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from conftest import by_number, group, numbers, scripted_judge, unreachable
+
+from rankbuffer_trl.buffer import initial_buffer
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
+from rankbuffer_trl.judge import Call
+from rankbuffer_trl.rewards.method import RewardMethod
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.score import GroupScore
+from rankbuffer_trl.scoring import GroupScorer
+from rankbuffer_trl.store import BufferStore
+
+
+@dataclass
+class Recorded:
+    """What was committed: groups with their scores in order, and calls by step."""
+
+    path: Path
+    visits: list[tuple[RolloutGroup, GroupScore]]
+    calls: list[tuple[int, Call]]
+
+
+def answer(messages: list[dict]) -> str | Exception:
+    """By number, or by its last digit where a score is wanted; nobody ever places a 13."""
+    if "\nCANDIDATE\n13\n" in messages[0]["content"]:
+        return unreachable(messages)
+    if response := re.search(r"\n\nRESPONSE\n\d*(\d)\n", messages[0]["content"]):
+        return json.dumps({"score": int(response[1])})
+    return by_number(messages)
+
+
+def record(path: Path, epochs: int = 4, queries: int = 4, method: RewardMethod | None = None) -> Recorded:
+    """A run of two queries a step, whose rollouts get better; some have no answer, some never get a verdict."""
+    draw = random.Random(0)
+    scorer = GroupScorer(
+        method or RankBuffer(prune_after=2), scripted_judge(answer), BufferStore(path), max_failures=1
+    )
+    found = Recorded(path, [], [])
+    asked = [numbers(f"q{i}") for i in range(queries)]
+    try:
+        step = 0
+        for epoch in range(epochs):
+            for first in range(0, queries, 2):
+                groups = []
+                for query in asked[first : first + 2]:
+                    texts = (str(draw.randrange(5 + 8 * epoch, 40 + 8 * epoch)) for _ in range(8))
+                    texts = ("-" if draw.random() < 0.05 else "13" if draw.random() < 0.05 else text for text in texts)
+                    groups.append(group(query, " ".join(texts), step, epoch))
+                outcome = scorer.score(groups, step)
+                found.visits += zip(groups, outcome.scores, strict=True)
+                found.calls += [(step, call) for call in outcome.calls]
+                step += 1
+    finally:
+        scorer.close()
+    return found
+
+
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 1'>",
+    "]]> --> <!-- <svg onload=window.hacked=1>",
+    "a\x00b\x1b[31mc",
+    "\u202egnitirw tfel ot thgir",
+    "${window.hacked = 1} `${1}` $title \\u003c \\",
+    "משהו בעברית",
+)
+
+
+def record_hostile(path: Path) -> list[str]:
+    """One visit of a query whose id, anchors and rollouts try to break the page; returns the rollouts."""
+    anchors = [f"{text} {number}" for number, text in enumerate(HOSTILE[:4])]
+    query = Query(f"{HOSTILE[0]}&\"'", [{"role": "user", "content": HOSTILE[1]}], numbers().rubrics, tuple(anchors))
+    rollouts = tuple(Rollout(i, text) for i, text in enumerate(HOSTILE))
+    visit = RolloutGroup(query, rollouts, 0, 0)
+    buffer = initial_buffer(query.responses, 4)
+    sigma = [[rollouts[0]], [], [], [], list(rollouts[1:])]
+    after = buffer.update(sigma, 0, 0).visited()
+    order = tuple((rollout.id,) for rollout in rollouts)
+    G = len(rollouts)
+    rewards = tuple(-1 + 2 * i / (G - 1) for i in range(G))
+    positions = {i: 0 if i == 0 else 4 for i in range(G)}
+    store = BufferStore(path)
+    store.commit(0, [(visit, GroupScore(rewards, order, positions, True, buffer, after))])
+    store.close()
+    return list(HOSTILE)
+
+
+def anchor_rows(buffer) -> list[list]:
+    """A buffer as the store writes it."""
+    return [[a.id, a.source, a.epoch, a.h] for a in buffer.anchors] if buffer else []
