@@ -29,7 +29,15 @@ from statistics import fmean, stdev
 import torch
 from datasets import Dataset, disable_progress_bars
 from miniature_judge import NOISE, NoisyRubricJudge
-from miniature_report import Result, claims_table, efficiency_figures, judge_claims, methods_table, whole_seeds
+from miniature_report import (
+    Result,
+    claims_table,
+    efficiency_figures,
+    judge_claims,
+    methods_table,
+    refresh,
+    whole_seeds,
+)
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
@@ -298,6 +306,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=16, help="responses per query that measure a policy")
     parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in benchmarks/judge_cost.py")
     parser.add_argument("--report_only", action="store_true", help="tables and figures of the runs that have finished")
+    parser.add_argument(
+        "--docs", type=Path, help="folder of docs, whose miniature.md and images are brought up to date"
+    )
     arguments = parser.parse_args(words)
     if arguments.full and arguments.methods:
         parser.error("--full takes all methods: leave out --methods")
@@ -315,9 +326,13 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
         console.print("No seed has been finished by all methods yet.")
         return line
     outcomes = judge_claims(complete, start)
-    console.print(methods_table(complete, start))
-    console.print(claims_table(outcomes))
-    figures = efficiency_figures(complete, start, arguments.output_dir)
+    tables = methods_table(complete, start), claims_table(outcomes)
+    console.print(*tables)
+    figures = efficiency_figures(
+        complete, start, arguments.docs / "images" if arguments.docs else arguments.output_dir
+    )
+    if arguments.docs:
+        refresh(arguments.docs / "miniature.md", tables)
     console.print("Figures: " + ", ".join(map(str, figures)))
     means = {
         method: {

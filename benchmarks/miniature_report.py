@@ -21,6 +21,7 @@ BUFFERS = (
 )
 COLOURS = {"pointwise": "#c9822b", "ranking": "#3d7ea6", "buffer": "#2e8b57", "ablation": "#9aa5b1"}
 MARKERS = "osD^vP"
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 NEAR = 0.95  # share of the strongest method's gain that counts as near it; the paper's RankBuffer has 0.98
 HALF = 0.5  # of the strongest method's tokens
 # Student's t, two-sided 95 %, by degrees of freedom; above them the normal distribution's.
@@ -209,6 +210,27 @@ def claims_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
+def markdown(table: Table) -> str:
+    """A table as a page shows it, its title as the sentence above it."""
+    marks = ("---:" if column.justify == "right" else "---" for column in table.columns)
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    lines = ([str(column.header) for column in table.columns], marks, *rows)
+    return f"{table.title}.\n\n" + "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def refresh(page: Path, tables: Sequence[Table]) -> None:
+    """Put tables between the two marks of a page.
+
+    Raises:
+        `ValueError`: if it has not both marks.
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no place for tables: it needs the lines {BEGIN} and {END}")
+    page.write_text("\n\n".join([before + begin, *map(markdown, tables), end + after]))
+
+
 def efficiency_figures(results: Sequence[Result], start: float, folder: Path) -> list[Path]:
     """Quality against judge tokens and against calls (figures "Average score versus ..."), ablations left out."""
     runs = {method: found for method, found in by_method(results).items() if family(method) != "ablation"}
@@ -224,15 +246,15 @@ def efficiency_figures(results: Sequence[Result], start: float, folder: Path) ->
                 quality.mean,
                 yerr=quality.half,
                 marker=MARKERS[place],
+                markersize=10 if method == "rankbuffer" else 6,
                 color=COLOURS[kind],
                 linestyle="none",
                 capsize=2,
                 elinewidth=1,
                 label=method,
             )
-        axes.axhline(start, color=COLOURS["ablation"], linewidth=1, linestyle=":")
         axes.set(xlabel=f"judge {what} of a run, thousands", ylabel="true quality after training, 0 to 100")
-        axes.set_title(f"True quality and judge {what}; dotted: before training", fontsize=10)
+        axes.set_title(f"True quality and judge {what}; before training {start:.1f}", fontsize=10)
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.figure.legend(loc="outside right upper", frameon=False, fontsize=8)

@@ -15,6 +15,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import miniature
 from miniature_judge import NoisyRubricJudge
 from miniature_report import (
+    BEGIN,
+    END,
     Interval,
     Result,
     claims_table,
@@ -22,6 +24,7 @@ from miniature_report import (
     family,
     judge_claims,
     methods_table,
+    refresh,
     whole_seeds,
 )
 
@@ -107,6 +110,21 @@ def test_tables_and_figures_show_every_method(tmp_path):
     assert cells == ["holds", "does not hold", "holds", "holds"], "30 points are less than 95 % of 32"
     for path in efficiency_figures(found, 50.0, tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_takes_the_tables(tmp_path):
+    page = tmp_path / "miniature.md"
+    page.write_text(f"Above.\n\n{BEGIN}\nstale\n{END}\n\nBelow.\n")
+    found = results(rankbuffer=[80, 81], grpo=[70, 70])
+    for _ in range(2):  # twice is as once
+        refresh(page, [methods_table(found, 50.0), claims_table(judge_claims(found, 50.0))])
+        text = page.read_text()
+        assert text.startswith("Above.") and text.endswith(f"{END}\n\nBelow.\n") and "stale" not in text
+        assert text.count("| rankbuffer | buffer | 80.50 ± 6.35 | 10 | 100 |  | 1 |") == 1
+        assert text.count("| above all pointwise methods | rankbuffer - grpo | 10.50 ± 6.35 | holds |") == 1
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="no place for tables"):
+        refresh(page, [])
 
 
 def test_every_row_of_the_papers_tables_is_a_method_and_keeps_its_objective():
