@@ -350,6 +350,8 @@ def main() -> None:
     arguments = parse()
     quieten()
     console = Console(width=max(Console().width, 110), highlight=False)
+    if arguments.report_only and not (arguments.output_dir / "settings.json").is_file():
+        sys.exit(f"{arguments.output_dir} holds no runs yet: leave out --report_only")
     settings = Settings(
         policy=str(arguments.policy),
         steps=arguments.steps,

@@ -206,14 +206,18 @@ def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, 
         "grpo",
         "rankbuffer",
     ]
-    for seeds, new in ((1, 2), (2, 2), (2, 0)):
+    for seeds, new in ((2, 4), (2, 0), (3, 2)):
         monkeypatch.setattr(sys, "argv", [*command, "--seeds", str(seeds)])
         before = len(done)
         miniature.main()
         assert len(done) - before == new
         line = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert line["seeds"] == seeds and line["methods"].keys() == {"grpo", "rankbuffer"}
-    assert done == [("grpo", 0), ("rankbuffer", 0), ("grpo", 1), ("rankbuffer", 1)], "seeds are the outer loop"
+    by_seed = [(method, seed) for seed in range(3) for method in ("grpo", "rankbuffer")]
+    assert done == by_seed, "seeds are the outer loop"
     monkeypatch.setattr(sys, "argv", [*command, "--steps", "7"])
     with pytest.raises(ValueError, match="other settings \\(steps\\)"):
+        miniature.main()
+    monkeypatch.setattr(sys, "argv", [*command[:2], str(tmp_path / "nothing"), "--report_only"])
+    with pytest.raises(SystemExit, match="no runs"):
         miniature.main()
