@@ -234,27 +234,26 @@ def refresh(page: Path, tables: Sequence[Table]) -> None:
 def efficiency_figures(results: Sequence[Result], start: float, folder: Path) -> list[Path]:
     """Quality against judge tokens and against calls (figures "Average score versus ..."), ablations left out."""
     runs = {method: found for method, found in by_method(results).items() if family(method) != "ablation"}
+    seeds = len({result.seed for result in results})
     paths = []
     for what in ("tokens", "calls"):
         axes = Figure(figsize=(7.6, 4.2), layout="constrained").add_subplot()
         for method, found in runs.items():
             kind = family(method)
             place = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS}[kind].index(method)
-            quality = Interval.of([run.quality for run in found])
-            axes.errorbar(
-                fmean(getattr(run, what) for run in found) / 1e3,
-                quality.mean,
-                yerr=quality.half,
+            x, qualities = fmean(getattr(run, what) for run in found) / 1e3, [run.quality for run in found]
+            axes.plot([x, x], [min(qualities), max(qualities)], color=COLOURS[kind], linewidth=1)
+            axes.plot(
+                x,
+                fmean(qualities),
                 marker=MARKERS[place],
                 markersize=10 if method == "rankbuffer" else 6,
                 color=COLOURS[kind],
                 linestyle="none",
-                capsize=2,
-                elinewidth=1,
                 label=method,
             )
         axes.set(xlabel=f"judge {what} of a run, thousands", ylabel="true quality after training, 0 to 100")
-        axes.set_title(f"True quality and judge {what}; before training {start:.1f}", fontsize=10)
+        axes.set_title(f"Means and ranges over {seeds} seeds; before training {start:.1f}", fontsize=10)
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.figure.legend(loc="outside right upper", frameon=False, fontsize=8)
