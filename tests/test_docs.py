@@ -290,6 +290,8 @@ def test_the_picture_of_the_architecture_is_true():
     real |= {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
     assert drawn.keys() == real, "docs/architecture.md does not draw what is there"
     for importing, imported, where in imports():
+        if where.name in ("command.py", "__main__.py"):  # the command line of its folder stands above all
+            continue
         assert drawn[importing] >= drawn[imported], f"{where} imports from {imported}, which is drawn above it"
 
 
