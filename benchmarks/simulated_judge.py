@@ -133,6 +133,11 @@ def answer(prompt: str, quality: Mapping[str, float], noise: float, lasting: flo
         for name, word in SHOWN.findall(prompt)
         if word in quality
     }
+    return verdict(prompt, looks)
+
+
+def verdict(prompt: str, looks: Mapping[str, float]) -> str:
+    """The answer to a prompt of a judge to whom its responses look like this; they are named as their headings are."""
     form = prompt.rpartition("Return ")[2]
     if '"position"' in form:
         K = int(re.search(r"through (\d+)>", form)[1])

@@ -88,6 +88,17 @@ class RolloutGroup:
     epoch: int | None = None
 
     @property
+    def known_epoch(self) -> int:
+        """The epoch, in a group that a method scores: [`GroupScorer`] has seen to it.
+
+        Raises:
+            `ValueError`: if nobody has said it.
+        """
+        if self.epoch is None:
+            raise ValueError(f"the group of query {self.query.id!r} at step {self.step} has no epoch")
+        return self.epoch
+
+    @property
     def answered(self) -> tuple[Rollout, ...]:
         """The rollouts that have an answer, which are the ones a judge may see."""
         return tuple(rollout for rollout in self.rollouts if rollout.text)

@@ -1,4 +1,4 @@
-"""Coarse-to-fine ranking of one group: Algorithm 1 of the paper, lines 8 to 24 and the rank reward.
+"""Coarse-to-fine ranking of one group: Algorithm 1 of the paper, lines 10 to 22, and the rank reward.
 
 The names are the paper's: `K` anchors, insertion positions `p`, buckets `C[p]`, local orders `sigma[p]`. The judge is
 asked through its one seam; `None` from it means that it gave no verdict, and what then happens is said where it

@@ -78,7 +78,7 @@ def visits(scorer, rows, answer, method):
 
 def test_the_manager_sees_anchors_and_rollouts_in_the_established_order():
     manager = take("A0", "A1", "A2", "A3")
-    score(PLAIN, group(numbers(), "25 5 22 - 45", step=7), manager)
+    score(PLAIN, group(numbers(), "25 5 22 - 45", step=7, epoch=0), manager)
     ((ladder, look_ahead),) = manager.asked
     assert ladder == list(zip("R0 A0 A1 R1 R2 A2 A3 R3".split(), "5 10 20 22 25 30 40 45".split(), strict=True))
     assert look_ahead == []
@@ -148,7 +148,7 @@ def test_an_invalid_selection_changes_no_anchor(method, answer, scorer):
 def test_a_repeated_question_can_still_be_answered():
     answers = iter([INVALID["three"], selection("A0", "A1", "R0", "R1")])
     manager = Managed(lambda ladder, look_ahead: next(answers))
-    assert texts(score(PLAIN, group(numbers(), "25 5", 0), manager).after) == ["5", "10", "20", "25"]
+    assert texts(score(PLAIN, group(numbers(), "25 5", 0, 0), manager).after) == ["5", "10", "20", "25"]
     assert len(manager.asked) == 2
 
 
@@ -157,7 +157,7 @@ def test_a_rollout_that_was_not_placed_is_not_on_the_ladder():
         return TransportError("refused") if "\n\nCANDIDATE\n22\n" in messages[0]["content"] else by_number(messages)
 
     manager = Managed(best_four, deaf)
-    outcome = score(PLAIN, group(numbers(), "25 22 45", 0), manager)
+    outcome = score(PLAIN, group(numbers(), "25 22 45", 0, 0), manager)
     assert "22" not in [text for _, text in manager.asked[0][0]]
     assert outcome.rewards == (-1, None, 1)
 
@@ -167,7 +167,7 @@ def test_rollouts_that_nobody_could_rank_stand_as_sampled():
         return TransportError("refused") if "\n\nCANDIDATES\n" in messages[0]["content"] else by_number(messages)
 
     manager = Managed(best_four, deaf)
-    outcome = score(PLAIN, group(numbers(), "25 22 5", 0), manager)
+    outcome = score(PLAIN, group(numbers(), "25 22 5", 0, 0), manager)
     assert [text for _, text in manager.asked[0][0]] == ["5", "10", "20", "25", "22", "30", "40"]
     assert outcome.rewards == (0.5, 0.5, -1)
 

@@ -106,20 +106,11 @@ def test_the_readmes_library_example_runs(tmp_path, tiny_policy, judge_url, monk
 
 
 @pytest.mark.parametrize("readme", READMES, ids=str)
-def test_what_a_readme_names_exists(readme):
-    folder = (ROOT / readme).parent
+def test_the_files_in_a_readmes_commands_exist(readme):
     for command in commands(readme):
-        words = shlex.split(command, comments=True)
-        for word in words:
+        for word in shlex.split(command, comments=True):
             if re.fullmatch(r"[\w/.-]+\.(py|yaml|jsonl|md)", word) and not word.startswith("runs/"):
                 assert (ROOT / word).is_file(), f"{readme}: {word} does not exist"
-        if words[0] == "make":
-            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), f"{readme}: no target {words[1]}"
-    text = (ROOT / readme).read_text()
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
-        assert (folder / link).exists(), f"{readme}: the link {link} leads nowhere"
-    for path in re.findall(r"`((?:rankbuffer_trl|recipes|docs|accelerate_configs|benchmarks)/[\w/.]+)`", text):
-        assert (ROOT / path).exists(), f"{readme}: {path} does not exist"
 
 
 @pytest.mark.parametrize("readme", READMES, ids=str)

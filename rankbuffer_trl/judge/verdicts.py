@@ -241,7 +241,7 @@ def check_score(score: Any) -> int:
 
 def permutation_grammar(ids: Sequence[int]) -> str:
     """EBNF of `{"order": [...]}` over all permutations of `ids`: one rule per set of ids left, `2 ** n` in all."""
-    rules = {}
+    rules: dict[str, str | None] = {}
 
     def rule(left: tuple[int, ...]) -> str:
         name = "left_" + "_".join(map(str, left))

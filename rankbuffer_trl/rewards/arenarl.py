@@ -27,6 +27,7 @@ from ..ranking import rank_rewards
 from ..score import GroupScore
 
 Pair = tuple[int, int]
+BYE = -1  # stands where a rollout has nobody to play
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class ArenaRL:
         out: list[list[int]] = []
         bracket = draw(seeded)
         while len(bracket) > 1:
-            matches = [(a, b) for a, b in zip(bracket[::2], bracket[1::2], strict=True) if b is not None]
+            matches = [(a, b) for a, b in zip(bracket[::2], bracket[1::2], strict=True) if b != BYE]
             await play(matches)
             bracket, lost = advance(bracket, results, seeded)
             out.append(lost)
@@ -90,21 +91,21 @@ class ArenaRL:
         return n, n
 
 
-def draw(seeded: Sequence[int]) -> list[int | None]:
-    """The bracket: neighbours meet, and seeds 1 and 2 only in the last match. `None` is a bye."""
+def draw(seeded: Sequence[int]) -> list[int]:
+    """The bracket: neighbours meet, and seeds 1 and 2 only in the last match; `BYE` where there is nobody."""
     places = [0]
     while len(places) < len(seeded):
         places = [place for p in places for place in (p, 2 * len(places) - 1 - p)]
-    return [seeded[place] if place < len(seeded) else None for place in places]
+    return [seeded[place] if place < len(seeded) else BYE for place in places]
 
 
 def advance(
-    bracket: Sequence[int | None], results: dict[Pair, dict[int, float]], seeded: Sequence[int]
+    bracket: Sequence[int], results: dict[Pair, dict[int, float]], seeded: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Winners, who make the next bracket, and losers of a round."""
     winners, losers = [], []
     for a, b in zip(bracket[::2], bracket[1::2], strict=True):
-        if b is None:
+        if b == BYE:
             winners.append(a)
             continue
         scores = results[a, b]
@@ -117,7 +118,7 @@ def advance(
 def by_mean(ids: Sequence[int], heard: dict[int, list[float]]) -> list[tuple[int, ...]]:
     """Tiers of `ids` from worst to best by their mean score over all matches."""
     mean = {i: fmean(heard[i]) if heard[i] else float("-inf") for i in ids}
-    return [tuple(tier) for _, tier in groupby(sorted(ids, key=mean.get), key=mean.get)]
+    return [tuple(tier) for _, tier in groupby(sorted(ids, key=mean.__getitem__), key=mean.__getitem__)]
 
 
 METHOD = ArenaRL

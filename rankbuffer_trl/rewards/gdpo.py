@@ -38,7 +38,7 @@ class GDPO:
         rubrics, G = group.query.rubrics, len(group.rollouts)
         verdicts = iter(await judge.ask_all(self.first_questions(group)))
         scores = {rollout.id: [next(verdicts) for _ in rubrics] for rollout in group.answered}
-        complete = {i: row for i, row in scores.items() if None not in row}
+        complete = {i: [s for s in row if s is not None] for i, row in scores.items() if None not in row}
         ids = list(complete)
         columns = [
             normalise([complete[i][k] for i in ids] + [0] * len(group.empty))[: len(ids)] for k in range(len(rubrics))

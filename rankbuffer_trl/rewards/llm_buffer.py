@@ -93,7 +93,7 @@ def ladder(buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> Ancho
     """
     rungs: list[Anchor] = []
     for p, rollouts in enumerate(ranking.sigma):
-        rungs += [Anchor(f"{group.step}-{r.id}", r.text, "candidate", group.epoch) for r in rollouts]
+        rungs += [Anchor(f"{group.step}-{r.id}", r.text, "candidate", group.known_epoch) for r in rollouts]
         rungs += buffer.anchors[p : p + 1]
     return replace(buffer, anchors=tuple(rungs))
 

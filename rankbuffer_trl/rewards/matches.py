@@ -4,7 +4,7 @@ A match gives 1 point to the winner and 0 to the loser, or half a point to each 
 failed is not counted: rates are over completed comparisons (paper, appendix "Baseline Implementation Details").
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -13,7 +13,10 @@ from ..groups import RolloutGroup
 from ..judge import Judge, Question, pairwise_question
 from .presentation import shuffle
 
-Points = dict[Hashable, float]
+Candidate = int | str
+"""A rollout by its id, or a reference response by its name."""
+
+Points = dict[Candidate, float]
 """Points of a match by candidate."""
 
 
@@ -21,7 +24,7 @@ Points = dict[Hashable, float]
 class Match:
     """Two candidates in the order in which the judge sees them."""
 
-    shown: tuple[Hashable, Hashable]
+    shown: tuple[Candidate, Candidate]
     question: Question
 
     def points(self, verdict: str) -> Points:
@@ -32,8 +35,8 @@ class Match:
 
 def make_match(
     group: RolloutGroup,
-    pair: tuple[Hashable, Hashable],
-    texts: Mapping[Hashable, str],
+    pair: tuple[Candidate, Candidate],
+    texts: Mapping[Candidate, str],
     seed: int,
     purpose: object = "",
     tie: bool = True,
@@ -45,7 +48,7 @@ def make_match(
 
 def all_pairs(group: RolloutGroup, seed: int) -> list[Match]:
     """A match for every unordered pair of answered rollouts."""
-    texts = {rollout.id: rollout.text for rollout in group.answered}
+    texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.answered}
     return [make_match(group, pair, texts, seed) for pair in combinations(texts, 2)]
 
 

@@ -117,16 +117,16 @@ class RankBuffer:
             return GroupScore((None,) * len(group.rollouts))
         sigma = sort(group.answered, verdict)
         order = tuple((rollout.id,) for rollout in sigma)
-        buffer = bootstrap_buffer(sigma, self.k0, group.epoch, group.step).visited()
+        buffer = bootstrap_buffer(sigma, self.k0, group.known_epoch, group.step).visited()
         return GroupScore(self._rewards(group, order), order, fine_ranked=True, after=buffer)
 
     def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:
         """The buffer for the next visit. A visit that placed no rollout tells nothing, so it changes no anchor."""
-        frozen = self.static and group.epoch >= 1
+        frozen = self.static and group.known_epoch >= 1
         if ranking.positions and not frozen:
             buffer = buffer.update(
                 ranking.sigma,
-                group.epoch,
+                group.known_epoch,
                 group.step,
                 H=self.prune_after,
                 refine_at=self.refine_at,

@@ -14,7 +14,7 @@ from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
 from ..score import GroupScore, score_by_reward
-from .matches import Match, make_match, play, win_rates
+from .matches import Candidate, Match, make_match, play, win_rates
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class RRCAGR:
         return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
 
     def _matches(self, group: RolloutGroup) -> list[Match]:
-        references = {f"reference {n}": text for n, text in enumerate(group.query.responses[: self.references])}
-        texts = references | {rollout.id: rollout.text for rollout in group.answered}
-        return [make_match(group, (r.id, name), texts, self.seed) for r in group.answered for name in references]
+        names = {f"reference {n}": text for n, text in enumerate(group.query.responses[: self.references])}
+        texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.answered}
+        texts.update(names)
+        return [make_match(group, (r.id, name), texts, self.seed) for r in group.answered for name in names]
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]."""

@@ -12,14 +12,14 @@ group of eight rollouts, requiring 21 logical comparisons". Left open there, and
 * The prompt (`judge/prompts/pairwise.txt` is ours).
 """
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
 from ..score import GroupScore, score_by_reward
-from .matches import Match, make_match, play
+from .matches import Candidate, Match, Points, make_match, play
 from .presentation import shuffle
 
 
@@ -52,8 +52,9 @@ class Tournament:
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
         ids = [rollout.id for rollout in group.answered]
-        points, heard = Counter(dict.fromkeys(ids, 0.0)), set()
-        left = [list(ids) for _ in range(self.repeats)]
+        points: dict[Candidate, float] = dict.fromkeys(ids, 0.0)
+        heard: set[Candidate] = set()
+        left: list[list[Candidate]] = [list(ids) for _ in range(self.repeats)]
         while any(len(candidates) > 1 for candidates in left):
             rounds = [self._draw(group, candidates, repeat) for repeat, candidates in enumerate(left)]
             played = iter(await play([match for matches, _ in rounds for match in matches], judge))
@@ -61,9 +62,9 @@ class Tournament:
             for matches, bye in rounds:
                 results = [(match, next(played)) for match in matches]
                 left.append([winner(match, result) for match, result in results] + bye)
-                for _, result in results:
-                    points.update(result or {})
-                    heard.update(result or {})
+                for candidate, point in (pair for _, result in results if result for pair in result.items()):
+                    points[candidate] += point
+                    heard.add(candidate)
         known = [points[i] for i in ids if i in heard or len(ids) == 1] + [-1.0] * len(group.empty)
         low, high = min(known, default=0.0), max(known, default=0.0)
         rewards: dict[int, float | None] = dict.fromkeys(ids)
@@ -72,11 +73,13 @@ class Tournament:
                 rewards[i] = 2 * (points[i] - low) / (high - low) - 1 if high > low else 0.0
         return score_by_reward(group, rewards)
 
-    def _draw(self, group: RolloutGroup, candidates: list[int], repeat: int) -> tuple[list[Match], list[int]]:
+    def _draw(
+        self, group: RolloutGroup, candidates: Sequence[Candidate], repeat: int
+    ) -> tuple[list[Match], list[Candidate]]:
         """The matches of a tournament's next round, and who goes on without one."""
         purpose = (repeat, len(candidates))
         drawn = shuffle(candidates, self.seed, group, purpose)
-        texts = {rollout.id: rollout.text for rollout in group.rollouts}
+        texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.rollouts}
         pairs = zip(drawn[::2], drawn[1::2], strict=False)
         matches = [make_match(group, pair, texts, self.seed, purpose, tie=False) for pair in pairs]
         return matches, drawn[len(matches) * 2 :]
@@ -93,9 +96,9 @@ class Tournament:
         return n, n
 
 
-def winner(match: Match, result: dict | None) -> int:
+def winner(match: Match, result: Points | None) -> Candidate:
     """Who goes on: the one with the point; the first if there is none."""
-    return max(match.shown, key=result.get) if result else match.shown[0]
+    return max(match.shown, key=result.__getitem__) if result else match.shown[0]
 
 
 METHOD = Tournament

@@ -1,0 +1,262 @@
+"""What the miniature's runs say: a table of methods, the paper's claims one by one, and the two efficiency figures."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+
+from matplotlib.figure import Figure
+from rich.table import Column, Table
+
+POINTWISE = ("grpo", "gdpo", "dr_grpo", "dapo", "gpg")
+RANKING = ("tournament_grpo", "rrc_agr", "rrc_scr", "pairwise_rank", "arenarl")
+BUFFERS = (
+    "rankbuffer",
+    "rankbuffer_static",
+    "rankbuffer_bootstrap",
+    "rankbuffer_bootstrap_static",
+    "llm_buffer",
+    "llm_buffer_look_ahead",
+)
+COLOURS = {"pointwise": "#c9822b", "ranking": "#3d7ea6", "buffer": "#2e8b57", "ablation": "#9aa5b1"}
+MARKERS = "osD^vP"
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+NEAR = 0.95  # share of the strongest method's gain that counts as near it; the paper's RankBuffer has 0.98
+HALF = 0.5  # of the strongest method's tokens
+# Student's t, two-sided 95 %, by degrees of freedom; above them the normal distribution's.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Args:
+        method (`str`), seed (`int`):
+            Which.
+        quality (`float`):
+            Mean true quality of responses of the trained policy, 0 to 100.
+        calls, tokens, failures (`int`):
+            Of the judge: parsed calls, their prompt and completion tokens, calls without a verdict.
+        anchors (`float`, *optional*):
+            Mean buffer size at the end, where there are buffers.
+        curve (`list[float]`):
+            Mean true quality of the rollouts of each step.
+        seconds, cpu_seconds (`float`):
+            Of the whole run.
+    """
+
+    method: str
+    seed: int
+    quality: float
+    calls: int
+    tokens: int
+    failures: int
+    anchors: float | None
+    curve: list[float]
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds with its 95 % interval by Student's t, which one seed does not give."""
+
+    mean: float
+    half: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Interval":
+        """Of one value per seed."""
+        n = len(values)
+        t = T[n - 2] if 2 <= n < len(T) + 2 else 1.96
+        return cls(fmean(values), t * stdev(values) / sqrt(n) if n > 1 else None)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
+
+    @property
+    def verdict(self) -> str:
+        """Whether the mean is above 0."""
+        if self.half is None:
+            return "open: one seed"
+        if self.mean - self.half > 0:
+            return "holds"
+        return "does not hold" if self.mean + self.half < 0 else "open"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim of the paper and what the runs say: each comparison has a difference that should be above 0."""
+
+    claim: str
+    comparisons: dict[str, Interval]
+
+    @property
+    def verdict(self) -> str:
+        """`holds` if each comparison does, `does not hold` if one does not, else `open`."""
+        verdicts = {interval.verdict for interval in self.comparisons.values()}
+        if "does not hold" in verdicts:
+            return "does not hold"
+        return "holds" if verdicts == {"holds"} else "open"
+
+
+def family(method: str) -> str:
+    """What kind of method it is."""
+    kinds = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS}
+    return next((kind for kind, methods in kinds.items() if method in methods), "ablation")
+
+
+def whole_seeds(results: Iterable[Result], methods: Sequence[str]) -> list[Result]:
+    """The results of the seeds that all `methods` have finished, by seed and in the order of the paper's tables."""
+    by_seed: dict[int, dict[str, Result]] = {}
+    for result in results:
+        by_seed.setdefault(result.seed, {})[result.method] = result
+    order = sorted(methods, key=lambda method: (*POINTWISE, *RANKING, *BUFFERS, *sorted(methods)).index(method))
+    whole = (runs for _, runs in sorted(by_seed.items()) if set(methods) <= runs.keys())
+    return [runs[method] for runs in whole for method in order]
+
+
+def by_method(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Results of each method, seed by seed."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.method, []).append(result)
+    return found
+
+
+def methods_table(results: Sequence[Result], start: float) -> Table:
+    """Final true quality and cost of each method."""
+    seeds = len({result.seed for result in results})
+    table = Table(
+        *(Column("method", no_wrap=True), "kind", "true quality", "judge calls", "judge tokens", "anchors", "CPU s"),
+        title=f"Before training {start:.1f}; after it, means over {seeds} seeds with 95 % intervals",
+    )
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for method, runs in by_method(results).items():
+        anchors = [run.anchors for run in runs if run.anchors is not None]
+        table.add_row(
+            method,
+            family(method),
+            str(Interval.of([run.quality for run in runs])),
+            f"{fmean(run.calls for run in runs):,.0f}",
+            f"{fmean(run.tokens for run in runs):,.0f}",
+            f"{fmean(anchors):.2f}" if anchors else "",
+            f"{fmean(run.cpu_seconds for run in runs):.0f}",
+        )
+    return table
+
+
+def judge_claims(results: Sequence[Result], start: float) -> list[Outcome]:
+    """The paper's claims about methods that are all there, compared seed by seed."""
+    runs = by_method(results)
+
+    def above(claim: str, *pairs: tuple[str, str]) -> Outcome | None:
+        """The first of each pair has the higher quality."""
+        if any(name not in runs for pair in pairs for name in pair):
+            return None
+        return Outcome(claim, {f"{a} - {b}": Interval.of(differences(runs[a], runs[b])) for a, b in pairs})
+
+    outcomes = [
+        above("above all pointwise methods", *(("rankbuffer", method) for method in POINTWISE if method in runs)),
+        *near_the_strongest(runs, start),
+        above("dynamic above static, anchors from outside", ("rankbuffer", "rankbuffer_static")),
+        above("static above dynamic, anchors from bootstrap", ("rankbuffer_bootstrap_static", "rankbuffer_bootstrap")),
+        above("coarse-only below", ("rankbuffer", "coarse_only")),
+        above("order-only below", *ORDER_ONLY),
+        above("rules above an LLM that manages the buffer", ("rankbuffer", "llm_buffer")),
+        above("look-ahead does not help", ("llm_buffer", "llm_buffer_look_ahead")),
+        above(
+            "K0 = 4 best, anchors from outside", ("rankbuffer", "rankbuffer_k0_2"), ("rankbuffer", "rankbuffer_k0_7")
+        ),
+    ]
+    return [outcome for outcome in outcomes if outcome and outcome.comparisons]
+
+
+ORDER_ONLY = (("rankbuffer", "order_only"), ("rankbuffer_bootstrap", "order_only_bootstrap"))
+
+
+def differences(a: Sequence[Result], b: Sequence[Result]) -> list[float]:
+    """Of true quality, seed by seed."""
+    return [x.quality - y.quality for x, y in zip(a, b, strict=True)]
+
+
+def near_the_strongest(runs: dict[str, list[Result]], start: float) -> list[Outcome]:
+    """RankBuffer beside the ranking method of the highest mean quality: most of its gain, half its tokens."""
+    ranking = [method for method in RANKING if method in runs]
+    if not ranking or "rankbuffer" not in runs:
+        return []
+    strongest = max(ranking, key=lambda method: fmean(run.quality for run in runs[method]))
+    pairs = list(zip(runs["rankbuffer"], runs[strongest], strict=True))
+    kept = Interval.of([mine.quality - start - NEAR * (best.quality - start) for mine, best in pairs])
+    saved = Interval.of([HALF - mine.tokens / best.tokens for mine, best in pairs])
+    return [
+        Outcome("near the strongest ranking method", {f"gain - {NEAR:.0%} of {strongest}'s": kept}),
+        Outcome("at less than half its tokens", {f"{HALF:g} - token ratio to {strongest}": saved}),
+    ]
+
+
+def claims_table(outcomes: Sequence[Outcome]) -> Table:
+    """Each claim with its comparisons: a difference above 0 speaks for it."""
+    table = Table("the paper says of RankBuffer", "difference", Column("mean", justify="right"), "verdict")
+    table.title = "The paper's claims; points of true quality where nothing else is said"
+    for outcome in outcomes:
+        for i, (what, interval) in enumerate(outcome.comparisons.items()):
+            last = i == len(outcome.comparisons) - 1
+            claim = outcome.claim if i == 0 else ""
+            table.add_row(claim, what, str(interval), interval.verdict, end_section=last)
+    return table
+
+
+def markdown(table: Table) -> str:
+    """A table as a page shows it, its title as the sentence above it."""
+    marks = ("---:" if column.justify == "right" else "---" for column in table.columns)
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    lines = ([str(column.header) for column in table.columns], marks, *rows)
+    return f"{table.title}.\n\n" + "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def refresh(page: Path, tables: Sequence[Table]) -> None:
+    """Put tables between the two marks of a page.
+
+    Raises:
+        `ValueError`: if it has not both marks.
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no place for tables: it needs the lines {BEGIN} and {END}")
+    page.write_text("\n\n".join([before + begin, *map(markdown, tables), end + after]))
+
+
+def efficiency_figures(results: Sequence[Result], start: float, folder: Path) -> list[Path]:
+    """Quality against judge tokens and against calls (figures "Average score versus ..."), ablations left out."""
+    runs = {method: found for method, found in by_method(results).items() if family(method) != "ablation"}
+    seeds = len({result.seed for result in results})
+    paths = []
+    for what in ("tokens", "calls"):
+        axes = Figure(figsize=(7.6, 4.2), layout="constrained").add_subplot()
+        for method, found in runs.items():
+            kind = family(method)
+            place = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS}[kind].index(method)
+            x, qualities = fmean(getattr(run, what) for run in found) / 1e3, [run.quality for run in found]
+            axes.plot([x, x], [min(qualities), max(qualities)], color=COLOURS[kind], linewidth=1)
+            axes.plot(
+                x,
+                fmean(qualities),
+                marker=MARKERS[place],
+                markersize=10 if method == "rankbuffer" else 6,
+                color=COLOURS[kind],
+                linestyle="none",
+                label=method,
+            )
+        axes.set(xlabel=f"judge {what} of a run, thousands", ylabel="true quality after training, 0 to 100")
+        axes.set_title(f"Means and ranges over {seeds} seeds; before training {start:.1f}", fontsize=10)
+        axes.set_xlim(left=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+        paths.append(folder / f"miniature_{what}.png")
+        axes.figure.savefig(paths[-1], dpi=150)
+    return paths

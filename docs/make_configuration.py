@@ -1,0 +1,108 @@
+"""Writes `docs/configuration.md` from the dataclasses and their docstrings.
+
+    python docs/make_configuration.py
+
+`tests/test_docs.py` fails when the page is not what this makes.
+"""
+
+import dataclasses
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from textwrap import dedent
+
+import rankbuffer_trl.rewards
+from rankbuffer_trl.config import RankBufferConfig
+from rankbuffer_trl.judge.config import JudgeConfig
+
+ROOT = Path(__file__).parent.parent
+PAGE = Path(__file__).parent / "configuration.md"
+ENTRY = re.compile(r"^(\w+) \(`([^)]*)\):\n((?:    .*\n|\n)+)", re.MULTILINE)
+TRL = "https://huggingface.co/docs/trl/v{version}/en"
+HEAD = """# Configuration
+
+Made by `python docs/make_configuration.py` from the dataclasses; do not edit it by hand.
+
+Every key can stand in a YAML file (`--config run.yaml`) and on the command line of `recipes/train_rankbuffer.py`,
+where it wins. A file in `recipes/` may name another one as its `base`. An unknown key, or a value out of range, is an
+error before anything is loaded.
+
+Beside the keys on this page, a run takes those of TRL's [`GRPOConfig`]({trl}/grpo_trainer#trl.GRPOConfig) (rollouts,
+batch, objective, log, checkpoints, Hub), [`ScriptArguments`]({trl}/script_utils#trl.ScriptArguments) (data set) and
+[`ModelConfig`]({trl}/model_utils#trl.ModelConfig) (policy, LoRA, quantisation), whose defaults are left alone. What
+the paper's runs set of them stands in `recipes/base.yaml`, with a note where each value comes from.
+"""
+METHODS = """## Reward methods
+
+`method` names one of these or the dotted path of a class of yours ([how to write one](extending.md)); `method_args`
+holds its arguments. A method with an argument `seed` gets the run's `seed`.
+"""
+
+
+def fields(cls: type) -> list[dataclasses.Field]:
+    """The fields that `cls` itself declares."""
+    return [field for field in dataclasses.fields(cls) if field.name in vars(cls).get("__annotations__", {})]
+
+
+def entries(cls: type) -> dict[str, tuple[str, str]]:
+    """(type, text) by field, from the docstring.
+
+    Raises:
+        `ValueError`: if a field is not in the docstring.
+    """
+    text = inspect.cleandoc(cls.__doc__ or "") + "\n"
+    body = dedent(re.split(r"^(?:Parameters|Args):\n", text, maxsplit=1, flags=re.MULTILINE)[-1])
+    found = {name: (kind.split("`, ")[0].strip("`"), text) for name, kind, text in ENTRY.findall(body)}
+    if missing := [field.name for field in fields(cls) if field.name not in found]:
+        raise ValueError(f"the docstring of {cls.__name__} says nothing of {', '.join(missing)}")
+    return found
+
+
+def default(field: dataclasses.Field) -> str:
+    """A field's default as it is written in YAML."""
+    value = field.default
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "" if value in (None, dataclasses.MISSING) else f"`{value}`"
+
+
+def table(cls: type) -> str:
+    """A table of what a class declares."""
+    found = entries(cls)
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for field in fields(cls):
+        kind, text = found[field.name]
+        meaning = " ".join(text.split()).replace("|", "\\|")
+        rows.append(f"| `{field.name}` | {kind.replace('`', '')} | {default(field)} | {meaning} |")
+    return "\n".join(rows)
+
+
+def method_sections() -> list[str]:
+    """A section per reward method, with the arguments it takes in `method_args`."""
+    sections = []
+    for path in sorted(Path(rankbuffer_trl.rewards.__path__[0]).glob("*.py")):
+        module = import_module(f"rankbuffer_trl.rewards.{path.stem}")
+        if not hasattr(module, "METHOD"):
+            continue
+        summary = re.split(r"\n+(?=Args:|Raises:)", inspect.cleandoc(module.METHOD.__doc__))[0]
+        arguments = table(module.METHOD) if fields(module.METHOD) else "No arguments."
+        sections.append(f"### `method: {path.stem}`\n\n{summary}\n\n{arguments}\n")
+    return sections
+
+
+def page() -> str:
+    """The whole page."""
+    version = re.search(r"^trl==(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1]
+    parts = [
+        HEAD.format(trl=TRL.format(version=version)),
+        f"## The reward, prompts and answers, the start\n\n{table(RankBufferConfig)}\n",
+        f"## The judge\n\n[`docs/judge.md`](judge.md) says what to choose.\n\n{table(JudgeConfig)}\n",
+        METHODS,
+        *method_sections(),
+    ]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,359 @@
+"""What the pages say about the program is so: paths, links, commands, flags, quoted code, error texts, the picture."""
+
+import argparse
+import ast
+import importlib.util
+import inspect
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, scripted_judge
+from http_server import served
+from test_recipes import READMES, commands
+
+FOLDERS = ("docs/**", "recipes/**", "benchmarks", "evaluation/**", ".")
+PAGES = sorted({path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md")} | set(READMES))
+SOURCES = [path for folder in ("rankbuffer_trl", "recipes", "evaluation") for path in (ROOT / folder).rglob("*.py")]
+PACKAGE = ROOT / "rankbuffer_trl"
+
+
+def text_of(page: Path) -> str:
+    return (ROOT / page).read_text()
+
+
+# Links
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a page's headings have on GitHub."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_links_of_a_page_resolve(page):
+    for target in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", text_of(page)):
+        path, _, anchor = target.partition("#")
+        found = (ROOT / page).parent / path if path else ROOT / page
+        assert found.exists(), f"{page}: the link {target} leads nowhere"
+        if anchor:
+            assert anchor in anchors(found), f"{page}: {path or page} has no heading #{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_paths_that_a_page_names_exist(page):
+    folders = "rankbuffer_trl|recipes|docs|accelerate_configs|benchmarks|tests|evaluation|examples"
+    for path in re.findall(rf"`((?:{folders})/[\w/.-]+)`", text_of(page)):
+        assert (ROOT / path).exists(), f"{page}: {path} does not exist"
+
+
+# Commands
+
+
+def program(words: list[str]) -> tuple[str, list[str]] | None:
+    """The Python script or module that a command runs, and its arguments; `None` if it runs something else."""
+    words = [word for word in words if word != "\\"]
+    while words and (re.match(r"^[A-Z_]+=", words[0]) or words[0] in ("nice", "nohup")):
+        words = words[1:]
+    for i, word in enumerate(words):
+        if word in ("|", ">", "&&", ";", "2>&1"):
+            words = words[:i]
+            break
+    if not words:
+        return None
+    if words[0].startswith("rankbuffer-"):
+        return words[0], words[1:]
+    python = Path(words[0]).name.startswith("python")
+    if python and words[1:2] == ["-m"]:
+        return words[2], words[3:]
+    if python or words[:2] == ["accelerate", "launch"]:
+        script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+        return (words[script], words[script + 1 :]) if script is not None else None
+    return None
+
+
+def test_a_command_is_understood():
+    assert program(shlex.split("OMP_NUM_THREADS=1 nice python a/b.py --x 1 > log")) == ("a/b.py", ["--x", "1"])
+    assert program(shlex.split("accelerate launch --config_file c.yaml r.py --y")) == ("r.py", ["--y"])
+    assert program(shlex.split("python -m rankbuffer_trl.judge.serve --port 1")) == (
+        "rankbuffer_trl.judge.serve",
+        ["--port", "1"],
+    )
+    assert program(["rankbuffer-audit", "--seed", "1"]) == ("rankbuffer-audit", ["--seed", "1"])
+    assert program(["make", "test"]) is None
+
+
+def entry_points() -> dict[str, tuple[str, str]]:
+    """Module and function of the package's console scripts, by name."""
+    found = re.findall(r'"(rankbuffer-[\w-]+) = ([\w.]+):(\w+)"', (ROOT / "setup.py").read_text())
+    return {name: (module, function) for name, module, function in found}
+
+
+def parse(name: str, arguments: list[str]) -> list[str]:
+    """Run a program up to where its own parser has read the arguments; returns those that it does not know.
+
+    Raises `SystemExit` where the parser refuses them.
+    """
+
+    class Parsed(BaseException):
+        pass
+
+    def stop(parser, *args, **kwargs):
+        _, unknown = original(parser, *args, **kwargs)
+        raise Parsed(unknown)
+
+    original = argparse.ArgumentParser.parse_known_args
+    argv, path = sys.argv, list(sys.path)
+    argparse.ArgumentParser.parse_known_args, sys.argv = stop, [name, *arguments]
+    try:
+        if name.endswith(".py"):
+            sys.path.insert(0, str((ROOT / name).parent))
+            runpy.run_path(str(ROOT / name), run_name="__main__")
+        elif name in entry_points():
+            module, function = entry_points()[name]
+            getattr(import_module(module), function)()
+        else:
+            runpy.run_module(name, run_name="__main__")
+    except Parsed as parsed:
+        return parsed.args[0]
+    finally:
+        argparse.ArgumentParser.parse_known_args, sys.argv, sys.path[:] = original, argv, path
+    raise AssertionError(f"{name} takes no arguments, but is given {arguments}")
+
+
+PROGRAMS = sorted(
+    {
+        (str(page), *parsed[:1], *parsed[1])
+        for page in PAGES
+        for command in commands(page)
+        if (parsed := program(shlex.split(command, comments=True)))
+    }
+)
+
+
+@pytest.mark.parametrize("case", PROGRAMS, ids=lambda case: " ".join(case)[:90])
+def test_the_commands_of_a_page_are_understood_by_the_programs(case, monkeypatch):
+    page, name, *arguments = case
+    if name.endswith(".py"):
+        assert (ROOT / name).is_file(), f"{page}: {name} does not exist"
+    elif name.startswith("rankbuffer-"):
+        assert name in entry_points(), f"{page}: setup.py has no command {name}"
+    elif name.partition(".")[0] not in ("rankbuffer_trl", "evaluation"):
+        return  # somebody else's
+    else:
+        assert importlib.util.find_spec(name), f"{page}: there is no module {name}"
+    if arguments:
+        monkeypatch.chdir(ROOT)
+        unknown = parse(name, arguments)
+        if name == "recipes/quickstart/run.py":  # hands on what it does not know
+            unknown = parse("recipes/train_rankbuffer.py", unknown)
+        assert unknown == [], f"{page}: {name} does not know these"
+
+
+def test_a_wrong_flag_and_a_wrong_value_are_found(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert parse("recipes/quickstart/run.py", ["--seed", "1", "--sed", "2"]) == ["--sed", "2"]
+    with pytest.raises(SystemExit):
+        parse("recipes/quickstart/run.py", ["--seed", "one"])
+
+
+def test_the_make_targets_of_the_pages_exist():
+    targets = {words[1] for page in PAGES for c in commands(page) if (words := shlex.split(c, True))[:1] == ["make"]}
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets and [target for target in targets if f"\n{target}:" not in makefile] == []
+
+
+# The method, line by line
+
+
+def listed_lines() -> Iterator[tuple[str, str, str, str]]:
+    """(file, name, line of the paper, code) of each row of the tables in docs/method.md."""
+    sections = re.split(r"^### `([\w/.]+)`: `([\w.]+)`$", text_of(Path("docs/method.md")), flags=re.MULTILINE)[1:]
+    for path, name, body in zip(sections[::3], sections[1::3], sections[2::3], strict=True):
+        for line, _, code in re.findall(r"^\| ([\d, to]*) ?\| (.*?) \| `(.*)` \|$", body, re.MULTILINE):
+            yield path, name, line.strip(), code
+
+
+def source_of(path: str, name: str) -> str:
+    found = import_module(path.removesuffix(".py").replace("/", "."))
+    for part in name.split("."):
+        found = inspect.getattr_static(found, part)
+    return inspect.getsource(found.fget if isinstance(found, property) else getattr(found, "__func__", found))
+
+
+@pytest.mark.parametrize(("path", "name", "line", "code"), listed_lines())
+def test_a_line_of_the_method_stands_in_the_code(path, name, line, code):
+    assert " ".join(code.split()) in " ".join(source_of(path, name).split())
+
+
+def test_the_method_page_covers_both_algorithms():
+    named = {(path, name) for path, name, *_ in listed_lines()}
+    assert len(named) == 7 and len(list(listed_lines())) >= 30
+    code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    last = text_of(Path("docs/method.md")).rpartition("## What the paper leaves open")[2]
+    where = re.findall(r"^\| .* \| .* \| (.*) \|$", last, re.MULTILINE)[1:]
+    for name in {part for cell in where for part in re.findall(r"\w+", cell)}:
+        assert re.search(rf"\b(?:def|class) {name}\b", code), f"nothing in the package is called {name}"
+
+
+# Error texts
+
+
+@cache
+def spoken() -> list[str]:
+    """All texts in the code, with `…` for what is filled in."""
+    texts = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                texts.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(re.sub(r"%[srd]", "…", node.value))
+    return texts
+
+
+def said(text: str) -> bool:
+    """Whether the program can say a text. `…` and what stands in quotes may be anything that is filled in."""
+    pattern = "(?:.|\\n)*?".join(re.escape(part) for part in re.split(r"…|'\w+'", text))
+    return any(re.search(pattern, spoken_text) for spoken_text in spoken())
+
+
+SYMPTOMS = re.findall(r"^\| `([^`]+)` \|", text_of(Path("docs/troubleshooting.md")), re.MULTILINE)
+METRIC = re.compile(r"^\w+/[\w*]+$")
+
+
+def test_a_text_that_nobody_says_is_found():
+    assert not said("the judge has gone fishing")
+    assert said("the judge server … does not serve judge_model=")
+    assert len(SYMPTOMS) > 25
+
+
+@pytest.mark.parametrize("symptom", [text for text in SYMPTOMS if not METRIC.match(text)])
+def test_the_program_says_what_troubleshooting_quotes(symptom):
+    assert said(symptom)
+
+
+# Configuration
+
+
+def test_the_configuration_page_is_what_the_dataclasses_say():
+    spec = importlib.util.spec_from_file_location("make_configuration", ROOT / "docs" / "make_configuration.py")
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_configuration.py"
+
+
+# The picture
+
+
+def layers() -> dict[str, int]:
+    """The layer of each file and folder that docs/architecture.md draws."""
+    picture = re.search(r"```\n(.*?)```", text_of(Path("docs/architecture.md")), re.DOTALL)[1]
+    found = {}
+    for layer, line in re.findall(r"^ (\d)  (.*)$", picture, re.MULTILINE):
+        for name in re.findall(r"\b(\w+(?:/|\.py))", line):
+            assert name not in found, f"{name} is drawn twice"
+            found[name] = int(layer)
+    return found
+
+
+def top(parts: tuple[str, ...]) -> str:
+    """The file or folder of the package that holds a module."""
+    return f"{parts[0]}.py" if (PACKAGE / f"{parts[0]}.py").is_file() else f"{parts[0]}/"
+
+
+def imports() -> Iterator[tuple[str, str, Path]]:
+    """(importing, imported, where), by file or folder of the package."""
+    for path in PACKAGE.rglob("*.py"):
+        inside = path.relative_to(PACKAGE)
+        if inside.parts == ("__init__.py",):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                package = inside.parent.parts[: len(inside.parent.parts) - node.level + 1]
+                modules = [node.module.split(".")] if node.module else [[alias.name] for alias in node.names]
+                for module in modules:
+                    yield top((inside.parts[0].removesuffix(".py"),)), top((*package, *module)), inside
+
+
+def test_the_picture_of_the_architecture_is_true():
+    drawn = layers()
+    real = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    real |= {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
+    assert drawn.keys() == real, "docs/architecture.md does not draw what is there"
+    for importing, imported, where in imports():
+        if where.name in ("command.py", "__main__.py"):  # the command line of its folder stands above all
+            continue
+        assert drawn[importing] >= drawn[imported], f"{where} imports from {imported}, which is drawn above it"
+
+
+# Code in pages
+
+
+def listwise(tmp_path, monkeypatch) -> str:
+    """The method of docs/extending.md as a module that can be imported; its dotted path."""
+    code = re.search(r"```python\n(.*?)```", text_of(Path("docs/extending.md")), re.DOTALL)[1]
+    assert len(code.splitlines()) <= 42
+    (tmp_path / "my_methods").mkdir()
+    (tmp_path / "my_methods" / "listwise.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "my_methods.listwise.Listwise"
+
+
+def test_the_method_that_extending_shows_ranks(tmp_path, monkeypatch):
+    import asyncio
+
+    from quality import make, truth
+
+    from rankbuffer_trl.rewards.method import load_method
+
+    name = listwise(tmp_path, monkeypatch)
+    group = make([5, None, 9, 2])
+
+    def rewards(answer=truth, **arguments):
+        judge = scripted_judge(lambda messages: answer(messages[0]["content"]), max_attempts=1)
+        return asyncio.run(load_method(name, arguments, 0).score(group, None, judge)).rewards
+
+    assert rewards() == pytest.approx((1 / 3, -1, 1, -1 / 3))
+    assert rewards(winner_takes_all=True) == (-1, -1, 1, -1)
+    assert rewards(lambda prompt: "no idea") == (None,) * 4
+    with pytest.raises(ValueError, match="has no argument 'loser'"):
+        load_method(name, {"loser": 1}, 0)
+
+
+def test_the_method_that_extending_shows_trains(tmp_path, monkeypatch, tiny_policy, rows):
+    from rankbuffer_trl.config import RankBufferConfig
+    from rankbuffer_trl.trainer import RankBufferTrainer
+
+    recipe = dict(method=listwise(tmp_path, monkeypatch), method_args={"winner_takes_all": True})
+    small = dict(use_cpu=True, bf16=False, max_completion_length=4, max_steps=1, report_to="none")
+    trainer = RankBufferTrainer(
+        tiny_policy, RankBufferConfig(str(tmp_path / "run"), **recipe, **small), train_dataset=rows
+    )
+    trainer.train()
+    assert {row[0] for row in trainer.rank_reward.scorer.store.rows("SELECT method FROM calls")} <= {"listwise"}
+    assert trainer.state.global_step == 1
+    trainer.close()
+
+
+def test_the_example_trains_on_its_own_data(tmp_path, tiny_policy, monkeypatch):
+    from rankbuffer_trl.judge.serve import make_app
+
+    code = (ROOT / "examples" / "train_on_your_own.py").read_text()
+    body = [line for line in code.rpartition('"""')[2].splitlines() if line and "import" not in line]
+    assert len(body) <= 15, "about ten lines"
+    with served(make_app()) as address:
+        words = ["example", "--output_dir", str(tmp_path), "--model_name_or_path", tiny_policy, "--judge_url"]
+        words += [address + "/v1", "--judge_model", "rubric-judge", "--use_cpu", "--bf16", "false", "--max_steps", "2"]
+        monkeypatch.setattr(sys, "argv", [*words, "--max_completion_length", "8", "--report_to", "none"])
+        done = runpy.run_path(str(ROOT / "examples" / "train_on_your_own.py"))
+    assert done["trainer"].state.global_step == 2
+    assert (tmp_path / "model.safetensors").is_file() and (tmp_path / "rankbuffer.sqlite").is_file()

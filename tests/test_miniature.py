@@ -1,0 +1,223 @@
+"""The miniature: its judge, its statistics on made-up results with known answers, and one tiny real run."""
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+from conftest import ROOT
+
+from rankbuffer_trl.groups import Rollout
+from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import miniature
+from miniature_judge import NoisyRubricJudge
+from miniature_report import (
+    BEGIN,
+    END,
+    Interval,
+    Result,
+    claims_table,
+    efficiency_figures,
+    family,
+    judge_claims,
+    methods_table,
+    refresh,
+    whole_seeds,
+)
+
+
+def result(method: str, seed: int, quality: float, tokens: int = 100) -> Result:
+    return Result(method, seed, quality, 10, tokens, 0, None, [], 1.0, 1.0)
+
+
+def results(**qualities: list[float]) -> list[Result]:
+    """One quality per seed and method; RRC-SCR takes four times the others' tokens."""
+    return [
+        result(method, seed, quality, 400 if method == "rrc_scr" else 100)
+        for method, values in qualities.items()
+        for seed, quality in enumerate(values)
+    ]
+
+
+def verdicts(found: list[Result], start: float = 50.0) -> dict[str, str]:
+    return {outcome.claim: outcome.verdict for outcome in judge_claims(found, start)}
+
+
+def test_an_interval_is_students():
+    interval = Interval.of([1.0, 2.0, 3.0])
+    assert interval.mean == 2.0
+    assert interval.half == pytest.approx(4.303 / 3**0.5)
+    assert Interval.of([1.0]).half is None
+    assert Interval.of([0.0, 2.0] * 20).half == pytest.approx(1.96 * 1.0127 / 40**0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [([1, 1.1, 0.9], "holds"), ([-1, -1.1, -0.9], "does not hold"), ([-1, 1, 0.5], "open"), ([9], "open: one seed")],
+)
+def test_a_difference_counts_only_beyond_its_interval(values, verdict):
+    assert Interval.of(values).verdict == verdict
+
+
+def test_the_claims_come_out_as_made():
+    made = dict(
+        rankbuffer=[80, 70, 75],
+        grpo=[70, 60, 65.1],  # seeds differ more than methods: only the comparison by seed sees it
+        gdpo=[79, 69.1, 74],
+        rrc_scr=[80.1, 70, 75.1],
+        arenarl=[60, 60, 60],
+        rankbuffer_static=[81, 71.1, 76],
+        coarse_only=[80, 69, 76],
+    )
+    found = verdicts(results(**made))
+    assert found == {
+        "above all pointwise methods": "holds",
+        "near the strongest ranking method": "holds",
+        "at less than half its tokens": "holds",
+        "dynamic above static, anchors from outside": "does not hold",
+        "coarse-only below": "open",
+    }
+    one_is_better = verdicts(results(**(made | {"dapo": [81, 71, 76.1]})))
+    assert one_is_better["above all pointwise methods"] == "does not hold"
+    far = verdicts(results(**(made | {"rrc_scr": [84, 74, 79.1]})))
+    assert far["near the strongest ranking method"] == "does not hold"
+    dear = verdicts(results(**(made | {"arenarl": [90, 80, 85]})))
+    assert dear["at less than half its tokens"] == "does not hold", "ArenaRL is the strongest and as cheap"
+
+
+def test_only_whole_seeds_count(tmp_path):
+    found = [*results(rankbuffer=[80, 81], grpo=[70, 71]), result("grpo", 2, 72)]
+    whole = whole_seeds(reversed(found), ("rankbuffer", "grpo"))
+    assert [(r.method, r.seed) for r in whole] == [("grpo", 0), ("rankbuffer", 0), ("grpo", 1), ("rankbuffer", 1)]
+
+    path = tmp_path / "results.jsonl"
+    lines = [json.dumps(asdict(each)) + "\n" for each in found]
+    path.write_text("".join(lines) + lines[0][:40])  # killed while it wrote
+    assert miniature.read_results(path) == found
+    assert path.read_text() == "".join(lines), "the next line would have joined the broken one"
+
+
+def test_tables_and_figures_show_every_method(tmp_path):
+    found = results(rankbuffer=[80, 81], grpo=[70, 71], rrc_scr=[82, 83], coarse_only=[75, 76])
+    table = methods_table(found, start=50.0)
+    assert list(table.columns[0].cells) == ["rankbuffer", "grpo", "rrc_scr", "coarse_only"]
+    assert [family(method) for method in table.columns[0].cells] == ["buffer", "pointwise", "ranking", "ablation"]
+    assert next(table.columns[2].cells).startswith("80.50 ± ")
+    cells = list(claims_table(judge_claims(found, 50.0)).columns[3].cells)
+    assert cells == ["holds", "does not hold", "holds", "holds"], "30 points are less than 95 % of 32"
+    for path in efficiency_figures(found, 50.0, tmp_path):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_takes_the_tables(tmp_path):
+    page = tmp_path / "miniature.md"
+    page.write_text(f"Above.\n\n{BEGIN}\nstale\n{END}\n\nBelow.\n")
+    found = results(rankbuffer=[80, 81], grpo=[70, 70])
+    for _ in range(2):  # twice is as once
+        refresh(page, [methods_table(found, 50.0), claims_table(judge_claims(found, 50.0))])
+        text = page.read_text()
+        assert text.startswith("Above.") and text.endswith(f"{END}\n\nBelow.\n") and "stale" not in text
+        assert text.count("| rankbuffer | buffer | 80.50 ± 6.35 | 10 | 100 |  | 1 |") == 1
+        assert text.count("| above all pointwise methods | rankbuffer - grpo | 10.50 ± 6.35 | holds |") == 1
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="no place for tables"):
+        refresh(page, [])
+
+
+def test_every_row_of_the_papers_tables_is_a_method_and_keeps_its_objective():
+    assert len(miniature.ALL) == 23
+    assert {family(method) for method in miniature.ALL} == {"pointwise", "ranking", "buffer", "ablation"}
+    settings = miniature.Settings("p", steps=3, queries_per_step=2, learning_rate=1e-3, samples=1, noise=0.1)
+    run = miniature.Run("dr_grpo", 7, settings, 0.5, 0.1, "out")
+    args = miniature.recipe_arguments(run)
+    assert (args.method, args.loss_type, args.scale_rewards, args.seed) == ("pointwise", "dr_grpo", "none", 7)
+    assert (args.max_steps, args.per_device_train_batch_size, args.temperature) == (3, 16, 1.0)
+    args = miniature.recipe_arguments(replace(run, method="order_only_bootstrap"))
+    assert args.method_args == {"bootstrap": True, "anchor_content": False}
+
+
+def ask(client: NoisyRubricJudge, question) -> object:
+    return asyncio.run(Judge(client).ask(question))
+
+
+def test_without_noise_the_judge_knows_the_truth(query):
+    good, middle, bad = "Wait three minutes.", "Boil the water.", "hot water"
+    sharp = NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.0)
+    assert ask(sharp, pairwise_question(query, good, bad)) == "A"
+    assert ask(sharp, pairwise_question(query, bad, good)) == "B"
+    assert ask(sharp, pairwise_question(query, good, good)) == "tie"
+    assert ask(sharp, pointwise_question(query, good)) > ask(sharp, pointwise_question(query, bad))
+    rollouts = tuple(Rollout(i, text) for i, text in enumerate((good, bad, middle)))
+    assert ask(sharp, ranking_question(query, rollouts)) == [1, 2, 0]
+
+
+def test_the_judge_errs_by_its_noise_and_the_same_each_time(query):
+    first, second = "Boil water.", "Boil the water."
+    blunt = NoisyRubricJudge(mean=0.5, deviation=0.2, noise=5.0)
+    texts = [f"{first}{' ' * i}" for i in range(60)]
+    winners = [ask(blunt, pairwise_question(query, text, second)) for text in texts]
+    assert 15 < winners.count("A") < 45
+    assert winners == [ask(blunt, pairwise_question(query, text, second)) for text in texts]
+    assert {ask(blunt, pairwise_question(query, text, text)) for text in texts} == {"tie"}
+
+
+def test_a_look_stands_on_the_scale_of_the_simulated_world(query):
+    rubrics = [(1, "Is written in complete sentences.")]
+    judge = NoisyRubricJudge(mean=0.5, deviation=0.25, noise=0.0)
+    assert judge.worth("Boil the water.", rubrics) == pytest.approx(1.2 + 0.25 * (1 - 0.5) / 0.25)
+    question = pointwise_question(query, "Boil the water.")
+    _, usage = asyncio.run(
+        judge.complete([{"role": "user", "content": question.prompt()}], question=question, seed=0, tally=Tally())
+    )
+    assert usage.prompt > 50 and usage.completion == 7
+
+
+def test_a_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
+    settings = miniature.Settings(tiny_policy, steps=1, queries_per_step=1, learning_rate=1e-3, samples=1, noise=0.1)
+    folder = tmp_path / "run"
+    run = miniature.Run("rankbuffer", 3, settings, 0.5, 0.2, str(folder))
+    found = run()
+    assert (found.method, found.seed, found.failures, len(found.curve)) == ("rankbuffer", 3, 0, 1)
+    assert 8 <= found.calls <= 12 and found.tokens > 500 and found.anchors >= 4
+    assert 0 <= found.quality < 60, "an untrained policy"
+    assert not folder.exists()
+
+
+def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, capsys):
+    done = []
+
+    def instead(self) -> Result:
+        done.append((self.method, self.seed))
+        return result(self.method, self.seed, 60 + len(done))
+
+    monkeypatch.setattr(miniature.Run, "__call__", instead)
+    monkeypatch.setattr(miniature, "measure_start", lambda path: (0.5, 0.1))
+    monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
+    command = [
+        "miniature.py",
+        "--output_dir",
+        str(tmp_path),
+        "--policy",
+        tiny_policy,
+        "--methods",
+        "grpo",
+        "rankbuffer",
+    ]
+    for seeds, new in ((2, 4), (2, 0), (3, 2)):
+        monkeypatch.setattr(sys, "argv", [*command, "--seeds", str(seeds)])
+        before = len(done)
+        miniature.main()
+        assert len(done) - before == new
+        line = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert line["seeds"] == seeds and line["methods"].keys() == {"grpo", "rankbuffer"}
+    by_seed = [(method, seed) for seed in range(3) for method in ("grpo", "rankbuffer")]
+    assert done == by_seed, "seeds are the outer loop"
+    monkeypatch.setattr(sys, "argv", [*command, "--steps", "7"])
+    with pytest.raises(ValueError, match="other settings \\(steps\\)"):
+        miniature.main()
+    monkeypatch.setattr(sys, "argv", [*command[:2], str(tmp_path / "nothing"), "--report_only"])
+    with pytest.raises(SystemExit, match="no runs"):
+        miniature.main()
