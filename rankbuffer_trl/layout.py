@@ -138,8 +138,8 @@ class Layout:
             f"method: {args.method} {args.method_args or ''}".rstrip(),
             f"judge: {args.judge_model or 'the embedded rubric judge'}"
             + (f" at {', '.join(args.judge_url)}" if args.judge_url else ""),
-            f"rollouts: {rollout_source(args)}, up to {args.max_completion_length} tokens"
-            + (f" after up to {args.max_prompt_length}: its context must hold {longest:,}" if args.use_vllm else ""),
+            f"rollouts: {rollout_source(args)}, up to {args.max_completion_length:,} tokens; the context must hold"
+            + (f" {longest:,} with the prompt" if args.max_prompt_length else " these and the longest prompt"),
         ]
         if self.eval_queries is not None:
             group = args.num_generations_eval or args.num_generations

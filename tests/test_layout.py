@@ -139,7 +139,7 @@ def test_the_papers_batch_on_8_and_on_4_processes(capsys, monkeypatch):
     assert "8 processes x 2 per device x 10 micro steps = 160 rollouts = 20 queries x 8" in eight
     assert "some lie on two processes" in eight
     assert "4 x 2 x 20, 5 x 2 x 16, 8 x 2 x 10" in eight and ", 3 x" not in eight and ", 6 x" not in eight
-    assert "its context must hold 8,192" in eight
+    assert "the context must hold 8,192 with the prompt" in eight
     four = dry_run(capsys, "--num_processes", "4", "--gradient_accumulation_steps", "20")
     assert "4 processes x 2 per device x 20 micro steps = 160 rollouts" in four
     assert "each lies on one process" in four
