@@ -11,6 +11,7 @@ from typing import Any
 from .buffer import AnchorBuffer
 from .groups import Query, Rollout, RolloutGroup
 from .judge import Call, Judge, JudgeError
+from .judge.errors import first_leaf
 from .judge.judge import nobody
 from .rewards.method import RewardMethod
 from .score import GroupScore
@@ -48,12 +49,6 @@ def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup
     if group.epoch is not None:
         return group
     return replace(group, epoch=buffer.visits if buffer else 0)
-
-
-def first_leaf(errors: BaseExceptionGroup) -> BaseException:
-    """The first exception that is not a group."""
-    error = errors.exceptions[0]
-    return first_leaf(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 class GroupScorer:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.judge import Order, Position, Score, Scores, Selection, Verdict, VerdictError, Winner
-from rankbuffer_trl.judge.openai_client import DECODINGS, constrain
+from rankbuffer_trl.judge.decoding import DECODINGS, constrain
 from rankbuffer_trl.judge.verdicts import GRAMMAR_LIMIT
 
 IDS = st.lists(st.integers(0, 120), min_size=1, max_size=5, unique=True).map(tuple)

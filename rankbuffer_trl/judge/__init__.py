@@ -1,7 +1,9 @@
 """The judge: questions in the paper's words, one seam that asks them, clients that answer, a ledger of its cost."""
 
+from .answer_log import AnswerLog, answer_all
+from .chat import Chat
 from .errors import JudgeError, TransportError
-from .judge import ChatClient, Judge
+from .judge import Asked, ChatClient, Judge
 from .ledger import Call, Tally, Totals, Usage
 from .questions import (
     Question,
@@ -16,7 +18,10 @@ from .rubric_judge import RubricJudge
 from .verdicts import Order, Position, Score, Scores, Selection, Verdict, VerdictError, Winner
 
 __all__ = [
+    "AnswerLog",
+    "Asked",
     "Call",
+    "Chat",
     "ChatClient",
     "Judge",
     "JudgeError",
@@ -34,6 +39,7 @@ __all__ = [
     "Verdict",
     "VerdictError",
     "Winner",
+    "answer_all",
     "duel_question",
     "insertion_question",
     "pairwise_question",

@@ -3,8 +3,10 @@
 import json
 from dataclasses import dataclass, field
 
+from .decoding import DECODINGS
 from .judge import ChatClient, Judge
-from .openai_client import DECODINGS, OpenAIClient
+from .ledger import Totals
+from .openai_client import OpenAIClient
 from .rubric_judge import RubricJudge
 from .servers import Servers
 
@@ -48,6 +50,10 @@ class JudgeConfig:
             Requests in flight at once, per server.
         judge_max_failures (`float`, *optional*, defaults to `0.25`):
             Share of a step's judgments, in 0..1, above which failures stop the run.
+        judge_prompt_price (`float`, *optional*):
+            Price of a million prompt tokens, for the cost that is shown. Cached tokens count in full.
+        judge_completion_price (`float`, *optional*):
+            Price of a million completion tokens.
     """
 
     judge_url: list[str] | None = field(
@@ -86,6 +92,12 @@ class JudgeConfig:
     judge_max_failures: float = field(
         default=0.25, metadata={"help": "Share of a step's judgments above which failures stop the run."}
     )
+    judge_prompt_price: float | None = field(
+        default=None, metadata={"help": "Price of a million prompt tokens, for the cost that is shown."}
+    )
+    judge_completion_price: float | None = field(
+        default=None, metadata={"help": "Price of a million completion tokens, for the cost that is shown."}
+    )
 
     def __post_init__(self):
         if isinstance(self.judge_url, str):
@@ -100,6 +112,9 @@ class JudgeConfig:
         for key, least in at_least.items():
             if getattr(self, key) < least:
                 raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
+        for key in ("judge_prompt_price", "judge_completion_price"):
+            if getattr(self, key) is not None and getattr(self, key) < 0:
+                raise ValueError(f"{key} must be at least 0, got {getattr(self, key)}")
         for key in ("judge_timeout", "judge_step_timeout"):
             if getattr(self, key) is not None and getattr(self, key) <= 0:
                 raise ValueError(f"{key} must be above 0 seconds, got {getattr(self, key)}")
@@ -139,6 +154,13 @@ class JudgeConfig:
         clients = self.clients()
         client: ChatClient = Servers(clients) if len(clients) > 1 else clients[0] if clients else RubricJudge()
         return Judge(client, max_attempts=self.judge_max_attempts, guard=self.judge_guard)
+
+    def price(self, totals: Totals) -> float | None:
+        """What all attempts cost, at `judge_prompt_price` and `judge_completion_price`; `None` if neither is set."""
+        if self.judge_prompt_price is None and self.judge_completion_price is None:
+            return None
+        prompt = totals.spent_prompt_tokens * (self.judge_prompt_price or 0)
+        return (prompt + totals.spent_completion_tokens * (self.judge_completion_price or 0)) / 1e6
 
 
 def read_object(key: str, value: dict | str | None) -> dict | None:

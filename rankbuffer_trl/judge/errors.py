@@ -19,3 +19,9 @@ class TransportError(JudgeError):
     def __init__(self, message: str, kind: str = "refused"):
         super().__init__(message)
         self.kind = kind
+
+
+def first_leaf(errors: BaseExceptionGroup) -> BaseException:
+    """The first exception that is not a group."""
+    error = errors.exceptions[0]
+    return first_leaf(error) if isinstance(error, BaseExceptionGroup) else error

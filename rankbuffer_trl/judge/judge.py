@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from .errors import JudgeError, TransportError
 from .ledger import Call, Tally, Usage
-from .questions import Question
 from .verdicts import VerdictError
 
 REPEAT = "That is not a valid answer: {error}. Answer the same question again with the JSON object alone."
@@ -16,6 +15,24 @@ def nobody(call: Call) -> None:
     """Wants to know of no call."""
 
 
+class Asked(Protocol):
+    """What can be put to a judge: a [`Question`] of a reward method, or a [`Chat`]."""
+
+    kind: str
+    query_id: str
+    afresh: bool
+    """Whether a malformed answer is asked for again as if for the first time."""
+
+    def chat(self, guard: bool) -> list[dict[str, str]]:
+        """The messages."""
+
+    def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
+        """Fields of the request."""
+
+    def read(self, answer: str) -> Any:
+        """The value of an answer, or [`VerdictError`]."""
+
+
 class ChatClient(Protocol):
     """What stands behind a judge: [`RubricJudge`], [`OpenAIClient`] or several of them as [`Servers`]."""
 
@@ -23,7 +40,7 @@ class ChatClient(Protocol):
     """For messages to people: the endpoint and the model."""
 
     async def complete(
-        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
+        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally
     ) -> tuple[str, Usage]:
         """Answer a chat about `question` deterministically: text and tokens, or raise [`TransportError`].
 
@@ -59,25 +76,29 @@ class Judge:
         self.calls: list[Call] = []
         self.on_call: Callable[[Call], None] = nobody
 
-    async def ask(self, question: Question) -> Any | None:
-        """The parsed verdict of `question`, or `None` if there is none. Either way one [`Call`] joins `calls`.
+    async def ask(self, question: Asked) -> Any | None:
+        """The parsed verdict of `question`, or `None` if there is none. Either way one [`Call`] joins `calls`."""
+        verdict, _ = await self.put(question)
+        return verdict
 
-        `on_call` is told of it; what it raises ends the question.
-        """
-        messages = [{"role": "user", "content": question.prompt(self.guard)}]
+    async def put(self, question: Asked) -> tuple[Any | None, Call]:
+        """As [`Judge.ask`], with the call. `on_call` is told of it; what it raises ends the question."""
+        messages = question.chat(self.guard)
+        opening = len(messages)
         verdict, outcome, error, usage, tally = None, "malformed", "", Usage(), Tally()
         try:
             for repeat in range(self.max_attempts):
                 answer, tokens = await self.client.complete(messages, question=question, seed=repeat, tally=tally)
                 tally.spent += tokens
                 try:
-                    verdict = question.verdict.parse(answer)
+                    verdict = question.read(answer)
                 except VerdictError as fault:
                     error = str(fault)
-                    messages = messages[:1] + [
-                        {"role": "assistant", "content": answer.strip()[:500] or "(no answer)"},
-                        {"role": "user", "content": REPEAT.format(error=error)},
-                    ]
+                    if not question.afresh:
+                        messages = messages[:opening] + [
+                            {"role": "assistant", "content": answer.strip()[:500] or "(no answer)"},
+                            {"role": "user", "content": REPEAT.format(error=error)},
+                        ]
                 else:
                     outcome, error, usage = "parsed", "", tokens
                     break
@@ -87,10 +108,11 @@ class Judge:
             if tally.attempts:  # else it was still waiting for its turn, and nothing was sent
                 self._record(question, "cancelled", usage, tally, error)
             raise
-        self.on_call(self._record(question, outcome, usage, tally, error))
-        return verdict
+        call = self._record(question, outcome, usage, tally, error)
+        self.on_call(call)
+        return verdict, call
 
-    def _record(self, question: Question, outcome: str, usage: Usage, tally: Tally, error: str) -> Call:
+    def _record(self, question: Asked, outcome: str, usage: Usage, tally: Tally, error: str) -> Call:
         call = Call(
             method=self.method,
             kind=question.kind,
@@ -106,7 +128,7 @@ class Judge:
         self.calls.append(call)
         return call
 
-    async def ask_all(self, questions: Iterable[Question]) -> list[Any | None]:
+    async def ask_all(self, questions: Iterable[Asked]) -> list[Any | None]:
         """The verdicts of `questions`, which are put at once and in this order.
 
         When one of them ends in an exception, the others are cancelled.
@@ -122,7 +144,7 @@ class Judge:
             calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.server, c.error)
         )
 
-    async def preflight(self, question: Question) -> None:
+    async def preflight(self, question: Asked) -> None:
         """Ask one real question before any training. The call does not enter the ledger.
 
         Raises:

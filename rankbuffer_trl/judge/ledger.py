@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FAILURES = ("malformed", "unreachable")
 
@@ -72,6 +72,10 @@ class Call:
     def failed(self) -> bool:
         """Whether the judge owes a verdict: neither parsed nor cancelled."""
         return self.outcome in FAILURES
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, in types that JSON has."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)

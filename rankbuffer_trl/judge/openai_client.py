@@ -9,13 +9,13 @@ from typing import Any
 from httpx2 import Limits  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
+from .decoding import constrain
 from .errors import TransportError
+from .judge import Asked
 from .ledger import Tally, Usage
-from .questions import Question
 from .verdicts import Verdict
 
 IDLE_SECONDS = 3.0
-DECODINGS = ("regex", "json_schema", "none")
 PING = [{"role": "user", "content": "ping"}]
 
 
@@ -81,12 +81,14 @@ class OpenAIClient:
         self._hasty = self._client.with_options(max_retries=0)
 
     async def complete(
-        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally, retry: bool = True
+        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally, retry: bool = True
     ) -> tuple[str, Usage]:
         """See [`ChatClient`]. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
-        verdict = constrain(question.verdict, self.decoding, self.free_tokens)
-        body = self._body(messages=messages, temperature=0, seed=seed, **verdict)
+        fields = {"temperature": 0, "seed": 0} | question.fields(self.decoding, self.free_tokens)
+        if fields["seed"] is not None:
+            fields["seed"] += seed
+        body = self._body(messages=messages, **fields)
         async with self._slots:
             started = time.perf_counter()
             tally.server = self.url
@@ -177,24 +179,6 @@ class OpenAIClient:
     async def close(self) -> None:
         """Close the connection pool."""
         await self._client.close()
-
-
-def constrain(verdict: Verdict, decoding: str, free_tokens: int) -> dict[str, Any]:
-    """Request fields that impose `verdict`, with a token limit that never cuts it off.
-
-    A token is at least one byte of text, so the limit is the verdict's length in bytes and one for the end; where
-    decoding leaves room beside the verdict, `free_tokens` come on top.
-    """
-    length = len(verdict.longest.encode()) + 1
-    if decoding == "regex":
-        return {"max_tokens": length, "structured_outputs": verdict.constraint}
-    if decoding == "json_schema":
-        schema = {"name": "verdict", "strict": True, "schema": verdict.schema}
-        return {
-            "max_tokens": length + free_tokens,
-            "response_format": {"type": "json_schema", "json_schema": schema},
-        }
-    return {"max_tokens": length + free_tokens}
 
 
 def kind_of(status: int) -> str:

@@ -11,8 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from ..groups import Query, Rollout, Rubric
+from .decoding import constrain
 from .guard import defuse, quote
 from .verdicts import Order, Position, Score, Scores, Selection, Verdict, Winner
 
@@ -50,6 +52,7 @@ class Question:
     template: str
     texts: Mapping[str, str]
     responses: Mapping[str, Sequence[tuple[str, str]]]
+    afresh: ClassVar[bool] = False
 
     def prompt(self, guard: bool = False) -> str:
         """The whole text for the judge.
@@ -66,6 +69,18 @@ class Question:
         }
         prompt = fill(self.template, {**self.texts, **blocks})
         return f"{GUARD_NOTE}\n\n{prompt}" if guard else prompt
+
+    def chat(self, guard: bool = False) -> list[dict[str, str]]:
+        """[`Question.prompt`] as the one message of a chat."""
+        return [{"role": "user", "content": self.prompt(guard)}]
+
+    def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
+        """Request fields that impose the verdict, see [`constrain`]."""
+        return constrain(self.verdict, decoding, free_tokens)
+
+    def read(self, answer: str) -> Any:
+        """The verdict in `answer`, or [`VerdictError`]."""
+        return self.verdict.parse(answer)
 
 
 def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anchor_content: bool = True) -> Question:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import TransportError
+from .judge import Asked
 from .ledger import Tally, Usage
 from .openai_client import OpenAIClient
-from .questions import Question
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Servers:
         self._probes: dict[OpenAIClient, asyncio.Task] = {}
 
     async def complete(
-        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
+        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally
     ) -> tuple[str, Usage]:
         """See [`ChatClient`]."""
         order = self.order(question.query_id)
