@@ -18,8 +18,16 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]),
-    package_data={"rankbuffer_trl.judge": ["prompts/*.txt"]},
-    entry_points={"console_scripts": ["rankbuffer-audit = rankbuffer_trl.audit.command:main"]},
+    package_data={
+        "rankbuffer_trl.judge": ["prompts/*.txt"],
+        "rankbuffer_trl.data": ["prompts/*.txt", "card.md"],
+    },
+    entry_points={
+        "console_scripts": [
+            "rankbuffer-audit = rankbuffer_trl.audit.command:main",
+            "rankbuffer-data = rankbuffer_trl.data.command:main",
+        ]
+    },
     install_requires=REQUIREMENTS,
     extras_require={
         "vllm": ["vllm==0.31.0"],

@@ -99,6 +99,9 @@ class Totals:
         rows = [(int(c.outcome == "parsed"), int(c.failed), c.attempts, *c.usage, *c.spent, c.seconds) for c in calls]
         return cls(*(sum(column) for column in zip(*rows, strict=True))) if rows else cls()
 
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
     @property
     def tokens(self) -> int:
         """Prompt and completion tokens of parsed calls: the paper's judge tokens."""
