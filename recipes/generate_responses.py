@@ -160,9 +160,8 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
             texts[query_id] = different
         else:
             causes = [answers.failures[name] for name in names if name in answers.failures]
-            failures[query_id] = (
-                f"{len(different)} different responses of {config.responses}; {(causes or ['the others are the same'])[0]}"
-            )
+            cause = causes[0] if causes else "the others are the same"
+            failures[query_id] = f"{len(different)} different responses of {config.responses}; {cause}"
     sampled = {"model": config.sampler_model, **request, "seed": config.seed, "cost": answers.totals.as_dict()}
     return texts, failures, sampled
 

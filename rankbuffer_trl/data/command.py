@@ -41,9 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     look.add_argument("file", help=".jsonl, .json or .parquet file, or a data set on the Hub")
     look.add_argument("--split", default="train", help="split of a data set on the Hub")
-    look.add_argument(
-        "--tokenizer", help="name or path of a tokenizer; without one, a token is taken for 3 characters"
-    )
+    look.add_argument("--tokenizer", help="name or path of a tokenizer; without it, 3 characters are a token")
     look.add_argument("--no_guard", action="store_true", help="judge_guard: false, the paper's prompts")
     for name, what in SETTINGS.items():
         look.add_argument(f"--{name}", type=int, default=getattr(CheckSettings, name), help=what)

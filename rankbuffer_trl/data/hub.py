@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from httpx import HTTPError
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError
 
 from .card import make_card
 from .files import beside, read_report
@@ -47,8 +47,6 @@ def push(path: str, repo_id: str, private: bool = True, api: HfApi | None = None
             operations=[CommitOperationAdd(path_in_repo=at, path_or_fileobj=what) for at, what in files.items()],
             commit_message=f"{len(rows)} queries",
         )
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be pushed to {repo_id}: {error}. Nothing on this machine has changed"
-        ) from error
+    except (HTTPError, OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be pushed to {repo_id}: {error}") from error
     return str(commit.commit_url)

@@ -37,7 +37,7 @@ class TokenCounter:
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def chat(self, messages: Messages) -> int:
-        """Tokens of a chat in the model's template, the answer's opening included; without a template, of its texts."""
+        """Tokens of a chat in the model's template, up to the answer; without a template, those of its texts."""
         if self._tokenizer is None or self._tokenizer.chat_template is None:
             return sum(self.text(message["content"]) for message in messages)
         rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
