@@ -62,14 +62,12 @@ def render_prompt(messages: Messages) -> str:
     return turns + MARKERS["assistant"]
 
 
-def to_row(raw: dict, number: int) -> dict:
+def to_row(raw: dict) -> dict:
     """A row of Nectar as a row of a training set, yet without rubrics.
 
     Args:
         raw (`dict`):
-            The row.
-        number (`int`):
-            Its number from 0, for messages.
+            The row, of Nectar's schema ([`check_schema`]).
 
     Returns:
         `dict`: `query_id`, a hash of the prompt; `prompt`; `responses` from worst to best; `models`, which wrote them.
@@ -197,7 +195,7 @@ def sample(
         try:
             if place in places:
                 raise Unusable("the same prompt as an earlier row")
-            row = to_row(raw, number)
+            row = to_row(raw)
             if reason := fault(row):
                 raise Unusable(reason)
         except Unusable as reason:
