@@ -124,6 +124,8 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
             continue
         try:
             value, end = decoder.raw_decode(text, start.start())
-        except (ValueError, RecursionError):
+        except RecursionError:  # so would be all that begin inside it
+            return
+        except ValueError:
             continue
         yield value

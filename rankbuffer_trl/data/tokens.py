@@ -28,7 +28,8 @@ class TokenCounter:
             try:
                 self._tokenizer = AutoTokenizer.from_pretrained(tokenizer)
             except (OSError, ValueError) as error:
-                raise ValueError(f"the tokenizer {tokenizer} cannot be loaded: {error}") from error
+                cause = " ".join(str(error).split())
+                raise ValueError(f"the tokenizer {tokenizer} cannot be loaded: {cause}") from error
 
     def text(self, text: str) -> int:
         """Tokens of a plain text."""
