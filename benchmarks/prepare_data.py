@@ -31,6 +31,9 @@ from datasets import disable_progress_bars
 from rich.console import Console
 from rich.table import Table
 
+from rankbuffer_trl.data import nectar
+from rankbuffer_trl.data.files import write_rows
+
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "recipes" / "quickstart")]
 import generate_rubrics  # noqa: E402
@@ -128,10 +131,11 @@ def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000, help="raw rows of (a)")
+    parser.add_argument("--estimate_only", action="store_true", help="leave out the tokenizer's half of (a)")
     parser.add_argument("--queries", type=int, default=512, help="queries of (b)")
-    parser.add_argument("--latency", type=float, default=1.0, help="seconds that the endpoint of (b) takes")
+    parser.add_argument("--latency", type=float, default=2.0, help="seconds that the endpoint of (b) takes")
     parser.add_argument("--concurrency", type=int, default=64, help="requests in flight of (b)")
-    parser.add_argument("--turns", type=int, default=3, help="turns of (b)")
+    parser.add_argument("--turns", type=int, default=2, help="turns of (b)")
     arguments = parser.parse_args()
     console = Console(width=119)
     disable_progress_bars()
@@ -141,7 +145,10 @@ def main() -> None:
         size = (folder / "raw.jsonl").stat().st_size / 2**20
         table = Table("tokens", "step", "seconds", "MB", title=f"(a) {arguments.rows:,} rows, {size:,.0f} MB of JSON")
         sums = {}
-        for tokens, flags in (("estimated", []), ("counted", ["--tokenizer", build_tokenizer(folder / "tokenizer")])):
+        ways = {"estimated": []}
+        if not arguments.estimate_only:
+            ways["counted"] = ["--tokenizer", build_tokenizer(folder / "tokenizer")]
+        for tokens, flags in ways.items():
             made = str(folder / f"{tokens}.jsonl")
             words = ["--dataset_name", str(folder / "raw.jsonl"), "--output_file", made, "--queries", "0", *flags]
             cache = str(folder / f"cache-{tokens}")
@@ -155,8 +162,8 @@ def main() -> None:
         console.print(table)
 
         raw_rows(arguments.queries * 10 // 9 + 2, folder / "few.jsonl")
-        words = ["--dataset_name", str(folder / "few.jsonl"), "--queries", str(arguments.queries)]
-        measured("recipes/prepare_nectar.py", *words, "--output_file", str(folder / "few_made.jsonl"), cache=cache)
+        few = nectar.sample(map(json.loads, (folder / "few.jsonl").open()), arguments.queries, 42)
+        write_rows(folder / "few_made.jsonl", few.rows)
         ideal = arguments.latency * math.ceil(arguments.queries / arguments.concurrency)
         load = (arguments.latency, arguments.concurrency, arguments.turns)
         turns = generation(folder / "few_made.jsonl", folder, *load)
@@ -170,7 +177,7 @@ def main() -> None:
     summary = {
         "rows": arguments.rows,
         "seconds": round(sums["estimated"][0], 1),
-        "seconds_with_tokenizer": round(sums["counted"][0], 1),
+        "seconds_with_tokenizer": round(sums["counted"][0], 1) if "counted" in sums else None,
         "memory_mb": round(max(memory for _, memory in sums.values())),
         "saturation": round(ideal / min(turns), 3),
     }

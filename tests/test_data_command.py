@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+from pathlib import Path
 
 import generate_rubrics
 import prepare_nectar
@@ -9,9 +11,14 @@ import pytest
 import train_rankbuffer
 from conftest import QUICKSTART
 from datasets import Dataset
+from generate_responses import ResponsesConfig
+from generate_rubrics import RubricsConfig
 from http_server import served
 from nectar_rows import RUBRICS, Model, raw_row, rubrics_text
+from prepare_nectar import NectarConfig
 from scripted import contents
+from test_recipes import commands
+from trl import TrlParser
 
 from rankbuffer_trl.buffer import select_k0
 from rankbuffer_trl.data import command, hub
@@ -130,6 +137,19 @@ def test_what_cannot_be_checked_ends_in_one_line(howto, tmp_path, words, fragmen
     with pytest.raises(SystemExit, match=fragment) as exit:
         command.main(["check", str(file), *words[1:]])
     assert str(exit.value).startswith("rankbuffer-data: ") and "\n" not in str(exit.value)[:200]
+
+
+def test_the_commands_of_the_documentation_are_understood():
+    seen = set()
+    for line in commands("docs/data.md"):
+        words = shlex.split(line)
+        if words[0] == "rankbuffer-data":
+            seen.add(command.make_parser().parse_args(words[1:]).command)
+        elif "train_rankbuffer" not in line:
+            recipe = {"prepare_nectar": NectarConfig, "generate_rubrics": RubricsConfig}.get(Path(words[1]).stem)
+            TrlParser((recipe or ResponsesConfig,)).parse_args_and_config(words[2:])
+            seen.add(Path(words[1]).stem)
+    assert seen == {"check", "card", "push", "prepare_nectar", "generate_rubrics", "generate_responses"}
 
 
 # Push

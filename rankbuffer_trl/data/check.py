@@ -93,6 +93,7 @@ def check(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Fi
     """
     found = Findings()
     prompts: set[str] = set()
+    wordy = Query("", [], ())
     every = max(1, -(-len(dataset) // settings.sample))
     for number, row in enumerate(checked(dataset, rubrics_needed=False)):
         query = Query(
@@ -116,7 +117,8 @@ def check(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Fi
                 measured.setdefault(name, []).append(tokens.text(question.prompt(settings.guard)))
                 room = constrain(question.verdict, "none", settings.free_tokens)["max_tokens"]
                 found.context = max(found.context, measured[name][-1] + room)
-        found.later_context = max(found.later_context, later(query, tokens, settings))
+        wordy = max(wordy, query, key=frame_size)
+    found.later_context = later(wordy, tokens, settings)
     return found
 
 
@@ -145,6 +147,11 @@ def judge_questions(query: Query, k0: int) -> Iterator[tuple[str, Question]]:
 def anchors(responses: Sequence[str], K: int) -> list[str]:
     """`K` anchors from reference responses, as a first buffer takes them."""
     return select_k0(responses, K) if len(responses) >= K else list(islice(cycle(responses), K))
+
+
+def frame_size(query: Query) -> int:
+    """Characters of what stands in every judge prompt of a query."""
+    return len(query.text) + sum(len(rubric.text) for rubric in query.rubrics)
 
 
 def later(query: Query, tokens: TokenCounter, settings: CheckSettings) -> int:
