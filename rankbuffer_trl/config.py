@@ -116,4 +116,4 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         Raises:
             `ValueError`: if there is no such method or argument.
         """
-        return load_method(self.method, self.method_args or {}, self.seed)
+        return load_method(self.method, read_object("method_args", self.method_args) or {}, self.seed)

@@ -150,8 +150,9 @@ async def check_context(
     """
     asked = (q for id in queries.ids for q in method.first_questions(stand_in(queries[id], args.num_generations)))
     longest = heapq.nlargest(LONGEST, asked, key=lambda question: len(question.prompt(guard)))
-    counts = [await client.count_tokens(question.prompt(guard)) for question in longest]
-    exact = None not in counts
+    counted = [await client.count_tokens(question.prompt(guard)) for question in longest]
+    counts = [count for count in counted if count is not None]
+    exact = len(counts) == len(longest)
     if not exact:
         counts = [math.ceil(len(question.prompt(guard)) / CHARACTERS_PER_TOKEN) for question in longest]
     tokens, query_id = max(zip(counts, (question.query_id for question in longest), strict=True))

@@ -123,8 +123,9 @@ class GroupScorer:
     def _check_epochs(groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None], done: set[str]) -> None:
         """A query is visited at most once per epoch, so its visits never run ahead of the epochs."""
         for group, buffer in zip(groups, buffers, strict=True):
-            ahead = buffer is not None and group.epoch is not None and buffer.visits > group.epoch
-            if ahead and group.query.id not in done:
+            if buffer is None or group.epoch is None or group.query.id in done:
+                continue
+            if buffer.visits > group.epoch:
                 raise RuntimeError(
                     f"query {group.query.id!r} was already visited {buffer.visits} times before its visit of epoch"
                     f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"

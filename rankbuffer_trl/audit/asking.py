@@ -11,7 +11,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..groups import Query, Rollout
-from ..judge import ChatClient, Judge, Question, Tally, Usage, VerdictError, insertion_question, ranking_question
+from ..judge import (
+    Asked,
+    ChatClient,
+    Judge,
+    Question,
+    Tally,
+    Usage,
+    VerdictError,
+    insertion_question,
+    ranking_question,
+)
 
 Ordering = tuple[int, ...]
 Pairs = Mapping[tuple[int, int], int | None]
@@ -100,14 +110,14 @@ class FirstAnswers:
         self.total = self.malformed = 0
 
     async def complete(
-        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
+        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally
     ) -> tuple[str, Usage]:
         """See [`ChatClient`]."""
         answer, usage = await self.client.complete(messages, question=question, seed=seed, tally=tally)
         if seed == 0:
             self.total += 1
             try:
-                question.verdict.parse(answer)
+                question.read(answer)
             except VerdictError:
                 self.malformed += 1
         return answer, usage

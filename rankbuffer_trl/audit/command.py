@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 from datasets import disable_progress_bars
 from trl import TrlParser
@@ -48,8 +49,8 @@ class AuditConfig(JudgeConfig):
             Draws queries, orders of presentation and intervals.
     """
 
-    dataset_name: str | None = field(
-        default=None,
+    dataset_name: str = field(
+        default="",
         metadata={"help": "Training set with responses: a .jsonl, .json or .parquet file, or on the Hub."},
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
@@ -90,9 +91,10 @@ def costs(calls: Sequence[Call]) -> list[Cost]:
     result = []
     for kind, of_kind in groupby(sorted(calls, key=lambda call: call.kind), key=lambda call: call.kind):
         group = list(of_kind)
-        tokens = (fmean(column) for column in zip(*(call.spent for call in group), strict=True))
+        prompt, cached, completion = (fmean(column) for column in zip(*(call.spent for call in group), strict=True))
         seconds = [call.seconds for call in group]
-        result.append(Cost(kind, len(group), *tokens, quantile(seconds, 0.5), quantile(seconds, 0.95)))
+        slow = quantile(seconds, 0.5), quantile(seconds, 0.95)
+        result.append(Cost(kind, len(group), prompt, cached, completion, *slow))
     return result
 
 
@@ -126,7 +128,7 @@ def audit(config: AuditConfig) -> Audit:
         queries=len(queries),
         pairwise_queries=sum(bool(one.pairs) for one in answers),
         results=[measure.result(answers, config.seed) for measure in MEASURES],
-        form=form_of(calls, judge.client),
+        form=form_of(calls, cast(FirstAnswers, judge.client)),  # which `ask_everything` put before the client
         costs=costs(calls),
         seconds=seconds,
         moves=[(one.n, place, p) for one in answers for place, p in enumerate(one.put_back) if p is not None],
@@ -139,7 +141,7 @@ def main() -> None:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        (config,) = TrlParser((AuditConfig,)).parse_args_and_config()
+        (config,) = TrlParser([AuditConfig]).parse_args_and_config()
     except ValueError as error:
         sys.exit(f"rankbuffer-audit: {error}")
     try:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from ..report.figures import COLOURS
 from .results import Audit, Result
@@ -47,7 +48,7 @@ def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
     if len(sizes) > 1:
         axes.set_title(f"Put back: where responses land (n = {n})")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        axis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[:].set_color("#cccccc")
     axes.tick_params(length=0)
 

@@ -82,7 +82,7 @@ def share_exact(positions: Sequence[int | None], distance: Distance) -> float | 
 
 def best_constant(n: int, distance: Distance) -> float:
     """The least mean distance that one and the same position for all `n` responses can have."""
-    return min(mean_distance([position] * n, distance) for position in range(n + 1))
+    return min(fmean(distance(position, place) for place in range(n)) for position in range(n + 1))
 
 
 def both(answers: Answers, measure: Callable[[Ordering, Ordering], float]) -> float | None:

@@ -47,7 +47,7 @@ class Result:
     @property
     def clear(self) -> bool:
         """Clearly better than chance: the whole interval lies on the better side of it."""
-        if self.low is None:
+        if self.low is None or self.high is None or self.chance is None:
             return False
         worst = self.low if self.better > 0 else self.high
         return self.better * (worst - self.chance) > 1e-9  # a mean of sevenths is not exactly a seventh

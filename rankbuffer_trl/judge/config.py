@@ -134,6 +134,8 @@ class JudgeConfig:
 
     def clients(self) -> list[OpenAIClient]:
         """One client per server; none for the embedded judge."""
+        if not self.judge_url or not self.judge_model:
+            return []
         return [
             OpenAIClient(
                 url,
@@ -141,12 +143,12 @@ class JudgeConfig:
                 api_key_env=self.judge_api_key_env,
                 decoding=self.judge_decoding,
                 free_tokens=self.judge_free_tokens,
-                request=self.judge_request,
+                request=read_object("judge_request", self.judge_request),
                 timeout=self.judge_timeout,
                 max_retries=self.judge_max_retries,
                 concurrency=self.judge_concurrency,
             )
-            for url in self.judge_url or []
+            for url in self.judge_url
         ]
 
     def judge(self) -> Judge:

@@ -18,10 +18,17 @@ def nobody(call: Call) -> None:
 class Asked(Protocol):
     """What can be put to a judge: a [`Question`] of a reward method, or a [`Chat`]."""
 
-    kind: str
-    query_id: str
-    afresh: bool
-    """Whether a malformed answer is asked for again as if for the first time."""
+    @property
+    def kind(self) -> str:
+        """What the ledger calls it."""
+
+    @property
+    def query_id(self) -> str:
+        """What it is about."""
+
+    @property
+    def afresh(self) -> bool:
+        """Whether a malformed answer is asked for again as if for the first time."""
 
     def chat(self, guard: bool) -> list[dict[str, str]]:
         """The messages."""
@@ -89,7 +96,7 @@ class Judge:
         try:
             for repeat in range(self.max_attempts):
                 answer, tokens = await self.client.complete(messages, question=question, seed=repeat, tally=tally)
-                tally.spent += tokens
+                tally.spent = tally.spent.plus(tokens)
                 try:
                     verdict = question.read(answer)
                 except VerdictError as fault:

@@ -139,7 +139,7 @@ class OpenAIClient:
         root = self.url.rstrip("/").removesuffix("/v1")
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         try:
-            answer = await self._hasty.post(f"{root}/tokenize", body=body, cast_to=object)
+            answer: Any = await self._hasty.post(f"{root}/tokenize", body=body, cast_to=object)
             return int(answer["count"])
         except (OpenAIError, ValueError, TypeError, LookupError):
             return None
@@ -167,7 +167,7 @@ class OpenAIClient:
         return f"HTTP {error.status_code}: {self._clean(message)}"
 
     def _connection_fault(self, error: APIConnectionError) -> str:
-        cause = error
+        cause: BaseException = error
         while cause.__cause__ is not None:  # the outer ones call every failed connection a timeout
             cause = cause.__cause__
         return f"{type(cause).__name__}: {self._clean(str(cause)) or 'no connection, or no answer in time'}"

@@ -9,9 +9,9 @@ share everything before it, which a server with prefix caching computes once.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ..groups import Query, Rollout, Rubric
 from .decoding import constrain
@@ -52,7 +52,7 @@ class Question:
     template: str
     texts: Mapping[str, str]
     responses: Mapping[str, Sequence[tuple[str, str]]]
-    afresh: ClassVar[bool] = False
+    afresh: bool = field(default=False, init=False)
 
     def prompt(self, guard: bool = False) -> str:
         """The whole text for the judge.

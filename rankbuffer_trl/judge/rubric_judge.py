@@ -22,8 +22,8 @@ import time
 from functools import lru_cache
 
 from .errors import TransportError
+from .judge import Asked
 from .ledger import Tally, Usage
-from .questions import Question
 
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 RUBRIC = re.compile(r"^\d+\.\[weight=(\d+)\] (.*)$", re.MULTILINE)
@@ -46,7 +46,7 @@ class RubricJudge:
     model = "rubric-judge"
 
     async def complete(
-        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
+        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally
     ) -> tuple[str, Usage]:
         """See [`ChatClient`]. Reads the prompt alone, as a server would."""
         started = time.perf_counter()
@@ -208,10 +208,10 @@ def meets(response: str, rubric: str) -> float:
 def read_terms(rubric: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """The terms that `rubric` asks for. Each is a tuple of choices, each choice a tuple of stems."""
     _, colon, listed = rubric.partition(":")
-    terms = []
+    terms: list[tuple[tuple[str, ...], ...]] = []
     for part in re.split(r",|\band\b", listed) if colon else WORD.findall(rubric):
-        choices = (content_stems(choice) for choice in re.split(r"\bor\b", part))
-        if choices := tuple(choice for choice in choices if choice):
+        stems = (content_stems(choice) for choice in re.split(r"\bor\b", part))
+        if choices := tuple(choice for choice in stems if choice):
             terms.append(choices)
     if not terms:
         raise ValueError(f"the rubric judge finds nothing to check in the rubric {rubric!r}")

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ..buffer import SOURCES
 from .history import EpochBuffers
@@ -42,7 +44,7 @@ def growth_figure(path: Path, epochs: Sequence[EpochBuffers]) -> None:
             below = [low + count for low, count in zip(below, counts, strict=True)]
     axes.legend(frameon=False, loc="upper left")
     axes.set_ylim(0, 1.35 * max(below))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _save(axes, path)
 
 
@@ -55,4 +57,4 @@ def _axes(title: str, x: str, y: str) -> Axes:
 
 def _save(axes: Axes, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    axes.figure.savefig(path, dpi=150)
+    cast(Figure, axes.figure).savefig(path, dpi=150)

@@ -43,9 +43,7 @@ def buffers_by_epoch(store: BufferStore) -> list[EpochBuffers]:
         newest.update(
             (query_id, Counter(source for _, source, *_ in json.loads(anchors))) for _, query_id, anchors in rows
         )
-        total, n = Counter(), len(newest)
-        for counts in newest.values():
-            total.update(counts)
+        total, n = sum(newest.values(), Counter()), len(newest)
         result.append(EpochBuffers(epoch, n, total.total() / n, {source: total[source] / n for source in SOURCES}))
     return result
 
