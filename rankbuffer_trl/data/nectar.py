@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from ..groups import Messages
 from .queries import DataError, text_fault
@@ -106,7 +107,7 @@ def check_schema(raw: dict, number: int) -> None:
         [`DataError`]: naming what was expected and what was found.
     """
 
-    def fail(what: str) -> None:
+    def fail(what: str) -> NoReturn:
         raise DataError(
             f"row {number} does not have Nectar's schema: {what}. Expected are prompt (text) and answers (a list of"
             " {answer: text, model: text, rank: number})"

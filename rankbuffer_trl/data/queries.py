@@ -7,6 +7,7 @@ index, not their text.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -39,6 +40,7 @@ def load_queries(
         [`DataError`]: if the data set is missing, cannot be reached, is of another kind or not readable.
     """
     path = Path(name)
+    arguments: dict[str, Any] = {"name": config}
     if path.suffix in BUILDERS:
         if split != "train":
             raise DataError(
@@ -49,8 +51,6 @@ def load_queries(
                 f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})"
             )
         name, arguments = BUILDERS[path.suffix], {"data_files": str(path)}
-    else:
-        arguments = {"name": config}
     try:
         return load_dataset(name, **arguments, split=split, streaming=streaming)
     except Exception as error:
@@ -184,7 +184,7 @@ def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: b
         [`DataError`]: naming row, key and value.
     """
 
-    def fail(key: str, problem: str, value: object) -> None:
+    def fail(key: str, problem: str, value: object) -> NoReturn:
         query_id = row.get("query_id")
         name = f" (query_id {query_id!r})" if isinstance(query_id, str) else ""
         raise DataError(f"row {number}{name}: {key} {problem}, got {str(value)[:80]!r}")
@@ -193,7 +193,8 @@ def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: b
         if fault := text_fault(value):
             fail(key, fault, value)
 
-    query_id, prompt, rubrics, responses = (row.get(key) for key in ("query_id", "prompt", "rubrics", "responses"))
+    values: list[Any] = [row.get(key) for key in ("query_id", "prompt", "rubrics", "responses")]
+    query_id, prompt, rubrics, responses = values
     check_text("query_id", query_id)
     if not isinstance(prompt, list) or not prompt:
         fail("prompt", 'must be a non-empty list of messages such as [{"role": "user", "content": "..."}]', prompt)
