@@ -12,7 +12,7 @@ what is there. Queries that fail are listed, and the exit code is 1. Queries tha
 from dataclasses import dataclass, field
 
 from rankbuffer_trl.data.asking import ask_resumably, check_endpoint, cost_line
-from rankbuffer_trl.data.files import beside, check_output, read_report
+from rankbuffer_trl.data.files import beside, check_output, read_report, source_name
 from rankbuffer_trl.data.queries import checked, load_queries
 from rankbuffer_trl.data.recipe import finish, run
 from rankbuffer_trl.data.responses import order_question, sample_chats
@@ -127,7 +127,7 @@ def main(config: ResponsesConfig) -> int:
     finished = [row for row in rows if row["query_id"] not in failures]
     step = {
         "step": "responses",
-        "dataset_name": config.dataset_name,
+        "dataset_name": source_name(config.dataset_name),
         "queries_without": len(todo),
         "ranked_by": config.judge_model or "embedded rubric judge",
         "ranking_cost": orders.totals.as_dict(),

@@ -11,7 +11,7 @@ there. Queries that fail are listed, and the exit code is 1. Queries that have r
 from dataclasses import dataclass, field
 
 from rankbuffer_trl.data.asking import ask_resumably, cost_line
-from rankbuffer_trl.data.files import beside, check_output, read_report
+from rankbuffer_trl.data.files import beside, check_output, read_report, source_name
 from rankbuffer_trl.data.queries import DataError, checked, load_queries
 from rankbuffer_trl.data.recipe import finish, run
 from rankbuffer_trl.data.rubrics import GENERIC, MAX_TOKENS, TEMPERATURE, rubric_chat
@@ -68,7 +68,7 @@ def main(config: RubricsConfig) -> int:
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked(dataset, rubrics_needed=False))
     todo = [row for row in rows if not row.get("rubrics")]
-    step = {"step": "rubrics", "dataset_name": config.dataset_name, "queries_without": len(todo)}
+    step = {"step": "rubrics", "dataset_name": source_name(config.dataset_name), "queries_without": len(todo)}
     failures = {}
     if config.generic:
         for row in todo:

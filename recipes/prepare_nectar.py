@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from rankbuffer_trl.data import nectar
-from rankbuffer_trl.data.files import check_output
+from rankbuffer_trl.data.files import check_output, source_name
 from rankbuffer_trl.data.queries import DataError, iterate, load_queries
 from rankbuffer_trl.data.recipe import finish, run
 from rankbuffer_trl.data.tokens import TokenCounter
@@ -94,9 +94,11 @@ def main(config: NectarConfig) -> int:
     print(f"left out: {dropped or 'none'}; tokens: {tokens.name}")
     if len(sample.rows) < config.queries:
         print(f"note: {config.queries:,} queries were asked for, and no more can be used", file=sys.stderr)
+    settings = {key: value for key, value in asdict(config).items() if key != "output_file"}
     step = {
         "step": "nectar",
-        **asdict(config),
+        **settings,
+        "dataset_name": source_name(config.dataset_name),
         "tokens": tokens.name,
         "rows_read": sample.read,
         "rows_looked_at": sample.looked_at,

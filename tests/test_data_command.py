@@ -184,7 +184,6 @@ STEPS = [
         "dataset_name": "berkeley-nest/Nectar",
         "seed": 42,
         "queries_taken": 1000,
-        "output_file": "/home/me/x",
     },
     {
         "step": "rubrics",
@@ -222,7 +221,7 @@ def test_a_set_is_pushed_with_its_card_and_can_be_loaded_from_there(tmp_path, ho
         "[Rank 7 | model={MODEL_7}]",
     ):
         assert said in card, said
-    assert "/home/me" not in card and not re.search(r"\{(NAME|FILE|COUNTS|STEPS|SOURCES|SYSTEM|USER)\}", card)
+    assert not re.search(r"\{(NAME|FILE|COUNTS|STEPS|SOURCES|SYSTEM|USER)\}", card)
     assert run_command(capsys, "card", path, "me/howto-36") == card
 
 
@@ -277,6 +276,7 @@ def test_from_two_hundred_raw_rows_to_a_training_run(tmp_path, howto, tiny_polic
     assert len(model.bodies) == 100
     capsys.readouterr()
     out = run_command(capsys, "check", ready, "--tokenizer", tiny_policy)
+    assert str(tmp_path) not in (tmp_path / "ready.jsonl.report.json").read_text()
     assert "100 queries, every row well-formed" in out and "weights: 1 (100), 2 (100), 5 (100)" in out
     assert [step["step"] for step in json.loads((tmp_path / "ready.jsonl.report.json").read_text())["steps"]] == [
         "nectar",

@@ -16,7 +16,7 @@ NECTAR = (
 )
 OWN = "Queries come from `{source}`. Whoever publishes this set adds their licence here."
 MODEL = "Text by `{model}` ({part}) is subject to that model's terms."
-HIDDEN = ("step", "cost", "ranking_cost", "output_file")
+HIDDEN = ("step", "cost", "ranking_cost")
 
 
 def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict]) -> str:

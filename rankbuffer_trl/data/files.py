@@ -66,6 +66,12 @@ def write_failures(path: Path, failures: dict[str, str]) -> None:
         failed.unlink(missing_ok=True)
 
 
+def source_name(dataset_name: str) -> str:
+    """What a report calls a data set: a file by its name alone, since reports are pushed to the Hub."""
+    path = Path(dataset_name)
+    return path.name if path.exists() else dataset_name
+
+
 def read_report(path: str | Path) -> list[dict]:
     """The steps that made a data set, from its report; none if it has no report.
 
