@@ -118,6 +118,7 @@ BAD = {
     "cut in thinking": ("<think>The best answer", "inside its thinking"),
     "two objects": (answer_with(*RUBRICS) * 2, "it holds 2"),
     "another key": (json.dumps({"criteria": RUBRICS}), "it holds 0"),
+    "one level deeper": (json.dumps({"result": {"rubrics": RUBRICS}}), "it holds 0"),
     "a bare list": (json.dumps(RUBRICS), "it holds 0"),
     "an object of rubrics": (json.dumps({"rubrics": {"a": 1}}), "list of 3 to 5 rubrics, not dict"),
     "two rubrics": (answer_with(*RUBRICS[:2]), "3 to 5 rubrics, not 2"),

@@ -173,7 +173,7 @@ def sample(
         raws (`Iterable[dict]`):
             Rows of Nectar, streamed or not.
         n (`int`, *optional*):
-            How many to take; `None` takes all that can be used.
+            How many to take, at least 1; `None` takes all that can be used.
         seed (`int`):
             Fixes the order.
         fault (`Callable[[dict], str | None]`, *optional*):
@@ -191,7 +191,7 @@ def sample(
         check_schema(raw, number)
         place = place_of(raw["prompt"], seed)
         full = n is not None and len(taken) >= n
-        if full and (not taken or place > -taken[0][0]):
+        if full and place > -taken[0][0]:
             continue
         try:
             if place in places:
@@ -204,7 +204,7 @@ def sample(
             continue
         places.add(place)
         if full:
-            places.discard(-heapq.heapreplace(taken, (-place, row))[0])
+            heapq.heapreplace(taken, (-place, row))
         else:
             heapq.heappush(taken, (-place, row))
     last = -taken[0][0] if taken and len(taken) == n else math.inf
