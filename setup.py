@@ -24,12 +24,14 @@ setup(
     packages=find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]),
     package_data={
         "rankbuffer_trl": ["card.md"],
+        "rankbuffer_trl.data": ["prompts/*.txt", "card.md"],
         "rankbuffer_trl.judge": ["prompts/*.txt"],
         "rankbuffer_trl.report": ["page.html", "page.css", "page.js", "browser.js"],
     },
     entry_points={
         "console_scripts": [
             "rankbuffer-audit = rankbuffer_trl.audit.command:main",
+            "rankbuffer-data = rankbuffer_trl.data.command:main",
             "rankbuffer-report = rankbuffer_trl.report.command:main",
         ]
     },

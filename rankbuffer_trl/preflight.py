@@ -14,6 +14,7 @@ from statistics import fmean
 
 from .config import RankBufferConfig
 from .data.queries import QueryTable
+from .data.tokens import CHARACTERS_PER_TOKEN
 from .judge import Call, Judge, JudgeError, Totals, TransportError
 from .judge.openai_client import OpenAIClient
 from .judge.servers import Servers
@@ -21,7 +22,6 @@ from .rewards.method import RewardMethod
 from .scoring import stand_in
 
 LONGEST = 5  # prompts that are counted exactly, since the longest text need not have the most tokens
-CHARACTERS_PER_TOKEN = 3  # where the server cannot count: few for English, so that the estimate is rather too high
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def test_the_readmes_library_example_runs(tmp_path, tiny_policy, judge_url, monk
 def test_the_files_in_a_readmes_commands_exist(readme):
     for command in commands(readme):
         for word in shlex.split(command, comments=True):
-            if re.fullmatch(r"[\w/.-]+\.(py|yaml|jsonl|md)", word) and not word.startswith("runs/"):
+            if re.fullmatch(r"[\w/.-]+\.(py|yaml|jsonl|md)", word) and not word.startswith(("runs/", "data/")):
                 assert (ROOT / word).is_file(), f"{readme}: {word} does not exist"
 
 
@@ -202,6 +202,9 @@ def test_the_benchmarks_run_and_end_with_one_json_line():
     assert json.loads(judge.stdout.splitlines()[-1]).keys() >= {"ratio", "cpu_ms_per_call", "computed_prompt_share"}
     cost = run("benchmarks/judge_cost.py", "--queries", 2, "--acuity_queries", 1)
     assert json.loads(cost.stdout.splitlines()[-1]).keys() >= {"token_ratio", "call_ratio", "tau_ratio"}
+    small = ("--rows", 30, "--estimate_only", "--queries", 8, "--latency", 0.05, "--turns", 1)
+    data = run("benchmarks/prepare_data.py", *small)
+    assert json.loads(data.stdout.splitlines()[-1]).keys() >= {"seconds", "memory_mb", "saturation"}
     store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5, "--saves", 2)
     last = json.loads(store.stdout.splitlines()[-1])
     assert last["ratio"] > 0 and last["checkpoint_ratio"] > 0 and "memory_mb" in last

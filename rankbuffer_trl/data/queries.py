@@ -9,8 +9,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, IterableDataset, load_dataset
+from datasets.exceptions import DatasetGenerationError
 
 from ..groups import Query, Rubric
 
@@ -21,8 +23,10 @@ class DataError(ValueError):
     """A data set that cannot be trained on. The message names row, key and value."""
 
 
-def load_queries(name: str, config: str | None = None, split: str = "train") -> Dataset:
-    """Load a training set from a `.jsonl`, `.json` or `.parquet` file, a folder of them, or the Hub.
+def load_queries(
+    name: str, config: str | None = None, split: str = "train", streaming: bool = False
+) -> Dataset | IterableDataset:
+    """Load a data set from a `.jsonl`, `.json` or `.parquet` file, a folder of them, or the Hub.
 
     Args:
         name (`str`):
@@ -31,11 +35,14 @@ def load_queries(name: str, config: str | None = None, split: str = "train") -> 
             Configuration of a data set on the Hub.
         split (`str`, *optional*, defaults to `"train"`):
             Its split.
+        streaming (`bool`, *optional*, defaults to `False`):
+            Read rows as they are wanted, and keep no copy on the disk. Training needs `False`.
 
     Raises:
-        [`DataError`]: if the file is missing, of another kind or not readable.
+        [`DataError`]: if the data set is missing, cannot be reached, is of another kind or not readable.
     """
     path = Path(name)
+    arguments: dict[str, Any] = {"name": config}
     if path.suffix in BUILDERS:
         if split != "train":
             raise DataError(
@@ -45,12 +52,12 @@ def load_queries(name: str, config: str | None = None, split: str = "train") -> 
             raise DataError(
                 f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})"
             )
-        try:
-            return load_dataset(BUILDERS[path.suffix], data_files=str(path), split="train")
-        except Exception as error:
-            cause = error.__cause__ or error
-            raise DataError(f"the data set {name} cannot be read: {cause}") from error
-    return load_dataset(name, config, split=split)
+        name, arguments = BUILDERS[path.suffix], {"data_files": str(path)}
+    try:
+        return load_dataset(name, **arguments, split=split, streaming=streaming)
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise DataError(f"the data set {path} cannot be read: {cause}") from error
 
 
 class QueryTable:
@@ -73,25 +80,12 @@ class QueryTable:
 
     def __init__(self, dataset: Dataset, anchors_needed: int = 0):
         required = ["query_id", "prompt", "rubrics"] + (["responses"] if anchors_needed else [])
-        missing = [column for column in required if column not in dataset.column_names]
-        if missing:
-            hint = (
-                " (or choose a method that needs none, such as method_args: {bootstrap: true})"
-                if missing == ["responses"]
-                else ""
-            )
-            raise DataError(f"the data set has no column {missing[0]!r}{hint}; its columns are {dataset.column_names}")
-        self._dataset = dataset.select_columns(required)
+        self._dataset = select(dataset, required)
         self._row: dict[str, int] = {}
         contents = hashlib.sha256()
-        for number, row in enumerate(iterate(self._dataset)):
-            query_id = check_row(row, number, anchors_needed)
+        for number, row in enumerate(checked(self._dataset, anchors_needed)):
             contents.update(json.dumps(row, sort_keys=True).encode())
-            if query_id in self._row:
-                raise DataError(f"rows {self._row[query_id]} and {number} have the same query_id {query_id!r}")
-            self._row[query_id] = number
-        if not self._row:
-            raise DataError("the data set has no rows")
+            self._row[row["query_id"]] = number
         self.sha256 = contents.hexdigest()
 
     def __len__(self) -> int:
@@ -120,56 +114,122 @@ class QueryTable:
         return list(self._row)
 
 
-def iterate(dataset: Dataset) -> Iterator[dict]:
-    """Rows of a data set, decoded a thousand at a time."""
-    for batch in dataset.iter(batch_size=1000):
-        yield from (dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True))
+def select(dataset: Dataset, required: list[str]) -> Dataset:
+    """The columns `required` alone.
+
+    Raises:
+        [`DataError`]: naming the one that is missing, what makes it, and the columns found.
+    """
+    hints = {
+        "rubrics": " (recipes/generate_rubrics.py makes them)",
+        "responses": " (recipes/generate_responses.py makes them; or choose a method that needs none, such as"
+        " method_args: {bootstrap: true})",
+    }
+    for column in required:
+        if column not in dataset.column_names:
+            hint = hints.get(column, "")
+            raise DataError(f"the data set has no column {column!r}{hint}; its columns are {dataset.column_names}")
+    return dataset.select_columns(required)
 
 
-def check_row(row: dict, number: int, anchors_needed: int) -> str:
-    """Check one row and return its query id.
+def checked(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool = True) -> Iterator[dict]:
+    """The rows of a data set, each of them checked by [`check_row`], and none with another's id.
+
+    Raises:
+        [`DataError`]: for the first row that is not as it should be, or if there are no rows.
+    """
+    seen: dict[str, int] = {}
+    for number, row in enumerate(iterate(dataset)):
+        query_id = check_row(row, number, anchors_needed, rubrics_needed)
+        if query_id in seen:
+            raise DataError(f"rows {seen[query_id]} and {number} have the same query_id {query_id!r}")
+        seen[query_id] = number
+        yield row
+    if not seen:
+        raise DataError("the data set has no rows")
+
+
+def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
+    """Rows of a data set, decoded a hundred at a time.
+
+    Raises:
+        [`DataError`]: where it cannot be read on, such as in text that is not UTF-8.
+    """
+    count = 0
+    try:
+        for batch in dataset.iter(batch_size=100):
+            for values in zip(*batch.values(), strict=True):
+                yield dict(zip(batch, values, strict=True))
+                count += 1
+    except (ValueError, OSError, DatasetGenerationError) as error:
+        raise DataError(f"the data set cannot be read after its first {count} rows or so: {error}") from error
+
+
+def text_fault(value: object) -> str | None:
+    """Why `value` cannot stand in a prompt, or `None` if it can."""
+    if not isinstance(value, str) or not value.strip():
+        return "must be non-empty text"
+    if "\0" in value:
+        return "must be text without NUL characters"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "must be text without lone surrogates"
+    return None
+
+
+def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: bool = True) -> str:
+    """Check one row of a training set and return its query id. docs/data.md has the schema.
+
+    Args:
+        row (`dict`):
+            `query_id`, `prompt`, `rubrics` and `responses`. Other keys are ignored.
+        number (`int`):
+            Its number from 0, for messages.
+        anchors_needed (`int`, *optional*, defaults to `0`):
+            How many responses it must have. With 0 it may have none, but what is there must be text.
+        rubrics_needed (`bool`, *optional*, defaults to `True`):
+            Whether it must have rubrics. With `False` they may be missing, but what is there must be well-formed.
 
     Raises:
         [`DataError`]: naming row, key and value.
     """
 
-    def fail(key: str, problem: str, value: object) -> None:
-        name = f" (query_id {row['query_id']!r})" if isinstance(row["query_id"], str) else ""
+    def fail(key: str, problem: str, value: object) -> NoReturn:
+        query_id = row.get("query_id")
+        name = f" (query_id {query_id!r})" if isinstance(query_id, str) else ""
         raise DataError(f"row {number}{name}: {key} {problem}, got {str(value)[:80]!r}")
 
-    query_id, prompt, rubrics = row["query_id"], row["prompt"], row["rubrics"]
-    if not isinstance(query_id, str) or not query_id.strip():
-        fail("query_id", "must be non-empty text", query_id)
+    def check_text(key: str, value: object) -> None:
+        if fault := text_fault(value):
+            fail(key, fault, value)
+
+    values: list[Any] = [row.get(key) for key in ("query_id", "prompt", "rubrics", "responses")]
+    query_id, prompt, rubrics, responses = values
+    check_text("query_id", query_id)
     if not isinstance(prompt, list) or not prompt:
         fail("prompt", 'must be a non-empty list of messages such as [{"role": "user", "content": "..."}]', prompt)
     for i, message in enumerate(prompt):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             fail(f"prompt[{i}]", "must have role and content", message)
-        if not isinstance(message["role"], str) or not message["role"].strip():
-            fail(f"prompt[{i}].role", "must be non-empty text", message["role"])
-        if not isinstance(message["content"], str) or not message["content"].strip():
-            fail(f"prompt[{i}].content", "must be non-empty text", message["content"])
+        check_text(f"prompt[{i}].role", message["role"])
+        check_text(f"prompt[{i}].content", message["content"])
     if prompt[-1]["role"] != "user":
         fail("prompt", "must end with a user message", prompt[-1]["role"])
-    if not isinstance(rubrics, list) or not rubrics:
-        fail("rubrics", "must be a non-empty list", rubrics)
-    for i, rubric in enumerate(rubrics):
-        if not isinstance(rubric, dict) or not {"text", "weight"} <= rubric.keys():
-            fail(f"rubrics[{i}]", "must have text and weight", rubric)
-        if not isinstance(rubric["text"], str) or not rubric["text"].strip():
-            fail(f"rubrics[{i}].text", "must be non-empty text", rubric["text"])
-        if type(rubric["weight"]) is not int or not 1 <= rubric["weight"] <= 5:
-            fail(f"rubrics[{i}].weight", "must be an integer from 1 to 5", rubric["weight"])
-    if anchors_needed:
-        responses = row["responses"]
+    if rubrics_needed or rubrics:
+        if not isinstance(rubrics, list) or not rubrics:
+            fail("rubrics", "must be a non-empty list", rubrics)
+        for i, rubric in enumerate(rubrics):
+            if not isinstance(rubric, dict) or not {"text", "weight"} <= rubric.keys():
+                fail(f"rubrics[{i}]", "must have text and weight", rubric)
+            check_text(f"rubrics[{i}].text", rubric["text"])
+            if type(rubric["weight"]) is not int or not 1 <= rubric["weight"] <= 5:
+                fail(f"rubrics[{i}].weight", "must be an integer from 1 to 5", rubric["weight"])
+    if anchors_needed or responses:
         if not isinstance(responses, list) or len(responses) < anchors_needed:
             count = len(responses) if isinstance(responses, list) else 0
-            fail(
-                "responses",
-                f"must hold at least {anchors_needed} responses from worst to best",
-                f"{count} responses",
-            )
+            least = f"hold at least {anchors_needed} responses" if anchors_needed else "be a list of text"
+            fail("responses", f"must {least} from worst to best", f"{count} responses")
         for i, response in enumerate(responses):
-            if not isinstance(response, str) or not response.strip():
-                fail(f"responses[{i}]", "must be non-empty text", response)
+            check_text(f"responses[{i}]", response)
     return query_id

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .chat import Chat
 from .errors import first_leaf
-from .judge import Judge
+from .judge import Asked, Judge
 from .ledger import Call, Totals, Usage
 
 logger = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ def nothing(key: str, value: Any, call: Call) -> None:
 
 async def answer_all(
     judge: Judge,
-    chats: Iterable[tuple[str, Chat]],
+    chats: Iterable[tuple[str, Asked]],
     log: AnswerLog,
     on_done: Callable[[str, Any | None, Call], None] = nothing,
 ) -> dict[str, str]:
@@ -123,7 +122,7 @@ async def answer_all(
     Args:
         judge (`Judge`):
             Who is asked. Its ledger is left empty.
-        chats (`Iterable[tuple[str, Chat]]`):
+        chats (`Iterable[tuple[str, Asked]]`):
             Keys, each once, and what to ask.
         log (`AnswerLog`):
             Gets every answer that could be read, the moment it is there.
@@ -135,7 +134,7 @@ async def answer_all(
     """
     failed: dict[str, str] = {}
 
-    async def one(key: str, chat: Chat) -> None:
+    async def one(key: str, chat: Asked) -> None:
         value, call = await judge.put(chat)
         if call.failed:
             failed[key] = f"{call.outcome}: {call.error}"

@@ -1,0 +1,225 @@
+"""What is in a training set, and how long a context its judge will need: the command `rankbuffer-data check`."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from statistics import fmean
+
+from datasets import Dataset
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..audit.measures import quantile
+from ..buffer import select_k0
+from ..groups import Query, Rubric
+from ..judge import Question, insertion_question
+from ..judge.decoding import constrain
+from .queries import checked
+from .tokens import TokenCounter
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """What lengths depend on.
+
+    Args:
+        k0 (`int`, *optional*, defaults to `4`):
+            Anchors of a first buffer.
+        guard (`bool`, *optional*, defaults to `True`):
+            Whether responses are quoted in judge prompts (`judge_guard`).
+        max_prompt_length (`int`, *optional*, defaults to `4096`):
+            Tokens that a prompt may have in training.
+        max_completion_length (`int`, *optional*, defaults to `4096`):
+            Tokens that a rollout may have in training.
+        num_generations (`int`, *optional*, defaults to `8`):
+            Rollouts of a group.
+        free_tokens (`int`, *optional*, defaults to `256`):
+            Tokens that a verdict may have beside itself (`judge_free_tokens`).
+        sample (`int`, *optional*, defaults to `1000`):
+            Of how many queries, evenly spread, responses and judge prompts are counted. Prompts are always all
+            counted.
+    """
+
+    k0: int = 4
+    guard: bool = True
+    max_prompt_length: int = 4096
+    max_completion_length: int = 4096
+    num_generations: int = 8
+    free_tokens: int = 256
+    sample: int = 1000
+
+    def __post_init__(self):
+        for key, least in (("k0", 2), ("sample", 1), ("num_generations", 2)):
+            if getattr(self, key) < least:
+                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
+
+
+@dataclass
+class Findings:
+    """What [`check`] found. Lengths are lists of tokens, one per thing counted."""
+
+    queries: int = 0
+    turns: Counter = field(default_factory=Counter)
+    responses: Counter = field(default_factory=Counter)
+    rubrics: Counter = field(default_factory=Counter)
+    weights: Counter = field(default_factory=Counter)
+    rubric_words: list[int] = field(default_factory=list)
+    same_prompt: list[str] = field(default_factory=list)
+    same_response: list[str] = field(default_factory=list)
+    too_long: list[str] = field(default_factory=list)
+    lengths: dict[str, list[int]] = field(default_factory=dict)
+    context: int = 0
+    """Tokens of the longest judge prompt counted, and its verdict."""
+    later_context: int = 0
+    """The same, if all rollouts use `max_completion_length` and buffers grow to twice their first size."""
+
+
+def check(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Findings:
+    """Check all rows of a data set, and look at what is in them.
+
+    Args:
+        dataset (`Dataset`):
+            A training set, finished or not: it may be without `rubrics` or `responses`.
+        tokens (`TokenCounter`):
+            Counts.
+        settings (`CheckSettings`):
+            What lengths depend on.
+
+    Raises:
+        [`DataError`]: for the first row that is not as docs/data.md has it, or if there are none.
+    """
+    found = Findings()
+    prompts: set[str] = set()
+    wordy = Query("", [], ())
+    every = max(1, -(-len(dataset) // settings.sample))
+    for number, row in enumerate(checked(dataset, rubrics_needed=False)):
+        query = Query(
+            row["query_id"],
+            row["prompt"],
+            tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row.get("rubrics") or ()),
+            tuple(row.get("responses") or ()),
+        )
+        count(found, query)
+        if query.text in prompts:
+            found.same_prompt.append(query.id)
+        prompts.add(query.text)
+        length = tokens.chat(query.prompt)
+        if length > settings.max_prompt_length:
+            found.too_long.append(query.id)
+        measured = found.lengths
+        measured.setdefault("prompt", []).append(length)
+        if number % every == 0:
+            measured.setdefault("response", []).extend(map(tokens.text, query.responses))
+            for name, question in judge_questions(query, settings.k0):
+                measured.setdefault(name, []).append(tokens.text(question.prompt(settings.guard)))
+                room = constrain(question.verdict, "none", settings.free_tokens)["max_tokens"]
+                found.context = max(found.context, measured[name][-1] + room)
+        wordy = max(wordy, query, key=frame_size)
+    found.later_context = later(wordy, tokens, settings)
+    return found
+
+
+def count(found: Findings, query: Query) -> None:
+    """Add what needs no tokens."""
+    found.queries += 1
+    found.turns[len(query.prompt)] += 1
+    found.responses[len(query.responses)] += 1
+    found.rubrics[len(query.rubrics)] += 1
+    found.weights.update(rubric.weight for rubric in query.rubrics)
+    found.rubric_words += [len(rubric.text.split()) for rubric in query.rubrics]
+    if len(set(query.responses)) < len(query.responses):
+        found.same_response.append(query.id)
+
+
+def judge_questions(query: Query, k0: int) -> Iterator[tuple[str, Question]]:
+    """The insertion of a query's longest response among `k0` anchors and among twice as many, which its responses
+    stand for, repeated where they are too few. Nothing without responses."""
+    if not query.responses:
+        return
+    longest = max(query.responses, key=len)
+    for name, K in (("judge prompt at K0", k0), ("judge prompt at 2 K0", 2 * k0)):
+        yield name, insertion_question(query, anchors(query.responses, K), longest)
+
+
+def anchors(responses: Sequence[str], K: int) -> list[str]:
+    """`K` anchors from reference responses, as a first buffer takes them."""
+    return select_k0(responses, K) if len(responses) >= K else list(islice(cycle(responses), K))
+
+
+def frame_size(query: Query) -> int:
+    """Characters of what stands in every judge prompt of a query."""
+    return len(query.text) + sum(len(rubric.text) for rubric in query.rubrics)
+
+
+def later(query: Query, tokens: TokenCounter, settings: CheckSettings) -> int:
+    """Tokens of a prompt as long as one can get in training, and its verdict."""
+    question = insertion_question(query, [""] * (2 * settings.k0), "")
+    frame = tokens.text(question.prompt(settings.guard))
+    shown = max(2 * settings.k0 + 1, settings.num_generations) * settings.max_completion_length
+    return frame + shown + constrain(question.verdict, "none", settings.free_tokens)["max_tokens"]
+
+
+def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: CheckSettings) -> None:
+    """Say what was found, wide where that is a file."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
+    for line in lines(name, found, settings):
+        console.print(line, markup=False, soft_wrap=True)
+    table = Table(title=f"Tokens ({tokens.name})", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("of a", no_wrap=True)
+    for column in ("counted", "least", "median", "95 %", "most"):
+        table.add_column(column, justify="right")
+    for what, values in found.lengths.items():
+        if values:
+            marks = (min(values), quantile(values, 0.5), quantile(values, 0.95), max(values))
+            table.add_row(what, f"{len(values):,}", *(f"{mark:,.0f}" for mark in marks))
+    console.print()
+    console.print(table)
+    for line in context_lines(found, settings):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
+    """Counts, rubrics and duplicates."""
+    yield f"{name}: {found.queries:,} queries, every row well-formed"
+    yield f"messages per prompt: {spread(found.turns)}"
+    yield f"responses per query: {spread(found.responses)}"
+    if found.weights:
+        mean = fmean(found.weights.elements())
+        yield f"rubrics per query: {spread(found.rubrics)}; {fmean(found.rubric_words):.0f} words each"
+        yield f"weights: {spread(found.weights)}; mean {mean:.2f}"
+    yield f"the same prompt as an earlier query: {listed(found.same_prompt)}"
+    yield f"the same response twice: {listed(found.same_response)}"
+    yield f"prompts above {settings.max_prompt_length:,} tokens: {listed(found.too_long)}"
+    if missing := found.rubrics[0]:
+        yield f"NOT READY: {missing:,} queries have no rubrics; recipes/generate_rubrics.py makes them"
+    few = sum(n for count, n in found.responses.items() if count < settings.k0)
+    if few:
+        yield (
+            f"{few:,} queries have fewer than {settings.k0} responses: set method_args: {{bootstrap: true}}, or sample"
+            " some with recipes/generate_responses.py"
+        )
+
+
+def context_lines(found: Findings, settings: CheckSettings) -> Iterator[str]:
+    """What the judge must be served with."""
+    if found.context:
+        yield f"judge context needed for these responses, up to {2 * settings.k0} anchors: {found.context:,} tokens"
+    yield (
+        f"judge context needed if every rollout has {settings.max_completion_length:,} tokens: {found.later_context:,}"
+        f" tokens ({2 * settings.k0} anchors and a candidate, or {settings.num_generations} candidates)"
+    )
+
+
+def spread(counts: Counter) -> str:
+    """`3 (12), 4 (980)`: what there is, and how often."""
+    return ", ".join(f"{value} ({n:,})" for value, n in sorted(counts.items()))
+
+
+def listed(query_ids: Sequence[str]) -> str:
+    """How many, and the first of them."""
+    if not query_ids:
+        return "0"
+    return f"{len(query_ids):,} (" + ", ".join(query_ids[:3]) + (", ...)" if len(query_ids) > 3 else ")")

@@ -1,0 +1,86 @@
+"""The command `rankbuffer-data`: look at a training set, show its card, push it.
+
+rankbuffer-data check FILE
+rankbuffer-data card FILE NAME
+rankbuffer-data push FILE USER/NAME
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from datasets import disable_progress_bars
+
+from .card import make_card
+from .check import CheckSettings, check, print_findings
+from .files import read_report
+from .hub import push
+from .queries import DataError, checked, load_queries, select
+from .tokens import TokenCounter
+
+SETTINGS = {
+    "k0": "anchors of a first buffer",
+    "max_prompt_length": "tokens that a prompt may have in training",
+    "max_completion_length": "tokens that a rollout may have in training",
+    "num_generations": "rollouts of a group",
+    "free_tokens": "the run's judge_free_tokens",
+    "sample": "of how many queries responses and judge prompts are counted",
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command."""
+    parser = argparse.ArgumentParser(prog="rankbuffer-data", description="Training sets for RankBuffer.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    look = commands.add_parser(
+        "check",
+        help="check every row; print counts, lengths, duplicates, judge context",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    look.add_argument("file", help=".jsonl, .json or .parquet file, or a data set on the Hub")
+    look.add_argument("--split", default="train", help="split of a data set on the Hub")
+    look.add_argument("--tokenizer", help="name or path of a tokenizer; without it, 3 characters are a token")
+    look.add_argument("--no_guard", action="store_true", help="judge_guard: false, the paper's prompts")
+    for name, what in SETTINGS.items():
+        look.add_argument(f"--{name}", type=int, default=getattr(CheckSettings, name), help=what)
+
+    for name, what in (("card", "print the data card"), ("push", "push to the Hub, with its card")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("file", help=".jsonl, .json or .parquet file")
+        command.add_argument("repo_id", help="<user>/<name> on the Hub")
+    command.add_argument("--public", action="store_true", help="for all to see; the default is for its owner alone")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what the command line says."""
+    if arguments.command == "push":
+        print(f"pushed: {push(arguments.file, arguments.repo_id, private=not arguments.public)}")
+    elif arguments.command == "card":
+        rows = list(checked(load_queries(arguments.file)))
+        name = f"train{Path(arguments.file).suffix}"
+        print(make_card(arguments.repo_id, name, rows, read_report(arguments.file)), end="")
+    else:
+        values = {name: getattr(arguments, name) for name in SETTINGS}
+        settings = CheckSettings(guard=not arguments.no_guard, **values)
+        tokens = TokenCounter(arguments.tokenizer)
+        dataset = load_queries(arguments.file, split=arguments.split)
+        known = ["query_id", "prompt"] + [c for c in ("rubrics", "responses") if c in dataset.column_names]
+        print_findings(arguments.file, check(select(dataset, known), tokens, settings), tokens, settings)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command `rankbuffer-data`."""
+    arguments = make_parser().parse_args(argv)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        run(arguments)
+    except (DataError, ValueError, OSError) as error:
+        sys.exit(f"rankbuffer-data: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""From Nectar's rows to rows of a training set, and which of them are taken.
+
+A row of `berkeley-nest/Nectar` has a `prompt` in one text, `\\n\\nHuman: ...\\n\\nAssistant: `, and `answers`, each
+with `answer`, `model` and `rank`, 1 for the best. The paper takes "1,000 queries randomly sampled from Nectar" with
+seed 42 and does not say more. Here the rows are put in a random order, and the first that can be used are taken
+(`sample`).
+"""
+
+import hashlib
+import heapq
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from ..groups import Messages
+from .queries import DataError, text_fault
+
+RANKS = 7
+ROLES = {"Human": "user", "Assistant": "assistant"}
+MARKERS = {role: f"\n\n{name}: " for name, role in ROLES.items()}
+TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+
+
+class Unusable(ValueError):
+    """A query that is left out. The text is the reason, in words that other queries share, so that they add up."""
+
+
+def parse_prompt(text: str) -> Messages:
+    """Read Nectar's prompt as messages, of which the last is the user's.
+
+    A turn begins with `Human:` or `Assistant:` after an empty line; elsewhere these words are text. White space around
+    a turn is dropped, a byte order mark too, and CRLF becomes LF. [`render_prompt`] is the inverse.
+
+    Raises:
+        [`Unusable`]: if it is not a conversation whose next turn is the assistant's.
+    """
+    before, *parts = TURN.split(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    if not parts:
+        raise Unusable("the prompt has no turn of a Human")
+    if before.strip():
+        raise Unusable("the prompt has text before its first turn")
+    messages = [
+        {"role": ROLES[name], "content": content.strip()}
+        for name, content in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    if any(message["role"] != ("user", "assistant")[i % 2] for i, message in enumerate(messages)):
+        raise Unusable("the prompt's turns do not alternate")
+    if messages[-1]["role"] == "assistant":
+        if messages[-1]["content"]:
+            raise Unusable("the prompt ends in an assistant turn")
+        messages.pop()
+    if not all(message["content"] for message in messages):
+        raise Unusable("the prompt has an empty turn")
+    return messages
+
+
+def render_prompt(messages: Messages) -> str:
+    """Messages as Nectar writes them."""
+    turns = "".join(MARKERS[message["role"]] + message["content"] for message in messages)
+    return turns + MARKERS["assistant"]
+
+
+def to_row(raw: dict) -> dict:
+    """A row of Nectar as a row of a training set, yet without rubrics.
+
+    Args:
+        raw (`dict`):
+            The row, of Nectar's schema ([`check_schema`]).
+
+    Returns:
+        `dict`: `query_id`, a hash of the prompt; `prompt`; `responses` from worst to best; `models`, which wrote them.
+
+    Raises:
+        [`Unusable`]: if it cannot be trained on.
+    """
+    if raw["prompt"] is None or raw["answers"] is None:
+        raise Unusable("prompt or answers are missing")
+    if text_fault(raw["prompt"]):
+        raise Unusable("the prompt is empty or is not clean text")
+    messages = parse_prompt(raw["prompt"])
+    answers = raw["answers"]
+    if len(answers) != RANKS:
+        raise Unusable(f"not {RANKS} responses")
+    if sorted(answer["rank"] or 0 for answer in answers) != list(range(1, RANKS + 1)):
+        raise Unusable(f"the ranks are not 1 to {RANKS}, each once")
+    answers = sorted(answers, key=lambda answer: -answer["rank"])
+    if any(text_fault(answer["answer"]) for answer in answers):
+        raise Unusable("a response is empty or is not clean text")
+    responses = [answer["answer"].replace("\r\n", "\n").strip() for answer in answers]
+    if len(set(responses)) < RANKS:
+        raise Unusable("two responses are the same")
+    return {
+        "query_id": "nectar-" + hashlib.sha256(raw["prompt"].encode()).hexdigest()[:16],
+        "prompt": messages,
+        "responses": responses,
+        "models": [answer["model"] or "unknown" for answer in answers],
+    }
+
+
+def check_schema(raw: dict, number: int) -> None:
+    """Check that a row has Nectar's columns and types, where it has values.
+
+    Raises:
+        [`DataError`]: naming what was expected and what was found.
+    """
+
+    def fail(what: str) -> NoReturn:
+        raise DataError(
+            f"row {number} does not have Nectar's schema: {what}. Expected are prompt (text) and answers (a list of"
+            " {answer: text, model: text, rank: number})"
+        )
+
+    for column in ("prompt", "answers"):
+        if column not in raw:
+            fail(f"there is no column {column!r}; the columns are {list(raw)}")
+    if not isinstance(raw["prompt"], str | None):
+        fail(f"prompt is {shown(raw['prompt'])}")
+    if not isinstance(raw["answers"], list | None):
+        fail(f"answers is {shown(raw['answers'])}")
+    for i, answer in enumerate(raw["answers"] or ()):
+        if not isinstance(answer, dict):
+            fail(f"answers[{i}] is {shown(answer)}")
+        for key, kind in (("answer", str), ("model", str), ("rank", int | float)):
+            if key not in answer:
+                fail(f"answers[{i}] has no {key!r}; it has {list(answer)}")
+            if not isinstance(answer[key], kind | None) or isinstance(answer[key], bool):
+                fail(f"answers[{i}].{key} is {shown(answer[key])}")
+
+
+def shown(value: object) -> str:
+    """A value and its type, short enough for a message."""
+    return f"{str(value)[:60]!r} ({type(value).__name__})"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was taken, and what was not.
+
+    Args:
+        rows (`list[dict]`):
+            The rows of the training set, in the random order.
+        read (`int`):
+            Rows of the source.
+        dropped (`dict[str, int]`):
+            How often each reason came up among those looked at: those that stand before the last one taken.
+    """
+
+    rows: list[dict]
+    read: int
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def looked_at(self) -> int:
+        """How many queries it took to find these."""
+        return len(self.rows) + sum(self.dropped.values())
+
+
+def place_of(prompt: str | None, seed: int) -> int:
+    """Where a prompt stands in the random order: a hash of seed and text, so that no order of files or shards and no
+    way of reading them changes it."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {prompt}".encode(errors="surrogatepass")).digest())
+
+
+def sample(
+    raws: Iterable[dict], n: int | None, seed: int, fault: Callable[[dict], str | None] = lambda row: None
+) -> Sample:
+    """Put all rows in random order and take the first `n` that can be used, in one pass that keeps `n` rows.
+
+    Args:
+        raws (`Iterable[dict]`):
+            Rows of Nectar, streamed or not.
+        n (`int`, *optional*):
+            How many to take, at least 1; `None` takes all that can be used.
+        seed (`int`):
+            Fixes the order.
+        fault (`Callable[[dict], str | None]`, *optional*):
+            Says of a finished row why it must be left out, if it must.
+
+    Raises:
+        [`DataError`]: if a row does not have Nectar's schema.
+    """
+    taken: list[tuple[int, dict]] = []  # a heap with the last in the random order on top
+    places: set[int] = set()
+    drops: list[tuple[int, str]] = []
+    read = 0
+    for number, raw in enumerate(raws):
+        read += 1
+        check_schema(raw, number)
+        place = place_of(raw["prompt"], seed)
+        full = n is not None and len(taken) >= n
+        if full and place > -taken[0][0]:
+            continue
+        try:
+            if place in places:
+                raise Unusable("the same prompt as an earlier row")
+            row = to_row(raw)
+            if reason := fault(row):
+                raise Unusable(reason)
+        except Unusable as reason:
+            drops.append((place, str(reason)))
+            continue
+        places.add(place)
+        if full:
+            heapq.heapreplace(taken, (-place, row))
+        else:
+            heapq.heappush(taken, (-place, row))
+    last = -taken[0][0] if taken and len(taken) == n else math.inf
+    reasons = Counter(reason for place, reason in drops if place <= last)
+    rows = [row for _, row in sorted(taken, key=lambda item: -item[0])]
+    return Sample(rows, read, dict(reasons.most_common()))

@@ -1,0 +1,131 @@
+"""Rubrics for a query from its ranked responses: the paper's prompts, and how the answer is read.
+
+`prompts/rubrics_system.txt` and `prompts/rubrics_user.txt` are the paper's, word for word (appendix "Rubric
+Generation"). They speak of seven responses; for another number of them that word is exchanged and nothing else.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..groups import Query, Rubric
+from ..judge.chat import Chat
+from ..judge.guard import defuse
+from ..judge.questions import fill
+from ..judge.verdicts import VerdictError, shown
+from .queries import text_fault
+
+PROMPTS = Path(__file__).parent / "prompts"
+SYSTEM, USER = (
+    (PROMPTS / f"rubrics_{role}.txt").read_text(encoding="utf-8").rstrip("\n") for role in ("system", "user")
+)
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+TEMPERATURE, MAX_TOKENS = 0.2, 1024
+"""The paper's decoding."""
+LEAST, MOST = 3, 5
+LONGEST_ANSWER = 100_000  # characters; 1,024 tokens are far fewer
+
+GENERIC = (
+    Rubric("Does what the query asks, in full, and keeps to every constraint that it states.", 5),
+    Rubric("Is correct: facts, reasoning, numbers and code hold up, and nothing is made up.", 5),
+    Rubric("Is specific and useful to the person who asked, with detail where it matters.", 3),
+    Rubric("Is clearly written and well organised, in a fitting tone and form.", 2),
+    Rubric("Is no longer than it needs to be, without filler or repetition.", 1),
+)
+"""For queries without rubrics of their own. They cannot say what matters for one query, so expect a weaker reward."""
+
+
+def rubric_chat(
+    query_id: str, prompt: list[dict], responses: list[str], models: list[str] | None, request: dict[str, Any]
+) -> Chat:
+    """Ask for the rubrics of one query.
+
+    Args:
+        query_id (`str`):
+            The query.
+        prompt (`list[dict]`):
+            Its messages. The model reads them as a judge does, [`Query.text`].
+        responses (`list[str]`):
+            From worst to best, at least two. Chat markers in them are defused, as in a judge's prompts.
+        models (`list[str]`, *optional*):
+            Who wrote each. Without them the prompt says `unknown`.
+        request (`dict[str, Any]`):
+            Decoding: the paper has temperature 0.2 and at most 1,024 tokens.
+    """
+    n = len(responses)
+    head, _, _ = USER.partition("[Rank 1 |")
+    head += "\n\n".join(f"[Rank {i} | model={{MODEL_{i}}}]\n{{ANSWER_{i}}}" for i in range(1, n + 1))
+    values = {"{QUERY}": Query(query_id, prompt, ()).text}
+    best_first = zip(reversed(responses), reversed(models or ["unknown"] * n), strict=True)
+    for i, (response, model) in enumerate(best_first, start=1):
+        values |= {f"{{ANSWER_{i}}}": defuse(response), f"{{MODEL_{i}}}": model}
+    messages = [
+        {"role": "system", "content": for_count(SYSTEM, n)},
+        {"role": "user", "content": fill(for_count(head, n), values)},
+    ]
+    return Chat("rubrics", query_id, messages, read_rubrics, request)
+
+
+def for_count(template: str, n: int) -> str:
+    """The template for `n` responses instead of seven."""
+    word = NUMBERS[n] if n < len(NUMBERS) else str(n)
+    return template.replace("seven", word).replace("Seven", word.capitalize())
+
+
+def read_rubrics(answer: str) -> list[dict[str, Any]]:
+    """The rubrics of an answer: 3 to 5 of them, each `{"text": text, "weight": integer 1 to 5}`.
+
+    Two things are mended: text around the JSON object (a code fence, a sentence, a thinking block before it) is passed
+    over, and white space inside a rubric becomes single spaces, since a prompt has one line per rubric. Everything
+    else is a fault that is put to the model: other counts, other weights, weights as text, a rubric that stands there
+    twice.
+
+    Raises:
+        [`VerdictError`]: naming the fault.
+    """
+    answer = answer.rpartition("</think>")[2]
+    if "<think>" in answer:
+        raise VerdictError("the answer ends inside its thinking block")
+    if len(answer) > LONGEST_ANSWER:
+        raise VerdictError(f"the answer has {len(answer):,} characters; {LONGEST_ANSWER:,} are allowed")
+    found = [value for value in objects(answer) if "rubrics" in value]
+    if len(found) != 1:
+        raise VerdictError(f"the answer must hold one whole JSON object with the key `rubrics`, it holds {len(found)}")
+    rubrics = found[0]["rubrics"]
+    if not isinstance(rubrics, list) or not LEAST <= len(rubrics) <= MOST:
+        count = len(rubrics) if isinstance(rubrics, list) else type(rubrics).__name__
+        raise VerdictError(f"`rubrics` must be a list of {LEAST} to {MOST} rubrics, not {count}")
+    read = [read_rubric(rubric, i) for i, rubric in enumerate(rubrics, start=1)]
+    if len({rubric["text"].casefold() for rubric in read}) < len(read):
+        raise VerdictError("two rubrics are the same")
+    return read
+
+
+def read_rubric(rubric: Any, number: int) -> dict[str, Any]:
+    """One rubric of the list, or [`VerdictError`]."""
+    if not isinstance(rubric, dict) or not {"text", "weight"} <= rubric.keys():
+        raise VerdictError(f"rubric {number} must be an object with `text` and `weight`")
+    text, weight = rubric["text"], rubric["weight"]
+    if fault := text_fault(text):
+        raise VerdictError(f"the text of rubric {number} {fault}")
+    if type(weight) is not int or not 1 <= weight <= 5:
+        raise VerdictError(f"the weight of rubric {number} must be an integer from 1 to 5, not {shown(weight)}")
+    return {"text": " ".join(text.split()), "weight": weight}
+
+
+def objects(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects in a text, outermost ones, from left to right."""
+    decoder = json.JSONDecoder()
+    end = 0
+    for start in re.finditer(r'\{\s*"', text):
+        if start.start() < end:
+            continue
+        try:
+            value, end = decoder.raw_decode(text, start.start())
+        except RecursionError:  # so would be all that begin inside it
+            return
+        except ValueError:
+            continue
+        yield value

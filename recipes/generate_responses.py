@@ -1,0 +1,170 @@
+"""Sample responses to queries of your own and put them in order, worst to best.
+
+    python recipes/generate_responses.py --dataset_name my_queries.jsonl --output_file data/mine_no_rubrics.jsonl \
+        --sampler_url http://127.0.0.1:8002/v1 --sampler_model Qwen/Qwen3-8B \
+        --judge_url http://127.0.0.1:8001/v1 --judge_model Qwen/Qwen3-30B-A3B-Instruct-2507
+
+The sampler may be any OpenAI-compatible endpoint: the policy itself, served by `vllm serve`, or a better model. The
+judge then ranks each query's responses once. Killed at any moment, the same command goes on without asking again for
+what is there. Queries that fail are listed, and the exit code is 1. Queries that have responses keep them.
+"""
+
+from dataclasses import dataclass, field
+
+from rankbuffer_trl.data.asking import ask_resumably, check_endpoint, cost_line
+from rankbuffer_trl.data.files import beside, check_output, read_report, source_name
+from rankbuffer_trl.data.queries import checked, load_queries
+from rankbuffer_trl.data.recipe import finish, run
+from rankbuffer_trl.data.responses import order_question, sample_chats
+from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.judge.config import JudgeConfig
+
+
+@dataclass
+class ResponsesConfig(JudgeConfig):
+    r"""
+    Configuration of sampled responses. It adds the parameters below to those of [`JudgeConfig`], which say who ranks
+    the responses (without `judge_url` the embedded rubric judge does); `judge_timeout`, `judge_max_retries`,
+    `judge_max_attempts` and `judge_concurrency` hold for the sampler too.
+
+    Parameters:
+        dataset_name (`str`):
+            A data set with `query_id` and `prompt`: a `.jsonl`, `.json` or `.parquet` file, or on the Hub.
+        dataset_config (`str`, *optional*):
+            Configuration of a data set on the Hub.
+        dataset_train_split (`str`, *optional*, defaults to `"train"`):
+            Its split.
+        output_file (`str`):
+            The data set to write, `.jsonl` or `.parquet`. Answers are kept beside it in `<output_file>.samples.jsonl`
+            and `<output_file>.orders.jsonl`.
+        sampler_url (`str`):
+            Base URL of the OpenAI-compatible server that answers the queries.
+        sampler_model (`str`):
+            Name under which it serves the model.
+        sampler_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
+            Environment variable that holds its key, if it wants one.
+        sampler_request (`dict`, *optional*):
+            Fields to set in every request to it, as JSON on the command line; `null` leaves a field out, such as
+            `{"seed": null}` for an endpoint that knows no seed, or `{"top_k": 20}` on vLLM.
+        responses (`int`, *optional*, defaults to `7`):
+            Responses per query, at least 2. The paper's rubric prompt speaks of seven.
+        least_responses (`int`, *optional*, defaults to `4`):
+            Different responses that a query must end up with, else it counts as failed (paper: K0 is 4).
+        temperature (`float`, *optional*, defaults to `0.6`):
+            Of the sampler (paper: 0.6 for the policy).
+        top_p (`float`, *optional*, defaults to `0.95`):
+            Of the sampler (paper: 0.95 for the policy).
+        max_tokens (`int`, *optional*, defaults to `4096`):
+            Tokens of a response (paper: 4,096 for the policy).
+        seed (`int`, *optional*, defaults to `42`):
+            Of the samples.
+    """
+
+    dataset_name: str | None = field(default=None, metadata={"help": "Data set with query_id and prompt."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Its split."})
+    output_file: str | None = field(default=None, metadata={"help": "The .jsonl or .parquet file to write."})
+    sampler_url: str | None = field(default=None, metadata={"help": "Base URL of the server that answers queries."})
+    sampler_model: str | None = field(default=None, metadata={"help": "Name under which it serves the model."})
+    sampler_api_key_env: str = field(
+        default="OPENAI_API_KEY", metadata={"help": "Environment variable that holds the sampler's key."}
+    )
+    sampler_request: dict | str | None = field(
+        default=None, metadata={"help": "JSON object of fields to set in every request to the sampler."}
+    )
+    responses: int = field(default=7, metadata={"help": "Responses per query."})
+    least_responses: int = field(default=4, metadata={"help": "Different responses that a query must end up with."})
+    temperature: float = field(default=0.6, metadata={"help": "Of the sampler."})
+    top_p: float = field(default=0.95, metadata={"help": "Of the sampler."})
+    max_tokens: int = field(default=4096, metadata={"help": "Tokens of a response."})
+    seed: int = field(default=42, metadata={"help": "Of the samples."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.dataset_name:
+            raise ValueError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
+        if not self.sampler_url or not self.sampler_model:
+            raise ValueError("sampler_url and sampler_model must be set: say where the model is that answers queries")
+        if not 2 <= self.least_responses <= self.responses:
+            raise ValueError(f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}")
+        self.sampler()  # refuses a wrong URL or request
+
+    def sampler(self) -> JudgeConfig:
+        """The sampler's endpoint, asked as a judge is."""
+        return JudgeConfig(
+            judge_url=[self.sampler_url],
+            judge_model=self.sampler_model,
+            judge_api_key_env=self.sampler_api_key_env,
+            judge_request=self.sampler_request,
+            judge_timeout=self.judge_timeout,
+            judge_max_retries=self.judge_max_retries,
+            judge_max_attempts=self.judge_max_attempts,
+            judge_concurrency=self.judge_concurrency,
+        )
+
+
+def main(config: ResponsesConfig) -> int:
+    """Read, sample, rank, write; gives the exit code."""
+    path = check_output(config.output_file)
+    dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
+    rows = list(checked(dataset, rubrics_needed=False))
+    todo = {row["query_id"]: row for row in rows if not row.get("responses")}
+    if todo:
+        check_endpoint(config)  # before samples are paid for
+    texts, failures, sampled = sample(config, todo)
+
+    questions = {
+        query_id: order_question(query_id, todo[query_id]["prompt"], todo[query_id].get("rubrics"), responses)
+        for query_id, responses in texts.items()
+    }
+    orders = ask_resumably(config, questions, beside(path, "orders.jsonl"), "ranking responses")
+    print(f"order of {len(orders.values):,} queries' responses: {cost_line(config, orders.totals)}")
+    failures |= {query_id: f"no order of its responses: {cause}" for query_id, cause in orders.failures.items()}
+    for query_id, order in orders.values.items():
+        todo[query_id]["responses"] = [texts[query_id][i] for i in order]
+        todo[query_id]["models"] = [config.sampler_model] * len(order)
+
+    finished = [row for row in rows if row["query_id"] not in failures]
+    step = {
+        "step": "responses",
+        "dataset_name": source_name(config.dataset_name),
+        "queries_without": len(todo),
+        "ranked_by": config.judge_model or "embedded rubric judge",
+        "ranking_cost": orders.totals.as_dict(),
+        "queries_failed": len(failures),
+    }
+    return finish(path, finished, failures, [*read_report(config.dataset_name), step | sampled])
+
+
+def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, list[str]], dict[str, str], dict]:
+    """Different responses by query, the causes of failure by query, and what there is to report."""
+    sampler = config.sampler()
+    request = {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens}
+    chats = {
+        f"{query_id} {i}": chat
+        for query_id, row in rows.items()
+        for i, chat in enumerate(sample_chats(query_id, row["prompt"], config.responses, request, config.seed))
+    }
+    try:
+        answers = ask_resumably(
+            sampler, chats, beside(check_output(config.output_file), "samples.jsonl"), "sampling responses"
+        )
+    except JudgeError as error:
+        raise JudgeError(f"sampler_url, sampler_model: {error}") from error
+    print(f"{len(answers.values):,} of {len(chats):,} responses: {cost_line(sampler, answers.totals)}")
+    texts, failures = {}, {}
+    for query_id in rows:
+        names = [f"{query_id} {i}" for i in range(config.responses)]
+        different = list(dict.fromkeys(answers.values[name] for name in names if name in answers.values))
+        if len(different) >= config.least_responses:
+            texts[query_id] = different
+        else:
+            causes = [answers.failures[name] for name in names if name in answers.failures]
+            cause = causes[0] if causes else "the others are the same"
+            failures[query_id] = f"{len(different)} different responses of {config.responses}; {cause}"
+    sampled = {"model": config.sampler_model, **request, "seed": config.seed, "cost": answers.totals.as_dict()}
+    return texts, failures, sampled
+
+
+if __name__ == "__main__":
+    run(ResponsesConfig, main)

@@ -1,0 +1,112 @@
+"""Make a training set of Nectar's queries and ranked responses, yet without rubrics.
+
+    python recipes/prepare_nectar.py --tokenizer Qwen/Qwen3-8B --output_file data/nectar_1000_no_rubrics.jsonl
+
+Which queries are taken, and why others are not: docs/data.md. `generate_rubrics.py` comes next.
+"""
+
+import sys
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.progress import track
+
+from rankbuffer_trl.data import nectar
+from rankbuffer_trl.data.files import check_output, source_name
+from rankbuffer_trl.data.queries import DataError, iterate, load_queries
+from rankbuffer_trl.data.recipe import finish, run
+from rankbuffer_trl.data.tokens import TokenCounter
+
+
+@dataclass
+class NectarConfig:
+    r"""
+    Configuration of the preparation of Nectar.
+
+    Parameters:
+        dataset_name (`str`, *optional*, defaults to `"berkeley-nest/Nectar"`):
+            Nectar on the Hub, or a `.jsonl` or `.parquet` file of its schema.
+        dataset_config (`str`, *optional*):
+            Configuration of a data set on the Hub.
+        dataset_train_split (`str`, *optional*, defaults to `"train"`):
+            Its split.
+        streaming (`bool`, *optional*, defaults to `False`):
+            Read the rows as they come, and keep no copy of Nectar on the disk. The same queries are taken.
+        queries (`int`, *optional*, defaults to `1000`):
+            How many queries to take (paper: 1,000); 0 takes all that can be used.
+        seed (`int`, *optional*, defaults to `42`):
+            Of the random order (paper: 42).
+        tokenizer (`str`, *optional*):
+            Name or path of the policy's tokenizer, which counts the prompts' tokens in its chat template. Without one
+            a token is taken for 3 characters.
+        max_prompt_length (`int`, *optional*, defaults to `4096`):
+            Tokens that a prompt may have (paper: 4,096).
+        output_file (`str`):
+            The data set to write, `.jsonl` or `.parquet`.
+    """
+
+    dataset_name: str = field(
+        default="berkeley-nest/Nectar", metadata={"help": "Nectar on the Hub, or a file of its schema."}
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Its split."})
+    streaming: bool = field(default=False, metadata={"help": "Keep no copy of Nectar. The same queries are taken."})
+    queries: int = field(default=1000, metadata={"help": "How many queries to take; 0 takes all that can be used."})
+    seed: int = field(default=42, metadata={"help": "Of the random order."})
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "The policy's tokenizer. Without one, a token is taken for 3 characters."}
+    )
+    max_prompt_length: int = field(default=4096, metadata={"help": "Tokens that a prompt may have."})
+    output_file: str | None = field(default=None, metadata={"help": "The .jsonl or .parquet file to write."})
+
+    def __post_init__(self):
+        if self.queries < 0:
+            raise ValueError(f"queries must be at least 0, got {self.queries}")
+        if self.max_prompt_length < 1:
+            raise ValueError(f"max_prompt_length must be at least 1, got {self.max_prompt_length}")
+
+
+def main(config: NectarConfig) -> int:
+    """Load, take, write; gives the exit code."""
+    path = check_output(config.output_file)
+    tokens = TokenCounter(config.tokenizer)
+
+    def fault(row: dict) -> str | None:
+        too_long = tokens.chat(row["prompt"]) > config.max_prompt_length
+        return f"the prompt has more than {config.max_prompt_length} tokens" if too_long else None
+
+    raws = load_queries(
+        config.dataset_name, config.dataset_config, config.dataset_train_split, streaming=config.streaming
+    )
+    shown = track(
+        iterate(raws),
+        "reading Nectar",
+        total=None if config.streaming else len(raws),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    sample = nectar.sample(shown, config.queries or None, config.seed, fault)
+    if not sample.rows:
+        raise DataError(f"none of the {sample.read} rows of {config.dataset_name} can be used: {sample.dropped}")
+    dropped = ", ".join(f"{count:,} because {reason}" for reason, count in sample.dropped.items())
+    print(f"{sample.read:,} rows read, {sample.looked_at:,} looked at, {len(sample.rows):,} taken")
+    print(f"left out: {dropped or 'none'}; tokens: {tokens.name}")
+    if len(sample.rows) < config.queries:
+        print(f"note: {config.queries:,} queries were asked for, and no more can be used", file=sys.stderr)
+    settings = {key: value for key, value in asdict(config).items() if key != "output_file"}
+    step = {
+        "step": "nectar",
+        **settings,
+        "dataset_name": source_name(config.dataset_name),
+        "tokens": tokens.name,
+        "rows_read": sample.read,
+        "rows_looked_at": sample.looked_at,
+        "queries_taken": len(sample.rows),
+        "left_out": sample.dropped,
+    }
+    return finish(path, sample.rows, {}, [step])
+
+
+if __name__ == "__main__":
+    run(NectarConfig, main)

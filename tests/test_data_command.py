@@ -1,0 +1,297 @@
+"""The command `rankbuffer-data`, pushing with a card, and the whole road from raw rows to a training run."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import generate_rubrics
+import prepare_nectar
+import pytest
+import train_rankbuffer
+from conftest import QUICKSTART
+from datasets import Dataset
+from generate_responses import ResponsesConfig
+from generate_rubrics import RubricsConfig
+from http_server import served
+from nectar_rows import RUBRICS, Model, raw_row, rubrics_text
+from prepare_nectar import NectarConfig
+from scripted import contents
+from test_recipes import commands
+from trl import TrlParser
+
+from rankbuffer_trl.buffer import select_k0
+from rankbuffer_trl.data import command, hub
+from rankbuffer_trl.data.check import CheckSettings, anchors, check
+from rankbuffer_trl.data.files import write_report, write_rows
+from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.data.tokens import TokenCounter
+from rankbuffer_trl.judge import insertion_question
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def run_command(capsys, *words: object) -> str:
+    command.main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+# Check
+
+
+def test_the_sample_that_ships_is_well_formed(capsys):
+    out = run_command(capsys, "check", QUICKSTART / "howto.jsonl")
+    assert "36 queries, every row well-formed" in out
+    assert "responses per query: 7 (36)" in out and "rubrics per query: 4 (26), 5 (10)" in out
+    assert "the same prompt as an earlier query: 0" in out and "NOT READY" not in out
+    assert re.search(r"judge prompt at 2 K0 +36", out)
+
+
+def test_lengths_are_those_of_the_real_prompts(howto, tiny_policy):
+    tokens, settings = TokenCounter(tiny_policy), CheckSettings(max_completion_length=100)
+    found = check(Dataset.from_list(howto), tokens, settings)
+    table = QueryTable(Dataset.from_list(howto), 7)
+    queries = [table[query_id] for query_id in table.ids]
+    assert found.lengths["response"] == [tokens.text(text) for query in queries for text in query.responses]
+    for name, K in (("judge prompt at K0", 4), ("judge prompt at 2 K0", 8)):
+        shown = [
+            tuple(select_k0(query.responses, 4)) if K == 4 else (*query.responses, query.responses[0])
+            for query in queries
+        ]
+        asked = [
+            insertion_question(query, texts, max(query.responses, key=len))
+            for query, texts in zip(queries, shown, strict=True)
+        ]
+        assert found.lengths[name] == [tokens.text(question.prompt(True)) for question in asked]
+    room = len('{"position": 8}') + 1 + 256
+    assert found.context == max(found.lengths["judge prompt at 2 K0"]) + room
+    assert found.later_context > 9 * 100 + room
+    wordy = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=200))
+    assert wordy.later_context - found.later_context == 9 * 100
+    grouped = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, num_generations=20))
+    assert grouped.later_context - found.later_context == 11 * 100
+    chat = [{"role": "user", "content": queries[0].text}]
+    rendered = f"<|im_start|>user\n{queries[0].text}<|im_end|>\n<|im_start|>assistant\n"
+    assert found.lengths["prompt"][0] == tokens.chat(chat) == tokens.text(rendered)
+
+
+def test_a_tokenizer_without_a_template_counts_the_texts(tmp_path, tiny_policy):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    tokens = TokenCounter(str(tmp_path))
+    assert tokens.chat([{"role": "user", "content": "boil water"}]) == tokens.text("boil water") > 0
+
+
+def test_anchors_are_those_of_a_first_buffer_and_repeat_where_they_are_few():
+    assert anchors("abcdefg", 4) == ["a", "c", "e", "g"]
+    assert anchors("abc", 8) == list("abcabcab")
+
+
+def test_what_is_odd_is_listed(howto, tmp_path, capsys):
+    rows = [dict(row) for row in howto[:6]]
+    rows[1]["prompt"] = rows[0]["prompt"]
+    rows[2]["responses"] = ["same", "same"]
+    rows[3]["responses"] = []
+    rows[4]["rubrics"] = []
+    write_rows(tmp_path / "odd.jsonl", rows)
+    out = run_command(capsys, "check", tmp_path / "odd.jsonl", "--max_prompt_length", 8, "--sample", 2, "--no_guard")
+    assert f"the same prompt as an earlier query: 1 ({rows[1]['query_id']})" in out
+    assert f"the same response twice: 1 ({rows[2]['query_id']})" in out
+    assert re.search(r"prompts above 8 tokens: \d", out)
+    assert "NOT READY: 1 queries have no rubrics; recipes/generate_rubrics.py makes them" in out
+    assert "2 queries have fewer than 4 responses" in out
+    assert re.search(r"prompt +6 ", out) and re.search(r"judge prompt at K0 +1 ", out)
+
+
+def test_a_set_without_rubrics_and_responses_can_be_checked(tmp_path, capsys):
+    write_rows(tmp_path / "bare.jsonl", [{"query_id": "a", "prompt": [{"role": "user", "content": "Why?"}]}])
+    out = run_command(capsys, "check", tmp_path / "bare.jsonl")
+    assert "NOT READY: 1 queries have no rubrics" in out and "judge prompt" not in out
+    assert "judge context needed if every rollout has 4,096 tokens" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl does not exist"),
+        (["howto", "--k0", "1"], "k0 must be at least 2, got 1"),
+        (["howto", "--tokenizer", "no/where"], "the tokenizer no/where cannot be loaded"),
+        (["broken"], r"row 1 .*: rubrics\[0\].weight must be an integer from 1 to 5, got '9'"),
+        (["twice"], "rows 0 and 2 have the same query_id 'make-tea'"),
+        (["nul"], r"row 0 .*: prompt\[0\].content must be text without NUL"),
+    ],
+)
+def test_what_cannot_be_checked_ends_in_one_line(howto, tmp_path, words, fragment):
+    broken = json.loads(json.dumps(howto[:2]))
+    broken[1]["rubrics"][0]["weight"] = 9
+    nul = json.loads(json.dumps(howto[:1]))
+    nul[0]["prompt"][0]["content"] = "a\0b"
+    for name, rows in {"broken": broken, "twice": [*howto[:2], howto[0]], "nul": nul, "howto": howto}.items():
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    file = tmp_path / (words[0] if "." in words[0] else f"{words[0]}.jsonl")
+    with pytest.raises(SystemExit, match=fragment) as exit:
+        command.main(["check", str(file), *words[1:]])
+    assert str(exit.value).startswith("rankbuffer-data: ") and "\n" not in str(exit.value)[:200]
+
+
+def test_the_commands_of_the_documentation_are_understood():
+    seen = set()
+    for line in commands("docs/data.md"):
+        words = shlex.split(line)
+        if words[0] == "rankbuffer-data":
+            seen.add(command.make_parser().parse_args(words[1:]).command)
+        elif "train_rankbuffer" not in line:
+            recipe = {"prepare_nectar": NectarConfig, "generate_rubrics": RubricsConfig}.get(Path(words[1]).stem)
+            TrlParser((recipe or ResponsesConfig,)).parse_args_and_config(words[2:])
+            seen.add(Path(words[1]).stem)
+    assert seen == {"check", "card", "push", "prepare_nectar", "generate_rubrics", "generate_responses"}
+
+
+# Push
+
+
+class FakeHub:
+    """The one seam to the Hub: what is made and committed, on the disk."""
+
+    def __init__(self, folder):
+        self.folder, self.made = folder, []
+
+    def create_repo(self, repo_id, *, repo_type, private, exist_ok):
+        assert repo_type == "dataset" and exist_ok
+        self.made.append((repo_id, private))
+
+    def create_commit(self, repo_id, *, repo_type, operations, commit_message):
+        assert repo_type == "dataset"
+        self.folder.mkdir()
+        for operation in operations:
+            with operation.as_file() as content:
+                (self.folder / operation.path_in_repo).write_bytes(content.read())
+
+        class Commit:
+            commit_url = f"https://hub/{repo_id}/commit/1"
+
+        return Commit
+
+
+STEPS = [
+    {
+        "step": "nectar",
+        "dataset_name": "berkeley-nest/Nectar",
+        "seed": 42,
+        "queries_taken": 1000,
+    },
+    {
+        "step": "rubrics",
+        "dataset_name": "a.jsonl",
+        "model": "deepseek-v4-flash",
+        "temperature": 0.2,
+        "cost": {"calls": 9},
+    },
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_set_is_pushed_with_its_card_and_can_be_loaded_from_there(tmp_path, howto, monkeypatch, capsys, kind):
+    path = tmp_path / f"mine.{kind}"
+    write_rows(path, [row | {"models": ["gpt-4"] * 7} for row in howto])
+    write_report(path, STEPS)
+    fake = FakeHub(tmp_path / "hub")
+    monkeypatch.setattr(hub, "HfApi", lambda: fake)
+    out = run_command(capsys, "push", path, "me/howto-36")
+    assert out.strip() == "pushed: https://hub/me/howto-36/commit/1" and fake.made == [("me/howto-36", True)]
+    assert list(load_queries(str(tmp_path / "hub"))) == list(load_queries(str(path)))
+    assert json.loads((tmp_path / "hub" / "report.json").read_text())["steps"] == STEPS
+    card = (tmp_path / "hub" / "README.md").read_text()
+    for said in (
+        f"path: train.{kind}",
+        "# howto-36",
+        "36 queries, 154 rubrics, 252 responses. Responses by model: gpt-4 252.",
+        "seed `42`",
+        'model `"deepseek-v4-flash"`',
+        "temperature `0.2`",
+        "Apache-2.0",
+        "Check that card",
+        "Text by `deepseek-v4-flash` (rubrics)",
+        "You are an expert evaluator for assistant responses.",
+        "[Rank 7 | model={MODEL_7}]",
+    ):
+        assert said in card, said
+    assert not re.search(r"\{(NAME|FILE|COUNTS|STEPS|SOURCES|SYSTEM|USER)\}", card)
+    assert run_command(capsys, "card", path, "me/howto-36") == card
+
+
+def test_own_queries_leave_the_licence_to_their_owner(tmp_path, howto, monkeypatch, capsys):
+    write_rows(tmp_path / "mine.jsonl", howto)
+    assert "Queries come from `an unknown source`" in run_command(capsys, "card", tmp_path / "mine.jsonl", "me/x")
+    write_report(tmp_path / "mine.jsonl", [STEPS[1]])
+    out = run_command(capsys, "card", tmp_path / "mine.jsonl", "me/x")
+    assert "Queries come from `a.jsonl`. Whoever publishes" in out and "Nectar" not in out
+
+
+def test_what_is_not_finished_is_not_pushed(tmp_path, howto):
+    write_rows(tmp_path / "mine.jsonl", [{k: v for k, v in howto[0].items() if k != "rubrics"}])
+    with pytest.raises(DataError, match="rubrics must be a non-empty list"):
+        hub.push(str(tmp_path / "mine.jsonl"), "me/x", api=FakeHub(tmp_path / "hub"))
+
+
+def test_a_refusal_of_the_hub_is_one_clear_error(tmp_path, howto):
+    from httpx import Request, Response
+    from huggingface_hub.errors import HfHubHTTPError
+
+    class Refusing:
+        def create_repo(self, *args, **kwargs):
+            raise HfHubHTTPError("401 Unauthorized", response=Response(401, request=Request("POST", "https://hub")))
+
+    write_rows(tmp_path / "mine.jsonl", howto)
+    with pytest.raises(DataError, match=r"mine\.jsonl cannot be pushed to me/x: 401"):
+        hub.push(str(tmp_path / "mine.jsonl"), "me/x", api=Refusing())
+
+
+# The road
+
+
+def test_from_two_hundred_raw_rows_to_a_training_run(tmp_path, howto, tiny_policy, capsys):
+    """Nectar's rows, the paper's sampling, rubrics from a loopback model, the check, two steps of training."""
+    raws = [raw_row(i, howto) for i in range(200)]
+    for i in range(0, 200, 20):
+        raws[i]["answers"][0]["rank"] = 8.0
+    (tmp_path / "raw.jsonl").write_text("".join(json.dumps(raw) + "\n" for raw in raws))
+    queries, ready = str(tmp_path / "queries.jsonl"), str(tmp_path / "ready.jsonl")
+
+    config = prepare_nectar.NectarConfig(
+        dataset_name=str(tmp_path / "raw.jsonl"), queries=100, tokenizer=tiny_policy, output_file=queries
+    )
+    assert prepare_nectar.main(config) == 0
+    model = Model(rubrics_text)
+    with served(model.app()) as url:
+        config = generate_rubrics.RubricsConfig(
+            dataset_name=queries, output_file=ready, judge_url=f"{url}/v1", judge_model="writer"
+        )
+        assert generate_rubrics.main(config) == 0
+    assert len(model.bodies) == 100
+    capsys.readouterr()
+    out = run_command(capsys, "check", ready, "--tokenizer", tiny_policy)
+    assert str(tmp_path) not in (tmp_path / "ready.jsonl.report.json").read_text()
+    assert "100 queries, every row well-formed" in out and "weights: 1 (100), 2 (100), 5 (100)" in out
+    assert [step["step"] for step in json.loads((tmp_path / "ready.jsonl.report.json").read_text())["steps"]] == [
+        "nectar",
+        "rubrics",
+    ]
+
+    arguments = [
+        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
+        *("--dataset_name", ready, "--output_dir", str(tmp_path / "run"), "--max_steps", "2"),
+        *("--per_device_train_batch_size", "32", "--max_completion_length", "12"),
+    ]
+    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    table = contents(tmp_path / "run" / "rankbuffer.sqlite")
+    assert len(table["groups"]) == 8
+    ids = {row["query_id"] for row in load_queries(ready)}
+    assert {row[0] for row in table["groups"]} <= ids and len(RUBRICS) == 3
+    assert {row[6] for row in table["calls"]} == {"parsed"}

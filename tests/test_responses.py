@@ -1,0 +1,170 @@
+"""Responses for queries of one's own: sampled, ranked once, resumed; failures listed."""
+
+import json
+import re
+
+import generate_responses
+import pytest
+from http_server import served
+from nectar_rows import Model
+
+from rankbuffer_trl.data.files import write_rows
+from rankbuffer_trl.data.queries import DataError, load_queries
+from rankbuffer_trl.data.responses import order_question, read_response, sample_chats
+from rankbuffer_trl.data.rubrics import GENERIC
+from rankbuffer_trl.judge import JudgeError, VerdictError
+from rankbuffer_trl.judge.questions import weighted_rubrics
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def own_queries(tmp_path, n: int, **more) -> str:
+    rows = [{"query_id": f"q{i}", "prompt": [{"role": "user", "content": f"Question {i}?"}]} | more for i in range(n)]
+    write_rows(tmp_path / "mine.jsonl", rows)
+    return str(tmp_path / "mine.jsonl")
+
+
+def numbered(messages, how_often) -> str:
+    """The sampler: another number each time it is asked the same, as text."""
+    return f"<think>hm</think>\n answer {how_often * 3 % 7}"
+
+
+def by_number(messages, how_often) -> str:
+    """The judge: a higher number is better."""
+    blocks = re.findall(r"^\[R(\d+)\]\n> answer (\d+)$", messages[0]["content"], re.MULTILINE)
+    return json.dumps({"order": [int(i) for i, value in sorted(blocks, key=lambda block: int(block[1]))]})
+
+
+def generate(source: str, tmp_path, sampler: Model, judge: Model, **kwargs) -> int:
+    with served(sampler.app()) as sampler_url, served(judge.app()) as judge_url:
+        config = generate_responses.ResponsesConfig(
+            dataset_name=source,
+            output_file=str(tmp_path / "out.jsonl"),
+            **{"sampler_url": f"{sampler_url}/v1", "sampler_model": "writer"}
+            | {"judge_url": f"{judge_url}/v1", "judge_model": "writer", "judge_max_retries": 0}
+            | kwargs,
+        )
+        return generate_responses.main(config)
+
+
+def test_responses_are_sampled_and_stand_worst_to_best(tmp_path):
+    sampler, judge = Model(numbered), Model(by_number)
+    assert generate(own_queries(tmp_path, 3), tmp_path, sampler, judge, sampler_request={"top_k": 20}) == 0
+    rows = list(load_queries(str(tmp_path / "out.jsonl")))
+    assert [row["responses"] for row in rows] == [[f"answer {i}" for i in range(7)]] * 3
+    assert rows[0]["models"] == ["writer"] * 7
+    assert len(sampler.bodies) == 21 and len(judge.bodies) == 3
+    body = sampler.bodies[0]
+    assert (body["temperature"], body["top_p"], body["top_k"], body["max_tokens"]) == (0.6, 0.95, 20, 4096)
+    assert sorted(b["seed"] for b in sampler.bodies) == sorted([42 + 1000 * i for i in range(7)] * 3)
+    assert weighted_rubrics(GENERIC) in judge.bodies[0]["messages"][0]["content"]
+    [step] = json.loads((tmp_path / "out.jsonl.report.json").read_text())["steps"]
+    assert step["model"] == step["ranked_by"] == "writer" and step["cost"]["calls"] == 21
+
+    again = Model(numbered)
+    assert generate(own_queries(tmp_path, 4), tmp_path, again, judge, sampler_request={"top_k": 20}) == 0
+    assert len(again.bodies) == 7 and len(judge.bodies) == 4, "only the new query is asked about"
+
+
+def test_a_querys_own_rubrics_order_its_responses():
+    mine = [{"text": "Mine.", "weight": 4}]
+    prompt = [{"role": "user", "content": "Why?"}]
+    assert "1.[weight=4] Mine." in order_question("q", prompt, mine, ["a", "b"]).prompt()
+    assert weighted_rubrics(GENERIC) in order_question("q", prompt, None, ["a", "b"]).prompt()
+    assert order_question("q", prompt, [], ["a", "b"]).kind == "bootstrap"
+
+
+def test_failures_are_listed_and_asked_again_alone(tmp_path, capsys):
+    def sometimes(messages, how_often):
+        return "the same" if messages[0]["content"] == "Question 1?" else numbered(messages, how_often)
+
+    def confused(messages, how_often):
+        return "no" if "Question 2?" in messages[0]["content"] else by_number(messages, how_often)
+
+    sampler, judge = Model(sometimes), Model(confused)
+    source = own_queries(tmp_path, 4)
+    assert generate(source, tmp_path, sampler, judge) == 1
+    failed = {
+        row["query_id"]: row["error"]
+        for row in map(json.loads, (tmp_path / "out.jsonl.failed.jsonl").read_text().splitlines())
+    }
+    assert failed.keys() == {"q1", "q2"}
+    assert failed["q1"] == "1 different responses of 7; the others are the same"
+    assert failed["q2"].startswith("no order of its responses: malformed")
+    assert [row["query_id"] for row in load_queries(str(tmp_path / "out.jsonl"))] == ["q0", "q3"]
+    assert "2 queries failed and are NOT in it" in capsys.readouterr().err
+
+    sampler, judge = Model(sometimes), Model(by_number)
+    assert generate(source, tmp_path, sampler, judge) == 1
+    assert not sampler.bodies and len(judge.bodies) == 1
+    assert [row["query_id"] for row in load_queries(str(tmp_path / "out.jsonl"))] == ["q0", "q2", "q3"]
+
+
+def test_a_sample_that_cannot_be_read_is_asked_afresh(tmp_path):
+    def at_first_cut(messages, how_often):
+        assert len(messages) == 1
+        return "<think>endless" if how_often <= 2 else numbered(messages, how_often)
+
+    sampler = Model(at_first_cut)
+    assert generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number)) == 0
+    assert len(sampler.bodies) == 9 and len({body["seed"] for body in sampler.bodies}) == 9
+
+
+def test_rows_that_have_responses_keep_them(tmp_path):
+    sampler = Model(numbered)
+    source = own_queries(tmp_path, 2, responses=["worse", "better"])
+    assert generate(source, tmp_path, sampler, Model(by_number)) == 0
+    assert not sampler.bodies
+    assert [row["responses"] for row in load_queries(str(tmp_path / "out.jsonl"))] == [["worse", "better"]] * 2
+
+
+def test_both_endpoints_are_there_before_samples_are_paid_for(tmp_path):
+    sampler = Model(numbered)
+    with pytest.raises(JudgeError, match=r"127\.0\.0\.1:9/v1 cannot be reached"):
+        generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), judge_url=["http://127.0.0.1:9/v1"])
+    assert not sampler.bodies
+    with pytest.raises(JudgeError, match=r"sampler_url, sampler_model: .*cannot be reached"):
+        generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_url="http://127.0.0.1:9/v1")
+
+
+@pytest.mark.parametrize("answer", ["", " \n", "<think>a</think> ", "<think>a", "a\0b", "\ud800"])
+def test_what_is_no_response_is_refused(answer):
+    with pytest.raises(VerdictError):
+        read_response(answer)
+
+
+def test_a_response_of_a_megabyte_is_read():
+    assert len(read_response("<think>x</think>" + "a b" * 350_000)) == 1_050_000
+
+
+def test_every_sample_and_every_repeat_has_a_seed_of_its_own():
+    chats = sample_chats("q", [], 3, {}, 42)
+    seeds = {chat.request["seed"] + repeat for chat in chats for repeat in range(10)}
+    assert len(seeds) == 30 and all(chat.afresh for chat in chats)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "fragment"),
+    [
+        ({"sampler_url": None}, "sampler_url and sampler_model must be set"),
+        ({"sampler_model": None}, "sampler_url and sampler_model must be set"),
+        ({"sampler_url": "localhost"}, "must start with http"),
+        ({"sampler_request": "{"}, "is not JSON"),
+        ({"responses": 3}, r"least_responses must be in 2..responses=3, got 4"),
+        ({"least_responses": 1}, r"least_responses must be in 2..responses=7, got 1"),
+        ({"dataset_name": None}, "dataset_name is not set"),
+    ],
+)
+def test_wrong_settings_are_named(kwargs, fragment):
+    good = {"dataset_name": "x.jsonl", "sampler_url": "http://127.0.0.1:9/v1", "sampler_model": "m"}
+    with pytest.raises(ValueError, match=fragment):
+        generate_responses.ResponsesConfig(**good | kwargs)
+
+
+def test_rows_that_are_no_queries_are_refused(tmp_path):
+    source = own_queries(tmp_path, 2, prompt=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    with pytest.raises(DataError, match=r"row 0 \(query_id 'q0'\): prompt must end with a user message"):
+        generate(source, tmp_path, Model(numbered), Model(by_number))
