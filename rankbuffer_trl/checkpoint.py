@@ -158,7 +158,7 @@ def write_store(store: BufferStore, checkpoint: Path, run: Mapping[str, Any]) ->
         # It is written last: an older checkpoint of this name is no longer whole.
         (checkpoint / STATE).unlink(missing_ok=True)
         store.save(checkpoint / FOLDER)
-        segments.write_json(checkpoint / FOLDER / RUN, run)
+        segments.write_json(checkpoint / FOLDER / RUN, run, indent=1)
     except OSError as error:
         raise StoreError(f"cannot write {checkpoint}: {error}") from error
 
