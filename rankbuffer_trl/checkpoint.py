@@ -155,7 +155,7 @@ def write_store(store: BufferStore, checkpoint: Path, run: Mapping[str, Any]) ->
     """
     try:
         store.save(checkpoint / FOLDER)
-        segments.write_json(checkpoint / FOLDER / RUN, run)
+        segments.write_json(checkpoint / FOLDER / RUN, run, indent=1)
     except OSError as error:
         raise StoreError(f"cannot write {checkpoint}: {error}") from error
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from .judge import Totals
@@ -132,7 +132,8 @@ def copy_rows(db: sqlite3.Connection, begins: dict[str, int], path: Path) -> Non
 
 def note(db: sqlite3.Connection, segment: Segment) -> None:
     """Put a segment into the store's chain."""
-    values = (*list(asdict(segment).values())[:4], json.dumps(segment.ends), json.dumps(segment.totals))
+    s = segment
+    values = (s.number, s.name, s.bytes, s.sha256, json.dumps(s.ends), json.dumps(s.totals))
     db.execute(f"INSERT INTO segments ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
@@ -147,7 +148,7 @@ def write(sealed: Sequence[Segment], home: Path, folder: Path) -> None:
     for segment in sealed:
         if not is_whole(folder, segment):
             link(home / segment.name, folder / segment.name)
-    write_json(folder / MANIFEST, [asdict(segment) for segment in sealed])
+    write_json(folder / MANIFEST, [vars(segment) for segment in sealed])
 
 
 def read(folder: Path) -> list[Segment]:
@@ -255,10 +256,10 @@ def link(source: Path, target: Path) -> None:
         os.replace(temporary, target)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, indent: int | None = None) -> None:
     """Write JSON durably: either the old or the complete new file is there."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.write_text(json.dumps(value, indent=indent) + "\n")
     sync(temporary)
     os.replace(temporary, path)
 
