@@ -6,7 +6,7 @@ inside a response stays text.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,7 @@ def read_score(answer: str) -> dict[str, Any]:
     return verdict
 
 
-def rating(verdict: dict[str, Any]) -> float:
+def rating(verdict: Mapping[str, Any]) -> float:
     """The rating in a judge's answer: `"7"`, `7` or `7.5`. The official tables convert it with `float` alone.
 
     Raises:

@@ -64,7 +64,7 @@ def read_scores(path: Path, criteria: Mapping[str, Sequence[str]], dropped: Coll
         [`OutputError`]: if the file is missing, holds other rows, or a row lacks a score.
     """
     try:
-        rows = [(str(row.get("index")), row.get("scores")) for row in read_jsonl(path)]
+        rows = [(str(row.get("index")), row.get("scores", {})) for row in read_jsonl(path)]
     except FileNotFoundError:
         raise OutputError(f"{path} is missing: judge the outputs first") from None
     check_rows([index for index, _ in rows], criteria, dropped, path)

@@ -128,7 +128,7 @@ def buffers(store: BufferStore, folder: Path) -> dict[str, Any]:
 
 def on_hub(name: str | None) -> bool:
     """Whether a name looks like an id on the Hub, and is no path here."""
-    return bool(name) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+    return name is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
 def public(name: str) -> str:

@@ -72,6 +72,8 @@ def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
 def buffer_rows(store: BufferStore, query_id: str) -> list[dict]:
     """The rows of one query's newest buffer."""
     buffer = store.load(query_id)
+    if buffer is None:
+        return []
     return [
         {
             "query_id": query_id,

@@ -7,6 +7,7 @@ that processes can save at different steps or inside a generation.
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -32,7 +33,7 @@ class StopOnSigterm(TrainerCallback):
         self.may_save = may_save
         self.received = False
         self.stopped = False
-        self._previous: object = None
+        self._previous: Any = None  # what `signal.signal` gave back
 
     def _receive(self, number: int, frame: object) -> None:
         self.received = True

@@ -151,11 +151,11 @@ def run_progress(trainer: RankBufferTrainer, console: Console | None = None) -> 
         yield
         return
     trainer.remove_callback(ProgressCallback)
-    scorer = trainer.rank_reward.scorer  # the main process has it
-    if scorer is None:
+    if not trainer.is_world_process_zero():
         yield
         return
-    shown = RunProgress(trainer.args.num_train_epochs, scorer.store.totals, trainer.args.price, console)
+    totals = trainer.rank_reward.scorer.store.totals
+    shown = RunProgress(trainer.args.num_train_epochs, totals, trainer.args.price, console)
     trainer.add_callback(shown)
     try:
         yield

@@ -78,11 +78,22 @@ class RankBufferReward:
         self.training = True
         self.epoch: Callable[[], int] | None = None
         self._started = False
-        self.scorer: GroupScorer | None = None
+        self._scorer: GroupScorer | None = None
         on_main_process(lambda: self._open(judge, store, max_failures, step_timeout))
 
     def _open(self, judge: Judge, store: str | Path, max_failures: float, step_timeout: float | None) -> None:
-        self.scorer = GroupScorer(self.method, judge, BufferStore(store), max_failures, step_timeout)
+        self._scorer = GroupScorer(self.method, judge, BufferStore(store), max_failures, step_timeout)
+
+    @property
+    def scorer(self) -> GroupScorer:
+        """Method, judge and store, which the main process alone has.
+
+        Raises:
+            `RuntimeError`: on another process, or after `close`.
+        """
+        if self._scorer is None:
+            raise RuntimeError("only the main process has judge and store, and only until close()")
+        return self._scorer
 
     def __call__(
         self,
@@ -150,9 +161,9 @@ class RankBufferReward:
 
     def close(self) -> None:
         """Close store and judge."""
-        if self.scorer is not None:
-            self.scorer.close()
-            self.scorer = None
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
 
 
 def storable(text: str) -> str:

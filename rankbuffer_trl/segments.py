@@ -55,7 +55,10 @@ class Segment:
 def chain(db: sqlite3.Connection) -> list[Segment]:
     """The segments that the store has sealed, in order."""
     rows = db.execute(f"SELECT {COLUMNS} FROM segments ORDER BY number")
-    return [Segment(*row[:4], json.loads(row[4]), json.loads(row[5])) for row in rows]
+    return [
+        Segment(number, name, size, sha256, json.loads(ends), json.loads(sums))
+        for number, name, size, sha256, ends, sums in rows
+    ]
 
 
 def row_ends(db: sqlite3.Connection) -> dict[str, int]:

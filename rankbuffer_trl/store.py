@@ -20,6 +20,8 @@ from .groups import RolloutGroup
 from .judge import Call, Totals
 from .score import GroupScore
 
+SEGMENTS = ".segments"  # the folder beside the live store that has what checkpoints share
+
 
 class BufferStore:
     """The persistent buffers and history of a run.
@@ -38,7 +40,7 @@ class BufferStore:
     def __init__(self, path: str | Path | None = None, read_only: bool = False):
         self.path = Path(path) if path else None
         with self._errors("open"):
-            self._db = database.open_to_read(self.path) if read_only else database.open_to_write(self.path)
+            self._db = database.open_to_read(self._live) if read_only else database.open_to_write(self.path)
 
     def load(self, query_id: str) -> AnchorBuffer | None:
         """The newest buffer of a query, `None` if it has none yet."""
@@ -50,7 +52,7 @@ class BufferStore:
             ).fetchone()
             if row is None:
                 return None
-            anchors, *markers = json.loads(row[0]), *row[1:]
+            anchors, markers = json.loads(row[0]), row[1:]
             marks = ",".join("?" * len(anchors))
             texts = dict(
                 self._db.execute(
@@ -179,21 +181,24 @@ class BufferStore:
         """Start over with an empty store. One that holds something is kept under another name."""
         if not any(segments.row_ends(self._db).values()):
             return
-        names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
+        path = self._live
+        names = (path.with_stem(f"{path.stem}-{n}") for n in count(1))
         self._db.close()
-        self.path.rename(next(name for name in names if not name.exists()))
-        self._db = database.open_to_write(self.path)
-        segments.prune(self._home, [])
+        path.rename(next(name for name in names if not name.exists()))
+        self._db = database.open_to_write(path)
+        segments.prune(path.with_suffix(SEGMENTS), [])
 
     @property
-    def _home(self) -> Path | None:
-        """Where the segments of the live store are."""
-        return self.path.with_suffix(".segments") if self.path else None
+    def _live(self) -> Path:
+        if self.path is None:
+            raise StoreError("a temporary store is for reading; give it a path to save it")
+        return self.path
 
     def save(self, folder: str | Path) -> None:
         """Put the whole store into `folder`, durably, in a time that depends on what is new since the last save."""
         with self._errors("save", f" to {folder}"):
-            segments.write(segments.seal(self._db, self._home), self._home, Path(folder))
+            home = self._live.with_suffix(SEGMENTS)
+            segments.write(segments.seal(self._db, home), home, Path(folder))
 
     def restore(self, folder: str | Path) -> None:
         """Become what was saved to `folder`. A store of another run that was here before is set aside."""
@@ -203,7 +208,8 @@ class BufferStore:
                 if not segments.common_length(segments.chain(self._db), sealed):
                     segments.check(Path(folder), sealed)
                     self._set_aside()
-                segments.load(self._db, Path(folder), sealed, self._home)
+                home = self.path.with_suffix(SEGMENTS) if self.path else None
+                segments.load(self._db, Path(folder), sealed, home)
             except ValueError as error:
                 raise StoreError(f"{error}: the checkpoint holds no buffers that could be resumed from") from None
 

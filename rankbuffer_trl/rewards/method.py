@@ -7,7 +7,7 @@ Nothing else changes.
 import dataclasses
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
@@ -18,6 +18,7 @@ from ..score import GroupScore
 class RewardMethod(Protocol):
     """Turns a group into a reward per rollout. All judge calls go through the one seam."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     name: str
     """Goes into the ledger."""
 
