@@ -2,7 +2,7 @@
 # make test         run all tests
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> take one that runs
 # make test-browser run the report page in a headless Chromium
-# make lint         check style
+# make lint         check style and types
 #
 # Each sets up what it needs in .venv, once. It needs Python 3.11 or newer and make, nothing else.
 # Without a GPU, TORCH_INDEX=<url of PyTorch's CPU wheels> saves several GB of CUDA libraries.
@@ -45,11 +45,14 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/shellcheck -x recipes/launch/*.sh .ci/run
+	$(BIN)/mypy
 
 benchmarks: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/trainer_overhead.py
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/buffer_store.py
 	$(BIN)/python benchmarks/judge_throughput.py
+	$(BIN)/python benchmarks/prepare_data.py
+	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/miniature.py
 
 $(VENV)/installed: requirements.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
