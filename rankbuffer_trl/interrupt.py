@@ -7,6 +7,7 @@ that processes can save at different steps or inside a generation.
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -32,7 +33,7 @@ class StopOnSigterm(TrainerCallback):
         self.may_save = may_save
         self.received = False
         self.stopped = False
-        self._previous: object = None
+        self._previous: Any = None
 
     def _receive(self, number: int, frame: object) -> None:
         self.received = True
@@ -52,8 +53,8 @@ class StopOnSigterm(TrainerCallback):
         logger.warning(f"SIGTERM: stopping after step {state.global_step} with a checkpoint")
         control.should_save = control.should_training_stop = self.stopped = True
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Leave the signal as it was."""
+    def leave(self) -> None:
+        """Leave the signal as it was, however training ended."""
         if self._previous is not None and not self.received:
             signal.signal(signal.SIGTERM, self._previous)
         self._previous = None
