@@ -53,8 +53,8 @@ class StopOnSigterm(TrainerCallback):
         logger.warning(f"SIGTERM: stopping after step {state.global_step} with a checkpoint")
         control.should_save = control.should_training_stop = self.stopped = True
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Leave the signal as it was."""
+    def leave(self) -> None:
+        """Leave the signal as it was, however training ended."""
         if self._previous is not None and not self.received:
             signal.signal(signal.SIGTERM, self._previous)
         self._previous = None

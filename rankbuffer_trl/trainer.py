@@ -198,7 +198,10 @@ class RankBufferTrainer(GRPOTrainer):
             [`StoreError`]: if the checkpoint is not whole, or belongs to a run with other data, method or judge.
         """
         checkpoint = on_main_process(lambda: self._prepare_run(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+        finally:
+            self._sigterm.leave()
 
     def _prepare_run(self, resume: str | bool | None) -> str | None:
         checkpoint = None

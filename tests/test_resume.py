@@ -235,6 +235,9 @@ def test_sigterm_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_
     assert trainer.interrupted and trainer.state.global_step == 6
     trainer.close()
     assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "other", tiny_policy, rows, callback=InterruptAt(1))
+    assert signal.getsignal(signal.SIGTERM) == before
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
 
 
