@@ -34,11 +34,11 @@ from rich.table import Table
 
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable
-from rankbuffer_trl.export import export_buffers
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.score import GroupScore
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store.export import export_buffers
 
 ANCHORS, G, STEP = 8, 8, 20
 SLOW = ("resume elsewhere", "export", "data")

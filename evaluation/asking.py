@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rankbuffer_trl.data.tokens import CHARACTERS_PER_TOKEN
 from rankbuffer_trl.judge import AnswerLog, Chat, Judge, JudgeError, Totals, answer_all
 from rankbuffer_trl.judge.config import JudgeConfig, read_object
-from rankbuffer_trl.preflight import CHARACTERS_PER_TOKEN, LONGEST, check_server, servers_of
+from rankbuffer_trl.judge.reach import check_server, servers_of
+from rankbuffer_trl.preflight import LONGEST
 
 from .benchmark import shortened
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from trl import TrlParser
 
 from rankbuffer_trl.judge import JudgeError
-from rankbuffer_trl.preflight import check_server, servers_of
+from rankbuffer_trl.judge.reach import check_server, servers_of
 
 from .alpaca_eval import AlpacaEval
 from .arena_hard import ArenaHard

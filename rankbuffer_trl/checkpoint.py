@@ -1,7 +1,7 @@
 """Which files make a checkpoint whole, where the stores are, and how to read them.
 
-A checkpoint of the trainer holds the folder `rankbuffer`: the store's segments (`segments.py`) and `run.json`, which
-says what run it belongs to (`identity.py`).
+A checkpoint of the trainer holds the folder `rankbuffer`: the store's segments (`store/segments.py`) and `run.json`,
+which says what run it belongs to (`identity.py`).
 """
 
 import json
@@ -15,9 +15,8 @@ from typing import Any
 
 from accelerate.logging import get_logger
 
-from . import segments
 from .identity import differences
-from .store import BufferStore, StoreError
+from .store import BufferStore, StoreError, segments
 
 logger = get_logger(__name__)
 

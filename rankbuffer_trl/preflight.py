@@ -15,9 +15,9 @@ from statistics import fmean
 from .config import RankBufferConfig
 from .data.queries import QueryTable
 from .data.tokens import CHARACTERS_PER_TOKEN
-from .judge import Call, Judge, JudgeError, Totals, TransportError
+from .judge import Call, Judge, JudgeError, Totals
 from .judge.openai_client import OpenAIClient
-from .judge.servers import Servers
+from .judge.reach import check_server, servers_of
 from .rewards.method import RewardMethod
 from .scoring import stand_in
 
@@ -99,36 +99,6 @@ async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
     if not method.responses_needed:
         lines.append("the queries have no reference responses to ask about, so expect other tokens and times")
     return lines
-
-
-def servers_of(judge: Judge) -> list[OpenAIClient]:
-    """The servers behind a judge; none for the embedded one."""
-    if isinstance(judge.client, Servers):
-        return judge.client.clients
-    return [judge.client] if isinstance(judge.client, OpenAIClient) else []
-
-
-async def check_server(client: OpenAIClient) -> int | None:
-    """The context length of a server that is there and serves the model, `None` if it does not say.
-
-    Raises:
-        [`JudgeError`]: naming the server and what is wrong.
-    """
-    try:
-        models = await client.models()
-    except TransportError as error:
-        if error.kind == "refused":  # not every endpoint lists its models; the questions to come will tell
-            return None
-        raise JudgeError(
-            f"the judge server {client.url} cannot be reached, so nothing was started: {error}. Is it up, and does"
-            " judge_url name it?"
-        ) from error
-    if client.model not in models:
-        raise JudgeError(
-            f"the judge server {client.url} does not serve judge_model={client.model!r}; it serves"
-            f" {', '.join(map(repr, models))}"
-        )
-    return models[client.model]
 
 
 async def check_context(

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from .card import write_card
 from .checkpoint import (
     FOLDER,
     LIVE_STORE,
@@ -29,8 +28,7 @@ from .checkpoint import (
 from .config import RankBufferConfig
 from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
-from .export import FILE, export_buffers
-from .hub import BeforePush
+from .hub import BeforePush, write_card
 from .identity import describe, identity
 from .interrupt import StopOnSigterm
 from .judge import Judge
@@ -39,6 +37,7 @@ from .reward_function import RankBufferReward
 from .rewards.format import AnswerReader, FormatReward
 from .sampler import EpochSampler
 from .store import StoreError
+from .store.export import FILE, export_buffers
 
 RANK = 0  # column of the rank reward
 

@@ -30,7 +30,6 @@ from rankbuffer_trl.audit.measures import (
     ordering_tau,
     own_distance,
     position_bias,
-    quantile,
     tau_b,
     win_rates,
 )
@@ -444,13 +443,6 @@ def test_the_best_constant_position_is_the_middle(n, own, back):
 
 def test_a_response_may_stand_on_either_side_of_itself():
     assert [own_distance(given, 2) for given in range(6)] == [2, 1, 0, 0, 1, 2]
-
-
-def test_a_quantile_is_interpolated():
-    assert quantile([4, 1, 3, 2], 0) == 1
-    assert quantile([4, 1, 3, 2], 0.5) == 2.5
-    assert quantile([4, 1, 3, 2], 1) == 4
-    assert quantile([7], 0.95) == 7
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.integers(0, 5))

@@ -290,7 +290,7 @@ def test_from_two_hundred_raw_rows_to_a_training_run(tmp_path, howto, tiny_polic
         *("--per_device_train_batch_size", "32", "--max_completion_length", "12"),
     ]
     train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
-    table = contents(tmp_path / "run" / "rankbuffer.sqlite")
+    table = contents(tmp_path / "run" / "_rankbuffer" / "live.sqlite")
     assert len(table["groups"]) == 8
     ids = {row["query_id"] for row in load_queries(ready)}
     assert {row[0] for row in table["groups"]} <= ids and len(RUBRICS) == 3

@@ -270,17 +270,26 @@ def top(parts: tuple[str, ...]) -> str:
     return f"{parts[0]}.py" if (PACKAGE / f"{parts[0]}.py").is_file() else f"{parts[0]}/"
 
 
+def is_for_types(node: ast.AST) -> bool:
+    """Whether a block is read by type checkers alone."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
 def imports() -> Iterator[tuple[str, str, Path]]:
     """(importing, imported, where), by file or folder of the package."""
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(PACKAGE)
         if inside.parts == ("__init__.py",):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level:
+        tree = ast.parse(path.read_text())
+        for_types = {node for block in ast.walk(tree) if is_for_types(block) for node in ast.walk(block)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level and node not in for_types:
                 package = inside.parent.parts[: len(inside.parent.parts) - node.level + 1]
                 modules = [node.module.split(".")] if node.module else [[alias.name] for alias in node.names]
                 for module in modules:
+                    if module == ["__version__"]:
+                        continue
                     yield top((inside.parts[0].removesuffix(".py"),)), top((*package, *module)), inside
 
 
@@ -356,4 +365,4 @@ def test_the_example_trains_on_its_own_data(tmp_path, tiny_policy, monkeypatch):
         monkeypatch.setattr(sys, "argv", [*words, "--max_completion_length", "8", "--report_to", "none"])
         done = runpy.run_path(str(ROOT / "examples" / "train_on_your_own.py"))
     assert done["trainer"].state.global_step == 2
-    assert (tmp_path / "model.safetensors").is_file() and (tmp_path / "rankbuffer.sqlite").is_file()
+    assert (tmp_path / "model.safetensors").is_file() and (tmp_path / "buffers.parquet").is_file()

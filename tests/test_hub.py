@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from scripted import config, contents
 from test_resume import InterruptAt, same
 
-from rankbuffer_trl.card import on_hub, public
 from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, read_store
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.export import FILE
-from rankbuffer_trl.segments import MANIFEST
+from rankbuffer_trl.hub.card import on_hub, public
+from rankbuffer_trl.store.export import FILE
+from rankbuffer_trl.store.segments import MANIFEST
 from rankbuffer_trl.trainer import RankBufferTrainer
 
 REPO = "somebody/ranked"

@@ -18,7 +18,7 @@ from test_resume import InterruptAt, same
 from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE
-from rankbuffer_trl.segments import MANIFEST
+from rankbuffer_trl.store.segments import MANIFEST
 from rankbuffer_trl.trainer import RankBufferTrainer
 
 REPO = "somebody/lora"

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
 from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, read_store
-from rankbuffer_trl.export import export_buffers
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.score import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.export import export_buffers
 
 TABLES = ("responses", "buffers", "groups", "calls")
 
@@ -631,7 +631,7 @@ def test_read_store_takes_a_run_a_checkpoint_or_a_file(tmp_path):
 
 def test_buffers_are_exported_as_a_data_set(tmp_path, store, monkeypatch):
     visit_all(store, "abc", range(3))
-    monkeypatch.setattr("rankbuffer_trl.export.QUERIES", 2)
+    monkeypatch.setattr("rankbuffer_trl.store.export.QUERIES", 2)
     assert export_buffers(store, tmp_path / "out" / "buffers.parquet") == 12
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["buffers.parquet"]
     rows = load_dataset("parquet", data_files=str(tmp_path / "out" / "buffers.parquet"), split="train")

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import cast
 
+import numpy as np
 from datasets import disable_progress_bars
 from trl import TrlParser
 
@@ -21,7 +22,7 @@ from ..judge import Call, JudgeError
 from ..judge.config import JudgeConfig
 from .asking import FirstAnswers, ask_everything
 from .figure import audit_figure
-from .measures import MEASURES, quantile
+from .measures import MEASURES
 from .results import Audit, Cost, Form
 from .tables import print_audit
 
@@ -92,9 +93,8 @@ def costs(calls: Sequence[Call]) -> list[Cost]:
     for kind, of_kind in groupby(sorted(calls, key=lambda call: call.kind), key=lambda call: call.kind):
         group = list(of_kind)
         prompt, cached, completion = (fmean(column) for column in zip(*(call.spent for call in group), strict=True))
-        seconds = [call.seconds for call in group]
-        slow = quantile(seconds, 0.5), quantile(seconds, 0.95)
-        result.append(Cost(kind, len(group), prompt, cached, completion, *slow))
+        median, slow = np.quantile([call.seconds for call in group], [0.5, 0.95]).tolist()
+        result.append(Cost(kind, len(group), prompt, cached, completion, median, slow))
     return result
 
 

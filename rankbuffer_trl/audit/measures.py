@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
+import numpy as np
+
 from .asking import Answers, Ordering, Pairs
 from .results import Result
 
@@ -44,16 +46,8 @@ def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> 
         return None
     rng = random.Random(seed)
     means = [fmean(rng.choices(values, k=len(values))) for _ in range(resamples)]
-    return quantile(means, 0.025), quantile(means, 0.975)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of `values` lie, interpolated."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def own_distance(given: int, place: int) -> int:

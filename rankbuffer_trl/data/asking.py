@@ -16,7 +16,7 @@ from ..judge import Call, Judge, Totals
 from ..judge.answer_log import AnswerLog, answer_all
 from ..judge.config import JudgeConfig
 from ..judge.judge import Asked
-from ..preflight import check_server, servers_of
+from ..judge.reach import check_server, servers_of
 
 
 @dataclass(frozen=True)

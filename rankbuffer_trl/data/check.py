@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from statistics import fmean
 
+import numpy as np
 from datasets import Dataset
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..audit.measures import quantile
 from ..buffer import select_k0
 from ..groups import Query, Rubric
 from ..judge import Question, insertion_question
@@ -173,7 +173,7 @@ def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: C
         table.add_column(column, justify="right")
     for what, values in found.lengths.items():
         if values:
-            marks = (min(values), quantile(values, 0.5), quantile(values, 0.95), max(values))
+            marks = np.quantile(values, [0, 0.5, 0.95, 1])
             table.add_row(what, f"{len(values):,}", *(f"{mark:,.0f}" for mark in marks))
     console.print()
     console.print(table)

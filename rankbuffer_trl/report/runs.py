@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..checkpoint import FOLDER, LIVE_STORE, STATE, checkpoints, read_store
-from ..database import open_to_read
 from ..store import BufferStore, StoreError
+from ..store.database import open_to_read
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """RankBuffer's reward for one group: the frame of Algorithm 1 around ranking and buffer update.
 
-Left to others: the format reward (`format.py`), the advantage (TRL), and where buffers are kept (`store.py`).
+Left to others: the format reward (`format.py`), the advantage (TRL), and where buffers are kept (`store/`).
 """
 
 from dataclasses import dataclass

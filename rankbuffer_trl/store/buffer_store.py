@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from ..buffer import Anchor, AnchorBuffer
+from ..groups import RolloutGroup
+from ..judge import Call, Totals
+from ..score import GroupScore
 from . import database, segments
-from .buffer import Anchor, AnchorBuffer
 from .database import StoreError
-from .groups import RolloutGroup
-from .judge import Call, Totals
-from .score import GroupScore
 
 SEGMENTS = ".segments"  # the folder beside the live store that has what checkpoints share
 

@@ -21,7 +21,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from .store import BufferStore, StoreError
+from .buffer_store import BufferStore
+from .database import StoreError
 
 FILE = "buffers.parquet"
 SCHEMA = pyarrow.schema(

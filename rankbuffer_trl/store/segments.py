@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .judge import Totals
-from .judge.ledger import FAILURES
+from ..judge import Totals
+from ..judge.ledger import FAILURES
 
 TABLES = ("responses", "buffers", "groups", "calls")
 MANIFEST = "store.json"
