@@ -1,20 +1,20 @@
 """Files that a kill cannot leave half written."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from rankbuffer_trl.files import replacing
 
 from .benchmark import OutputError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all. Half a surrogate pair, which a model may write, becomes a question mark."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8", errors="replace")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,6 +1,7 @@
 """Means and their uncertainty. Pure functions over rows; every number of the evaluation is a weighted mean of rows."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,7 @@ def paired_difference(first: Rows, second: Rows, seed: int = 0) -> Interval:
     return Interval(value, *percentiles(means[1] - means[0]), len(shared))
 
 
+@lru_cache(maxsize=2)
 def resample(n: int, seed: int) -> np.ndarray:
     """How often each of `n` prompts occurs in each resample: an array of `RESAMPLES` x `n`."""
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)

@@ -15,7 +15,7 @@ from .assets import MANIFEST, AssetError, Assets
 from .config import BENCHMARKS
 from .results import table
 from .validation import alpaca_eval, arena_hard, wildbench, writingbench
-from .validation.check import Check
+from .validation.check import Check, ScriptError
 
 CHECKS = dict(zip(BENCHMARKS, (alpaca_eval, arena_hard, wildbench, writingbench), strict=True))
 
@@ -52,8 +52,10 @@ def main() -> None:
     for name in arguments.benchmarks:
         found = list(run_checks(assets, name))
         made = [each for each in found if isinstance(each, Check)]
-        missing += [f"SKIPPED {name}: {each}" for each in found if not isinstance(each, Check)]
-        failed += sum(not check.agrees for check in made) + (not made)
+        faults = [each for each in found if not isinstance(each, Check)]
+        missing += [f"{'FAILED' if isinstance(each, ScriptError) else 'SKIPPED'} {name}: {each}" for each in faults]
+        failed += sum(not check.agrees for check in made) + sum(isinstance(each, ScriptError) for each in faults)
+        failed += not made
         rows += [
             (
                 name,

@@ -428,11 +428,11 @@ def test_the_file_is_whole_or_not_there(tmp_path, howto, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rankbuffer_trl.data.files.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         prepare(tmp_path, source, queries=3)
     assert list(load_queries(str(tmp_path / "out.jsonl"))) == first
-    assert not list(tmp_path.glob(".*draft"))
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_what_comes_out_wants_rubrics_and_nothing_else(tmp_path, howto):

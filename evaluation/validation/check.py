@@ -12,6 +12,10 @@ from ..assets import AssetError
 SCRIPT_SECONDS = 300
 
 
+class ScriptError(AssetError):
+    """An official script that is there, and fails."""
+
+
 @dataclass(frozen=True)
 class Check:
     """A number that must agree with an official one.
@@ -83,7 +87,7 @@ def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, s
         `str`: what it printed.
 
     Raises:
-        [`AssetError`]: if the script fails, with its last words.
+        [`ScriptError`]: if the script fails, with its last words.
     """
     modules = cwd / "stubs"
     modules.mkdir(exist_ok=True)
@@ -95,5 +99,5 @@ def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, s
     environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0"}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SCRIPT_SECONDS)
     if done.returncode:
-        raise AssetError(f"the official {script} failed: {done.stderr.strip()[-500:]}")
+        raise ScriptError(f"the official {script} failed: {done.stderr.strip()[-500:]}")
     return done.stdout

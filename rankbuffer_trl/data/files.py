@@ -1,13 +1,12 @@
 """Data sets on the disk: whole or not at all, and with the report of how they were made beside them."""
 
 import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from datasets import Dataset
 
+from ..files import replacing
 from .queries import DataError
 
 KINDS = (".jsonl", ".parquet")
@@ -31,19 +30,6 @@ def check_output(path: str | None) -> Path:
 def beside(path: Path, what: str) -> Path:
     """A file that belongs to the data set `path`: its `report.json`, `failed.jsonl` or `answers.jsonl`."""
     return path.with_name(f"{path.name}.{what}")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`, which is touched only when all is written and on the disk."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        yield draft
-        with draft.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write_rows(path: Path, rows: Iterable[dict]) -> None:

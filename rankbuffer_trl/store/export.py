@@ -21,6 +21,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+from ..files import replacing
 from .buffer_store import BufferStore
 from .database import StoreError
 
@@ -52,21 +53,17 @@ def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
     written = 0
     try:
-        with pyarrow.parquet.ParquetWriter(temporary, SCHEMA, compression="zstd") as file:
+        with replacing(path) as draft, pyarrow.parquet.ParquetWriter(draft, SCHEMA, compression="zstd") as file:
             last = ""
             while ids := store.query_ids(after=last, limit=QUERIES):
                 rows = [row for id in ids for row in buffer_rows(store, id)]
                 file.write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA))
                 written += len(rows)
                 last = ids[-1]
-        os.replace(temporary, path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return written
 
 

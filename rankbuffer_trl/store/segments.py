@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import replacing, sync
 from ..judge import Totals
 from ..judge.ledger import FAILURES
 
@@ -253,27 +254,14 @@ def link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without hard links
-        temporary = target.with_name(target.name + ".tmp")
-        shutil.copyfile(source, temporary)
-        sync(temporary)
-        os.replace(temporary, target)
+        with replacing(target) as draft:
+            shutil.copyfile(source, draft)
 
 
 def write_json(path: Path, value: object, indent: int | None = None) -> None:
     """Write JSON durably: either the old or the complete new file is there."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=indent) + "\n")
-    sync(temporary)
-    os.replace(temporary, path)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(value, indent=indent) + "\n")
 
 
 def digest(path: Path) -> str:
