@@ -1,33 +1,22 @@
 """Many chats put to a server and answered into a log: judgments and responses alike. A killed job goes on in it."""
 
-import asyncio
 import hashlib
 import heapq
 import json
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import Any
 
 from rankbuffer_trl.data.tokens import CHARACTERS_PER_TOKEN
-from rankbuffer_trl.judge import AnswerLog, Chat, Judge, JudgeError, Totals, answer_all
+from rankbuffer_trl.judge import Chat, Judge, JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig, read_object
 from rankbuffer_trl.judge.reach import check_server, servers_of
+from rankbuffer_trl.judge.resumable import Answers, ask_resumably
 from rankbuffer_trl.preflight import LONGEST
 
 from .benchmark import shortened
-
-
-class Answers(NamedTuple):
-    """What came back: values by key, causes of failure by key, and what all answers in the log cost."""
-
-    values: dict[str, Any]
-    failures: dict[str, str]
-    totals: Totals
 
 
 def ask_judge(settings: JudgeConfig, chats: Mapping[str, Chat], log: Path, what: str) -> Answers:
@@ -84,32 +73,12 @@ def ask(
     Raises:
         [`JudgeError`]: if a server is not there, or its context does not hold the longest chat and its answer.
     """
-    keys = {key: f"{key} {digest(chat, whom, fields or {})}" for key, chat in chats.items()}
-    with AnswerLog(log) as answered:
-        todo = {key: chats[key] for key, full in keys.items() if full not in answered}
-        failed = asyncio.run(
-            _ask(judge, {keys[key]: chat for key, chat in todo.items()}, answered, what, fields or {})
-        )
-        values = {key: answered[full] for key, full in keys.items() if full in answered}
-        failures = {key: failed[keys[key]] for key in todo if keys[key] in failed}
-        return Answers(values, failures, answered.totals())
+    fields = fields or {}
+    check = partial(check_context, fields=fields)
+    return ask_resumably(judge, chats, log, what, partial(digest, whom=whom, fields=fields), check)
 
 
-async def _ask(
-    judge: Judge, chats: Mapping[str, Chat], log: AnswerLog, what: str, fields: Mapping[str, Any]
-) -> dict[str, str]:
-    try:
-        if not chats:
-            return {}
-        await check_context(judge, list(chats.values()), fields)
-        with progress() as bar:
-            task = bar.add_task(what, total=len(chats))
-            return await answer_all(judge, chats.items(), log, lambda key, value, call: bar.advance(task))
-    finally:
-        await judge.client.close()
-
-
-async def check_context(judge: Judge, chats: list[Chat], fields: Mapping[str, Any]) -> None:
+async def check_context(judge: Judge, chats: Sequence[Chat], fields: Mapping[str, Any]) -> None:
     """Is every server there, and does its context hold the longest chats and their answers?
 
     Raises:
@@ -163,9 +132,3 @@ def need_judge(settings: JudgeConfig) -> str:
 def failures_text(failures: Mapping[str, str]) -> str:
     """Which failed, and the last cause."""
     return f"Failed: {shortened(list(failures))}. Last cause: {list(failures.values())[-1]}"
-
-
-def progress() -> Progress:
-    """A bar with counts, where someone watches."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

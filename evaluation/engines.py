@@ -8,8 +8,9 @@ from typing import Any
 
 from rankbuffer_trl.judge import AnswerLog, Call, Chat, Judge, Usage
 from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.resumable import progress
 
-from .asking import ask, digest, failures_text, progress
+from .asking import ask, digest, failures_text
 from .benchmark import OutputError, Prompt
 from .config import EvaluationConfig
 from .serving import EngineError

@@ -381,7 +381,7 @@ def test_malformed_answers_are_repeated_then_dropped_and_counted(assets, tmp_pat
     assert "s5" not in scores.rows["WB-Score"]
     (repeat,) = [body for body in server.bodies if "8/10" in body["messages"][-1]["content"]]
     assert [message["role"] for message in repeat["messages"]] == ["user", "assistant", "user"]
-    assert cost.attempts == 10 + 2  # what failed for good is not in the log
+    assert cost.attempts == 10 + 2 + 3, "what failed for good has its price, too"
     (cause,) = json.loads((tmp_path / "failures.json").read_text()).values()
     assert cause.startswith("malformed: the answer must be one JSON object with `score`")
 

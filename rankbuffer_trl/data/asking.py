@@ -3,58 +3,24 @@
 import asyncio
 import hashlib
 import json
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
-from ..judge import Call, Judge, Totals
-from ..judge.answer_log import AnswerLog, answer_all
+from ..judge import Asked, Judge, Totals, resumable
 from ..judge.config import JudgeConfig
-from ..judge.judge import Asked
 from ..judge.reach import check_server, servers_of
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What became of many questions.
-
-    Args:
-        values (`dict[str, Any]`):
-            What was read from each answer, by the question's name.
-        failures (`dict[str, str]`):
-            Why there is no answer, by name. The next run asks these again.
-        totals (`Totals`):
-            What the answers in the log cost, those of earlier runs and the failures of this one included.
-    """
-
-    values: dict[str, Any]
-    failures: dict[str, str]
-    totals: Totals
+from ..judge.resumable import Answers
 
 
 def ask_resumably(config: JudgeConfig, asked: Mapping[str, Asked], log: Path, title: str) -> Answers:
-    """Put all questions whose answers are not in a log yet.
-
-    Args:
-        config (`JudgeConfig`):
-            Whom to ask, and how.
-        asked (`Mapping[str, Asked]`):
-            What to ask, by a name of its own.
-        log (`Path`):
-            File of the answers, see [`AnswerLog`].
-        title (`str`):
-            What the progress bar says.
+    """[`resumable.ask_resumably`] of the endpoint that `config` names.
 
     Raises:
         [`JudgeError`]: if there is something to ask and a server cannot be reached or does not serve the model.
         `OSError`: if the log cannot be written, or another process has it.
     """
-    return asyncio.run(_ask(config, asked, log, title))
+    return resumable.ask_resumably(config.judge(), asked, log, title, partial(digest, config=config), check_servers)
 
 
 def check_endpoint(config: JudgeConfig) -> None:
@@ -67,51 +33,32 @@ def check_endpoint(config: JudgeConfig) -> None:
     async def check() -> None:
         judge = config.judge()
         try:
-            await _check(judge)
+            await check_servers(judge)
         finally:
             await judge.client.close()
 
     asyncio.run(check())
 
 
-async def _check(judge: Judge) -> None:
+async def check_servers(judge: Judge, asked: Sequence[Asked] = ()) -> None:
+    """Is every server there, and does it serve the model?
+
+    Raises:
+        [`JudgeError`]: naming the server and what is wrong.
+    """
     for server in servers_of(judge):
         await check_server(server)
 
 
-async def _ask(config: JudgeConfig, asked: Mapping[str, Asked], path: Path, title: str) -> Answers:
-    keys = {name: key_of(question, config) for name, question in asked.items()}
-    judge, failed = config.judge(), []
-    with AnswerLog(path) as log:
-        try:
-            todo = {keys[name]: question for name, question in asked.items() if keys[name] not in log}
-            if todo:
-                await _check(judge)
-            with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
-                bar = progress.add_task(title, total=len(keys), completed=len(keys) - len(todo))
-
-                def on_done(key: str, value: Any | None, call: Call) -> None:
-                    progress.advance(bar)
-                    if call.failed:
-                        failed.append(call)
-
-                causes = await answer_all(judge, todo.items(), log, on_done)
-        finally:
-            await judge.client.close()
-        values = {name: log[key] for name, key in keys.items() if key in log}
-        failures = {name: causes[key] for name, key in keys.items() if key in causes}
-        return Answers(values, failures, log.totals() + Totals.of(failed))
-
-
-def key_of(question: Asked, config: JudgeConfig) -> str:
-    """What names an answer in a log: an answer to other words, or of another model or decoding, is another answer."""
+def digest(question: Asked, config: JudgeConfig) -> str:
+    """Of words, model and decoding: an answer to other words, or of another model or decoding, is another answer."""
     asked = [
         config.judge_model,
         config.judge_request,
         question.chat(config.judge_guard),
         question.fields(config.judge_decoding, config.judge_free_tokens),
     ]
-    return f"{question.query_id} {hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]}"
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
 def cost_line(config: JudgeConfig, totals: Totals) -> str:
