@@ -1,7 +1,7 @@
 """The paper's comparison in small: every method trains the same tiny policy, and the truth about it is known.
 
     python benchmarks/miniature.py                      # three methods, one seed: minutes
-    python benchmarks/miniature.py --full --seeds 5     # all rows of the paper's tables: an hour or more, resumable
+    python benchmarks/miniature.py --full --seeds 5     # all rows of the paper's tables: an hour, resumable
 
 Real training by TRL's trainer of the quickstart's policy (`recipes/quickstart/policy.py`), warm-started once and
 shared by all runs. A row is a file of `recipes/paper`: method, arguments and objective are read from it, and only what
