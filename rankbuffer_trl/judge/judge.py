@@ -96,7 +96,7 @@ class Judge:
         try:
             for repeat in range(self.max_attempts):
                 answer, tokens = await self.client.complete(messages, question=question, seed=repeat, tally=tally)
-                tally.spent = tally.spent.plus(tokens)
+                tally.spent += tokens
                 try:
                     verdict = question.read(answer)
                 except VerdictError as fault:
