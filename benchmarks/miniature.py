@@ -122,7 +122,9 @@ class Run:
         mean, deviation (`float`):
             Rubric scores of the policy before training, for the judge.
         folder (`str`):
-            Where it may write; the folder is removed at the end.
+            Where it may write.
+        keep (`bool`):
+            Leave the folder there for `rankbuffer-report`.
     """
 
     method: str
@@ -131,6 +133,7 @@ class Run:
     mean: float
     deviation: float
     folder: str
+    keep: bool = False
 
     def __call__(self) -> Result:
         """Train, measure, clean up."""
@@ -152,7 +155,8 @@ class Run:
         totals, buffers = store.totals(), buffers_by_epoch(store)
         curve = quality_by_step(store, true_quality(queries))
         store.close()
-        shutil.rmtree(folder)
+        if not self.keep:
+            shutil.rmtree(folder)
         return Result(
             method=self.method,
             seed=self.seed,
@@ -305,6 +309,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=2e-4, help="of the policy, constant")
     parser.add_argument("--samples", type=int, default=16, help="responses per query that measure a policy")
     parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in benchmarks/judge_cost.py")
+    parser.add_argument("--keep_runs", action="store_true", help="leave each run's folder there for rankbuffer-report")
     parser.add_argument("--report_only", action="store_true", help="tables and figures of the runs that have finished")
     parser.add_argument(
         "--docs", type=Path, help="folder of docs, whose miniature.md and images are brought up to date"
@@ -364,7 +369,15 @@ def main() -> None:
     path = arguments.output_dir / "results.jsonl"
     done = {(result.method, result.seed) for result in read_results(path)}
     runs = [
-        Run(method, seed, settings, mean, deviation, str(arguments.output_dir / "runs" / f"{method}-{seed}"))
+        Run(
+            method,
+            seed,
+            settings,
+            mean,
+            deviation,
+            str(arguments.output_dir / "runs" / f"{method}-{seed}"),
+            arguments.keep_runs,
+        )
         for seed in range(arguments.seeds)
         for method in arguments.methods
         if (method, seed) not in done

@@ -56,6 +56,8 @@ class RunProgress(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Draw the bar, from where a resumed run goes on."""
+        if args and args.max_steps > 0:
+            self.epochs = state.num_train_epochs
         self.bar = StatusProgress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),

@@ -82,6 +82,7 @@ def test_rewards_by_step(run, store):
         assert row["unscored"] == flat.count(None) / len(flat)
         assert row["empty"] == sum(len(group.empty) for group, _ in visits) / len(flat)
         assert row["tied"] == pytest.approx(tied / len(flat))
+        assert row["mean"] == pytest.approx(fmean(r for group in known for r in group))
         assert row["levels"] == fmean(len(set(group)) for group in known)
         assert row["spread"] == pytest.approx(fmean(stdev(group) for group in known if len(group) > 1))
 
@@ -449,6 +450,7 @@ def test_names_are_no_formulas_and_no_markup():
     assert "&lt;b&gt;&amp;" in chart.svg() and "<b>" not in chart.svg()
     assert advantage_chart({name: [[0.0, 1.0]]}, 3).png().startswith(b"\x89PNG")
     assert plain("a$b") == r"a\$b"
+    assert "_old" in score_chart({"_old": 1.0, "new": 2.0}, {"_old": (1, 2), "new": (2, 3)}).svg()
     assert [thousands(value) for value in (0, 0.5, 1500, 2e6, 3e9)] == ["0", "0.5", "1.5k", "2M", "3G"]
 
 

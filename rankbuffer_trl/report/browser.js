@@ -11,6 +11,7 @@ let search = 0; // counts, so that an old search notices a new one
 let opening = 0;
 
 async function openRun(number) {
+  search++; // one that goes on is of the run before
   const [head, ...pages] = blocks(`run-data-${number}`);
   run = { index: await unpack(head), pages };
   query = null;

@@ -88,8 +88,8 @@ def column(table: Sequence[Row], name: str) -> list[float]:
 
 
 def plain(text: str) -> str:
-    """`text` as it stands: matplotlib would set what is between dollars as a formula."""
-    return text.replace("$", r"\$")
+    """`text` as it stands: matplotlib would set what is between dollars as a formula, and leave out names with `_`."""
+    return ("\u200b" + text if text.startswith("_") else text).replace("$", r"\$")
 
 
 def thousands(value: float, _: float = 0) -> str:

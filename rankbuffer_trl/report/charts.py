@@ -29,11 +29,13 @@ PANELS = 6  # epochs that the composition shows
 
 
 def reward_chart(table: Sequence[Row]) -> Chart:
-    """Spread of the rewards, and what has none."""
+    """Mean and spread of the rewards, and what has none."""
     figure, (top, bottom) = panels(2, sharex=True)
     steps = column(table, "step")
-    top.plot(steps, column(table, "spread"), color=BLUE)
-    top.set(ylabel="std in a group", ylim=(0, None))
+    top.plot(steps, column(table, "mean"), color=GREY, label="mean of all")
+    top.plot(steps, column(table, "spread"), color=BLUE, label="std in a group")
+    top.set(ylabel="reward")
+    legend(top)
     for name, colour, label in (
         ("tied", GOLD, "tied with another one"),
         ("unscored", RED, "without a reward"),
@@ -44,8 +46,9 @@ def reward_chart(table: Sequence[Row]) -> Chart:
     bottom.yaxis.set_major_formatter(PercentFormatter(1))
     legend(bottom)
     caption = (
-        "The mean of a rank reward is constant by construction. What can change is how far the rewards of a group lie"
-        " apart, and how many rollouts share a reward or have none."
+        "For rank rewards the mean says nothing, since it is about the same in every group; for scores it is the"
+        " reward curve. What can change for both is how far the rewards of a group lie apart, and how many rollouts"
+        " share a reward or have none."
     )
     return Chart("reward", "Reward: spread, ties, gaps", caption, figure, table)
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from statistics import fmean, stdev
 from typing import Any
 
@@ -25,7 +25,8 @@ EPSILON = 1e-4  # TRL's, in the denominator of the advantage
 def reward_table(store: BufferStore) -> list[Row]:
     """By step: how far the rewards of a group lie apart, and what has no reward, no answer or no place of its own.
 
-    `spread` is the standard deviation within a group (ddof 1), averaged over the groups that have two rewards;
+    `mean` is that of all rewards; `spread` is the standard deviation within a group (ddof 1), averaged over the groups
+    that have two rewards;
     `unscored`, `empty` and `tied` are shares of the rollouts; `levels` is the mean number of different rewards in a
     group.
     """
@@ -46,6 +47,7 @@ def reward_table(store: BufferStore) -> list[Row]:
                 "epoch": epoch,
                 "groups": len(rewards),
                 "rollouts": n,
+                "mean": fmean(chain.from_iterable(known)) if any(known) else None,
                 "spread": fmean(spreads) if spreads else None,
                 "levels": fmean(map(len, counts)),
                 "tied": tied / n,
@@ -73,7 +75,8 @@ def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
     """
     wall = {entry["step"]: entry["judge/seconds"] for entry in log if "judge/seconds" in entry}
     rows = store.rows(
-        "SELECT step, sum(outcome = 'parsed'), sum(outcome IN ('malformed', 'unreachable')), sum(attempts),"
+        "SELECT step, sum(outcome = 'parsed'), sum(outcome IN ('malformed', 'unreachable')),"
+        " sum(attempts * (outcome != 'cancelled')),"
         " sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens),"
         " sum(spent_prompt_tokens + spent_completion_tokens), sum(seconds)"
         " FROM calls WHERE phase = 'train' GROUP BY step ORDER BY step"
@@ -89,7 +92,8 @@ def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
 def kind_table(store: BufferStore) -> list[Row]:
     """By kind of judgment: calls, failures, tokens, and means per parsed call."""
     rows = store.rows(
-        "SELECT kind, sum(outcome = 'parsed'), sum(outcome IN ('malformed', 'unreachable')), sum(attempts),"
+        "SELECT kind, sum(outcome = 'parsed'), sum(outcome IN ('malformed', 'unreachable')),"
+        " sum(attempts * (outcome != 'cancelled')),"
         " sum(prompt_tokens + completion_tokens), sum(seconds)"
         " FROM calls WHERE phase = 'train' GROUP BY kind ORDER BY 2 DESC"
     )

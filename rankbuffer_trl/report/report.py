@@ -139,7 +139,7 @@ def comparison_charts(runs: Sequence[Run], quality: Quality | None, scores: dict
     charts = []
     if quality:
         curves = {run.name: quality_table(run.store, quality) for run in track_rows(runs, "measuring rollouts")}
-        caption = "The embedded judge's score of each rollout against its query's rubrics, from 0 to 100."
+        caption = "The embedded judge's score, from 0 to 100, of each rollout that has an answer."
         charts.append(curve_chart("quality", "Quality of the rollouts", caption, MEASURE, curves))
         costs = {
             run.name: efficiency_table(judge_table(run.store), curves[run.name], smoothing(len(curves[run.name])))

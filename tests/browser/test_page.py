@@ -205,6 +205,15 @@ def test_search_finds_ids_prompts_and_responses(browser, made):
     assert browser.text("found") == "0 of 4 queries"
 
 
+def test_another_run_ends_a_search(browser):
+    browser("find('nowhere'); openRun(1)")  # in one go: the search has just begun
+    browser.wait(lambda: browser.listed() and "queries" in browser.text("found"))
+    assert browser.text("found") == "4 of 4 queries" and not browser.text("trouble")
+    assert not [line for line in browser.complaints() if line["level"] == "SEVERE"]
+    browser("openRun(0)")
+    browser.wait(lambda: browser.text("query-id") == "q0")
+
+
 def test_the_theme_and_the_run_can_be_changed(browser):
     colour = "return getComputedStyle(document.body).backgroundColor"
     browser("setTheme('light')")

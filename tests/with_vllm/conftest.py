@@ -30,6 +30,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.stash[LINES] = []
+    if config.option.vllm_python:
+        config.option.vllm_python = str(Path(config.option.vllm_python).absolute())  # programs run in other folders
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that fixtures end the server then too
 
 

@@ -211,7 +211,6 @@ def start(python: str, model: Path, folder: Path) -> Server:
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    python = str(Path(python).absolute())  # the server runs elsewhere
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     log = folder / "vllm.log"
