@@ -110,10 +110,10 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tu
     return figure, axes
 
 
-def legend(axes: Axes, columns: int = 4) -> None:
-    """Under the picture, where it hides nothing; what has the same label stands once."""
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
+def legend(*axes: Axes, columns: int = 4) -> None:
+    """Of all `axes`, under the picture, where it hides nothing; what has the same label stands once."""
+    named = [each.get_legend_handles_labels() for each in axes]
+    unique = {label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)}
     if unique:
         with matplotlib.rc_context(STYLE):
-            axes.figure.legend(unique.values(), unique, loc="outside lower center", ncols=columns, fontsize=8)
+            axes[0].figure.legend(unique.values(), unique, loc="outside lower center", ncols=columns, fontsize=8)

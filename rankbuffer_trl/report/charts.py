@@ -32,10 +32,9 @@ def reward_chart(table: Sequence[Row]) -> Chart:
     """Mean and spread of the rewards, and what has none."""
     figure, (top, bottom) = panels(2, sharex=True)
     steps = column(table, "step")
-    top.plot(steps, column(table, "mean"), color=GREY, label="mean of all")
+    top.plot(steps, column(table, "mean"), color=INK, label="mean of all")
     top.plot(steps, column(table, "spread"), color=BLUE, label="std in a group")
     top.set(ylabel="reward")
-    legend(top)
     for name, colour, label in (
         ("tied", GOLD, "tied with another one"),
         ("unscored", RED, "without a reward"),
@@ -44,13 +43,13 @@ def reward_chart(table: Sequence[Row]) -> Chart:
         bottom.plot(steps, column(table, name), color=colour, label=label, clip_on=False)
     bottom.set(xlabel="training step", ylabel="share of rollouts", ylim=(0, None))
     bottom.yaxis.set_major_formatter(PercentFormatter(1))
-    legend(bottom)
+    legend(top, bottom, columns=3)
     caption = (
         "For rank rewards the mean says nothing, since it is about the same in every group; for scores it is the"
         " reward curve. What can change for both is how far the rewards of a group lie apart, and how many rollouts"
         " share a reward or have none."
     )
-    return Chart("reward", "Reward: spread, ties, gaps", caption, figure, table)
+    return Chart("reward", "Reward: mean, spread, ties, gaps", caption, figure, table)
 
 
 def cost_chart(
@@ -165,7 +164,7 @@ def insertion_chart(table: Sequence[Row]) -> Chart:
         low = high
     axes.set(xlabel="training step", ylabel="share of rollouts", ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    legend(axes, 3)
+    legend(axes, columns=3)
     caption = "Below or above all anchors of the buffer, or in one of the quarters of its inner intervals."
     return Chart("insertions", "Buffers: where rollouts are placed", caption, figure, table)
 

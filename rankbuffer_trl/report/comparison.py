@@ -35,7 +35,7 @@ def curve_chart(name: str, title: str, caption: str, label: str, tables: Mapping
         axes.plot(steps, means, color=colour_of(number), linewidth=1.8, label=plain(run))
     axes.set(xlabel="training step", ylabel=label)
     if len(tables) > 1:
-        legend(axes, 3)
+        legend(axes, columns=3)
     return Chart(name, title, caption, figure, joined(tables))
 
 
@@ -54,7 +54,7 @@ def efficiency_chart(tables: Mapping[str, Sequence[Row]], label: str) -> Chart:
             each.plot(costs[-1:], scores[-1:], "o", color=colour_of(number), label=plain(run))
         _axis(each, unit)
     axes[0].set_ylabel(label)
-    legend(axes[0], 3)
+    legend(axes[0], columns=3)
     caption = "Up and to the left is better. A line is a run from its first step to its last."
     return Chart("efficiency", "Score against judging cost", caption, figure, joined(tables))
 
@@ -71,7 +71,7 @@ def score_chart(scores: Mapping[str, float], totals: Mapping[str, tuple[int, int
             each.plot([row[key]], [row["score"]], "o", color=colour_of(number), label=plain(row["run"]))
         _axis(each, unit)
     axes[0].set_ylabel("score given")
-    legend(axes[0], 3)
+    legend(axes[0], columns=3)
     return Chart("scores", "Given scores against judging cost", "Up and to the left is better.", figure, table)
 
 
