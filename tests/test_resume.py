@@ -323,6 +323,7 @@ def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_pol
         *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
         *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "3"),
         *("--per_device_train_batch_size", "24", "--max_completion_length", "16"),
+        *("--resume_from_checkpoint", "false"),
     ]
     with monkeypatch.context() as patch:
         patch.setattr(train_rankbuffer, "build_trainer", build_and_warn)
