@@ -24,7 +24,7 @@ FOLDER = "rankbuffer"
 RUN = "run.json"
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
 STATE = "trainer_state.json"
-TORN = "_torn"
+TORN, OLD = "_torn", "_old"  # not uploaded either
 
 
 def why_torn(checkpoint: Path) -> str | None:
@@ -107,9 +107,41 @@ def set_torn_aside(output_dir: str | os.PathLike) -> None:
     """Move torn checkpoints to `_torn`, so that `save_total_limit` does not keep one in the place of a whole one."""
     for _, path in checkpoints(output_dir):
         if why_torn(path) is not None:
-            names = (path.parent / TORN / f"{path.name}.{number}" for number in count())
-            (path.parent / TORN).mkdir(exist_ok=True)
-            path.rename(next(name for name in names if not name.exists()))
+            set_aside(path, TORN)
+
+
+def set_old_aside(output_dir: str | os.PathLike, step: int) -> None:
+    """Move checkpoints above `step`, where a run starts, to `_old`: they are not its own, and look like its newest."""
+    old = [path for number, path in checkpoints(output_dir) if number > step]
+    for path in old:
+        set_aside(path, OLD)
+    if old:
+        names = ", ".join(path.name for path in old)
+        logger.warning(f"{output_dir}: moved to {OLD}/, since this run starts at step {step}: {names}")
+
+
+def set_aside(checkpoint: Path, folder: str) -> None:
+    """Move a checkpoint into a folder beside it, under a name that is free."""
+    names = (checkpoint.parent / folder / f"{checkpoint.name}.{number}" for number in count())
+    (checkpoint.parent / folder).mkdir(exist_ok=True)
+    checkpoint.rename(next(name for name in names if not name.exists()))
+
+
+def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
+    """Refuse a checkpoint that lies where each push of `output_dir` would put it over the newest one on the Hub.
+
+    Raises:
+        [`StoreError`]: naming where to put it.
+    """
+    home = Path(output_dir).resolve()
+    if not checkpoint.resolve().is_relative_to(home):
+        return
+    first = next(iter(checkpoint.resolve().relative_to(home).parts), "")
+    if not first.startswith("_") and not first.removeprefix("checkpoint-").isdigit():
+        raise StoreError(
+            f"{checkpoint} lies in output_dir, so every push would upload it again, over a newer one on the Hub: move"
+            f" it into {Path(output_dir) / '_from_hub'} (names that begin with an underscore stay here)"
+        )
 
 
 def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes: bool) -> None:
@@ -135,8 +167,8 @@ def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes:
         )
 
 
-def check_step(checkpoint: Path, store: BufferStore) -> None:
-    """Refuse a checkpoint whose policy and restored buffers are of different steps.
+def check_step(checkpoint: Path, store: BufferStore) -> int:
+    """The step of a checkpoint, which is refused if policy and restored buffers are of different steps.
 
     Raises:
         [`StoreError`]: naming both steps.
@@ -144,6 +176,7 @@ def check_step(checkpoint: Path, store: BufferStore) -> None:
     step, last = read_json(checkpoint / STATE)["global_step"], store.last_step()
     if last is not None and last >= step:
         raise StoreError(f"{checkpoint} does not belong together: the policy is at step {step}, its buffers at {last}")
+    return step
 
 
 def write_store(store: BufferStore, checkpoint: Path, run: Mapping[str, Any]) -> None:

@@ -110,6 +110,11 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         self.method_args = read_object("method_args", self.method_args)
         self.reward_method()
         self._check_save_steps()
+        if self.save_total_limit == 1 and self.metric_for_best_model is not None:
+            raise ValueError(
+                "save_total_limit=1 with metric_for_best_model or load_best_model_at_end leaves only the best"
+                " checkpoint when training ends, so that of a SIGTERM would be lost; set at least 2"
+            )
 
     @property
     def world_size(self) -> int:
@@ -163,7 +168,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             )
         generation = self.steps_per_generation * self.num_iterations  # micro steps that use one generation
         step = self.gradient_accumulation_steps  # micro steps in one optimizer step
-        key = {"steps": "save_steps", "best": "eval_steps"}.get(self.save_strategy)
+        best = "eval_steps" if self.eval_strategy == "steps" else None
+        key = {"steps": "save_steps", "best": best}.get(self.save_strategy)
         if key is None or step % generation == 0:
             return
         if generation % step or getattr(self, key) % (generation // step):

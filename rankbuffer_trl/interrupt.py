@@ -6,6 +6,7 @@ that processes can save at different steps or inside a generation.
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 logger = get_logger(__name__)
 
+SAME_WARNING = 5.0  # seconds
+
 
 class StopOnSigterm(TrainerCallback):
     """Stops the run with a checkpoint once any process has got a SIGTERM.
 
-    Processes agree at the end of each optimizer step, so all stop at the same one. A second SIGTERM ends a process at
-    once.
+    Processes agree at the end of each optimizer step, so all stop at the same one. A SIGTERM more than 5 seconds after
+    the first one does what it did before training: as a rule it ends the process. Earlier ones are the same warning,
+    which can come from the process group and from the launcher.
 
     Args:
         may_save (`Callable[[int], bool]`):
@@ -31,30 +35,45 @@ class StopOnSigterm(TrainerCallback):
 
     def __init__(self, may_save: Callable[[int], bool]):
         self.may_save = may_save
-        self.received = False
-        self.stopped = False
+        self.received: float | None = None  # when, on the monotonic clock
+        self.stopping = False
+        self.stopped = False  # with a checkpoint
         self._previous: Any = None  # what `signal.signal` gave back
 
     def _receive(self, number: int, frame: object) -> None:
-        self.received = True
-        signal.signal(number, self._previous)
+        now = time.monotonic()
+        if self.received is None:
+            self.received = now
+        elif now - self.received > SAME_WARNING:
+            signal.signal(number, self._previous)
+            signal.raise_signal(number)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """Listen, from the main thread, which alone may."""
-        self.received = self.stopped = False
+        self.received, self.stopping, self.stopped = None, False, False
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._receive)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """Agree; stop and save at the end of the generation."""
-        flag = torch.tensor(int(self.received), device=PartialState().device)
+        flag = torch.tensor(int(self.received is not None), device=PartialState().device)
         if not self.may_save(state.global_step) or not reduce(flag, reduction="sum").item():
             return
         logger.warning(f"SIGTERM: stopping after step {state.global_step} with a checkpoint")
-        control.should_save = control.should_training_stop = self.stopped = True
+        control.should_save = control.should_training_stop = self.stopping = True
+        control.should_evaluate = False  # it takes time, and `save_strategy: best` would decide by it whether to save
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        """The checkpoint is written."""
+        self.stopped = self.stopping
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        """Nothing more, though an epoch ends with the stop."""
+        if self.stopped:
+            control.should_save = control.should_evaluate = False
 
     def leave(self) -> None:
         """Leave the signal as it was, however training ended."""
-        if self._previous is not None and not self.received:
+        if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
         self._previous = None

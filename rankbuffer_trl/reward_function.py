@@ -151,12 +151,15 @@ class RankBufferReward:
         return groups
 
     def restart(self, saved: Path | None = None) -> None:
-        """Get ready for a run: from a checkpoint's store, or from the step that the trainer's first call names.
+        """Get ready for a run: from a checkpoint's store, or from nothing.
 
-        Main process only.
+        Main process only. Nothing is there at once, so that an evaluation before the first step sees no other run's
+        buffers. Without this call, as in a stock trainer, the store goes back to the step that the first call names.
         """
-        self._started = False
-        if saved is not None:
+        self._started = saved is None
+        if saved is None:
+            self.scorer.store.rewind(0)
+        else:
             self.scorer.store.restore(saved)
 
     def close(self) -> None:

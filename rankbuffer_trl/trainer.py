@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from accelerate.logging import get_logger
 from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -19,9 +20,11 @@ from .checkpoint import (
     FOLDER,
     LIVE_STORE,
     STATE,
+    check_not_uploaded,
     check_resumable,
     check_step,
     newest_checkpoint,
+    set_old_aside,
     set_torn_aside,
     write_store,
 )
@@ -38,6 +41,8 @@ from .rewards.format import AnswerReader, FormatReward
 from .sampler import EpochSampler
 from .store import StoreError
 from .store.export import FILE, export_buffers
+
+logger = get_logger(__name__)
 
 RANK = 0  # column of the rank reward
 
@@ -203,15 +208,24 @@ class RankBufferTrainer(GRPOTrainer):
             self._sigterm.leave()
 
     def _prepare_run(self, resume: str | bool | None) -> str | None:
-        checkpoint = None
+        checkpoint, step = None, 0
+        if self.args.save_only_model and self.args.save_strategy != "no":
+            logger.warning(
+                "save_only_model is set: its checkpoints lack the optimizer, so this run cannot be resumed, not even"
+                " after a SIGTERM"
+            )
         if resume:
             checkpoint = newest_checkpoint(self.args.output_dir) if resume is True else Path(resume)
+            if self.args.push_to_hub:
+                check_not_uploaded(checkpoint, self.args.output_dir)
             check_resumable(checkpoint, self._identity(), self.args.resume_with_changes)
             set_torn_aside(self.args.output_dir)
-        self.rank_reward.restart(checkpoint / FOLDER if checkpoint else None)
-        if checkpoint:
-            check_step(checkpoint, self.rank_reward.scorer.store)
+            self.rank_reward.restart(checkpoint / FOLDER)
+            step = check_step(checkpoint, self.rank_reward.scorer.store)
         self.rank_reward.scorer.preflight(self._train_queries[self._train_queries.ids[0]])
+        if not checkpoint:
+            self.rank_reward.restart()
+        set_old_aside(self.args.output_dir, step)
         return str(checkpoint) if checkpoint else None
 
     def _identity(self) -> dict:
@@ -228,7 +242,7 @@ class RankBufferTrainer(GRPOTrainer):
         super().save_model(output_dir, _internal_call)
 
     def _save_store(self, folder: Path, table: bool) -> None:
-        if not table:
+        if not table and folder != Path(self.args.output_dir):  # the latter when a run is pushed at its end
             (folder / STATE).unlink(missing_ok=True)  # written last: an older checkpoint of this name is void now
         store = self.rank_reward.scorer.store
         totals = {phase: store.totals(phase) for phase in ("train", "eval")}
@@ -254,13 +268,14 @@ class RankBufferTrainer(GRPOTrainer):
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: list[str] | str | None = None
     ) -> None:
-        """Write the model card into `output_dir`, as [`write_card`] does. During training, a push alone does it."""
+        """Write the model card into `output_dir`, as [`write_card`] does. `_prepare_push` does it during training."""
         if self.is_world_process_zero() and not self.is_in_train:
             write_card(self, dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags)
 
     def _prepare_push(self) -> None:
         self._save_store(Path(self.args.output_dir), table=True)
-        write_card(self, self.dataset_name)
+        if self.is_in_train:  # else `push_to_hub` asks for the card later
+            write_card(self, self.dataset_name)
 
     def close(self) -> None:
         """Close the store and the judge's connections."""

@@ -77,9 +77,10 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
     trainer = build_trainer(training_args, model_args, train_dataset, eval_dataset)
     trainer.dataset_name = script_args.dataset_name
     resume = training_args.resume_from_checkpoint
+    resume = {"true": True, "false": None}.get(str(resume).lower(), resume)
     try:
         with run_progress(trainer):
-            trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
+            trainer.train(resume_from_checkpoint=resume)
         if trainer.interrupted:  # the checkpoint is there, and the scheduler does not wait for more
             return
         if training_args.push_to_hub:

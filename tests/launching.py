@@ -74,7 +74,8 @@ elif name == "srun":
         subprocess.Popen(command, env=os.environ | {{"SLURM_NODEID": str(i), "SLURM_NNODES": str(len(nodes))}})
         for i in range(len(nodes))
     ]
-    signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
+    signal.signal(signal.SIGTERM, lambda *_: [task.kill() for task in tasks])  # as a real one does
+    signal.signal(signal.SIGUSR1, lambda *_: [task.send_signal(signal.SIGUSR1) for task in tasks])
     sys.exit(max(task.wait() for task in tasks))
 '''
 

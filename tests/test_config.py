@@ -108,6 +108,13 @@ def test_a_server_needs_a_model_and_a_model_a_server(make):
         make(judge_model="judge")
 
 
+@pytest.mark.parametrize("url", ["http://me:s3cret@127.0.0.1:8001/v1", "https://s3cret@judge", "me:s3cret@judge"])
+def test_a_key_in_a_url_is_refused_and_not_shown(make, url):
+    with pytest.raises(ValueError, match="judge_api_key_env") as error:
+        make(judge_url=url, judge_model="judge")
+    assert "s3cret" not in str(error.value)
+
+
 def test_reward_weights_are_not_the_users(make):
     with pytest.raises(ValueError, match="reward_weights is set by RankBufferTrainer"):
         make(reward_weights=[1.0, 0.5])
@@ -141,6 +148,15 @@ def test_a_checkpoint_of_the_best_step_inside_a_generation_is_refused(make):
     with pytest.raises(ValueError, match="eval_steps=6 would save inside a generation"):
         make(**best, eval_steps=6)
     assert make(**best, eval_steps=8).eval_steps == 8
+    assert make(**best | {"eval_strategy": "epoch"}).eval_steps is None
+
+
+def test_a_limit_that_deletes_the_checkpoint_of_a_sigterm_is_refused(make):
+    best = dict(save_strategy="steps", eval_strategy="steps", save_steps=5, eval_steps=5, load_best_model_at_end=True)
+    with pytest.raises(ValueError, match="save_total_limit=1"):
+        make(**best, save_total_limit=1)
+    assert make(**best, save_total_limit=2).metric_for_best_model == "loss"
+    assert make(save_total_limit=1).save_total_limit == 1
 
 
 def test_the_librarys_own_sigterm_checkpoint_is_refused(make):

@@ -13,7 +13,8 @@ from test_resume import InterruptAt, same
 
 from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, read_store
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.hub.card import on_hub, public
+from rankbuffer_trl.hub.card import on_hub, public, write_card
+from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.export import FILE
 from rankbuffer_trl.store.segments import MANIFEST
 from rankbuffer_trl.trainer import RankBufferTrainer
@@ -56,12 +57,20 @@ def test_a_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub):
     with pytest.raises(KeyboardInterrupt):
         train("here", callbacks=[InterruptAt(6)], hub_strategy="checkpoint", **PUSH)
     hub.snapshot_download(REPO, tmp_path / "there", "last-checkpoint/*")
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["last-checkpoint"]
-    assert steps(tmp_path / "there" / "last-checkpoint") == 5
+    pulled = tmp_path / "there" / "last-checkpoint"
+    assert list((tmp_path / "there").iterdir()) == [pulled] and steps(pulled) == 5
 
     card = (hub.root / REPO / "README.md").read_text()
     (checkpoint,) = re.findall(r"--resume_from_checkpoint runs/resumed/(\S+)", card)
-    assert same(train("there", resume=str(tmp_path / "there" / checkpoint)), whole)
+    with pytest.raises(StoreError, match=r"every push would upload it again.*_from_hub"):
+        train("there", resume=str(pulled), hub_strategy="checkpoint", **PUSH)
+    assert steps(hub.root / REPO / "last-checkpoint") == 5 and checkpoint == "_from_hub/last-checkpoint"
+    (tmp_path / "there" / "_from_hub").mkdir()
+    pulled.rename(tmp_path / "there" / checkpoint)
+    resumed = train("there", resume=str(tmp_path / "there" / checkpoint), hub_strategy="checkpoint", **PUSH)
+    assert same(resumed, whole)
+    assert steps(hub.root / REPO / "last-checkpoint") == 6, "the newest, and not the one it was resumed from"
+    assert not any("_from_hub" in name for name in hub.files(REPO))
 
 
 @pytest.mark.parametrize(
@@ -94,13 +103,17 @@ def test_every_save_pushes_policy_buffers_and_card_of_one_step(tmp_path, tiny_po
     trainer.close()
 
 
-def test_at_the_end_everything_is_pushed_once(tmp_path, tiny_policy, rows, hub):
+def test_at_the_end_everything_is_pushed_once(tmp_path, tiny_policy, rows, hub, monkeypatch):
     settings = dict(max_steps=2, save_strategy="steps", save_steps=1, hub_strategy="end", method="pointwise", **PUSH)
     args = config(tmp_path / "run", **settings)
     trainer = RankBufferTrainer(tiny_policy, args, rows, dataset_name="somebody/queries")
     trainer.train()
     assert hub.uploads == []
+    cards, state = [], tmp_path / "run" / "trainer_state.json"
+    trainer.save_state()
+    monkeypatch.setattr("rankbuffer_trl.trainer.write_card", lambda *args: cards.append(args) or write_card(*args))
     trainer.push_to_hub()
+    assert len(cards) == 1 and state.is_file()
     assert [path for path, _ in hub.uploads] == [""]
     assert ROOT_FILES - hub.files(REPO) == FIGURES, "the method has no buffers"
     assert steps(hub.root / REPO) == 2

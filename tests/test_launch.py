@@ -187,6 +187,7 @@ def test_what_the_dry_run_refuses_starts_nothing(tmp_path):
         ("two_nodes.sh", ["serve"], {"SERVE_HOST": "0.0.0.0"}, "would open the servers to every network"),
         ("single_gpu_lora.sh", [], {}, "JUDGE_URL: set it"),
         ("slurm.sh", [], {}, "this is a script for sbatch"),
+        ("slurm.sh", ["--output_dir", "runs/mine"], SLURM, "set OUTPUT=... instead of --output_dir"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path, script, arguments, environment, message):

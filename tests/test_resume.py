@@ -16,6 +16,7 @@ from scripted import config, contents
 from transformers import TrainerCallback
 
 from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, RUN, newest_checkpoint, read_store, why_torn
+from rankbuffer_trl.interrupt import StopOnSigterm
 from rankbuffer_trl.sampler import EpochSampler
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.trainer import RankBufferTrainer
@@ -206,6 +207,39 @@ def test_a_new_run_in_an_old_folder_keeps_the_old_buffers_aside(tmp_path, tiny_p
     assert contents(live.with_stem("live-1")) == whole[1][0]
 
 
+@pytest.mark.parametrize(("resume", "old"), [(None, {3, 9}), (3, {9})])
+def test_a_runs_newest_checkpoint_is_never_an_old_ones(tmp_path, tiny_policy, rows, whole, caplog, resume, old):
+    for step in (3, 9):
+        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    start = resume or 0
+    with pytest.raises(KeyboardInterrupt), caplog.at_level("WARNING"):
+        path = resume and str(tmp_path / f"checkpoint-{resume}")
+        train(tmp_path, tiny_policy, rows, resume=path, callback=InterruptAt(start + 2))
+    assert newest_checkpoint(tmp_path).name == f"checkpoint-{start + 1}"
+    assert {path.name for path in (tmp_path / "_old").iterdir()} == {f"checkpoint-{step}.0" for step in old}
+    assert caplog.text.count("moved to _old/") == 1
+
+
+def test_an_evaluation_before_the_first_step_sees_no_old_buffers(tmp_path, tiny_policy, rows, whole):
+    evaluation = dict(eval_rows=rows.select(range(2)), eval_strategy="steps", eval_steps=100, eval_on_start=True)
+    live = tmp_path / "old" / LIVE_STORE
+    live.parent.mkdir(parents=True)
+    shutil.copy(whole[0] / LIVE_STORE, live)
+    runs = []
+    for name in ("old", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            train(
+                tmp_path / name,
+                tiny_policy,
+                rows,
+                callback=InterruptAt(1),
+                per_device_eval_batch_size=8,
+                **evaluation,
+            )
+        runs.append(contents(tmp_path / name / LIVE_STORE))
+    assert runs[0] == runs[1] and {row[1] for row in runs[0]["calls"]} == {"train", "eval"}
+
+
 def test_resuming_with_data_in_another_order_is_noticed(tmp_path, tiny_policy, rows, whole):
     shutil.copytree(whole[0] / "checkpoint-6", tmp_path / "checkpoint-6")
     turned = rows.select(range(11, -1, -1))
@@ -241,6 +275,40 @@ def test_sigterm_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
 
 
+def test_sigterm_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, tiny_policy, rows):
+    """With `save_strategy: best`, the evaluation of a step decides whether to save."""
+    settings = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="constant")
+    trainer = RankBufferTrainer(
+        tiny_policy,
+        config(tmp_path, **settings, per_device_eval_batch_size=8),
+        rows,
+        rows.select(range(1)),
+        callbacks=[TerminateIn(2)],
+    )
+    trainer.evaluate = lambda *args, **kwargs: {"eval_constant": 1.0}
+    trainer._evaluate = lambda *args, **kwargs: {"eval_constant": 1.0}
+    trainer.train()
+    trainer.close()
+    assert trainer.interrupted and trainer.state.global_step == 3
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+
+
+def test_a_sigterm_counts_twice_only_after_a_while(monkeypatch):
+    """The process group's and the launcher's can be one warning."""
+    now, ended = [100.0], []
+    monkeypatch.setattr("rankbuffer_trl.interrupt.time.monotonic", lambda: now[0])
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.append(now[0]))
+    try:
+        callback = StopOnSigterm(lambda step: True)
+        callback.on_train_begin(None, None, None)
+        for now[0] in (100.0, 101.0, 104.0, 106.0):
+            signal.raise_signal(signal.SIGTERM)
+        assert ended == [106.0]
+        callback.leave()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch):
     import train_rankbuffer
 
@@ -255,6 +323,7 @@ def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_pol
         *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
         *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "3"),
         *("--per_device_train_batch_size", "24", "--max_completion_length", "16"),
+        *("--resume_from_checkpoint", "false"),
     ]
     with monkeypatch.context() as patch:
         patch.setattr(train_rankbuffer, "build_trainer", build_and_warn)

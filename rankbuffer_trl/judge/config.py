@@ -123,6 +123,8 @@ class JudgeConfig:
         if self.judge_decoding not in DECODINGS:
             raise ValueError(f"judge_decoding must be one of {', '.join(DECODINGS)}, got {self.judge_decoding!r}")
         for url in self.judge_url or []:
+            if "@" in url.rpartition("://")[2].partition("/")[0]:
+                raise ValueError("judge_url has a user or key before an @: leave it out and set judge_api_key_env")
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"judge_url must start with http:// or https://, got {url!r}")
         if len(set(self.judge_url or [])) < len(self.judge_url or []):

@@ -2,8 +2,8 @@
 # For the scripts beside this one: start servers, wait until they are ready, train, and end all of it again.
 #
 # A server runs in a process group of its own and writes to $LOGS/NAME.log. Whatever a script started ends with the
-# script, however that ends. SIGTERM and Ctrl-C first go to the training processes, which finish their step, write a
-# checkpoint and end; a second one ends everything at once.
+# script, however that ends. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which finish their step,
+# write a checkpoint and end; a second one ends everything at once.
 
 LOGS=${LOGS:-runs/logs}
 START_SECONDS=${START_SECONDS:-1200} # for a server to be ready, loading its weights included
@@ -69,18 +69,20 @@ family() {
     for pid in $(children "$1"); do family "$pid"; done
 }
 
+# With TELL_LAUNCHER, the launcher is srun. It hands SIGUSR1 on to its tasks, where this function runs again; a SIGTERM
+# it answers by killing them.
 warn() {
-    local pid told=$TRAINING
+    local pid told=$TRAINING signal=USR1
     [[ -n $TRAINING && -z $WARNED ]] || exit 143
     WARNED=yes
     say "stopping: the training finishes its step and writes a checkpoint; again to stop at once"
-    [[ -n ${TELL_LAUNCHER:-} ]] || told=$(children "$TRAINING")
-    for pid in $told; do kill -TERM "$pid" 2>/dev/null || true; done
+    [[ -n ${TELL_LAUNCHER:-} ]] || { told=$(children "$TRAINING") && signal=TERM; }
+    for pid in $told; do kill -"$signal" "$pid" 2>/dev/null || true; done
 }
 
 stop() {
     local pid pids=() deadline=$((SECONDS + STOP_SECONDS))
-    trap '' TERM INT
+    trap '' TERM INT USR1
     for pid in ${TRAINING:+"$TRAINING"} "${SERVERS[@]}"; do
         # shellcheck disable=SC2207 # one word per process
         pids+=($(family "$pid"))
@@ -92,4 +94,4 @@ stop() {
 }
 
 trap stop EXIT
-trap warn TERM INT
+trap warn TERM INT USR1

@@ -3,6 +3,8 @@
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:TERM@900
 #SBATCH --requeue
@@ -27,8 +29,9 @@
 # Memory of a GPU, by arithmetic (the terms stand in one_node.sh; 1 GB = 10^9 bytes): training 131 GB / 16 = 8 GB,
 # activations 5 GB, logits 12 GB, about 25 of 80 GB; servers as in two_nodes.sh.
 #
-# 15 minutes before its time is over, Slurm sends SIGTERM: the training finishes its step, writes a checkpoint and ends,
-# and the job goes back into the queue. Any start goes on from the newest whole checkpoint in OUTPUT.
+# 15 minutes before its time is over, Slurm sends SIGTERM to this script, which tells the training nodes by SIGUSR1: the
+# training finishes its step, writes a checkpoint and ends, and the job goes back into the queue. Any start goes on from
+# the newest whole checkpoint in OUTPUT.
 #
 # Has not been run on a cluster. The tests run it with stand-ins for srun, scontrol, vllm, accelerate and curl.
 set -euo pipefail
@@ -44,32 +47,37 @@ ACCUMULATION=${ACCUMULATION:-5}
 
 # On each training node: SLURM_NODEID counts the nodes of this step.
 if [[ ${RANKBUFFER_ROLE:-} == train ]]; then
-    train env VLLM_HOST_IP="$TRAIN_HOST" \
+    # Some clusters hand srun's signals to all processes of a task: those of the training get theirs from this script.
+    train env --ignore-signal=USR1 VLLM_HOST_IP="$TRAIN_HOST" \
         accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml --num_machines "$SLURM_NNODES" \
         --num_processes "$((8 * SLURM_NNODES))" --machine_rank "$SLURM_NODEID" --main_process_ip "$TRAIN_HOST" \
         --main_process_port 29500 --deepspeed_multinode_launcher standard recipes/train_rankbuffer.py "$@"
     exit
 fi
 
+[[ " $*" != *" --output_dir"* ]] || die "set OUTPUT=... instead of --output_dir: checkpoints are looked for there"
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 ((${#NODES[@]} > 1)) || die "this needs at least two nodes: one serves, the others train"
 TRAINERS=$((${#NODES[@]} - 1))
-address() { srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" hostname --ip-address | cut -d ' ' -f 1; }
+address() {
+    srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="$1" hostname --ip-address | cut -d ' ' -f 1
+}
 SERVE_HOST=$(address "${NODES[0]}")
 TRAIN_HOST=$(address "${NODES[1]}")
 export TRAIN_HOST
 
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --output_dir "$OUTPUT"
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE"
     --gradient_accumulation_steps "$ACCUMULATION"
     --judge_url "http://$SERVE_HOST:8001/v1" --vllm_server_base_url "http://$SERVE_HOST:8000" "$@"
+    --output_dir "$OUTPUT"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"
 if compgen -G "$OUTPUT/checkpoint-*/trainer_state.json" >/dev/null; then
     ARGUMENTS+=(--resume_from_checkpoint true)
 fi
 
-serve=(srun --overlap --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
+serve=(srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
 start judge "${serve[@]}" CUDA_VISIBLE_DEVICES=4,5,6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
     vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len 32768 \
     --enable-prompt-tokens-details
@@ -79,8 +87,8 @@ start rollouts "${serve[@]}" CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_H
 wait_healthy judge "http://$SERVE_HOST:8001/health"
 wait_healthy rollouts "http://$SERVE_HOST:8000/health"
 
-TELL_LAUNCHER=yes # srun passes SIGTERM on to this script on each node, which passes it on to the training processes
-RANKBUFFER_ROLE=train train srun --overlap --nodes="$TRAINERS" --ntasks="$TRAINERS" --export=ALL \
+TELL_LAUNCHER=yes # by SIGUSR1, which srun passes on to this script on each node, and that tells the training processes
+RANKBUFFER_ROLE=train train srun --overlap --cpu-bind=none --nodes="$TRAINERS" --ntasks="$TRAINERS" --export=ALL \
     --nodelist="$(IFS=, && echo "${NODES[*]:1}")" bash recipes/launch/slurm.sh "${ARGUMENTS[@]}"
 if [[ -n $WARNED ]]; then
     say "back into the queue"
