@@ -67,8 +67,8 @@ def evaluate(config: EvaluationConfig) -> Report:
         raise ValueError(f"paper_rows must be among {', '.join(paper_results())}; not {', '.join(sorted(unknown))}")
     assets = config.assets()
     benchmarks = load_benchmarks(config, assets)
-    config.claim_folder()
     asyncio.run(check_judge(config))
+    config.claim_folder()  # last, so that a typo leaves the folder free
     generate(config, benchmarks)
     results: dict[str, dict[str, Result]] = {}
     for label in config.labelled_models():
