@@ -90,6 +90,8 @@ class ResponsesConfig(JudgeConfig):
             raise ValueError("sampler_url and sampler_model must be set: say where the model is that answers queries")
         if not 2 <= self.least_responses <= self.responses:
             raise ValueError(f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}")
+        if self.sampler_timeout <= 0:
+            raise ValueError(f"sampler_timeout must be above 0, got {self.sampler_timeout}")
         self.sampler()  # refuses a wrong URL or request
 
     def sampler(self) -> JudgeConfig:

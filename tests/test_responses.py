@@ -179,6 +179,7 @@ def test_every_sample_and_every_repeat_has_a_seed_of_its_own():
         ({"responses": 3}, r"least_responses must be in 2..responses=3, got 4"),
         ({"least_responses": 1}, r"least_responses must be in 2..responses=7, got 1"),
         ({"dataset_name": None}, "dataset_name is not set"),
+        ({"sampler_timeout": 0}, "sampler_timeout must be above 0, got 0"),
     ],
 )
 def test_wrong_settings_are_named(kwargs, fragment):
