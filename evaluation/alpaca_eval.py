@@ -79,7 +79,8 @@ class AlpacaEval:
         return check_outputs(list(self.ids.values()), found, path)
 
     def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
-        """See [`Benchmark`]. Rows without a preference are NaN, as officially, and are not asked for again."""
+        """See [`Benchmark`]. Rows whose answer has no preference are NaN, as officially, and are not asked for again.
+        Those whose requests failed are."""
         judge = need_judge(settings)
         outputs = self.read_outputs(folder, model)
         candidate = [
@@ -177,8 +178,13 @@ def check_pilot(choices: Sequence[Mapping[str, Any]]) -> None:
     """Can the judge's first tokens be read?
 
     Raises:
-        [`JudgeError`]: if not a single one can, naming what came instead.
+        [`JudgeError`]: if there are none, or not a single one can, naming what came instead.
     """
+    if not any("logprobs" in choice for choice in choices):
+        raise JudgeError(
+            f"the judge answered none of {len(choices)} questions, because of a rate limit as a rule; nothing else was"
+            " asked. Run the same command again later"
+        )
     first = [((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") for choice in choices]
     if not any(first):
         raise JudgeError(

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rankbuffer_trl.data.asking import set_fields
 from rankbuffer_trl.data.tokens import CHARACTERS_PER_TOKEN
 from rankbuffer_trl.judge import Chat, Judge, JudgeError
-from rankbuffer_trl.judge.config import JudgeConfig, read_object
+from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import check_server, servers_of
 from rankbuffer_trl.judge.resumable import Answers, ask_resumably
 from rankbuffer_trl.preflight import LONGEST
@@ -108,11 +109,6 @@ def digest(chat: Chat, whom: str, fields: Mapping[str, Any]) -> str:
     """Of all that an answer depends on, so that no answer is taken for another question's."""
     asked = [whom, list(chat.messages), dict(chat.request) | dict(fields)]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def set_fields(settings: JudgeConfig) -> dict[str, Any]:
-    """What the user sets in every request to the judge."""
-    return read_object("judge_request", settings.judge_request) or {}
 
 
 def need_judge(settings: JudgeConfig) -> str:

@@ -40,12 +40,13 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
     """
     todo = []
     for label, model in config.labelled_models().items():  # what is wrong with any is said before the first generates
-        claim_label(config, label, model)
+        weights = check_label(config, label, model)
         missing = [b for b in benchmarks.values() if not has_outputs(b, config.folder(label, b.name), label)]
         if missing:
             adapter_of = base_of(model)
             opened = opens_thinking(load_tokenizer(model, adapter_of), config.template_kwargs())
             todo.append((label, model, adapter_of, opened, missing))
+        write_json(label_path(config, label), weights)  # the model was found, so that a typo takes no label
     for label, model, adapter_of, opened, missing in todo:
         with engine(config, label, model, adapter_of) as responder:
             for benchmark in missing:
@@ -82,13 +83,21 @@ def respond(responder: Engine, benchmark: Benchmark, folder: Path, label: str, o
     print(f"{what}: " + ", ".join(f"{count:,} {name}" for name, count in facts.items()))
 
 
-def claim_label(config: EvaluationConfig, label: str, model: str) -> None:
-    """Take a label for a model as it is now, so that no outputs of another one, or of older weights, pass for its own.
+def label_path(config: EvaluationConfig, label: str) -> Path:
+    """Where it stands whose outputs a label has."""
+    return Path(config.output_dir) / label / "model.json"
+
+
+def check_label(config: EvaluationConfig, label: str, model: str) -> dict[str, Any]:
+    """Is a label free for a model as it is now? No outputs of another one, or of older weights, may pass for its own.
+
+    Returns:
+        `dict[str, Any]`: the model and its weights, to be written where the label is taken.
 
     Raises:
         [`OutputError`]: if the label has outputs of another model.
     """
-    path = Path(config.output_dir) / label / "model.json"
+    path = label_path(config, label)
     weights = sorted(file for kind in ("*.safetensors", "*.bin") for file in Path(model).glob(kind))
     mine = {"model": model, "weights": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in weights}}
     theirs = read_json(path) if path.exists() else mine
@@ -98,7 +107,7 @@ def claim_label(config: EvaluationConfig, label: str, model: str) -> None:
             f"{path.parent} holds outputs of {theirs['model']!r}, and the model {label!r} {changed}. Give it another"
             f" label, such as {label}-2={model}, or delete {path} if these outputs are meant"
         )
-    write_json(path, mine)
+    return mine
 
 
 def has_outputs(benchmark: Benchmark, folder: Path, label: str) -> bool:
@@ -167,8 +176,9 @@ def main() -> None:
 
     try:
         (config,) = TrlParser((EvaluationConfig,)).parse_args_and_config()
+        benchmarks = load_benchmarks(config, config.assets())
         config.claim_folder()
-        generate(config, load_benchmarks(config, config.assets()))
+        generate(config, benchmarks)
     except (ValueError, EngineError, JudgeError, OSError) as error:
         sys.exit(f"evaluation: {error}")
     except KeyboardInterrupt:

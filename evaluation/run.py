@@ -5,7 +5,6 @@
 Every key of the YAML can also be given on the command line, where it wins. A run that was killed goes on where it was.
 """
 
-import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from trl import TrlParser
 
+from rankbuffer_trl.data.asking import check_endpoint
 from rankbuffer_trl.judge import JudgeError
-from rankbuffer_trl.judge.reach import check_server, servers_of
 
 from .alpaca_eval import AlpacaEval
 from .arena_hard import ArenaHard
@@ -67,8 +66,8 @@ def evaluate(config: EvaluationConfig) -> Report:
         raise ValueError(f"paper_rows must be among {', '.join(paper_results())}; not {', '.join(sorted(unknown))}")
     assets = config.assets()
     benchmarks = load_benchmarks(config, assets)
-    config.claim_folder()
-    asyncio.run(check_judge(config))
+    check_endpoint(config)
+    config.claim_folder()  # last, so that a typo leaves the folder free
     generate(config, benchmarks)
     results: dict[str, dict[str, Result]] = {}
     for label in config.labelled_models():
@@ -84,20 +83,6 @@ def evaluate(config: EvaluationConfig) -> Report:
     write_json(out / "results.json", {"settings": asdict(config), "assets": hashes, **report.as_dict()})
     write_text(out / "results.md", report.markdown())
     return report
-
-
-async def check_judge(config: EvaluationConfig) -> None:
-    """Is every judge server there, and does it serve the model? Asked before anything is generated.
-
-    Raises:
-        [`JudgeError`]: if not.
-    """
-    judge = config.judge()
-    try:
-        for client in servers_of(judge):
-            await check_server(client)
-    finally:
-        await judge.client.close()
 
 
 def main() -> None:

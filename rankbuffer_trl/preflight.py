@@ -14,7 +14,7 @@ from statistics import fmean
 
 from .config import RankBufferConfig
 from .data.queries import QueryTable
-from .data.tokens import CHARACTERS_PER_TOKEN
+from .data.tokens import CHARACTERS_PER_TOKEN, context_for
 from .judge import Call, Judge, JudgeError, Totals
 from .judge.openai_client import OpenAIClient
 from .judge.reach import check_server, servers_of
@@ -134,11 +134,13 @@ async def check_context(
             f" {tokens:,}, and a verdict may take {room}. Serve the judge with a longer --max-model-len, shorten the"
             " responses, or leave the query out"
         )
-    later = tokens + max(2 * method.responses_needed + 1, args.num_generations) * args.max_completion_length
+    shown = max(2 * method.responses_needed + 1, args.num_generations) * args.max_completion_length
+    later = context_for(tokens, room, shown, guard)
     if context and later > context:
         lines.append(
-            f"a later prompt may have up to {later:,} tokens if rollouts use all of max_completion_length="
-            f"{args.max_completion_length}; what does not fit into {context:,} fails and stays unscored"
+            f"a later prompt and its answer may need about {later:,} tokens if rollouts use all of"
+            f" max_completion_length={args.max_completion_length}; what does not fit into {context:,} fails and"
+            " stays unscored"
         )
     return lines
 

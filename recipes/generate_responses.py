@@ -11,7 +11,7 @@ what is there. Queries that fail are listed, and the exit code is 1. Queries tha
 
 from dataclasses import dataclass, field
 
-from rankbuffer_trl.data.asking import ask_resumably, check_endpoint, cost_line
+from rankbuffer_trl.data.asking import ask_resumably, check_endpoint, cost_line, set_fields
 from rankbuffer_trl.data.files import beside, check_output, read_report, source_name
 from rankbuffer_trl.data.queries import checked, load_queries
 from rankbuffer_trl.data.recipe import finish, run
@@ -24,8 +24,8 @@ from rankbuffer_trl.judge.config import JudgeConfig
 class ResponsesConfig(JudgeConfig):
     r"""
     Configuration of sampled responses. It adds the parameters below to those of [`JudgeConfig`], which say who ranks
-    the responses (without `judge_url` the embedded rubric judge does); `judge_timeout`, `judge_max_retries`,
-    `judge_max_attempts` and `judge_concurrency` hold for the sampler too.
+    the responses (without `judge_url` the embedded rubric judge does); `judge_max_retries`, `judge_max_attempts` and
+    `judge_concurrency` hold for the sampler too.
 
     Parameters:
         dataset_name (`str`):
@@ -46,6 +46,8 @@ class ResponsesConfig(JudgeConfig):
         sampler_request (`dict`, *optional*):
             Fields to set in every request to it, as JSON on the command line; `null` leaves a field out, such as
             `{"seed": null}` for an endpoint that knows no seed, or `{"top_k": 20}` on vLLM.
+        sampler_timeout (`float`, *optional*, defaults to `3600`):
+            Seconds that it may take for one response. Responses are not streamed, so nothing comes before the end.
         responses (`int`, *optional*, defaults to `7`):
             Responses per query, at least 2. The paper's rubric prompt speaks of seven.
         least_responses (`int`, *optional*, defaults to `4`):
@@ -72,6 +74,7 @@ class ResponsesConfig(JudgeConfig):
     sampler_request: dict | str | None = field(
         default=None, metadata={"help": "JSON object of fields to set in every request to the sampler."}
     )
+    sampler_timeout: float = field(default=3600, metadata={"help": "Seconds that it may take for one response."})
     responses: int = field(default=7, metadata={"help": "Responses per query."})
     least_responses: int = field(default=4, metadata={"help": "Different responses that a query must end up with."})
     temperature: float = field(default=0.6, metadata={"help": "Of the sampler."})
@@ -87,6 +90,8 @@ class ResponsesConfig(JudgeConfig):
             raise ValueError("sampler_url and sampler_model must be set: say where the model is that answers queries")
         if not 2 <= self.least_responses <= self.responses:
             raise ValueError(f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}")
+        if self.sampler_timeout <= 0:
+            raise ValueError(f"sampler_timeout must be above 0, got {self.sampler_timeout}")
         self.sampler()  # refuses a wrong URL or request
 
     def sampler(self) -> JudgeConfig:
@@ -96,7 +101,7 @@ class ResponsesConfig(JudgeConfig):
             judge_model=self.sampler_model,
             judge_api_key_env=self.sampler_api_key_env,
             judge_request=self.sampler_request,
-            judge_timeout=self.judge_timeout,
+            judge_timeout=self.sampler_timeout,
             judge_max_retries=self.judge_max_retries,
             judge_max_attempts=self.judge_max_attempts,
             judge_concurrency=self.judge_concurrency,
@@ -105,7 +110,7 @@ class ResponsesConfig(JudgeConfig):
 
 def main(config: ResponsesConfig) -> int:
     """Read, sample, rank, write; gives the exit code."""
-    path = check_output(config.output_file)
+    path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked(dataset, rubrics_needed=False))
     todo = {row["query_id"]: row for row in rows if not row.get("responses")}
@@ -130,6 +135,7 @@ def main(config: ResponsesConfig) -> int:
         "dataset_name": source_name(config.dataset_name),
         "queries_without": len(todo),
         "ranked_by": config.judge_model or "embedded rubric judge",
+        "ranking_request": set_fields(config) or None,
         "ranking_cost": orders.totals.as_dict(),
         "queries_failed": len(failures),
     }
@@ -162,7 +168,8 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
             causes = [answers.failures[name] for name in names if name in answers.failures]
             cause = causes[0] if causes else "the others are the same"
             failures[query_id] = f"{len(different)} different responses of {config.responses}; {cause}"
-    sampled = {"model": config.sampler_model, **request, "seed": config.seed, "cost": answers.totals.as_dict()}
+    request |= {"seed": config.seed} | set_fields(sampler)
+    sampled = {"model": config.sampler_model, **request, "cost": answers.totals.as_dict()}
     return texts, failures, sampled
 
 

@@ -10,7 +10,7 @@ there. Queries that fail are listed, and the exit code is 1. Queries that have r
 
 from dataclasses import dataclass, field
 
-from rankbuffer_trl.data.asking import ask_resumably, cost_line
+from rankbuffer_trl.data.asking import ask_resumably, cost_line, set_fields
 from rankbuffer_trl.data.files import beside, check_output, read_report, source_name
 from rankbuffer_trl.data.queries import DataError, checked, load_queries
 from rankbuffer_trl.data.recipe import finish, run
@@ -64,7 +64,7 @@ class RubricsConfig(JudgeConfig):
 
 def main(config: RubricsConfig) -> int:
     """Read, ask, write; gives the exit code."""
-    path = check_output(config.output_file)
+    path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked(dataset, rubrics_needed=False))
     todo = [row for row in rows if not row.get("rubrics")]
@@ -73,7 +73,7 @@ def main(config: RubricsConfig) -> int:
     if config.generic:
         for row in todo:
             row["rubrics"] = [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC]
-        step |= {"model": "none: the generic rubrics for all"}
+        step |= {"generic": True}
     else:
         failures, made = ask_for_rubrics(config, todo)
         step |= made
@@ -92,11 +92,6 @@ def ask_for_rubrics(config: RubricsConfig, rows: list[dict]) -> tuple[dict[str, 
                 " least: sample some with recipes/generate_responses.py, or take the generic rubrics with"
                 " --generic true"
             )
-        if row.get("models") and len(row["models"]) != len(row["responses"]):
-            raise DataError(
-                f"query {row['query_id']!r}: models must name who wrote each of the {len(row['responses'])} responses,"
-                f" got {row['models']}"
-            )
     chats = {
         row["query_id"]: rubric_chat(row["query_id"], row["prompt"], row["responses"], row.get("models"), request)
         for row in rows
@@ -106,7 +101,7 @@ def ask_for_rubrics(config: RubricsConfig, rows: list[dict]) -> tuple[dict[str, 
     for row in rows:
         row["rubrics"] = answers.values.get(row["query_id"])
     print(f"rubrics for {len(answers.values):,} of {len(rows):,} queries: {cost_line(config, answers.totals)}")
-    made = {"model": config.judge_model, **request, "cost": answers.totals.as_dict()}
+    made = {"model": config.judge_model, **request, **set_fields(config), "cost": answers.totals.as_dict()}
     return answers.failures, made
 
 

@@ -68,7 +68,7 @@ class NectarConfig:
 
 def main(config: NectarConfig) -> int:
     """Load, take, write; gives the exit code."""
-    path = check_output(config.output_file)
+    path = check_output(config.output_file, config.dataset_name)
     tokens = TokenCounter(config.tokenizer)
 
     def fault(row: dict) -> str | None:
@@ -99,7 +99,8 @@ def main(config: NectarConfig) -> int:
         "step": "nectar",
         **settings,
         "dataset_name": source_name(config.dataset_name),
-        "tokens": tokens.name,
+        "tokenizer": config.tokenizer and source_name(config.tokenizer),
+        "tokens": source_name(tokens.name),
         "rows_read": sample.read,
         "rows_looked_at": sample.looked_at,
         "queries_taken": len(sample.rows),

@@ -25,7 +25,7 @@ from rankbuffer_trl.data import command, hub
 from rankbuffer_trl.data.check import CheckSettings, anchors, check
 from rankbuffer_trl.data.files import write_report, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.data.tokens import TokenCounter
+from rankbuffer_trl.data.tokens import TURN_TOKENS, TokenCounter
 from rankbuffer_trl.judge import insertion_question
 
 
@@ -67,12 +67,13 @@ def test_lengths_are_those_of_the_real_prompts(howto, tiny_policy):
         ]
         assert found.lengths[name] == [tokens.text(question.prompt(True)) for question in asked]
     room = len('{"position": 8}') + 1 + 256
-    assert found.context == max(found.lengths["judge prompt at 2 K0"]) + room
-    assert found.later_context > 9 * 100 + room
-    wordy = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=200))
-    assert wordy.later_context - found.later_context == 9 * 100
+    assert found.context == max(found.lengths["judge prompt at 2 K0"]) + 2 * room + TURN_TOKENS
+    assert found.later_context > 9 * 100 * 9 // 8 + 2 * room + TURN_TOKENS
+    wordy = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=200, guard=False))
+    bare = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, guard=False))
+    assert wordy.later_context - bare.later_context == 9 * 100
     grouped = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, num_generations=20))
-    assert grouped.later_context - found.later_context == 11 * 100
+    assert grouped.later_context - found.later_context == 11 * 100 * 9 // 8 + 1  # 20 and 9, each rounded down
     chat = [{"role": "user", "content": queries[0].text}]
     rendered = f"<|im_start|>user\n{queries[0].text}<|im_end|>\n<|im_start|>assistant\n"
     assert found.lengths["prompt"][0] == tokens.chat(chat) == tokens.text(rendered)
@@ -222,7 +223,7 @@ def test_a_set_is_pushed_with_its_card_and_can_be_loaded_from_there(tmp_path, ho
         "[Rank 7 | model={MODEL_7}]",
     ):
         assert said in card, said
-    assert not re.search(r"\{(NAME|FILE|COUNTS|STEPS|SOURCES|SYSTEM|USER)\}", card)
+    assert not re.search(r"\{(NAME|FILE|COUNTS|STEPS|SOURCES|RUBRICS|SYSTEM|USER)\}", card)
     assert run_command(capsys, "card", path, "me/howto-36") == card
 
 
@@ -232,6 +233,14 @@ def test_own_queries_leave_the_licence_to_their_owner(tmp_path, howto, monkeypat
     write_report(tmp_path / "mine.jsonl", [STEPS[1]])
     out = run_command(capsys, "card", tmp_path / "mine.jsonl", "me/x")
     assert "Queries come from `a.jsonl`. Whoever publishes" in out and "Nectar" not in out
+
+
+def test_generic_rubrics_are_called_so(tmp_path, howto, capsys):
+    write_rows(tmp_path / "mine.jsonl", howto)
+    write_report(tmp_path / "mine.jsonl", [{"step": "rubrics", "dataset_name": "a.jsonl", "generic": True}])
+    out = run_command(capsys, "card", tmp_path / "mine.jsonl", "me/x")
+    assert "got the same generic ones; no model wrote these" in out
+    assert "Text by" not in out and "those of the paper" not in out
 
 
 def test_what_is_not_finished_is_not_pushed(tmp_path, howto):

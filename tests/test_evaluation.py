@@ -8,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
 import yaml
+from aiohttp import web
 from evaluation_assets import Loopback, build, goodness, jsonl, text_of
 from http_server import served
 from trl import TrlParser
@@ -261,6 +264,46 @@ def test_unreadable_tokens_are_counted_and_shown(settings, monkeypatch):
     assert "Without a preference: 7, 9." in report.markdown()
 
 
+def test_rows_that_a_rate_limit_left_out_are_asked_again(settings, monkeypatch):
+    import alpaca_eval.decoders.openai as library
+
+    monkeypatch.setattr(library, "time", SimpleNamespace(sleep=lambda seconds: None))
+    refused = ['"Do 7"', '"Do 9"']
+    server = Loopback()
+
+    @web.middleware
+    async def limited(request, handler):
+        asked = await request.text()
+        if any(json.dumps(text)[1:-1] in asked for text in refused):
+            return web.json_response({"error": {"message": "Rate limit reached"}}, status=429)
+        return await handler(request)
+
+    server.app.middlewares.append(limited)
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"], judge_max_failures=0.1)
+        with pytest.raises(JudgeError, match=r"AlpacaEval: 2 of 12 judgments failed.*Do 7, Do 9"):
+            evaluate(config)
+        refused.pop()
+        scores = evaluate(config).results["mine"]["alpaca_eval"].scores
+        assert scores.counts["NaN preferences"] == 1 and "Without a preference: 7." in scores.notes
+        refused.clear()
+        asked = server.asked["judge"]
+        scores = evaluate(config).results["mine"]["alpaca_eval"].scores
+        assert server.asked["judge"] == asked + 1, "that one alone"
+    assert scores.counts["NaN preferences"] == 0 and len(scores.rows["win rate"]) == ROWS
+
+
+def test_a_cache_of_whole_numbers_is_read(settings):
+    with served(Loopback().app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"], limit=4)
+        evaluate(config)
+        cache = folder(config, "alpaca_eval") / "cache-judge.json"
+        rows = [row | {"preference": 2.0} for row in json.loads(cache.read_text())]
+        cache.write_text(json.dumps(rows))
+        scores = evaluate(config).results["mine"]["alpaca_eval"].scores
+    assert scores.counts["instructions"] == 4
+
+
 @pytest.mark.parametrize("name", ["alpaca_eval", "arena_hard"])
 def test_too_small_a_context_is_refused_before_anything_is_judged(settings, name):
     server = Loopback(context=40)
@@ -503,10 +546,55 @@ def test_the_papers_numbers():
     assert all(len(row) == 4 for row in found.values())
 
 
-def test_the_key_is_in_no_file(settings, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
-    with served(Loopback().app) as url:
-        config = settings(url, benchmarks=["alpaca_eval"], limit=4)
+def test_the_key_reaches_the_judge_and_no_file(settings, monkeypatch, tmp_path):
+    import alpaca_eval
+
+    monkeypatch.setenv("MY_KEY", "sk-very-secret")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server, keys, seen = Loopback(), set(), []
+    make = alpaca_eval.annotators.PairwiseAnnotator
+
+    def made(**kwargs):
+        seen.extend(path.read_text() for path in tmp_path.rglob("*.yaml"))
+        return make(**kwargs)
+
+    @web.middleware
+    async def note(request, handler):
+        keys.add(request.headers["Authorization"])
+        return await handler(request)
+
+    monkeypatch.setattr("alpaca_eval.annotators.PairwiseAnnotator", made)
+    server.app.middlewares.append(note)
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"], limit=4, judge_api_key_env="MY_KEY")
+        write_outputs(config, "alpaca_eval", rows_of(config, "alpaca_eval")[:4])
         evaluate(config)
+    assert keys == {"Bearer sk-very-secret"} and "OPENAI_API_KEY" not in os.environ
+    assert any("base_url" in text for text in seen) and "sk-very-secret" not in "".join(seen)
     for path in Path(config.output_dir).rglob("*"):
         assert path.is_dir() or "sk-very-secret" not in path.read_text()
+
+
+def test_a_key_that_the_judge_echoes_is_not_shown(settings, monkeypatch, caplog):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    server = Loopback()
+
+    @web.middleware
+    async def echo(request, handler):
+        if request.method == "POST" and (await request.json()).get("logprobs"):
+            return web.json_response({"error": {"message": f"bad {request.headers['Authorization']}"}}, status=401)
+        return await handler(request)
+
+    server.app.middlewares.append(echo)
+    with served(server.app) as url, pytest.raises(JudgeError, match=r"bad Bearer \[key\]") as error:
+        evaluate(settings(url, benchmarks=["alpaca_eval"], limit=4))
+    assert "sk-very-secret" not in "".join(traceback.format_exception(error.value)) + caplog.text
+
+
+def test_a_typo_takes_neither_folder_nor_label(settings, tmp_path):
+    with served(Loopback().app) as url:
+        with pytest.raises(JudgeError, match="does not serve judge_model='jugde'"):
+            evaluate(settings(url, benchmarks=["writingbench"], judge_model="jugde", limit=1))
+        with pytest.raises(EngineError, match="no tokenizer for"):
+            evaluate(settings(url, benchmarks=["writingbench"], models=[f"mine={tmp_path}"], limit=1))
+        evaluate(settings(url, benchmarks=["writingbench"], limit=1))

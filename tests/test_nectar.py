@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+from pathlib import Path
 
 import prepare_nectar
 import pytest
@@ -338,7 +339,7 @@ def test_prompts_above_the_limit_are_counted_in_the_policys_template(tmp_path, h
     source = write(tmp_path / "raw.jsonl", raws)
     rows, report = prepare(tmp_path, source, tokenizer=tiny_policy, max_prompt_length=150)
     assert len(rows) == 5 and report["left_out"] == {"the prompt has more than 150 tokens": 1}
-    assert report["tokens"] == tiny_policy
+    assert report["tokens"] == report["tokenizer"] == Path(tiny_policy).name
     rows, report = prepare(tmp_path, source, max_prompt_length=150)
     assert len(rows) == 5 and "estimated" in report["tokens"]
     assert len(prepare(tmp_path, source)[0]) == 6

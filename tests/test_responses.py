@@ -42,8 +42,8 @@ def generate(source: str, tmp_path, sampler: Model, judge: Model, **kwargs) -> i
     with served(sampler.app()) as sampler_url, served(judge.app()) as judge_url:
         config = generate_responses.ResponsesConfig(
             dataset_name=source,
-            output_file=str(tmp_path / "out.jsonl"),
-            **{"sampler_url": f"{sampler_url}/v1", "sampler_model": "writer"}
+            **{"output_file": str(tmp_path / "out.jsonl")}
+            | {"sampler_url": f"{sampler_url}/v1", "sampler_model": "writer"}
             | {"judge_url": f"{judge_url}/v1", "judge_model": "writer", "judge_max_retries": 0}
             | kwargs,
         )
@@ -63,6 +63,7 @@ def test_responses_are_sampled_and_stand_worst_to_best(tmp_path):
     assert weighted_rubrics(GENERIC) in judge.bodies[0]["messages"][0]["content"]
     [step] = json.loads((tmp_path / "out.jsonl.report.json").read_text())["steps"]
     assert step["model"] == step["ranked_by"] == "writer" and step["cost"]["calls"] == 21
+    assert (step["temperature"], step["top_k"], step["seed"]) == (0.6, 20, 42)
 
     again = Model(numbered)
     assert generate(own_queries(tmp_path, 4), tmp_path, again, judge, sampler_request={"top_k": 20}) == 0
@@ -121,6 +122,28 @@ def test_rows_that_have_responses_keep_them(tmp_path):
     assert [row["responses"] for row in load_queries(str(tmp_path / "out.jsonl"))] == [["worse", "better"]] * 2
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_rows_with_and_without_responses_keep_who_wrote_them(tmp_path, kind):
+    rows = [{"query_id": f"q{i}", "prompt": [{"role": "user", "content": f"Question {i}?"}]} for i in range(2)]
+    rows[0]["responses"] = ["worse", "better"]
+    write_rows(tmp_path / f"some.{kind}", rows)
+    out = str(tmp_path / f"out.{kind}")
+    assert generate(str(tmp_path / f"some.{kind}"), tmp_path, Model(numbered), Model(by_number), output_file=out) == 0
+    assert [row.get("models") for row in load_queries(out)] == [None, ["writer"] * 7]
+
+
+def test_a_source_is_not_overwritten(tmp_path):
+    source = own_queries(tmp_path, 1)
+    with pytest.raises(DataError, match="would be lost"):
+        generate(source, tmp_path, Model(numbered), Model(by_number), output_file=source)
+
+
+def test_the_sampler_has_a_time_of_its_own():
+    url = "http://127.0.0.1:9/v1"
+    config = generate_responses.ResponsesConfig(dataset_name="x.jsonl", sampler_url=url, sampler_model="m")
+    assert config.sampler().judge_timeout == 3600 and config.judge_timeout == 120
+
+
 def test_both_endpoints_are_there_before_samples_are_paid_for(tmp_path):
     sampler = Model(numbered)
     with pytest.raises(JudgeError, match=r"127\.0\.0\.1:9/v1 cannot be reached"):
@@ -156,6 +179,7 @@ def test_every_sample_and_every_repeat_has_a_seed_of_its_own():
         ({"responses": 3}, r"least_responses must be in 2..responses=3, got 4"),
         ({"least_responses": 1}, r"least_responses must be in 2..responses=7, got 1"),
         ({"dataset_name": None}, "dataset_name is not set"),
+        ({"sampler_timeout": 0}, "sampler_timeout must be above 0, got 0"),
     ],
 )
 def test_wrong_settings_are_named(kwargs, fragment):

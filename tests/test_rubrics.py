@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import generate_rubrics
 import pytest
@@ -258,6 +259,8 @@ def test_other_words_or_another_decoding_are_asked_again(tmp_path, howto):
         model = Model(rubrics_text)
         assert generate(source, tmp_path, model, **kwargs) == 0
         assert asked_queries(model).total() == times
+    [step] = json.loads((tmp_path / "out.jsonl.report.json").read_text())["steps"]
+    assert (step["temperature"], step["top_p"]) == (0.2, 0.5)
 
 
 def test_a_rate_limit_is_waited_out(tmp_path, howto):
@@ -279,6 +282,44 @@ def test_an_endpoint_that_is_not_there_is_said_before_anything_is_asked(tmp_path
     with pytest.raises(JudgeError, match="cannot be reached"):
         generate_rubrics.main(settings(source, tmp_path, url))
     assert not model.bodies and not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_wrong_key_is_said_before_anything_is_asked(tmp_path, howto):
+    model, status = Model(rubrics_text), [401]
+    app = model.app()
+
+    @web.middleware
+    async def unlisted(request, handler):
+        if request.path == "/v1/models":
+            return web.json_response({"error": {"message": "who are you?"}}, status=status[0])
+        return await handler(request)
+
+    app.middlewares.append(unlisted)
+    source = queries(tmp_path, howto, 1)
+    with served(app) as url:
+        with pytest.raises(JudgeError, match=r"does not take the key.*who are you\?.*variable MY_KEY"):
+            generate_rubrics.main(settings(source, tmp_path, url, judge_api_key_env="MY_KEY"))
+        assert not model.bodies
+        for status[0] in (403, 404):  # not every endpoint lists its models
+            assert generate_rubrics.main(settings(source, tmp_path / str(status[0]), url)) == 0
+
+
+@pytest.mark.parametrize("way", ["the same path", "a link", "a link to it"])
+def test_the_source_is_not_overwritten(tmp_path, howto, way):
+    source = Path(queries(tmp_path, howto, 1))
+    before = source.read_bytes()
+    out = tmp_path / "sub" / ".." / "in.jsonl" if way == "the same path" else tmp_path / "other.jsonl"
+    (tmp_path / "sub").mkdir()
+    if way == "a link":
+        out.symlink_to(source)
+    elif way == "a link to it":
+        out, source = source, out
+        source.symlink_to(out)
+    for generic in (True, False):
+        config = settings(str(source), tmp_path, "http://127.0.0.1:9", output_file=str(out), generic=generic)
+        with pytest.raises(DataError, match="would be lost: name another one"):
+            generate_rubrics.main(config)
+    assert source.read_bytes() == before
 
 
 def test_rows_that_have_rubrics_keep_them(tmp_path, howto):
@@ -304,6 +345,8 @@ REFUSED = {
     "no responses": ({"responses": None}, DataError, "no responses to tell apart.*generate_responses"),
     "one response": ({"responses": ["a"], "models": None}, DataError, "no responses to tell apart"),
     "models of others": ({"models": ["a"]}, DataError, "models must name who wrote each of the 7 responses"),
+    "models are no text": ({"models": [None, 3] * 3 + [None]}, DataError, r"models\[0\] must be non-empty text"),
+    "models are no list": ({"models": "gpt-4"}, DataError, "models must be a list of text, got 'gpt-4'"),
     "response is a number": ({"responses": [1, 2, 3]}, DataError, r"row 0 .*responses\[0\] must be non-empty text"),
     "NUL": ({"responses": ["a\0", "b"]}, DataError, r"responses\[0\] must be text without NUL"),
     "no id": ({"query_id": ""}, DataError, "row 0: query_id|row 0 .*: query_id"),

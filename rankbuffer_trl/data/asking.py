@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..judge import Asked, Judge, Totals, resumable
-from ..judge.config import JudgeConfig
+from ..judge.config import JudgeConfig, read_object
 from ..judge.reach import check_server, servers_of
 from ..judge.resumable import Answers
 
@@ -58,7 +59,12 @@ def digest(question: Asked, config: JudgeConfig) -> str:
         question.chat(config.judge_guard),
         question.fields(config.judge_decoding, config.judge_free_tokens),
     ]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def set_fields(config: JudgeConfig) -> dict[str, Any]:
+    """What the user sets in every request."""
+    return read_object("judge_request", config.judge_request) or {}
 
 
 def cost_line(config: JudgeConfig, totals: Totals) -> str:

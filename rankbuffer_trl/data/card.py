@@ -16,6 +16,21 @@ NECTAR = (
 )
 OWN = "Queries come from `{source}`. Whoever publishes this set adds their licence here."
 MODEL = "Text by `{model}` ({part}) is subject to that model's terms."
+PROMPTS = """\
+The rubric prompts are those of the paper *RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation*,
+appendix "Rubric Generation". The system prompt:
+
+```text
+{SYSTEM}
+```
+
+The user prompt:
+
+```text
+{USER}
+```"""
+GENERIC = "Queries without rubrics of their own got the same generic ones; no model wrote these."
+UNKNOWN = "The rubrics were there before; nothing is recorded of who wrote them."
 HIDDEN = ("step", "cost", "ranking_cost")
 
 
@@ -40,8 +55,7 @@ def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict])
             "{COUNTS}": counts(rows),
             "{STEPS}": "\n".join(map(shown, steps)) or "There is no report of how it was made.",
             "{SOURCES}": "\n\n".join(sources(steps)) or OWN.format(source="an unknown source"),
-            "{SYSTEM}": SYSTEM,
-            "{USER}": USER,
+            "{RUBRICS}": rubrics(steps),
         },
     )
 
@@ -62,6 +76,15 @@ def shown(step: dict) -> str:
     settings = {key: value for key, value in step.items() if key not in HIDDEN and value is not None}
     values = ", ".join(f"{key} `{json.dumps(value, ensure_ascii=False)}`" for key, value in settings.items())
     return f"- {step['step']}: {values}"
+
+
+def rubrics(steps: list[dict]) -> str:
+    """Where the rubrics come from."""
+    made = [step for step in steps if step["step"] == "rubrics"]
+    said = [GENERIC] if any(step.get("generic") for step in made) else []
+    if any(step.get("model") for step in made):
+        said.append(fill(PROMPTS, {"{SYSTEM}": SYSTEM, "{USER}": USER}))
+    return "\n\n".join(said) or UNKNOWN
 
 
 def sources(steps: list[dict]) -> list[str]:

@@ -18,7 +18,7 @@ from ..groups import Query, Rubric
 from ..judge import Question, insertion_question
 from ..judge.decoding import constrain
 from .queries import checked
-from .tokens import TokenCounter
+from .tokens import TokenCounter, context_for
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Findings:
     too_long: list[str] = field(default_factory=list)
     lengths: dict[str, list[int]] = field(default_factory=dict)
     context: int = 0
-    """Tokens of the longest judge prompt counted, and its verdict."""
+    """About what the longest judge prompt counted needs ([`context_for`])."""
     later_context: int = 0
     """The same, if all rollouts use `max_completion_length` and buffers grow to twice their first size."""
 
@@ -116,7 +116,7 @@ def check(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Fi
             for name, question in judge_questions(query, settings.k0):
                 measured.setdefault(name, []).append(tokens.text(question.prompt(settings.guard)))
                 room = constrain(question.verdict, "none", settings.free_tokens)["max_tokens"]
-                found.context = max(found.context, measured[name][-1] + room)
+                found.context = max(found.context, context_for(measured[name][-1], room))
         wordy = max(wordy, query, key=frame_size)
     found.later_context = later(wordy, tokens, settings)
     return found
@@ -155,11 +155,12 @@ def frame_size(query: Query) -> int:
 
 
 def later(query: Query, tokens: TokenCounter, settings: CheckSettings) -> int:
-    """Tokens of a prompt as long as one can get in training, and its verdict."""
+    """About what a prompt needs that is as long as one can get in training ([`context_for`])."""
     question = insertion_question(query, [""] * (2 * settings.k0), "")
     frame = tokens.text(question.prompt(settings.guard))
     shown = max(2 * settings.k0 + 1, settings.num_generations) * settings.max_completion_length
-    return frame + shown + constrain(question.verdict, "none", settings.free_tokens)["max_tokens"]
+    room = constrain(question.verdict, "none", settings.free_tokens)["max_tokens"]
+    return context_for(frame, room, shown, settings.guard)
 
 
 def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: CheckSettings) -> None:
@@ -206,10 +207,14 @@ def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
 def context_lines(found: Findings, settings: CheckSettings) -> Iterator[str]:
     """What the judge must be served with."""
     if found.context:
-        yield f"judge context needed for these responses, up to {2 * settings.k0} anchors: {found.context:,} tokens"
+        yield (
+            f"judge context needed for these responses, up to {2 * settings.k0} anchors: about {found.context:,}"
+            " tokens"
+        )
     yield (
-        f"judge context needed if every rollout has {settings.max_completion_length:,} tokens: {found.later_context:,}"
-        f" tokens ({2 * settings.k0} anchors and a candidate, or {settings.num_generations} candidates)"
+        f"judge context needed if every rollout has {settings.max_completion_length:,} tokens: about"
+        f" {found.later_context:,} tokens ({2 * settings.k0} anchors and a candidate, or {settings.num_generations}"
+        " candidates)"
     )
 
 

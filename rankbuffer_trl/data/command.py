@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
         settings = CheckSettings(guard=not arguments.no_guard, **values)
         tokens = TokenCounter(arguments.tokenizer)
         dataset = load_queries(arguments.file, split=arguments.split)
-        known = ["query_id", "prompt"] + [c for c in ("rubrics", "responses") if c in dataset.column_names]
+        known = ["query_id", "prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
         print_findings(arguments.file, check(select(dataset, known), tokens, settings), tokens, settings)
 
 

@@ -12,14 +12,22 @@ from .queries import DataError
 KINDS = (".jsonl", ".parquet")
 
 
-def check_output(path: str | None) -> Path:
+def check_output(path: str | None, source: str | None = None) -> Path:
     """The path of a data set to be written.
 
+    Args:
+        path (`str`, *optional*):
+            What the user named.
+        source (`str`, *optional*):
+            The data set that is read.
+
     Raises:
-        [`DataError`]: if it is not named, is of another kind, or its folder cannot be made.
+        [`DataError`]: if it is not named, is of another kind or the source itself, or its folder cannot be made.
     """
     if not path or Path(path).suffix not in KINDS:
         raise DataError(f"output_file must end in {' or '.join(KINDS)}, got {path!r}")
+    if source and Path(source).is_file() and Path(path).exists() and Path(path).samefile(source):
+        raise DataError(f"output_file={path} is the file dataset_name={source}, which would be lost: name another one")
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -36,7 +44,9 @@ def write_rows(path: Path, rows: Iterable[dict]) -> None:
     """Write rows as JSON lines or Parquet, by the path's suffix."""
     with replacing(path) as draft:
         if path.suffix == ".parquet":
-            Dataset.from_list(list(rows)).to_parquet(str(draft))
+            rows = list(rows)
+            columns = dict.fromkeys(key for row in rows for key in row)  # `from_list` takes those of the first row
+            Dataset.from_list([{key: row.get(key) for key in columns} for row in rows]).to_parquet(str(draft))
             return
         with draft.open("w", encoding="utf-8") as lines:
             for row in rows:
@@ -53,9 +63,9 @@ def write_failures(path: Path, failures: dict[str, str]) -> None:
 
 
 def source_name(dataset_name: str) -> str:
-    """What a report calls a data set: a file by its name alone, since reports are pushed to the Hub."""
+    """What a report calls a data set or tokenizer: a path by its last part, since reports are pushed to the Hub."""
     path = Path(dataset_name)
-    return path.name if path.exists() else dataset_name
+    return path.absolute().name if path.exists() else dataset_name
 
 
 def read_report(path: str | Path) -> list[dict]:

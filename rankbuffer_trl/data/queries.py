@@ -183,7 +183,7 @@ def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: b
 
     Args:
         row (`dict`):
-            `query_id`, `prompt`, `rubrics` and `responses`. Other keys are ignored.
+            `query_id`, `prompt`, `rubrics`, `responses` and, where there are any, `models`. Other keys are ignored.
         number (`int`):
             Its number from 0, for messages.
         anchors_needed (`int`, *optional*, defaults to `0`):
@@ -204,8 +204,8 @@ def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: b
         if fault := text_fault(value):
             fail(key, fault, value)
 
-    values: list[Any] = [row.get(key) for key in ("query_id", "prompt", "rubrics", "responses")]
-    query_id, prompt, rubrics, responses = values
+    values: list[Any] = [row.get(key) for key in ("query_id", "prompt", "rubrics", "responses", "models")]
+    query_id, prompt, rubrics, responses, models = values
     check_text("query_id", query_id)
     if not isinstance(prompt, list) or not prompt:
         fail("prompt", 'must be a non-empty list of messages such as [{"role": "user", "content": "..."}]', prompt)
@@ -232,4 +232,11 @@ def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: b
             fail("responses", f"must {least} from worst to best", f"{count} responses")
         for i, response in enumerate(responses):
             check_text(f"responses[{i}]", response)
+    if models:
+        if not isinstance(models, list):
+            fail("models", "must be a list of text", models)
+        if responses and len(models) != len(responses):
+            fail("models", f"must name who wrote each of the {len(responses)} responses", models)
+        for i, model in enumerate(models):
+            check_text(f"models[{i}]", model)
     return query_id

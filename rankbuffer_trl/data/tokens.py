@@ -5,6 +5,24 @@ import math
 from ..groups import Messages
 
 CHARACTERS_PER_TOKEN = 3  # few for English, so that an estimate is rather too high
+TURN_TOKENS = 256  # of the judge's chat template, and of the turn that names the fault of an answer
+QUOTED = 8  # with `judge_guard` each line of a response costs a mark more: about a token for 8
+
+
+def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = True) -> int:
+    """About how many tokens of context a judge's prompt needs, a repeat after one faulty answer included.
+
+    Args:
+        prompt (`int`):
+            Tokens of the prompt.
+        verdict (`int`):
+            Tokens that an answer may have.
+        responses (`int`, *optional*, defaults to `0`):
+            Tokens of responses that are still to come into the prompt.
+        guard (`bool`, *optional*, defaults to `True`):
+            Whether these are quoted there.
+    """
+    return prompt + responses + (responses // QUOTED if guard else 0) + 2 * verdict + TURN_TOKENS
 
 
 class TokenCounter:

@@ -14,11 +14,14 @@ class TransportError(JudgeError):
         kind (`str`, *optional*, defaults to `"refused"`):
             `down` (no connection, no answer in time, 502 to 504: the server seems to be gone), `busy` (429 and other
             faults that may pass) or `refused` (this request will never be answered).
+        status (`int`, *optional*):
+            The HTTP status, where there was one.
     """
 
-    def __init__(self, message: str, kind: str = "refused"):
+    def __init__(self, message: str, kind: str = "refused", status: int | None = None):
         super().__init__(message)
         self.kind = kind
+        self.status = status
 
 
 def first_leaf(errors: BaseExceptionGroup) -> BaseException:

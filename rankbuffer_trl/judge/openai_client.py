@@ -69,6 +69,7 @@ class OpenAIClient:
         self.max_retries = max_retries
         self.concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
+        self.api_key_env = api_key_env
         self._key = os.environ.get(api_key_env)
         self._client = AsyncOpenAI(
             base_url=url,
@@ -101,7 +102,7 @@ class OpenAIClient:
                 )
             except APIStatusError as error:
                 tally.attempts += retries(error)
-                raise TransportError(self._status_fault(error), kind_of(error.status_code)) from None
+                raise self._status_fault(error) from None
             except APIConnectionError as error:
                 tally.attempts += retries(error)
                 raise TransportError(self._connection_fault(error), "down") from error
@@ -130,7 +131,7 @@ class OpenAIClient:
         except APIConnectionError as error:
             raise TransportError(self._connection_fault(error), "down") from error
         except APIStatusError as error:
-            raise TransportError(self._status_fault(error), kind_of(error.status_code)) from None
+            raise self._status_fault(error) from None
         except (OpenAIError, ValueError, TypeError, AttributeError) as error:
             raise TransportError(f"not a list of models ({self._clean(str(error))})") from error
 
@@ -162,9 +163,10 @@ class OpenAIClient:
         """A request's fields, those that the user sets among them."""
         return {name: value for name, value in (fields | self.request).items() if value is not None}
 
-    def _status_fault(self, error: APIStatusError) -> str:
-        message = error.message.removeprefix(f"Error code: {error.status_code} - ")
-        return f"HTTP {error.status_code}: {self._clean(message)}"
+    def _status_fault(self, error: APIStatusError) -> TransportError:
+        status = error.status_code
+        message = error.message.removeprefix(f"Error code: {status} - ")
+        return TransportError(f"HTTP {status}: {self._clean(message)}", kind_of(status), status)
 
     def _connection_fault(self, error: APIConnectionError) -> str:
         cause: BaseException = error

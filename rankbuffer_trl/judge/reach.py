@@ -22,6 +22,11 @@ async def check_server(client: OpenAIClient) -> int | None:
     try:
         models = await client.models()
     except TransportError as error:
+        if error.status == 401:
+            raise JudgeError(
+                f"the judge server {client.url} does not take the key, so nothing was started: {error}. Is the right"
+                f" one in the environment variable {client.api_key_env}, which judge_api_key_env names?"
+            ) from error
         if error.kind == "refused":  # not every endpoint lists its models; the questions to come will tell
             return None
         raise JudgeError(
