@@ -84,6 +84,8 @@ def test_each_query_is_visited_at_most_once_an_epoch_and_no_batch_is_broken(ran,
 def test_evaluation_asks_about_every_query_and_where_batches_are_padded_about_the_first_again(ran, case):
     folder, _ = ran
     mine, expected = (judged(folder / name) for name in (case.name, reference(case).name))
+    if case.signal == "SIGTERM":  # after the second step, whose evaluation is left out
+        expected = Counter({(step, id): n for (step, id), n in expected.items() if step != 2})
     padded = -EVALUATED % case.processes  # whole groups, since a process evaluates one group at a time
     again = {query_id for step, query_id in mine if mine[step, query_id] != expected[step, query_id]}
     assert len(again) == padded and len({query_id for _, query_id in mine}) == EVALUATED
