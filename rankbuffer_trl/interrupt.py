@@ -15,6 +15,7 @@ from accelerate import PartialState
 from accelerate.logging import get_logger
 from accelerate.utils import reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 logger = get_logger(__name__)
 
@@ -61,7 +62,8 @@ class StopOnSigterm(TrainerCallback):
             return
         logger.warning(f"SIGTERM: stopping after step {state.global_step} with a checkpoint")
         control.should_save = control.should_training_stop = self.stopping = True
-        control.should_evaluate = False  # it takes time, and `save_strategy: best` would decide by it whether to save
+        if args.save_strategy == SaveStrategy.BEST:  # the evaluation would decide whether to save
+            control.should_evaluate = False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """The checkpoint is written."""
