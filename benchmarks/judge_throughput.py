@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import loopback
 from aiohttp import web
 from rich.console import Console
 from rich.table import Table
@@ -110,16 +111,7 @@ def serve(latency: float, port: multiprocessing.Queue) -> None:
         await asyncio.sleep(arrived + latency - asyncio.get_running_loop().time())
         return web.json_response(body | {"usage": usage})
 
-    async def run() -> None:
-        app = web.Application(client_max_size=2**24)
-        app.router.add_post("/v1/chat/completions", chat)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port.put(runner.addresses[0][1])
-        await asyncio.Event().wait()
-
-    asyncio.run(run())
+    loopback.serve([web.post("/v1/chat/completions", chat)], port)
 
 
 class Contest:

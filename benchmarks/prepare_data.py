@@ -26,6 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import loopback
 from aiohttp import web
 from datasets import disable_progress_bars
 from rich.console import Console
@@ -88,16 +89,7 @@ def serve(latency: float, port: multiprocessing.Queue) -> None:
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "writer", "object": "model"}]})
 
-    async def run() -> None:
-        app = web.Application(client_max_size=2**24)
-        app.add_routes([web.post("/v1/chat/completions", chat), web.get("/v1/models", models)])
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port.put(runner.addresses[0][1])
-        await asyncio.Event().wait()
-
-    asyncio.run(run())
+    loopback.serve([web.post("/v1/chat/completions", chat), web.get("/v1/models", models)], port)
 
 
 def generation(source: Path, folder: Path, latency: float, concurrency: int, turns: int) -> list[float]:

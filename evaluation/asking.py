@@ -3,14 +3,12 @@
 import hashlib
 import heapq
 import json
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rankbuffer_trl.data.asking import set_fields
-from rankbuffer_trl.data.tokens import CHARACTERS_PER_TOKEN
 from rankbuffer_trl.judge import Chat, Judge, JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import check_server, servers_of
@@ -90,9 +88,8 @@ async def check_context(judge: Judge, chats: Sequence[Chat], fields: Mapping[str
         for chat in heapq.nlargest(LONGEST, chats, key=length):
             room = {**chat.request, **fields}.get("max_tokens") or 0
             text = "\n".join(message["content"] for message in chat.messages)
-            counted = await client.count_tokens(text)
-            tokens = counted or math.ceil(length(chat) / CHARACTERS_PER_TOKEN)
-            if counted and context and tokens + room > context:
+            tokens = await client.count_tokens(text)
+            if tokens and context and tokens + room > context:
                 raise JudgeError(
                     f"{client.name}: a context of {context:,} tokens is too small. The {chat.kind!r} prompt of"
                     f" {chat.query_id!r} has {tokens:,}, and its answer may take {room:,}. Serve the model with"
