@@ -23,10 +23,10 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]),
     package_data={
+        "rankbuffer_trl": ["py.typed"],
         "rankbuffer_trl.data": ["prompts/*.txt", "card.md"],
-        "rankbuffer_trl.hub": ["card.md"],
         "rankbuffer_trl.judge": ["prompts/*.txt"],
-        "rankbuffer_trl.report": ["page.html", "page.css", "page.js", "browser.js"],
+        "rankbuffer_trl.report": ["card.md", "page.html", "page.css", "page.js", "browser.js"],
     },
     entry_points={
         "console_scripts": [

@@ -36,7 +36,7 @@ from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.ranking import rank_rewards
-from rankbuffer_trl.score import GroupScore
+from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.export import export_buffers
 

@@ -52,8 +52,7 @@ from simulated_judge import World, answer, first_word
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, Totals, Usage
-from rankbuffer_trl.rewards.method import load_method
-from rankbuffer_trl.score import GroupScore
+from rankbuffer_trl.rewards.method import GroupScore, load_method
 
 NOISES = (0.03, 0.06, 0.09, 0.15, 0.3)  # standard deviation of the error of one look
 NOISE = 0.09  # where nothing else is said

@@ -42,8 +42,8 @@ from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.decoding import constrain
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.scoring import GroupScorer
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.scorer import GroupScorer
 
 QUERIES, G, K = 20, 8, 6
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400

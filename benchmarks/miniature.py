@@ -43,13 +43,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from transformers.utils import logging
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.report.history import buffers_by_epoch, quality_by_step
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 sys.path[:0] = [str(RECIPES), str(RECIPES / "quickstart")]

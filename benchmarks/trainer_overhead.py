@@ -25,10 +25,10 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback, set_seed
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
-from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge, Usage
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 sys.path.insert(0, str(RECIPES / "quickstart"))

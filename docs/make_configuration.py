@@ -13,8 +13,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import rankbuffer_trl.rewards
-from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.training.config import RankBufferConfig
 
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "configuration.md"

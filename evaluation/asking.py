@@ -13,7 +13,7 @@ from rankbuffer_trl.judge import Chat, Judge, JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import check_server, servers_of
 from rankbuffer_trl.judge.resumable import Answers, ask_resumably
-from rankbuffer_trl.preflight import LONGEST
+from rankbuffer_trl.training.preflight import LONGEST
 
 from .benchmark import shortened
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import yaml
 
+from rankbuffer_trl.errors import RankBufferError
+
 MANIFEST = Path(__file__).with_name("assets.yaml")
 
 
-class AssetError(ValueError):
+class AssetError(RankBufferError, ValueError):
     """An official file that is missing or not the one meant. The message says which, where, and how to get it."""
 
 

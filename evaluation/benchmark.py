@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.guard import defuse
@@ -28,7 +29,7 @@ class Prompt(NamedTuple):
     messages: list[dict[str, str]]
 
 
-class OutputError(ValueError):
+class OutputError(RankBufferError, ValueError):
     """Outputs or results that cannot be judged or scored. The message names the file, the rows and what to do."""
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rankbuffer_trl.errors import RankBufferError
+
 START_SECONDS = 3600
 """For loading a large model from a slow disk; a server that ends earlier is noticed at once."""
 
@@ -19,7 +21,7 @@ STOP_SECONDS = 30
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
-class EngineError(RuntimeError):
+class EngineError(RankBufferError, RuntimeError):
     """Responses cannot be generated. The message says why."""
 
 

@@ -9,8 +9,8 @@ Every knob of TRL and RankBuffer is a flag (docs/configuration.md). Without `--j
 from datasets import Dataset
 from trl import ModelConfig, TrlParser
 
-from rankbuffer_trl.config import RankBufferConfig
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 RUBRICS = [
     {"text": "Names the occasion and wishes something: happy, wish or best.", "weight": 5},

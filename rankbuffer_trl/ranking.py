@@ -12,6 +12,8 @@ from .buffer import AnchorBuffer
 from .groups import Query, Rollout
 from .judge import Judge, insertion_question, ranking_question
 
+INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "above")
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -123,3 +125,12 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
             rewards[i] = -1.0 + 2.0 * q / (n - 1) if n > 1 else 0.0
         below += len(tier)
     return tuple(rewards)
+
+
+def insertion_bin(position: int, K: int) -> str:
+    """The histogram bin of an insertion position in 0..K."""
+    if position == 0:
+        return "below"
+    if position == K:
+        return "above"
+    return f"quarter{1 + 4 * (position - 1) // (K - 1)}"

@@ -15,13 +15,13 @@ import yaml
 from datasets import Dataset
 from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
-from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import QueryTable, load_queries
-from rankbuffer_trl.distributed import on_main_process
-from rankbuffer_trl.layout import Layout
-from rankbuffer_trl.preflight import report
-from rankbuffer_trl.progress import run_progress
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.batches import Batches
+from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.distributed import on_main_process
+from rankbuffer_trl.training.preflight import report
+from rankbuffer_trl.training.progress import run_progress
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 
 def load_data(script_args: ScriptArguments, training_args: RankBufferConfig) -> tuple[Dataset, Dataset | None]:
@@ -67,9 +67,9 @@ def main(script_args: ScriptArguments, training_args: RankBufferConfig, model_ar
     """Check data and judge, then train, save, and push if `push_to_hub` is set."""
     train_dataset, eval_dataset = load_data(script_args, training_args)
     queries = QueryTable(train_dataset, training_args.reward_method().responses_needed)
-    layout = Layout(training_args, len(queries), None if eval_dataset is None else len(eval_dataset))
+    batches = Batches(training_args, len(queries), None if eval_dataset is None else len(eval_dataset))
     if training_args.dry_run:
-        on_main_process(lambda: print(*(f"[dry run] {line}" for line in layout.lines()), sep="\n"))
+        on_main_process(lambda: print(*(f"[dry run] {line}" for line in batches.lines()), sep="\n"))
         return
     on_main_process(lambda: report(training_args, queries))
     if training_args.preflight_only:

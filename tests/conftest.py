@@ -23,8 +23,8 @@ from hypothesis import settings
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.scoring import GroupScorer
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.scorer import GroupScorer
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "recipes" / "quickstart"

@@ -27,10 +27,11 @@ from safetensors.torch import load_file
 from scripted import config, contents
 from transformers.utils import hub
 
-from rankbuffer_trl.checkpoint import LIVE_STORE, checkpoints, read_store, why_torn
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.store.places import LIVE_STORE, checkpoints, read_store
+from rankbuffer_trl.training.checkpoint import why_torn
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 PHASES = ("start", "optimizer", "generation", "judging", "commit", "checkpoint", "push")
 AIMED = PHASES[2:]

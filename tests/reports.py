@@ -11,11 +11,10 @@ from conftest import by_number, group, numbers, scripted_judge, unreachable
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call
-from rankbuffer_trl.rewards.method import RewardMethod
+from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.score import GroupScore
-from rankbuffer_trl.scoring import GroupScorer
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.scorer import GroupScorer
 
 
 @dataclass

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from rankbuffer_trl.checkpoint import LIVE_STORE, read_store
-from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.store.places import LIVE_STORE, read_store
+from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 
 class ScriptedTrainer(RankBufferTrainer):

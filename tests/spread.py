@@ -21,7 +21,7 @@ from scripted import ScriptedTrainer, config
 
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge, RubricJudge
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 # What `accelerate launch` sets for accelerate_configs/zero3_cpu2.yaml.
 ZERO3 = {

@@ -10,13 +10,13 @@ from conftest import ROOT
 from train_rankbuffer import make_parser
 from trl import GRPOConfig
 
-from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
+from rankbuffer_trl.training.config import RankBufferConfig
 
 RECIPES = sorted([*ROOT.glob("recipes/**/*.yaml"), *ROOT.glob("recipes/**/*.yml")])
 STOCK = {field.name for field in fields(GRPOConfig)}

@@ -10,7 +10,7 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from scripted import contents
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
+from rankbuffer_trl.store.places import LIVE_STORE
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 

@@ -339,8 +339,8 @@ def test_the_method_that_extending_shows_ranks(tmp_path, monkeypatch):
 
 
 def test_the_method_that_extending_shows_trains(tmp_path, monkeypatch, tiny_policy, rows):
-    from rankbuffer_trl.config import RankBufferConfig
-    from rankbuffer_trl.trainer import RankBufferTrainer
+    from rankbuffer_trl.training.config import RankBufferConfig
+    from rankbuffer_trl.training.trainer import RankBufferTrainer
 
     recipe = dict(method=listwise(tmp_path, monkeypatch), method_args={"winner_takes_all": True})
     small = dict(use_cpu=True, bf16=False, max_completion_length=4, max_steps=1, report_to="none")

@@ -28,8 +28,8 @@ from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.scoring import GroupScorer
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.scorer import GroupScorer
 
 KEY = "sk-a-key-that-nobody-may-see"
 CANDIDATE = "a candidate that nobody else may see"

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from scripted import config, contents
 from test_resume import InterruptAt, same
 
-from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, read_store
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.hub.card import on_hub, public, write_card
+from rankbuffer_trl.report.card import on_hub, public, write_card
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.export import FILE
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
 from rankbuffer_trl.store.segments import MANIFEST
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 REPO = "somebody/ranked"
 PUSH = dict(push_to_hub=True, hub_model_id=REPO, hub_token="hf_secret")
@@ -111,7 +111,9 @@ def test_at_the_end_everything_is_pushed_once(tmp_path, tiny_policy, rows, hub, 
     assert hub.uploads == []
     cards, state = [], tmp_path / "run" / "trainer_state.json"
     trainer.save_state()
-    monkeypatch.setattr("rankbuffer_trl.trainer.write_card", lambda *args: cards.append(args) or write_card(*args))
+    monkeypatch.setattr(
+        "rankbuffer_trl.training.trainer.write_card", lambda *args: cards.append(args) or write_card(*args)
+    )
     trainer.push_to_hub()
     assert len(cards) == 1 and state.is_file()
     assert [path for path, _ in hub.uploads] == [""]

@@ -11,9 +11,9 @@ from conftest import ROOT, run_program
 from scripted import config, contents
 from transformers import TrainerCallback
 
-from rankbuffer_trl.checkpoint import newest_checkpoint, why_torn
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.checkpoint import newest_checkpoint, why_torn
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 STEPS = 6  # 12 queries, 3 a step; one and a half epochs
 

@@ -13,7 +13,7 @@ from accelerate.commands.launch import launch_command_parser
 from launching import ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
-from rankbuffer_trl.layout import Layout
+from rankbuffer_trl.training.batches import Batches
 
 FOLDER = ROOT / "recipes" / "launch"
 SLURM = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_JOB_ID": "7"}
@@ -38,7 +38,7 @@ def training(launched: Launch, processes: int):
     plan = ["--dry_run", "--num_processes", str(processes)]
     assert dry.argv == ["recipes/train_rankbuffer.py", *accelerate.training_script_args, *plan]
     parsed = train_rankbuffer.make_parser().parse_args_and_config([*accelerate.training_script_args, *plan])
-    layout = Layout(parsed[1], 1000)
+    layout = Batches(parsed[1], 1000)
     assert parsed[1].seed == 7
     assert (layout.rollouts, layout.queries_per_generation, layout.steps) == (160, 20, 200)
     return accelerate, *parsed

@@ -17,9 +17,9 @@ from scripted import config, contents
 from test_resume import InterruptAt, same
 from transformers import AutoModelForCausalLM
 
-from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
 from rankbuffer_trl.store.segments import MANIFEST
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 REPO = "somebody/lora"
 ADAPTER = "adapter_model.safetensors"

@@ -19,15 +19,14 @@ from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.rewards.arenarl import ArenaRL
 from rankbuffer_trl.rewards.gdpo import GDPO
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
-from rankbuffer_trl.rewards.method import load_method
+from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
-from rankbuffer_trl.score import GroupScore
-from rankbuffer_trl.scoring import stand_in
+from rankbuffer_trl.training.scorer import stand_in
 
 METHODS = (
     Pointwise(),

@@ -15,7 +15,7 @@ from scripted import config, run
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.judge import JudgeError, RubricJudge
 from rankbuffer_trl.judge.serve import make_app
-from rankbuffer_trl.preflight import preflight
+from rankbuffer_trl.training.preflight import preflight
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from scripted import ScriptedTrainer, config
 from transformers import ProgressCallback
 
 from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.progress import RunProgress, run_progress, short
+from rankbuffer_trl.training.progress import RunProgress, run_progress, short
 
 LOGS = {"judge/calls": 120.0, "judge/seconds": 4.0, "buffer/size": 5.25, "reward_std": 0.654}
 

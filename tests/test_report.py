@@ -19,7 +19,6 @@ from conftest import QUICKSTART, numbers
 from reports import HOSTILE, anchor_rows, record, record_hostile
 
 from rankbuffer_trl.buffer import SOURCES
-from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.report import collect
 from rankbuffer_trl.report.browser import query_pages, visits_of
@@ -33,6 +32,7 @@ from rankbuffer_trl.report.runs import open_runs, run_names, trainer_log
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from scripted import config, contents
 from transformers import TrainerCallback
 
-from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, RUN, newest_checkpoint, read_store, why_torn
-from rankbuffer_trl.interrupt import StopOnSigterm
-from rankbuffer_trl.sampler import EpochSampler
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, read_store
+from rankbuffer_trl.training.callbacks import StopOnSigterm
+from rankbuffer_trl.training.checkpoint import newest_checkpoint, why_torn
+from rankbuffer_trl.training.sampler import EpochSampler
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 EPOCHS, STEPS_PER_EPOCH = 3, 4  # 12 queries, 3 a step
 
@@ -296,7 +297,7 @@ def test_sigterm_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, tiny
 def test_a_sigterm_counts_twice_only_after_a_while(monkeypatch):
     """The process group's and the launcher's can be one warning."""
     now, ended = [100.0], []
-    monkeypatch.setattr("rankbuffer_trl.interrupt.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rankbuffer_trl.training.callbacks.time.monotonic", lambda: now[0])
     before = signal.signal(signal.SIGTERM, lambda *_: ended.append(now[0]))
     try:
         callback = StopOnSigterm(lambda step: True)

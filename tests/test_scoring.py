@@ -14,10 +14,11 @@ from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage, insertion_question
 from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.metrics import INSERTION_BINS, insertion_bin, step_metrics, tied_share
+from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
+from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.score import GroupScore
-from rankbuffer_trl.scoring import StepScore
+from rankbuffer_trl.training.metrics import step_metrics, tied_share
+from rankbuffer_trl.training.scorer import StepScore
 
 TABLES = ("responses", "buffers", "groups", "calls")
 

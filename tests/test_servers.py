@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 from scripted import ScriptedTrainer, config, contents
 from transformers import TrainerCallback
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question, RubricJudge, Tally, insertion_question
 from rankbuffer_trl.judge.openai_client import PING, OpenAIClient
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.judge.servers import Servers
+from rankbuffer_trl.store.places import LIVE_STORE
 
 PATIENCE = 30.0  # seconds for what should happen at once
 FOR_EVER = 1e9

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
-from rankbuffer_trl.checkpoint import FOLDER, LIVE_STORE, read_store
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Totals, Usage
-from rankbuffer_trl.score import GroupScore
+from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.export import export_buffers
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
 
 TABLES = ("responses", "buffers", "groups", "calls")
 

@@ -9,8 +9,8 @@ from scripted import ScriptedTrainer, config, contents
 from test_format import TEMPLATES
 from transformers import AutoTokenizer
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
+from rankbuffer_trl.store.places import LIVE_STORE
 
 THOUGHT = "let me see what they want to hear"
 EMPTY = (2, 3, 4)

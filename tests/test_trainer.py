@@ -10,14 +10,14 @@ from conftest import scripted_judge
 from scripted import ScriptedTrainer, config, contents, run
 from trl import GRPOConfig, GRPOTrainer
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
-from rankbuffer_trl.reward_function import RankBufferReward
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.trainer import RankBufferTrainer, scale_by_signal
+from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.reward_function import RankBufferReward
+from rankbuffer_trl.training.trainer import RankBufferTrainer, scale_by_signal
 
 
 def test_every_query_is_ranked_once_an_epoch_and_its_buffer_grows(tmp_path, tiny_policy, rows):

@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
+from ..errors import RankBufferError
 from ..groups import Query, Rubric
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
-class DataError(ValueError):
+class DataError(RankBufferError, ValueError):
     """A data set that cannot be trained on. The message names row, key and value."""
 
 

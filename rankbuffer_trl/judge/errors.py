@@ -1,7 +1,9 @@
 """What can go wrong with a judge."""
 
+from ..errors import RankBufferError
 
-class JudgeError(RuntimeError):
+
+class JudgeError(RankBufferError, RuntimeError):
     """The judge cannot be worked with: unreachable, misconfigured, too slow, or failing too often."""
 
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 from matplotlib.ticker import PercentFormatter
 
 from ..buffer import SOURCES
-from ..metrics import INSERTION_BINS
+from ..ranking import INSERTION_BINS
 from ..store import BufferStore
 from .chart import INK, Chart, column, legend, panels, thousands
 from .collect import (

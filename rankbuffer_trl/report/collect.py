@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..buffer import SOURCES
-from ..metrics import INSERTION_BINS, insertion_bin
+from ..ranking import INSERTION_BINS, insertion_bin
 from ..store import BufferStore
 from .history import buffers_by_epoch, epoch_ends, quality_by_step
 

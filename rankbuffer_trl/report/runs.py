@@ -8,9 +8,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..checkpoint import FOLDER, LIVE_STORE, STATE, checkpoints, read_store
 from ..store import BufferStore, StoreError
 from ..store.database import open_to_read
+from ..store.places import FOLDER, LIVE_STORE, STATE, checkpoints, read_store
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, duel_question
 from ..ranking import rank_rewards
-from ..score import GroupScore
+from .method import GroupScore
 
 Pair = tuple[int, int]
 BYE = -1  # stands where a rollout has nobody to play

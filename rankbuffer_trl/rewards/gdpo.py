@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, pointwise_question
-from ..score import GroupScore, score_by_reward
+from .method import GroupScore, score_by_reward
 
 EPSILON = 1e-4  # TRL's
 

@@ -11,7 +11,7 @@ from ..buffer import Anchor, AnchorBuffer, initial_buffer
 from ..groups import Query, RolloutGroup
 from ..judge import Judge, Question, insertion_question, selection_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards
-from ..score import GroupScore
+from .method import GroupScore
 
 SIZE = 4  # the instruction asks for "exactly four"
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-from ..score import GroupScore, score_by_reward
 from .matches import all_pairs, play, win_rates
+from .method import GroupScore, score_by_reward
 
 
 @dataclass(frozen=True)

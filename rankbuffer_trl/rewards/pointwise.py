@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, pointwise_question
-from ..score import GroupScore, score_by_reward
+from .method import GroupScore, score_by_reward
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, insertion_question, ranking_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
-from ..score import GroupScore
+from .method import GroupScore
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-from ..score import GroupScore, score_by_reward
 from .matches import Candidate, Match, make_match, play, win_rates
+from .method import GroupScore, score_by_reward
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-from ..score import GroupScore, score_by_reward
 from .matches import Candidate, Match, Points, make_match, play
+from .method import GroupScore, score_by_reward
 from .presentation import shuffle
 
 

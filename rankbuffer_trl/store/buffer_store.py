@@ -16,7 +16,7 @@ from pathlib import Path
 from ..buffer import Anchor, AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Call, Totals
-from ..score import GroupScore
+from ..rewards.method import GroupScore
 from . import database, segments
 from .database import StoreError
 

@@ -5,6 +5,8 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from ..errors import RankBufferError
+
 VERSION = 3
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS responses (          -- every answered rollout, and the initial anchors of visited queries
@@ -33,7 +35,7 @@ PRAGMA user_version = {VERSION};
 """
 
 
-class StoreError(RuntimeError):
+class StoreError(RankBufferError, RuntimeError):
     """The buffer store cannot be opened, read or written."""
 
 

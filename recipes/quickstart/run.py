@@ -21,14 +21,14 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.utils import logging
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
-from rankbuffer_trl.config import RankBufferConfig
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge.rubric_judge import WORD, score
 from rankbuffer_trl.report.figures import growth_figure, quality_figure
 from rankbuffer_trl.report.history import buffers_by_epoch, costs_by_epoch, quality_by_step
 from rankbuffer_trl.report.report import write_report
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.config import RankBufferConfig
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]

@@ -15,7 +15,7 @@ from scripted import config
 from trl.generation.vllm_client import VLLMClient
 
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 SAMPLING = {
     "untruncated": {"top_p": 1.0, "top_k": 0},

@@ -11,8 +11,8 @@ from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, insertion_question
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.scoring import GroupScorer
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.scorer import GroupScorer
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from scripted import contents
 from transformers import AutoModelForCausalLM
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
+from rankbuffer_trl.store.places import LIVE_STORE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

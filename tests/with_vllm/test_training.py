@@ -5,9 +5,9 @@ from pathlib import Path
 from scripted import config
 from transformers import TrainerCallback
 
-from rankbuffer_trl.checkpoint import LIVE_STORE
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 
 class AtStart(TrainerCallback):

@@ -8,16 +8,16 @@ and is used for `steps_per_generation x num_iterations` micro steps.
 import math
 from dataclasses import dataclass
 
+from ..data.queries import DataError
 from .config import RankBufferConfig
-from .data.queries import DataError
 
 
-class LayoutError(DataError):
+class BatchError(DataError):
     """Settings, processes and data that do not fit together."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class Batches:
     """What a run will do.
 
     Args:
@@ -29,7 +29,7 @@ class Layout:
             Queries to evaluate on, if it evaluates.
 
     Raises:
-        [`LayoutError`]: naming what does not fit, and what would.
+        [`BatchError`]: naming what does not fit, and what would.
     """
 
     args: RankBufferConfig
@@ -38,13 +38,13 @@ class Layout:
 
     def __post_init__(self):
         if self.queries < self.queries_per_generation:
-            raise LayoutError(
+            raise BatchError(
                 f"the data set has {self.queries} queries, fewer than the {self.queries_per_generation} of one"
                 f" generation batch ({self.rollouts} rollouts / num_generations {self.args.num_generations}): lower"
                 " per_device_train_batch_size or gradient_accumulation_steps"
             )
         if self.eval_queries == 0:
-            raise LayoutError("the data set has no query to evaluate on: set eval_strategy to no")
+            raise BatchError("the data set has no query to evaluate on: set eval_strategy to no")
 
     @property
     def rollouts(self) -> int:

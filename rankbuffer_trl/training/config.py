@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from .judge.config import JudgeConfig, read_object
-from .rewards.format import check_format
-from .rewards.method import RewardMethod, load_method
+from ..judge.config import JudgeConfig, read_object
+from ..rewards.format import check_format
+from ..rewards.method import RewardMethod, load_method
 
 
 @dataclass

@@ -16,31 +16,30 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
+from ..data.queries import DataError, QueryTable
+from ..judge import Judge
+from ..report.card import write_card
+from ..rewards.format import AnswerReader, FormatReward
+from ..store import StoreError
+from ..store.export import FILE, export_buffers
+from ..store.places import FOLDER, LIVE_STORE, STATE
+from .batches import Batches
+from .callbacks import BeforePush, StopOnSigterm
 from .checkpoint import (
-    FOLDER,
-    LIVE_STORE,
-    STATE,
     check_not_uploaded,
     check_resumable,
     check_step,
+    describe,
+    identity,
     newest_checkpoint,
     set_old_aside,
     set_torn_aside,
     write_store,
 )
 from .config import RankBufferConfig
-from .data.queries import DataError, QueryTable
 from .distributed import on_main_process
-from .hub import BeforePush, write_card
-from .identity import describe, identity
-from .interrupt import StopOnSigterm
-from .judge import Judge
-from .layout import Layout
 from .reward_function import RankBufferReward
-from .rewards.format import AnswerReader, FormatReward
 from .sampler import EpochSampler
-from .store import StoreError
-from .store.export import FILE, export_buffers
 
 logger = get_logger(__name__)
 
@@ -137,7 +136,7 @@ class RankBufferTrainer(GRPOTrainer):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass over the data, which leaves out queries that fill no whole generation batch."""
-        return Layout(self.args, len(self.train_dataset)).steps_per_epoch
+        return Batches(self.args, len(self.train_dataset)).steps_per_epoch
 
     def current_epoch(self) -> int:
         """The pass over the data that the next step belongs to, from 0; unlike the trainer state's, an integer."""
@@ -153,7 +152,7 @@ class RankBufferTrainer(GRPOTrainer):
         return micro_steps % (self.args.steps_per_generation * self.num_iterations) == 0
 
     def _check_prompts(self) -> None:
-        Layout(self.args, len(self.train_dataset))  # raises where there are too few queries
+        Batches(self.args, len(self.train_dataset))  # raises where there are too few queries
         limit = self.args.max_prompt_length
         for row in self.train_dataset if limit else ():
             ids = self._tokenizer.apply_chat_template(

@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from .buffer import SOURCES
-from .groups import RolloutGroup
-from .judge import Totals
-from .score import GroupScore
-from .scoring import StepScore
-
-INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "above")
+from ..buffer import SOURCES
+from ..groups import RolloutGroup
+from ..judge import Totals
+from ..ranking import INSERTION_BINS, insertion_bin
+from ..rewards.method import GroupScore
+from .scorer import StepScore
 
 
 def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, float]:
@@ -48,15 +47,6 @@ def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, f
         "judge/spent_tokens": totals.spent_prompt_tokens + totals.spent_completion_tokens,
         "judge/seconds": step.seconds,
     }
-
-
-def insertion_bin(position: int, K: int) -> str:
-    """The histogram bin of an insertion position in 0..K."""
-    if position == 0:
-        return "below"
-    if position == K:
-        return "above"
-    return f"quarter{1 + 4 * (position - 1) // (K - 1)}"
 
 
 def tied_share(score: GroupScore) -> float:

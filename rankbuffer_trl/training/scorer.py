@@ -8,14 +8,13 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .buffer import AnchorBuffer
-from .groups import Query, Rollout, RolloutGroup
-from .judge import Call, Judge, JudgeError
-from .judge.errors import first_leaf
-from .judge.judge import nobody
-from .rewards.method import RewardMethod
-from .score import GroupScore
-from .store import BufferStore
+from ..buffer import AnchorBuffer
+from ..groups import Query, Rollout, RolloutGroup
+from ..judge import Call, Judge, JudgeError
+from ..judge.errors import first_leaf
+from ..judge.judge import nobody
+from ..rewards.method import GroupScore, RewardMethod
+from ..store import BufferStore
 
 RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 

@@ -13,16 +13,16 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import TrainerState
 
-from .data.queries import QueryTable
+from ..data.queries import QueryTable
+from ..groups import Rollout, RolloutGroup
+from ..judge import Judge
+from ..rewards.format import AnswerReader
+from ..rewards.method import RewardMethod
+from ..rewards.rankbuffer import RankBuffer
+from ..store import BufferStore
 from .distributed import on_main_process
-from .groups import Rollout, RolloutGroup
-from .judge import Judge
 from .metrics import step_metrics
-from .rewards.format import AnswerReader
-from .rewards.method import RewardMethod
-from .rewards.rankbuffer import RankBuffer
-from .scoring import GroupScorer
-from .store import BufferStore
+from .scorer import GroupScorer
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from transformers import ProgressCallback, TrainerCallback
 
-from .judge import Totals
+from ..judge import Totals
 from .trainer import RankBufferTrainer
 
 HOUR = 3600.0  # seconds of steps whose pace the remaining time assumes; a step can take minutes

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
+from ..data.queries import QueryTable
+from ..data.tokens import CHARACTERS_PER_TOKEN, context_for
+from ..judge import Call, Judge, JudgeError, Totals
+from ..judge.openai_client import OpenAIClient
+from ..judge.reach import check_server, servers_of
+from ..rewards.method import RewardMethod
 from .config import RankBufferConfig
-from .data.queries import QueryTable
-from .data.tokens import CHARACTERS_PER_TOKEN, context_for
-from .judge import Call, Judge, JudgeError, Totals
-from .judge.openai_client import OpenAIClient
-from .judge.reach import check_server, servers_of
-from .rewards.method import RewardMethod
-from .scoring import stand_in
+from .scorer import stand_in
 
 LONGEST = 5  # prompts that are counted exactly, since the longest text need not have the most tokens
 

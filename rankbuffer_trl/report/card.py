@@ -15,13 +15,13 @@ from transformers.trainer_utils import HubStrategy
 
 from .. import __version__
 from ..buffer import SOURCES
-from ..report.figures import growth_figure, quality_figure
-from ..report.history import buffers_by_epoch, costs_by_epoch, standing_by_step
 from ..store import BufferStore
 from ..store.export import FILE
+from .figures import growth_figure, quality_figure
+from .history import buffers_by_epoch, costs_by_epoch, standing_by_step
 
 if TYPE_CHECKING:
-    from ..trainer import RankBufferTrainer
+    from ..training.trainer import RankBufferTrainer
 
 TEMPLATE = Path(__file__).with_name("card.md")
 GROWTH, STANDING = "figures/buffers.png", "figures/standing.png"

@@ -12,14 +12,14 @@ from scripted import config
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
-from rankbuffer_trl.config import RankBufferConfig
-from rankbuffer_trl.layout import Layout, LayoutError
-from rankbuffer_trl.trainer import RankBufferTrainer
+from rankbuffer_trl.training.batches import BatchError, Batches
+from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 
-def plan(processes: int = 1, queries: int = 100, **overrides) -> Layout:
+def plan(processes: int = 1, queries: int = 100, **overrides) -> Batches:
     args = RankBufferConfig("out", dry_run=True, num_processes=processes, report_to="none", **overrides)
-    return Layout(args, queries)
+    return Batches(args, queries)
 
 
 @settings(max_examples=60)
@@ -82,7 +82,7 @@ def test_the_trainer_takes_as_many_steps(tmp_path, tiny_policy, rows, changes):
     trainer = RankBufferTrainer(tiny_policy, config(tmp_path, **changes), rows, callbacks=[StopAtOnce()])
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert trainer.state.max_steps == Layout(trainer.args, len(rows)).steps
+    assert trainer.state.max_steps == Batches(trainer.args, len(rows)).steps
     trainer.close()
 
 
@@ -143,7 +143,7 @@ def test_the_papers_batch_on_8_and_on_4_processes(capsys, monkeypatch):
     four = dry_run(capsys, "--num_processes", "4", "--gradient_accumulation_steps", "20")
     assert "4 processes x 2 per device x 20 micro steps = 160 rollouts" in four
     assert "each lies on one process" in four
-    with pytest.raises(LayoutError, match="fewer than the 40"):
+    with pytest.raises(BatchError, match="fewer than the 40"):
         dry_run(capsys, "--num_processes", "16")
 
 

@@ -1,9 +1,10 @@
 """Which files make a checkpoint whole, where the stores are, and how to read them.
 
 A checkpoint of the trainer holds the folder `rankbuffer`: the store's segments (`store/segments.py`) and `run.json`,
-which says what run it belongs to (`identity.py`).
+which says what run it belongs to.
 """
 
+import dataclasses
 import json
 import os
 import struct
@@ -15,16 +16,30 @@ from typing import Any
 
 from accelerate.logging import get_logger
 
-from .identity import differences
-from .store import BufferStore, StoreError, segments
+from .. import __version__
+from ..data.queries import QueryTable
+from ..judge import Judge, Totals
+from ..rewards.method import RewardMethod
+from ..store import BufferStore, StoreError, segments
+from ..store.places import FOLDER, RUN, STATE, checkpoints
+from .config import RankBufferConfig
 
 logger = get_logger(__name__)
 
-FOLDER = "rankbuffer"
-RUN = "run.json"
-LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
-STATE = "trainer_state.json"
 TORN, OLD = "_torn", "_old"  # not uploaded either
+BINDING = {
+    "method": "the reward method",
+    "method_args": "its arguments",
+    "judge": "the judge model",
+    "judge_guard": "how responses are quoted for the judge",
+    "format_check": "what counts as an answer",
+    "queries": "the number of queries",
+    "data_sha256": "the data",
+    "seed": "the seed, and with it the order of the data",
+    "num_generations": "rollouts per query",
+    "queries_per_generation": "queries per generation batch",
+    "steps_per_generation": "optimizer steps per generation batch",
+}
 
 
 def why_torn(checkpoint: Path) -> str | None:
@@ -81,12 +96,6 @@ def ends_as_told(path: Path) -> bool:
         return False
     ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
     return path.stat().st_size == 8 + length + max(ends, default=0)
-
-
-def checkpoints(output_dir: str | os.PathLike) -> list[tuple[int, Path]]:
-    """Step and folder of all checkpoints in `output_dir`, newest first."""
-    paths = {path: path.name.removeprefix("checkpoint-") for path in Path(output_dir).glob("checkpoint-*")}
-    return sorted(((int(step), path) for path, step in paths.items() if step.isdigit()), reverse=True)
 
 
 def newest_checkpoint(output_dir: str | os.PathLike) -> Path:
@@ -192,21 +201,43 @@ def write_store(store: BufferStore, checkpoint: Path, run: Mapping[str, Any]) ->
         raise StoreError(f"cannot write {checkpoint}: {error}") from error
 
 
-def read_store(path: str | os.PathLike) -> BufferStore:
-    """Open buffers, history and ledger for reading.
+def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries: QueryTable) -> dict[str, Any]:
+    """What buffers depend on, as it stands in a checkpoint's `run.json`."""
+    generation = args.steps_per_generation * args.num_iterations
+    found = {
+        "method": args.method,
+        "method_args": dataclasses.asdict(method),
+        "judge": args.judge_model or type(judge.client).__name__,
+        "judge_guard": args.judge_guard,
+        "format_check": args.format_check,
+        "queries": len(queries),
+        "data_sha256": queries.sha256,
+        "seed": args.seed if args.data_seed is None else [args.seed, args.data_seed],
+        "num_generations": args.num_generations,
+        "queries_per_generation": args.generation_batch_size // args.num_generations,
+        "steps_per_generation": generation / args.gradient_accumulation_steps,
+        "processes": args.world_size,
+    }
+    return json.loads(json.dumps(found, default=str))
 
-    Args:
-        path (`str` or `PathLike`):
-            A run's folder, a checkpoint, a folder pulled from the Hub, or an SQLite file.
 
-    Raises:
-        [`StoreError`]: if there is no store.
+def describe(identity: Mapping[str, Any], step: int, totals: Mapping[str, Totals], args: RankBufferConfig) -> dict:
+    """The contents of `run.json`: project version, identity, step, ledger totals and all settings.
+
+    Addresses of judges and tokens for the Hub are left out, since a checkpoint may be published.
     """
-    path = Path(path)
-    if path.is_file():
-        return BufferStore(path, read_only=True)
-    if (path / LIVE_STORE).is_file():
-        return BufferStore(path / LIVE_STORE, read_only=True)
-    store = BufferStore()
-    store.restore(path / FOLDER)
-    return store
+    settings = {
+        key: value for key, value in args.to_dict().items() if key != "judge_url" and not key.endswith("_token")
+    }
+    sums = {phase: total.as_dict() for phase, total in totals.items()}
+    described = {"rankbuffer_trl": __version__, "step": step, **identity, "totals": sums, "config": settings}
+    return json.loads(json.dumps(described, default=str))
+
+
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """One line for everything that a checkpoint and a run do not have in common."""
+    return [
+        f"{key} ({meaning}): {saved.get(key)!r} in the checkpoint, {current[key]!r} now"
+        for key, meaning in BINDING.items()
+        if saved.get(key) != current[key]
+    ]

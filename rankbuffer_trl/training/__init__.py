@@ -1,0 +1,1 @@
+"""A run: the trainer, its settings, what it scores in a step, and its checkpoints."""
