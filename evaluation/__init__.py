@@ -1,1 +1,1 @@
-"""Four official benchmarks for any checkpoint, with any OpenAI-compatible judge. `evaluation/README.md` begins it."""
+"""Four official benchmarks for any checkpoint, with any OpenAI-compatible judge. Start with `evaluation/README.md`."""

@@ -1,19 +1,26 @@
-"""Official files: found in the user's folder, checked by sha256, never part of this project."""
+"""Official files: found in the user's folder, checked by sha256, never part of this project.
+
+The folder of each benchmark has an `assets.yaml` that lists its files by name:
+
+- `path`: where the file lies below `assets_dir`, or in the installed package `package`. The first path that exists
+  is used.
+- `sha256`: another file is refused. `null` accepts any file; the results then record which one was used.
+- `source`: the command that gets the file.
+"""
 
 import hashlib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from rankbuffer_trl.errors import RankBufferError
 
-MANIFEST = Path(__file__).with_name("assets.yaml")
-
 
 class AssetError(RankBufferError, ValueError):
-    """An official file that is missing or not the one meant. The message says which, where, and how to get it."""
+    """An official file is missing or is a different one. The message says which, where, and how to get it."""
 
 
 class Assets:
@@ -21,18 +28,22 @@ class Assets:
 
     Args:
         folder (`str` or `Path`):
-            Where they lie.
-        manifest (`str` or `Path`, *optional*, defaults to `evaluation/assets.yaml`):
-            What belongs where, and the sha256 of each.
+            The folder.
+        manifest (`str` or `Path`, *optional*):
+            A YAML file of entries by benchmark and name, which replace those of the benchmarks' own `assets.yaml`.
     """
 
-    def __init__(self, folder: str | Path, manifest: str | Path = MANIFEST):
+    def __init__(self, folder: str | Path, manifest: str | Path | None = None):
         self.folder = Path(folder)
-        self.manifest: dict[str, dict[str, dict]] = yaml.safe_load(Path(manifest).read_text(encoding="utf-8"))
+        others = read_yaml(Path(manifest)) if manifest else {}
+        self.manifest: dict[str, dict[str, dict]] = {
+            path.parent.name: read_yaml(path) | others.get(path.parent.name, {})
+            for path in Path(__file__).parent.glob("*/assets.yaml")
+        }
         self._checked: dict[tuple[str, str], tuple[Path, str]] = {}
 
     def path(self, benchmark: str, name: str) -> Path:
-        """The checked file `name` of `benchmark`.
+        """Check the file `name` of `benchmark` and return its path.
 
         Raises:
             [`AssetError`]: if it is missing or has another sha256.
@@ -42,10 +53,10 @@ class Assets:
         return self._checked[benchmark, name][0]
 
     def check(self, benchmark: str, names: Iterable[str]) -> None:
-        """Check several files of `benchmark` and complain of all that are wrong at once.
+        """Check several files of `benchmark` and report all faults at once.
 
         Raises:
-            [`AssetError`]: naming each.
+            [`AssetError`]: naming each file that is missing or wrong.
         """
         faults = []
         for name in names:
@@ -57,8 +68,8 @@ class Assets:
             raise AssetError("\n".join(faults))
 
     def hashes(self, benchmark: str) -> Mapping[str, str]:
-        """The sha256 of each file of `benchmark` that was used, the unpinned ones too."""
-        return {name: digest for (of, name), (_, digest) in self._checked.items() if of == benchmark}
+        """Return the sha256 of each file of `benchmark` that was used, pinned or not."""
+        return {name: sha256 for (of, name), (_, sha256) in self._checked.items() if of == benchmark}
 
     def _find(self, benchmark: str, name: str) -> tuple[Path, str]:
         entry = self.manifest[benchmark][name]
@@ -69,17 +80,35 @@ class Assets:
         if found is None:
             places = " or ".join(map(str, candidates))
             raise AssetError(f"{benchmark}: the official file {name!r} is missing; it belongs at {places}. {advice}")
-        digest = hashlib.sha256(found.read_bytes()).hexdigest()
-        if entry["sha256"] not in (digest, None):
+        sha256 = hashlib.sha256(found.read_bytes()).hexdigest()
+        if entry["sha256"] not in (sha256, None):
             raise AssetError(
-                f"{benchmark}: {found} is not the official file {name!r}: its sha256 is {digest}, that of the pinned"
+                f"{benchmark}: {found} is not the official file {name!r}: its sha256 is {sha256}, that of the pinned"
                 f" revision is {entry['sha256']}. {advice}"
             )
-        return found, digest
+        return found, sha256
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping of a YAML file.
+
+    Raises:
+        [`AssetError`]: if the file is missing or is no mapping.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise AssetError(f"the list of official files {path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise AssetError(f"the list of official files {path} must be a mapping, not a {type(found).__name__}")
+    return found
 
 
 def package_folder(name: str) -> Path:
-    """Where an installed package lies, without importing it; a place that does not exist if it is not installed."""
+    """Return the folder of an installed package without importing it.
+
+    For a package that is not installed the returned path does not exist and says so.
+    """
     spec = importlib.util.find_spec(name)
     places = (spec and spec.submodule_search_locations) or [f"(package {name} is not installed)"]
     return Path(places[0])

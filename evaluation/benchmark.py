@@ -1,8 +1,9 @@
-"""What a benchmark is to the rest: prompts go out, outputs and judgments lie in official formats, scores come back.
+"""What every benchmark has in common: its prompts, official formats for outputs and judgments, and scores.
 
-Everything of one model and benchmark lies in one `folder`, so that a killed run goes on there.
+Everything of one model and one benchmark lies in one `folder`, so a killed run continues there.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +14,12 @@ from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.guard import defuse
+from rankbuffer_trl.judge.verdicts import VerdictError
 
-from .metric import Interval, Rows, interval
+from .metric import Interval, Rows, bootstrap_interval
 
-MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-"""Of ChatML. In an output they would end a turn of the judge's prompt."""
+CHATML_MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+"""In an output they would end a turn of the judge's prompt."""
 
 THINKING = ("<think>", "</think>")
 
@@ -30,23 +32,23 @@ class Prompt(NamedTuple):
 
 
 class OutputError(RankBufferError, ValueError):
-    """Outputs or results that cannot be judged or scored. The message names the file, the rows and what to do."""
+    """Outputs or results cannot be judged or scored. The message names the file, the rows and what to do."""
 
 
 @dataclass(frozen=True)
-class Scores:
-    """What a benchmark says of a model.
+class BenchmarkScores:
+    """The scores of one model on one benchmark.
 
     Args:
         headline (`str`):
-            The metric that stands for the benchmark: a key of `rows`.
+            The benchmark's main metric: a key of `rows`.
         rows (`Mapping[str, Rows]`):
-            For each metric what each prompt adds to it; every metric is their weighted mean, on the scale on which the
-            benchmark reports it.
+            For each metric the contribution of each prompt. Every metric is the weighted mean of its rows, on the
+            scale on which the benchmark reports it.
         counts (`Mapping[str, int]`):
-            Prompts, judgments, and whatever was null, NaN, empty or dropped.
+            Prompts, judgments, and everything that was null, NaN, empty or dropped.
         official (`Mapping[str, float | str]`, *optional*):
-            Numbers that official code gave for the same judgments, or that are not a mean of rows.
+            Numbers that official code computed from the same judgments, or that are not a mean of rows.
         notes (`Sequence[str]`, *optional*):
             What a reader of the numbers has to know.
     """
@@ -59,68 +61,71 @@ class Scores:
 
     @cached_property
     def _intervals(self) -> dict[str, Interval]:
-        return {name: interval(rows) for name, rows in self.rows.items()}
+        return {name: bootstrap_interval(rows) for name, rows in self.rows.items()}
 
     def metrics(self) -> dict[str, Interval]:
-        """Each metric with its 95 % interval."""
+        """Return each metric with its 95 % interval."""
         return dict(self._intervals)
 
 
 class Benchmark(Protocol):
-    """One of the four. `__init__(assets: Assets, limit: int | None = None)` loads and checks all official files.
+    """A benchmark, made as `Room(assets: Assets, limit: int | None)`, which loads and checks all official files.
 
-    With a `limit` only the first so many prompts count.
+    With a `limit` only the first prompts count, that many of them.
     """
 
     name: str
-    """Its key in configs and folders, such as `wildbench`."""
+    """Its key in settings and folders, such as `wildbench`."""
 
     title: str
-    """For tables, such as `WildBench v2`."""
+    """Its name in tables, such as `WildBench v2`."""
 
     def prompts(self) -> list[Prompt]:
-        """The chats to answer, in official order."""
+        """Return the chats to answer, in official order."""
 
     def write_outputs(self, folder: Path, model: str, responses: Mapping[str, str]) -> None:
         """Write responses by prompt id in the official output format."""
 
     def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
-        """Responses by prompt id from the official output format, through [`check_outputs`].
+        """Return the responses by prompt id, read from the official output format and checked by [`check_outputs`].
 
         Raises:
             `FileNotFoundError`: if there are none yet.
-            [`OutputError`]: if any cannot be judged.
+            [`OutputError`]: if any of them cannot be judged.
         """
 
     def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
-        """Judge what is not judged yet and write the official result format. The cost is that of all judgments there.
+        """Judge what is not judged yet and write the official result format.
+
+        Returns:
+            `Totals`: the cost of all judgments in the folder, those of earlier runs included.
 
         Raises:
             [`JudgeError`]: if the judge cannot do it, before money is spent where that can be known.
         """
 
-    def scores(self, folder: Path, model: str) -> Scores:
+    def scores(self, folder: Path, model: str) -> BenchmarkScores:
         """Score the official result files.
 
         Raises:
-            [`OutputError`]: if they are not whole.
+            [`OutputError`]: if they are incomplete.
         """
 
 
 def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], where: Path) -> dict[str, str]:
-    """Outputs by prompt id, in the order `expected`.
+    """Check the outputs of a file and return them by prompt id, in the order of `expected`.
 
     Args:
         expected (`Sequence[str]`):
             The ids of all prompts.
         found (`Iterable[tuple[Any, Any]]`):
-            What a file holds, as (prompt id, text).
+            The file's rows, as (prompt id, text).
         where (`Path`):
             The file.
 
     Raises:
-        [`OutputError`]: if a row is missing, unknown, there twice or no text, or if a text holds thinking or markers
-        of a chat template. An empty text is no fault: it is judged as such.
+        [`OutputError`]: if a row is missing, unknown, duplicated or no text, or if a text holds thinking or markers
+            of a chat template. An empty text is accepted: it is judged as such.
     """
     outputs: dict[str, str] = {}
     twice: list[str] = []
@@ -129,13 +134,16 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], whe
     for key, text in found:
         if not isinstance(text, str):
             raise OutputError(f"{where}: the output of {key!r} is no text but {type(text).__name__}")
-        (twice if key in outputs else [] if key in known else unknown).append(key)
+        if key in outputs:
+            twice.append(key)
+        elif key not in known:
+            unknown.append(key)
         outputs[key] = text
     missing = [key for key in expected if key not in outputs]
     thinking = [key for key, text in outputs.items() if any(tag in text for tag in THINKING)]
-    marked = [key for key, text in outputs.items() if any(marker in text for marker in MARKERS)]
+    marked = [key for key, text in outputs.items() if any(marker in text for marker in CHATML_MARKERS)]
     for keys, fault in (
-        (missing, "have no output. Generate them, or start anew in another folder"),
+        (missing, "have no output. Generate them, or start in another folder"),
         (twice, "have several outputs. Keep one of each"),
         (unknown, "are no prompts of this benchmark, or lie beyond the limit. Use another folder"),
         (thinking, "hold <think> blocks. Keep what follows </think>: the judge must not see the thinking"),
@@ -147,10 +155,33 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], whe
 
 
 def shortened(keys: Sequence[str], most: int = 5) -> str:
-    """A few ids for a message."""
+    """Return the first ids of many for a message."""
     return ", ".join(map(str, keys[:most])) + (", ..." if len(keys) > most else "")
 
 
 def without_markers(text: str) -> str:
-    """`text` with a space in markers of chats and thinking, which it then only quotes."""
-    return defuse(text) if any(marker in text for marker in MARKERS + THINKING) else text
+    """Return `text` with a space inside each marker of a chat or of thinking, so that a prompt only quotes it."""
+    return defuse(text) if any(marker in text for marker in CHATML_MARKERS + THINKING) else text
+
+
+def read_json_answer(text: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON object in a judge's answer. Only thinking may precede the object.
+
+    Args:
+        text (`str`):
+            The judge's answer.
+        keys (`Sequence[str]`):
+            The keys that the object must have.
+
+    Raises:
+        [`VerdictError`]: if there is no object, if it lacks a key, or if it holds a lone surrogate, which no file
+            can store.
+    """
+    try:
+        verdict = json.loads(text.rpartition("</think>")[2])
+        json.dumps(verdict, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise VerdictError(f"the answer is not valid JSON: {error}") from None
+    if not isinstance(verdict, dict) or not all(key in verdict for key in keys):
+        raise VerdictError(f"the answer must be one JSON object with {' and '.join(f'`{key}`' for key in keys)}")
+    return verdict

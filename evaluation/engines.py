@@ -1,11 +1,20 @@
-"""What generates responses: a vLLM server, or transformers in this process."""
+"""Engines that generate responses: a vLLM server, or transformers in this process."""
 
+import ctypes
 import hashlib
+import os
+import signal
+import socket
+import subprocess
 import time
-from collections.abc import Mapping, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import AnswerLog, Call, Chat, Judge, Usage
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.resumable import progress
@@ -13,14 +22,43 @@ from rankbuffer_trl.judge.resumable import progress
 from .asking import ask, digest, failures_text
 from .benchmark import OutputError, Prompt
 from .config import EvaluationConfig
-from .serving import EngineError
 
 ANSWER_SECONDS = 3600.0
-"""A response comes in one piece, after all of its tokens."""
+"""A response arrives in one piece, after all of its tokens."""
+
+START_SECONDS = 3600
+"""Time to load a large model from a slow disk. A server that ends earlier is noticed at once."""
+
+STOP_SECONDS = 30
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
+
+
+class EngineError(RankBufferError, RuntimeError):
+    """Responses cannot be generated. The message says why."""
+
+
+class Engine(Protocol):
+    """[`VllmEngine`] or [`TransformersEngine`]."""
+
+    def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
+        """Return one response for each prompt, by its id.
+
+        Args:
+            prompts (`Sequence[Prompt]`):
+                The prompts.
+            log (`Path`):
+                File of the responses. Those that it holds are not generated again.
+            what (`str`):
+                Title of the progress bar.
+
+        Raises:
+            [`JudgeError`]: if the server cannot be reached or its context is too small.
+            [`OutputError`]: if prompts have no response.
+        """
 
 
 def request_of(config: EvaluationConfig, prompt: Prompt) -> dict[str, Any]:
-    """The sampling of one response, as fields of a request to vLLM. Each prompt has a seed of its own."""
+    """Return the sampling of one response as fields of a request to vLLM. Each prompt has a seed of its own."""
     fields: dict[str, Any] = {
         "temperature": config.temperature,
         "top_p": config.top_p,
@@ -34,12 +72,12 @@ def request_of(config: EvaluationConfig, prompt: Prompt) -> dict[str, Any]:
 
 
 def seed_of(seed: int, *ids: str) -> int:
-    """31 bits of a hash."""
+    """Derive a non-negative 31-bit seed from `seed` and `ids`."""
     return int.from_bytes(hashlib.sha256(" ".join([str(seed), *ids]).encode()).digest()[:4]) >> 1
 
 
 class VllmEngine:
-    """A vLLM server that runs.
+    """A running vLLM server.
 
     Args:
         url (`str`):
@@ -47,7 +85,7 @@ class VllmEngine:
         served (`str`):
             The name of the model there.
         model (`str`):
-            What it is, for the log: a response of another model does not count.
+            The model's path or id, for the log: a logged response of another model is not used.
         config (`EvaluationConfig`):
             Sampling and concurrency.
     """
@@ -56,12 +94,7 @@ class VllmEngine:
         self.url, self.served, self.model, self.config = url, served, model, config
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
-        """One response per prompt by its id; those in the log are not generated again.
-
-        Raises:
-            [`JudgeError`]: if the server is not there or its context is too small.
-            [`OutputError`]: if prompts are left without a response.
-        """
+        """See [`Engine`]."""
         client = OpenAIClient(
             self.url, self.served, timeout=ANSWER_SECONDS, concurrency=self.config.engine_concurrency
         )
@@ -79,7 +112,9 @@ class VllmEngine:
 
 
 class TransformersEngine:
-    """A model in this process. Responses depend on the seed and on how prompts share batches, not on interruptions.
+    """A model in this process.
+
+    Responses depend on the seed and on the prompts of the same batch. They do not depend on interruptions.
 
     Args:
         model (`str`):
@@ -105,7 +140,10 @@ class TransformersEngine:
         self.network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
-        """As [`VllmEngine.respond`]. A batch of which any response is missing is generated whole."""
+        """See [`Engine`].
+
+        A batch that lacks any response is generated whole, since its prompts share one stream of random numbers.
+        """
         chats = [
             Chat("generate", prompt.id, prompt.messages, str, request_of(self.config, prompt)) for prompt in prompts
         ]
@@ -160,10 +198,10 @@ class TransformersEngine:
 
 
 def load_tokenizer(model: str, adapter_of: str | None) -> Any:
-    """The tokenizer of a checkpoint, or of an adapter's model where the adapter brings none.
+    """Load the tokenizer of a checkpoint, or of the adapter's model if the adapter has none.
 
     Raises:
-        [`EngineError`]: if there is none.
+        [`EngineError`]: if there is no tokenizer.
     """
     from transformers import AutoTokenizer
 
@@ -176,3 +214,119 @@ def load_tokenizer(model: str, adapter_of: str | None) -> Any:
     raise EngineError(
         f"no tokenizer for {model!r}. It must be a checkpoint or an id on the Hub. {' '.join(faults)[:500]}"
     )
+
+
+@contextmanager
+def vllm_server(
+    program: Sequence[str], arguments: Sequence[str], label: str, model: str, adapter_of: str | None, log: Path
+) -> Iterator[str]:
+    """Run `vllm serve` on a free loopback port for the duration of the context.
+
+    Args:
+        program (`Sequence[str]`):
+            The command, such as `["vllm", "serve"]`.
+        arguments (`Sequence[str]`):
+            More arguments for the command.
+        label (`str`):
+            The name under which the model is served.
+        model (`str`):
+            The model, or an adapter.
+        adapter_of (`str`, *optional*):
+            The model to which an adapter belongs.
+        log (`Path`):
+            The server's log file.
+
+    Yields:
+        `str`: the base URL.
+
+    Raises:
+        [`EngineError`]: if the server does not start, with the last lines of its log.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*program, adapter_of or model, "--host", "127.0.0.1", "--port", str(port)]
+    if adapter_of:
+        command += ["--enable-lora", "--lora-modules", f"{label}={model}", *rank_argument(model)]
+    else:
+        command += ["--served-model-name", label]
+    command += ["--generation-config", "vllm", *arguments]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        except OSError as error:
+            raise EngineError(
+                f"cannot start {command[0]!r}: {error}. Install the extra `vllm`, name a running server with"
+                " engine_url, or set engine: transformers"
+            ) from error
+    try:
+        await_server(process, port, log)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        end_server(process)
+
+
+def end_with_parent() -> None:
+    """Ask Linux to end the calling process with its parent.
+
+    It runs in the server's process. Even if this program is killed by SIGKILL, the server then frees its GPU.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def rank_argument(adapter: str) -> list[str]:
+    """Return the argument that makes room for an adapter.
+
+    vLLM reserves room up to a maximum rank, 16 by default, and accepts only powers of two.
+    """
+    from peft import PeftConfig
+
+    rank = PeftConfig.from_pretrained(adapter).r
+    return ["--max-lora-rank", str(max(16, 1 << (rank - 1).bit_length()))]
+
+
+def await_server(process: subprocess.Popen, port: int, log: Path) -> None:
+    """Wait until a server is ready.
+
+    Raises:
+        [`EngineError`]: if the server ends or is not ready within an hour.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    fault = "is not ready after an hour" if process.poll() is None else f"ended with status {process.returncode}"
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+    raise EngineError(f"the vLLM server {fault}. The end of its log, {log}:\n{tail}")
+
+
+def end_server(process: subprocess.Popen) -> None:
+    """End a server with all its processes: by SIGTERM first, then by SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(STOP_SECONDS)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+
+
+def base_of(model: str) -> str | None:
+    """Return the model to which an adapter belongs, `None` if `model` is no adapter."""
+    from peft import PeftConfig
+    from transformers.utils import find_adapter_config_file
+
+    if find_adapter_config_file(model) is None:
+        return None
+    return PeftConfig.from_pretrained(model).base_model_name_or_path

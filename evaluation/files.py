@@ -1,17 +1,23 @@
-"""Files that a kill cannot leave half written."""
+"""Files of outputs and results, which a kill cannot leave half written."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankbuffer_trl.files import replacing
 
-from .benchmark import OutputError
+from .benchmark import OutputError, shortened
+
+FAILED_JUDGMENTS = "failures.json"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Half a surrogate pair, which a model may write, becomes a question mark."""
+    """Write a file whole or not at all.
+
+    A lone surrogate, which a model may write, becomes a question mark.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8", errors="replace")
@@ -28,26 +34,26 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file.
+    """Return the value of a JSON file.
 
     Raises:
         [`OutputError`]: if it is not JSON.
-        `FileNotFoundError`: if it is not there.
+        `FileNotFoundError`: if it is missing.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise OutputError(
-            f"{path} is not valid JSON ({error}). Is it half a file? Delete it to have it made again"
+            f"{path} is not valid JSON ({error}). Is it half a file? Delete it, and the next run writes it again"
         ) from None
 
 
 def read_jsonl(path: Path) -> Iterator[dict]:
-    """The rows of a file of JSON lines.
+    """Yield the rows of a file of JSON lines.
 
     Raises:
         [`OutputError`]: naming the line that is not an object.
-        `FileNotFoundError`: if the file is not there.
+        `FileNotFoundError`: if the file is missing.
     """
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -59,11 +65,47 @@ def read_jsonl(path: Path) -> Iterator[dict]:
                 fault = f"it holds a {type(row).__name__}, not an object"
             if not isinstance(row, dict):
                 raise OutputError(
-                    f"{path}, line {number}: {fault}. Is it half a file? Delete it to have it made again"
+                    f"{path}, line {number}: {fault}. Is it half a file? Delete it, and the next run writes it again"
                 ) from None
             yield row
 
 
 def file_name(label: str) -> str:
-    """A model's or judge's name as one part of a path."""
+    """Return a model's or judge's name as one part of a path."""
     return label.replace("/", "__")
+
+
+def write_failed_judgments(folder: Path, failures: Mapping[str, str]) -> None:
+    """Write the cause of each judgment that failed.
+
+    The official result formats leave such rows out without a word, so the causes have a file of their own.
+    """
+    write_json(folder / FAILED_JUDGMENTS, dict(failures))
+
+
+def read_failed_judgments(folder: Path) -> dict[str, str]:
+    """Return the cause of each judgment that failed, by key.
+
+    Raises:
+        [`OutputError`]: if the judging has not finished yet.
+    """
+    try:
+        return read_json(folder / FAILED_JUDGMENTS)
+    except FileNotFoundError:
+        raise OutputError(f"{folder / FAILED_JUDGMENTS} is missing: judge the outputs first") from None
+
+
+def check_rows(found: Sequence[str], expected: Collection[str], dropped: Collection[str], where: Path) -> None:
+    """Check that a result file has one row for each prompt except the dropped ones.
+
+    Raises:
+        [`OutputError`]: naming the rows that are missing, duplicated or unknown.
+    """
+    counts = Counter(found)
+    for keys, fault in (
+        ([key for key in expected if key not in counts and key not in dropped], "have no verdict"),
+        ([key for key, count in counts.items() if count > 1], "are judged several times"),
+        ([key for key in counts if key not in expected or key in dropped], "should not be there"),
+    ):
+        if keys:
+            raise OutputError(f"{where}: {len(keys)} of {len(expected)} rows {fault}: {shortened(keys)}. Judge again")

@@ -1,52 +1,35 @@
-"""Responses of models to the prompts of benchmarks, in each benchmark's official output format.
+"""Generate the responses of models to the benchmarks' prompts, in each benchmark's official output format."""
 
-    python -m evaluation.generate --config evaluation/paper.yaml
-
-`evaluation.run` does this first by itself. Alone it needs no judge, for machines that cannot hold the model and the
-judge at once.
-"""
-
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from trl import TrlParser
-
-from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.rewards.format import read_answer
 
 from .benchmark import Benchmark, OutputError, without_markers
 from .config import EvaluationConfig
-from .engines import TransformersEngine, VllmEngine, load_tokenizer
+from .engines import Engine, TransformersEngine, VllmEngine, base_of, load_tokenizer, vllm_server
 from .files import read_json, write_json
-from .serving import EngineError, base_of, vllm_server
-
-
-class Engine(Protocol):
-    """See [`VllmEngine`]."""
-
-    def respond(self, prompts, log: Path, what: str) -> dict[str, str]:
-        """One response per prompt, by its id."""
 
 
 def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> None:
-    """Generate whatever outputs are missing. Outputs that are there are checked, whoever made them.
+    """Generate the outputs that are missing. Check all others, whoever made them.
 
     Raises:
-        [`OutputError`]: if outputs cannot be judged, or prompts are left without a response.
+        [`OutputError`]: if outputs cannot be judged, or prompts have no response.
         [`EngineError`]: if a model cannot be loaded or served.
+        [`JudgeError`]: if the model's server cannot be reached or its context is too small.
     """
     todo = []
-    for label, model in config.labelled_models().items():  # what is wrong with any is said before the first generates
+    for label, model in config.labelled_models().items():  # check all models before the first one generates
         weights = check_label(config, label, model)
         missing = [b for b in benchmarks.values() if not has_outputs(b, config.folder(label, b.name), label)]
         if missing:
             adapter_of = base_of(model)
             opened = opens_thinking(load_tokenizer(model, adapter_of), config.template_kwargs())
             todo.append((label, model, adapter_of, opened, missing))
-        write_json(label_path(config, label), weights)  # the model was found, so that a typo takes no label
+        write_json(label_path(config, label), weights)  # after the model was found: a typo must not take the label
     for label, model, adapter_of, opened, missing in todo:
         with engine(config, label, model, adapter_of) as responder:
             for benchmark in missing:
@@ -54,19 +37,19 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
 
 
 def respond(responder: Engine, benchmark: Benchmark, folder: Path, label: str, opened: bool) -> None:
-    """Generate the outputs of one model for one benchmark, and say how many are empty or had markers.
+    """Generate the outputs of one model for one benchmark. Print how many are empty or had markers.
 
     Args:
         responder (`Engine`):
-            Who generates.
+            The engine.
         benchmark (`Benchmark`):
-            Whose prompts.
+            The benchmark.
         folder (`Path`):
-            Where the outputs go.
+            The folder of the outputs.
         label (`str`):
-            The model's.
+            The model's label.
         opened (`bool`):
-            Whether its responses start inside a thinking block.
+            Whether the model's responses start inside a thinking block.
     """
     what = f"{benchmark.title}: responses of {label}"
     texts = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what)
@@ -84,15 +67,17 @@ def respond(responder: Engine, benchmark: Benchmark, folder: Path, label: str, o
 
 
 def label_path(config: EvaluationConfig, label: str) -> Path:
-    """Where it stands whose outputs a label has."""
+    """Return the file that records the model of a label."""
     return Path(config.output_dir) / label / "model.json"
 
 
 def check_label(config: EvaluationConfig, label: str, model: str) -> dict[str, Any]:
-    """Is a label free for a model as it is now? No outputs of another one, or of older weights, may pass for its own.
+    """Check that a label is free for a model with its present weights.
+
+    Without this check, outputs of another model or of older weights would count as the model's own.
 
     Returns:
-        `dict[str, Any]`: the model and its weights, to be written where the label is taken.
+        `dict[str, Any]`: the model and its weights, as [`label_path`] records them.
 
     Raises:
         [`OutputError`]: if the label has outputs of another model.
@@ -105,13 +90,17 @@ def check_label(config: EvaluationConfig, label: str, model: str) -> dict[str, A
         changed = f"is now {model!r}" if theirs["model"] != model else "has other weights now"
         raise OutputError(
             f"{path.parent} holds outputs of {theirs['model']!r}, and the model {label!r} {changed}. Give it another"
-            f" label, such as {label}-2={model}, or delete {path} if these outputs are meant"
+            f" label, such as {label}-2={model}, or delete {path} to use these outputs for it"
         )
     return mine
 
 
 def has_outputs(benchmark: Benchmark, folder: Path, label: str) -> bool:
-    """Whether outputs that can be judged are there already."""
+    """Return whether there are outputs, and check them.
+
+    Raises:
+        [`OutputError`]: if they cannot be judged.
+    """
     try:
         benchmark.read_outputs(folder, label)
     except FileNotFoundError:
@@ -121,7 +110,7 @@ def has_outputs(benchmark: Benchmark, folder: Path, label: str) -> bool:
 
 @contextmanager
 def engine(config: EvaluationConfig, label: str, model: str, adapter_of: str | None) -> Iterator[Engine]:
-    """What generates for one model."""
+    """Open the engine that generates for one model."""
     if config.engine == "transformers":
         yield TransformersEngine(model, adapter_of, config)
     elif config.engine_url:
@@ -134,7 +123,7 @@ def engine(config: EvaluationConfig, label: str, model: str, adapter_of: str | N
 
 
 def opens_thinking(tokenizer, chat_template_kwargs: Mapping[str, Any]) -> bool:
-    """Whether the chat template ends its prompts with `<think>`, so that responses start inside the block."""
+    """Return whether the chat template ends its prompts with `<think>`, so that responses start inside the block."""
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True, **chat_template_kwargs
     )
@@ -142,7 +131,7 @@ def opens_thinking(tokenizer, chat_template_kwargs: Mapping[str, Any]) -> bool:
 
 
 def read_answers(texts: Mapping[str, str], opened: bool, what: str) -> dict[str, str]:
-    """The answers in responses, without their thinking.
+    """Return the answers in responses, without their thinking.
 
     Args:
         texts (`Mapping[str, str]`):
@@ -150,10 +139,10 @@ def read_answers(texts: Mapping[str, str], opened: bool, what: str) -> dict[str,
         opened (`bool`):
             Whether they start inside a thinking block.
         what (`str`):
-            Whose they are, for the message.
+            What they are, for the message.
 
     Raises:
-        [`OutputError`]: if every response should start inside a thinking block and none ends one.
+        [`OutputError`]: if every response should start inside a thinking block and none closes it.
     """
     if opened and texts and not any("</think>" in text for text in texts.values()):
         raise OutputError(
@@ -164,26 +153,7 @@ def read_answers(texts: Mapping[str, str], opened: bool, what: str) -> dict[str,
 
 
 def answer_in(text: str, opened: bool) -> str:
-    """What follows the thinking, or all of a text without any; empty if the thinking does not end."""
+    """Return what follows the thinking: all of a text without any, nothing if the thinking does not end."""
     if opened or "</think>" in text or text.lstrip().startswith("<think>"):
         return read_answer(text, "think").text
     return text.strip()
-
-
-def main() -> None:
-    """The command."""
-    from .run import load_benchmarks
-
-    try:
-        (config,) = TrlParser((EvaluationConfig,)).parse_args_and_config()
-        benchmarks = load_benchmarks(config, config.assets())
-        config.claim_folder()
-        generate(config, benchmarks)
-    except (ValueError, EngineError, JudgeError, OSError) as error:
-        sys.exit(f"evaluation: {error}")
-    except KeyboardInterrupt:
-        sys.exit("evaluation: interrupted. The same command goes on where it was")
-
-
-if __name__ == "__main__":
-    main()

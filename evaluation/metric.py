@@ -1,4 +1,4 @@
-"""Means and their uncertainty. Pure functions over rows; every number of the evaluation is a weighted mean of rows."""
+"""Means with their uncertainty: pure functions over rows. Every metric is a weighted mean of rows."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,18 +11,18 @@ LEVEL = 0.95
 
 
 class Row(NamedTuple):
-    """What one prompt adds to a metric. The metric is `sum(value * weight) / sum(weight)` over prompts."""
+    """The contribution of one prompt to a metric, which is `sum(value * weight) / sum(weight)` over prompts."""
 
     value: float
     weight: float = 1.0
 
 
 Rows = Mapping[str, Row]
-"""Rows of one metric by prompt id. A prompt without a judgment has none."""
+"""The rows of one metric by prompt id. A prompt without a judgment has no row."""
 
 
 class Interval(NamedTuple):
-    """An estimate with a 95 % interval, of `n` prompts."""
+    """An estimate over `n` prompts with its 95 % interval."""
 
     value: float
     low: float
@@ -31,19 +31,19 @@ class Interval(NamedTuple):
 
 
 def mean(rows: Rows) -> float:
-    """The weighted mean; NaN without rows."""
+    """Return the weighted mean of rows, NaN if there are none."""
     total = sum(row.weight for row in rows.values())
     return sum(row.value * row.weight for row in rows.values()) / total if total else float("nan")
 
 
-def interval(rows: Rows, seed: int = 0) -> Interval:
-    """The mean with a percentile bootstrap over prompts, so that prompts, not judgments, are what is sampled.
+def bootstrap_interval(rows: Rows, seed: int = 0) -> Interval:
+    """Return the mean with a percentile bootstrap, which resamples prompts and not judgments.
 
     Args:
         rows (`Rows`):
-            One metric.
+            The rows of one metric.
         seed (`int`, *optional*, defaults to `0`):
-            Of the resamples.
+            Seed of the resamples.
     """
     value = mean(rows)
     if len(rows) < 2:
@@ -54,15 +54,15 @@ def interval(rows: Rows, seed: int = 0) -> Interval:
 
 
 def paired_difference(first: Rows, second: Rows, seed: int = 0) -> Interval:
-    """How much higher `second` is than `first`, over the prompts that both have; the same resamples serve both.
+    """Return how much higher `second` is than `first` over the prompts of both, with the same resamples for both.
 
     Args:
         first (`Rows`):
             The metric of one model.
         second (`Rows`):
-            The same metric of another.
+            The same metric of another model.
         seed (`int`, *optional*, defaults to `0`):
-            Of the resamples.
+            Seed of the resamples.
     """
     shared = sorted(first.keys() & second.keys())
     a, b = ({key: rows[key] for key in shared} for rows in (first, second))
@@ -79,11 +79,11 @@ def paired_difference(first: Rows, second: Rows, seed: int = 0) -> Interval:
 
 @lru_cache(maxsize=2)
 def resample(n: int, seed: int) -> np.ndarray:
-    """How often each of `n` prompts occurs in each resample: an array of `RESAMPLES` x `n`."""
+    """Draw how often each of `n` prompts occurs in each resample: an array of `RESAMPLES` x `n`."""
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
 
 
 def percentiles(values: np.ndarray) -> tuple[float, float]:
-    """The ends of the central 95 %. A resample without any weight does not count."""
+    """Return the ends of the central 95 %. A resample whose weights sum to 0 does not count."""
     low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""What an evaluation found: all numbers as JSON, and the tables that people read."""
+"""The results of an evaluation: all numbers as JSON, and tables in Markdown."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,24 +10,23 @@ import yaml
 
 from rankbuffer_trl.judge import Totals
 
-from .benchmark import Scores
-from .config import BENCHMARKS
+from .benchmark import BenchmarkScores
 from .metric import Interval, paired_difference
 
 PAPER = Path(__file__).with_name("paper_results.yaml")
 
 
-class Result(NamedTuple):
-    """One model on one benchmark."""
+class ModelResult(NamedTuple):
+    """The scores of one model on one benchmark, with the cost of judging and its price."""
 
-    scores: Scores
+    scores: BenchmarkScores
     cost: Totals
     price: float | None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much higher `second` is than `first`, over the prompts that have a judgment of both."""
+    """The difference `second` - `first` of a metric, over the prompts for which both have a judgment."""
 
     benchmark: str
     metric: str
@@ -37,25 +36,25 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything of one evaluation.
+class EvaluationReport:
+    """All results of one evaluation.
 
     Args:
-        results (`Mapping[str, Mapping[str, Result]]`):
-            By model, then by benchmark.
+        results (`Mapping[str, Mapping[str, ModelResult]]`):
+            Results by model, then by benchmark.
         titles (`Mapping[str, str]`):
-            Of the benchmarks.
+            Titles of the benchmarks by name.
         judge (`str`):
             The judge's name.
         limit (`int`, *optional*):
-            If set, the numbers mean nothing.
+            The limit on prompts. If it is set, the numbers mean nothing.
         paper (`Sequence[str]`, *optional*):
-            Rows of the paper to show.
+            Rows of the paper to show, see `paper_results.yaml`.
         compare_with (`str`, *optional*):
-            The model against which the others are compared; by default the first.
+            The model against which the others are compared. Default: the first.
     """
 
-    results: Mapping[str, Mapping[str, Result]]
+    results: Mapping[str, Mapping[str, ModelResult]]
     titles: Mapping[str, str]
     judge: str
     limit: int | None = None
@@ -63,7 +62,7 @@ class Report:
     compare_with: str | None = None
 
     def comparisons(self) -> list[Comparison]:
-        """Every metric of every other model against that of `compare_with`."""
+        """Compare every metric of every other model with that of `compare_with`."""
         first = self.compare_with or next(iter(self.results))
         return [
             Comparison(benchmark, metric, first, second, paired_difference(rows, theirs))
@@ -75,17 +74,17 @@ class Report:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, with `None` for those that do not exist."""
-        return plain(
+        """Return all numbers, with `None` for NaN."""
+        return without_nan(
             {
                 "judge": self.judge,
                 "limit": self.limit,
                 "meaningless": self.limit is not None,
                 "models": {
-                    label: {name: as_dict(result) for name, result in by_benchmark.items()}
+                    label: {name: result_as_dict(result) for name, result in by_benchmark.items()}
                     for label, by_benchmark in self.results.items()
                 },
-                "paper": {row: dict(zip(BENCHMARKS, paper_results()[row], strict=True)) for row in self.paper},
+                "paper": {row: paper_results()[row] for row in self.paper},
                 "comparisons": [
                     {**vars(each), "difference": each.difference._asdict()} for each in self.comparisons()
                 ],
@@ -93,7 +92,7 @@ class Report:
         )
 
     def markdown(self) -> str:
-        """The tables."""
+        """Return the tables."""
         parts = ["# Evaluation", f"Judge: {self.judge}. Intervals: 95 %, bootstrap over prompts."]
         if self.limit is not None:
             parts.append(f"**Smoke run with limit {self.limit}: these numbers mean nothing.**")
@@ -101,7 +100,7 @@ class Report:
         if comparisons := self.comparisons():
             parts += [
                 "## Side by side",
-                "Paired over the prompts that both models have; an interval without 0 is a difference.",
+                "Paired over the prompts that both models have. An interval without 0 is a difference.",
                 table(
                     ("benchmark", "metric", "difference of", "", "prompts"),
                     [
@@ -109,7 +108,7 @@ class Report:
                             self.titles[each.benchmark],
                             each.metric,
                             f"{each.second} - {each.first}",
-                            shown(each.difference, sign=True),
+                            format_interval(each.difference, sign=True),
                             str(each.difference.n),
                         )
                         for each in comparisons
@@ -121,18 +120,18 @@ class Report:
             parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
         return "\n\n".join(parts) + "\n"
 
-    def _each(self) -> list[tuple[str, str, Result]]:
+    def _each(self) -> list[tuple[str, str, ModelResult]]:
         return [(label, name, result) for label, results in self.results.items() for name, result in results.items()]
 
     def _headlines(self) -> str:
         names = list(self.titles)
         rows = [
-            (label, *(shown(result.scores.metrics()[result.scores.headline]) for result in results.values()))
+            (label, *(format_interval(result.scores.metrics()[result.scores.headline]) for result in results.values()))
             for label, results in self.results.items()
         ]
         for row in self.paper:
-            numbers = dict(zip(BENCHMARKS, paper_results()[row], strict=True))
-            rows.append((f"paper: {row}", *(f"{numbers[name]:.2f}" for name in names)))
+            numbers = paper_results()[row]
+            rows.append((f"paper: {row}", *(f"{numbers[name]:.2f}" if name in numbers else "-" for name in names)))
         heads = list(next(iter(self.results.values())).items())
         return table(("model", *(f"{self.titles[name]}: {result.scores.headline}" for name, result in heads)), rows)
 
@@ -140,11 +139,11 @@ class Report:
         rows = []
         for label, name, result in self._each():
             rows += [
-                (self.titles[name], label, metric, shown(interval), str(interval.n))
+                (self.titles[name], label, metric, format_interval(interval), str(interval.n))
                 for metric, interval in result.scores.metrics().items()
             ]
             rows += [
-                (self.titles[name], label, f"{metric} (official code)", number(value), "")
+                (self.titles[name], label, f"{metric} (official code)", format_number(value), "")
                 for metric, value in result.scores.official.items()
             ]
         return table(("benchmark", "model", "metric", "", "prompts"), rows)
@@ -174,8 +173,8 @@ class Report:
         return table(heads, rows)
 
 
-def as_dict(result: Result) -> dict[str, Any]:
-    """One result for JSON."""
+def result_as_dict(result: ModelResult) -> dict[str, Any]:
+    """Return one result for JSON."""
     scores = result.scores
     return {
         "headline": scores.headline,
@@ -188,34 +187,35 @@ def as_dict(result: Result) -> dict[str, Any]:
     }
 
 
-def paper_results() -> dict[str, list[float]]:
-    """The paper's numbers by row."""
-    return yaml.safe_load(PAPER.read_text(encoding="utf-8"))
+def paper_results() -> dict[str, dict[str, float]]:
+    """Return the paper's numbers by row of its tables, then by benchmark."""
+    found = yaml.safe_load(PAPER.read_text(encoding="utf-8"))
+    return {row: dict(zip(found["benchmarks"], numbers, strict=True)) for row, numbers in found["rows"].items()}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are aligned, so that it can be read as it is."""
+    """Return a Markdown table with aligned columns, which is readable as plain text too."""
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 
 
-def shown(interval: Interval, sign: bool = False) -> str:
-    """`30.20 [28.10, 32.40]`."""
+def format_interval(interval: Interval, sign: bool = False) -> str:
+    """Return an estimate with its interval, such as `30.20 [28.10, 32.40]`."""
     value, low, high = (f"{x:+.2f}" if sign else f"{x:.2f}" for x in interval[:3])
     return value if math.isnan(interval.low) else f"{value} [{low}, {high}]"
 
 
-def number(value: float | str) -> str:
-    """As it is, floats with at most four decimals."""
+def format_number(value: float | str) -> str:
+    """Return a float with at most four decimals, and a text unchanged."""
     return value if isinstance(value, str) else f"{value:.4f}".rstrip("0").rstrip(".")
 
 
-def plain(value: Any) -> Any:
-    """`value` with `None` for NaN, which JSON does not have."""
+def without_nan(value: Any) -> Any:
+    """Return `value` with `None` in place of NaN, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: without_nan(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [without_nan(each) for each in value]
     return None if isinstance(value, float) and math.isnan(value) else value

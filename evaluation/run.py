@@ -2,50 +2,43 @@
 
     python -m evaluation.run --config evaluation/paper.yaml
 
-Every key of the YAML can also be given on the command line, where it wins. A run that was killed goes on where it was.
+Every key of the YAML file is also an option of the command line, which takes precedence. A run that was killed
+continues with the same command. With `--generate_only` the command stops after the responses and needs no judge, for
+machines that cannot hold model and judge at once.
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from trl import TrlParser
 
 from rankbuffer_trl.data.asking import check_endpoint
-from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.errors import RankBufferError, SettingsError
 
-from .alpaca_eval import AlpacaEval
-from .arena_hard import ArenaHard
 from .asking import need_judge
 from .assets import AssetError, Assets
 from .benchmark import Benchmark
 from .config import EvaluationConfig
 from .files import write_json, write_text
 from .generate import generate
-from .results import Report, Result, paper_results
-from .serving import EngineError
-from .wildbench import WildBench
-from .writingbench import WritingBench
+from .results import EvaluationReport, ModelResult, paper_results
+from .rooms import ROOMS
 
 
 def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Benchmark]:
-    """The benchmarks of a run with their official files, all of which are checked.
+    """Load the benchmarks of a run and check all of their official files.
 
     Raises:
-        [`AssetError`]: naming all files that are missing or not the official ones.
+        [`AssetError`]: naming all files that are missing or are not the official ones.
     """
-    makers: dict[str, Callable[[], Benchmark]] = {
-        "alpaca_eval": lambda: AlpacaEval(assets, config.limit),
-        "arena_hard": lambda: ArenaHard(assets, config.limit),
-        "wildbench": lambda: WildBench(assets, config.limit, reward=config.wildbench_reward),
-        "writingbench": lambda: WritingBench(assets, config.limit),
-    }
+    options: dict[str, dict[str, Any]] = {"wildbench": {"reward": config.wildbench_reward}}
     loaded: dict[str, Benchmark] = {}
     faults = []
     for name in config.benchmarks:
         try:
-            loaded[name] = makers[name]()
+            loaded[name] = ROOMS[name].benchmark(assets, config.limit, **options.get(name, {}))
         except AssetError as fault:
             faults.append(str(fault))
     if faults:
@@ -53,31 +46,55 @@ def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Bench
     return loaded
 
 
-def evaluate(config: EvaluationConfig) -> Report:
-    """Generate, judge, score and compare; writes `results.json` and `results.md` into `output_dir`.
+def generate_outputs(config: EvaluationConfig) -> None:
+    """Generate the outputs of all models, without a judge.
 
     Raises:
-        `ValueError`: if settings, official files, outputs or results are not as they must be.
+        [`RankBufferError`]: see [`generate`].
+    """
+    benchmarks = load_benchmarks(config, config.assets())
+    config.claim_folder()
+    generate(config, benchmarks)
+
+
+def evaluate(config: EvaluationConfig) -> EvaluationReport:
+    """Generate, judge, score and compare. Write `results.json` and `results.md` into `output_dir`.
+
+    Example:
+
+    ```python
+    config = EvaluationConfig(
+        models=["base=Qwen/Qwen3-8B"], judge_url="http://127.0.0.1:8001/v1", judge_model="judge"
+    )
+    print(evaluate(config).markdown())
+    ```
+
+    Raises:
+        [`SettingsError`]: if settings are missing or wrong, or `output_dir` has results of other settings.
+        [`AssetError`]: if official files are missing or wrong.
+        [`OutputError`]: if outputs or results are incomplete.
         [`JudgeError`]: if the judge cannot do it.
         [`EngineError`]: if a model cannot be loaded or served.
     """
     need_judge(config)
     if unknown := set(config.paper_rows) - set(paper_results()):
-        raise ValueError(f"paper_rows must be among {', '.join(paper_results())}; not {', '.join(sorted(unknown))}")
+        raise SettingsError(f"paper_rows must be among {', '.join(paper_results())}; not {', '.join(sorted(unknown))}")
     assets = config.assets()
     benchmarks = load_benchmarks(config, assets)
     check_endpoint(config)
-    config.claim_folder()  # last, so that a typo leaves the folder free
+    config.claim_folder()  # last, so that a typo does not take the folder
     generate(config, benchmarks)
-    results: dict[str, dict[str, Result]] = {}
+    results: dict[str, dict[str, ModelResult]] = {}
     for label in config.labelled_models():
         for name, benchmark in benchmarks.items():
             folder = config.folder(label, name)
             cost = benchmark.judge(folder, label, config)
             scores = benchmark.scores(folder, label)
-            results.setdefault(label, {})[name] = Result(scores, cost, config.price(cost))
+            results.setdefault(label, {})[name] = ModelResult(scores, cost, config.price(cost))
     titles = {name: benchmark.title for name, benchmark in benchmarks.items()}
-    report = Report(results, titles, str(config.judge_model), config.limit, config.paper_rows, config.compare_with)
+    report = EvaluationReport(
+        results, titles, str(config.judge_model), config.limit, config.paper_rows, config.compare_with
+    )
     out = Path(config.output_dir)
     hashes = {name: assets.hashes(name) for name in benchmarks}
     write_json(out / "results.json", {"settings": asdict(config), "assets": hashes, **report.as_dict()})
@@ -85,15 +102,30 @@ def evaluate(config: EvaluationConfig) -> Report:
     return report
 
 
-def main() -> None:
-    """The command."""
+def read_config() -> EvaluationConfig:
+    """Read the settings from the command line and its YAML file.
+
+    Raises:
+        [`SettingsError`]: if a key is unknown or a value cannot be meant.
+    """
     try:
         (config,) = TrlParser((EvaluationConfig,)).parse_args_and_config()
+    except ValueError as error:  # TRL's parser has no exception of its own
+        raise SettingsError(str(error)) from error
+    return config
+
+
+def main() -> None:
+    try:
+        config = read_config()
+        if config.generate_only:
+            generate_outputs(config)
+            return
         report = evaluate(config)
-    except (ValueError, EngineError, JudgeError, OSError) as error:
+    except (RankBufferError, OSError) as error:
         sys.exit(f"evaluation: {error}")
     except KeyboardInterrupt:
-        sys.exit("evaluation: interrupted. The same command goes on where it was")
+        sys.exit("evaluation: interrupted. The same command continues from here")
     print(report.markdown())
     print(f"Numbers: {Path(config.output_dir) / 'results.json'}. Tables: {Path(config.output_dir) / 'results.md'}.")
 

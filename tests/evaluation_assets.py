@@ -16,7 +16,7 @@ import pandas
 import yaml
 from aiohttp import web
 
-from evaluation.assets import MANIFEST
+from evaluation.assets import Assets
 
 AUTHORS = ("o3-mini-2025-01-31", "gemini-2.0-flash-001")
 REFERENCES = ("gpt-4-turbo-2024-04-09", "claude-3-haiku-20240307", "Llama-2-70b-chat-hf")
@@ -58,7 +58,7 @@ def jsonl(rows: list[dict]) -> str:
 
 def build(folder: Path, rows: int = 12) -> Path:
     """Write synthetic assets below `folder`; gives the manifest that pins them."""
-    manifest = yaml.safe_load(MANIFEST.read_text())
+    manifest = Assets(folder).manifest
 
     def write(benchmark: str, name: str, content: str | pandas.DataFrame) -> None:
         entry = manifest[benchmark][name]

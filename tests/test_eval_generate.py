@@ -15,11 +15,10 @@ from conftest import ROOT
 from evaluation_assets import Loopback
 from http_server import served
 
-from evaluation.benchmark import MARKERS, THINKING, OutputError, Prompt, without_markers
+from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig
-from evaluation.engines import TransformersEngine, VllmEngine
+from evaluation.engines import EngineError, TransformersEngine, VllmEngine, base_of, vllm_server
 from evaluation.generate import answer_in, engine, opens_thinking, read_answers
-from evaluation.serving import EngineError, base_of, vllm_server
 from rankbuffer_trl.judge import AnswerLog, JudgeError
 
 PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": f"How do I boil {i} eggs?"}]) for i in range(5)]
@@ -114,7 +113,7 @@ def test_a_server_does_not_outlive_a_run_that_is_killed(tmp_path):
     path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
     code = f"""
 from pathlib import Path
-from evaluation.serving import vllm_server
+from evaluation.engines import vllm_server
 with vllm_server([{path!r}], [], "mine", "m", None, Path({str(tmp_path / "log")!r})):
     print("ready", flush=True)
     input()
@@ -214,7 +213,7 @@ def test_a_server_that_keeps_the_thinking_to_itself_is_noticed():
 
 
 def test_markers_are_broken_up_and_nothing_else():
-    for marker in MARKERS + THINKING:
+    for marker in CHATML_MARKERS + THINKING:
         broken = without_markers(f"a {marker} b")
         assert marker not in broken and broken.replace("< ", "<") == f"a {marker} b"
     plain = "x < y, a[INST]b"

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.alpaca_eval import win_rate_rows
-from evaluation.arena_scores import SCORES, battles, official_bootstrap, read_verdict, score_judgments
+from evaluation.alpaca_eval.benchmark import win_rate_rows
+from evaluation.arena_hard.scores import BATTLE_SCORES, battles, official_bootstrap, read_label, score_judgments
+from evaluation.arena_hard.validation import NOTHING, style_control
 from evaluation.assets import Assets
 from evaluation.benchmark import OutputError
+from evaluation.check import Check
 from evaluation.files import read_jsonl, write_jsonl
-from evaluation.metric import Row, interval, mean, paired_difference
+from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
 from evaluation.validate import run_checks
-from evaluation.validation.arena_hard import NOTHING, style_control
-from evaluation.validation.check import Check
 
 PATTERNS = [r"\[\[([AB<>=]+)\]\]", r"\[([AB<>=]+)\]"]
 
@@ -31,11 +31,11 @@ rows = st.dictionaries(st.integers(0, 50).map(str), st.builds(Row, values, weigh
 def test_a_metric_is_the_weighted_mean_inside_its_interval(rows):
     copies = [row.value for row in rows.values() for _ in range(round(row.weight * 1000))]
     assert mean(rows) == pytest.approx(sum(copies) / len(copies), abs=0.2)
-    found = interval(rows)
+    found = bootstrap_interval(rows)
     assert min(row.value for row in rows.values()) - 1e-9 <= found.low <= found.high
     assert found.high <= max(row.value for row in rows.values()) + 1e-9
     assert (found.value, found.n) == (mean(rows), len(rows))
-    assert interval(rows) == found, "the same seed gives the same interval"
+    assert bootstrap_interval(rows) == found, "the same seed gives the same interval"
 
 
 def test_an_interval_covers_the_truth_as_often_as_it_says():
@@ -43,7 +43,7 @@ def test_an_interval_covers_the_truth_as_often_as_it_says():
     hits = 0
     for seed in range(100):
         sample = {str(i): Row(rng.gauss(3, 10)) for i in range(60)}
-        found = interval(sample, seed)
+        found = bootstrap_interval(sample, seed)
         hits += found.low <= 3 <= found.high
     assert 88 <= hits <= 99
 
@@ -51,7 +51,7 @@ def test_an_interval_covers_the_truth_as_often_as_it_says():
 def test_an_interval_has_the_width_of_the_normal_one():
     rng = random.Random(1)
     sample = [rng.gauss(0, 5) for _ in range(400)]
-    found = interval({str(i): Row(x) for i, x in enumerate(sample)})
+    found = bootstrap_interval({str(i): Row(x) for i, x in enumerate(sample)})
     middle = sum(sample) / 400
     error = math.sqrt(sum((x - middle) ** 2 for x in sample) / 399 / 400)
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.05)
@@ -59,7 +59,7 @@ def test_an_interval_has_the_width_of_the_normal_one():
 
 def test_few_rows_have_no_interval():
     assert math.isnan(mean({}))
-    assert math.isnan(interval({"a": Row(1.0)}).low)
+    assert math.isnan(bootstrap_interval({"a": Row(1.0)}).low)
     assert math.isnan(paired_difference({"a": Row(1.0)}, {"b": Row(1.0)}).value)
 
 
@@ -79,7 +79,7 @@ def test_pairs_see_what_separate_intervals_do_not():
     rng = random.Random(2)
     first = {str(i): Row(rng.gauss(0, 30)) for i in range(200)}
     second = {key: Row(row.value + rng.gauss(2, 3)) for key, row in first.items()}
-    a, b, found = interval(first), interval(second), paired_difference(first, second)
+    a, b, found = bootstrap_interval(first), bootstrap_interval(second), paired_difference(first, second)
     assert a.high > b.low and found.low > 0
 
 
@@ -116,7 +116,7 @@ def official_label(judgment: str) -> str | None:
 
 @given(texts)
 def test_a_verdict_is_the_last_match_of_the_first_pattern(text):
-    assert read_verdict(text, PATTERNS) == official_label(text)
+    assert read_label(text, PATTERNS) == official_label(text)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +132,17 @@ def test_a_verdict_is_the_last_match_of_the_first_pattern(text):
     ],
 )
 def test_verdicts_of_the_reference(text, found):
-    assert read_verdict(text, PATTERNS) == found
+    assert read_label(text, PATTERNS) == found
 
 
-@given(st.sampled_from(sorted(SCORES)), st.sampled_from(sorted(SCORES)))
+@given(st.sampled_from(sorted(BATTLE_SCORES)), st.sampled_from(sorted(BATTLE_SCORES)))
 def test_mirrored_labels_and_swapped_places_say_the_same(first, second):
     backwards = "".join({">": "<", "<": ">"}.get(c, c) for c in reversed(first))
-    assert SCORES[backwards] == SCORES[first]
+    assert BATTLE_SCORES[backwards] == BATTLE_SCORES[first]
     swapped = "".join({"A": "B", "B": "A"}.get(c, c) for c in first)
-    assert SCORES[swapped] == [1 - score for score in SCORES[first]]
+    assert BATTLE_SCORES[swapped] == [1 - score for score in BATTLE_SCORES[first]]
     games = [{"score": first}, {"score": second}]
-    assert sorted(battles(games)) == sorted([1 - s for s in SCORES[first]] + SCORES[second])
+    assert sorted(battles(games)) == sorted([1 - s for s in BATTLE_SCORES[first]] + BATTLE_SCORES[second])
 
 
 def test_games_without_a_known_verdict_make_no_battle():

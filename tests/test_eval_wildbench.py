@@ -17,40 +17,37 @@ from pyarrow.parquet import write_table
 from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import OutputError
 from evaluation.metric import mean
-from evaluation.validation.wildbench import checks as wildbench_checks
-from evaluation.wildbench import REFERENCES, WildBench
-from evaluation.wildbench_data import read_conversations, read_parquet, read_reference
-from evaluation.wildbench_prompts import (
+from evaluation.wildbench.benchmark import REFERENCES, WildBench
+from evaluation.wildbench.prompts import (
     Conversation,
     display,
     pairwise_prompt,
     positions,
-    rating,
     read_choice,
+    read_conversations,
+    read_parquet,
+    read_reference,
     read_score,
     scoring_prompt,
 )
-from evaluation.wildbench_scores import (
+from evaluation.wildbench.scores import (
     CUT,
     EMPTY,
     GROUP_OF,
     GROUP_WEIGHTS,
     REWARDS,
     Judged,
-    group_rewards,
     group_rows,
-    group_scores,
     groups_of,
     is_whole,
-    macro,
     macro_rows,
-    plain_reward,
     plain_rows,
-    plain_score,
+    rating,
+    score_wildbench,
     shorten,
-    spread,
     together,
 )
+from evaluation.wildbench.validation import wildbench_checks
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.verdicts import VerdictError
@@ -67,38 +64,58 @@ rewards = st.builds(
 # Arithmetic
 
 
+def by_session(rows):
+    return {str(place): row for place, row in enumerate(rows)}
+
+
+def group_means(rows):
+    """The mean of each group of tasks that has a whole row."""
+    members = {g: [row.value for row in rows if g in row.groups and row.whole] for g in GROUP_WEIGHTS}
+    return {group: sum(values) / len(values) for group, values in members.items() if values}
+
+
+def macro(means):
+    """The weighted mean over the groups that have a row."""
+    total = sum(GROUP_WEIGHTS[group] for group in means)
+    return sum(GROUP_WEIGHTS[group] * value for group, value in means.items()) / total
+
+
 @given(st.lists(ratings, min_size=1, max_size=40))
 def test_wb_score_is_the_spread_mean_and_the_macro_its_mean_over_groups(rows):
-    assert plain_score(rows) == pytest.approx(sum((row.value - 5) * 20 for row in rows) / len(rows))
-    total = 0.0
-    for group, weight in GROUP_WEIGHTS.items():
-        members = [row.value for row in rows if group in row.groups and row.whole]
-        if members:
-            total += weight * (sum(members) / len(members) - 5) * 2
-    assert macro(group_scores(rows)) == pytest.approx(total / 4.75)
+    scores = score_wildbench(by_session(rows), {}, len(rows))
+    found = {name: mean(each) for name, each in scores.rows.items()}
+    assert found["WB-Score"] == pytest.approx(sum((row.value - 5) * 20 for row in rows) / len(rows))
+    groups = {group: (value - 5) * 20 for group, value in group_means(rows).items()}
+    for group, score in groups.items():
+        assert found[f"WB-Score: {group}"] == pytest.approx(score)
+    assert {group for group in GROUP_WEIGHTS if scores.rows[f"WB-Score: {group}"]} == groups.keys()
+    if groups:
+        assert found["WB-Score (task macro)"] == pytest.approx(macro(groups))
+        assert len(scores.rows["WB-Score (task macro)"]) == sum(row.whole for row in rows)
 
 
 @given(st.lists(rewards, min_size=1, max_size=40))
 def test_wb_reward_divides_by_all_rows_and_its_groups_by_whole_ones(rows):
+    scores = score_wildbench({}, {"other": by_session(rows)}, len(rows))
     counts = Counter(row.value for row in rows if row.whole)
-    assert plain_reward(rows) == (counts[1.0] + counts[0.5] / 2 - counts[-0.5] / 2 - counts[-1.0]) / len(rows)
-    for group, reward in group_rewards(rows).items():
-        members = [row.value for row in rows if row.whole and group in row.groups]
-        assert reward == pytest.approx(sum(members) / len(members))
+    oracle = 100 * (counts[1.0] + counts[0.5] / 2 - counts[-0.5] / 2 - counts[-1.0]) / len(rows)
+    assert mean(scores.rows["WB-Reward"]) == pytest.approx(oracle, abs=1e-9)
+    assert mean(scores.rows["WB-Reward: other"]) == pytest.approx(oracle, abs=1e-9)
+    if groups := group_means(rows):
+        assert mean(scores.rows["WB-Reward (task macro)"]) == pytest.approx(100 * macro(groups), abs=1e-9)
 
 
 @given(st.dictionaries(st.integers(0, 99), ratings, min_size=1, max_size=40))
 def test_rows_have_the_tables_means(judged):
     every = list(judged.values())
-    assert spread(mean(plain_rows(judged))) * 10 == pytest.approx(plain_score(every))
-    groups = group_scores(every)
+    assert mean(plain_rows(judged)) == pytest.approx(sum(row.value for row in every) / len(every))
+    groups = group_means(every)
     rows = macro_rows(judged)
     assert rows.keys() == {key for key, row in judged.items() if row.whole}
     if groups:
-        present = sum(GROUP_WEIGHTS[group] for group in groups)
-        assert spread(mean(rows)) == pytest.approx(macro(groups) * 4.75 / present)
+        assert mean(rows) == pytest.approx(macro(groups))
     for group, score in groups.items():
-        assert spread(mean(group_rows(judged, group))) == pytest.approx(score)
+        assert mean(group_rows(judged, group)) == pytest.approx(score)
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 9), rewards, min_size=1), min_size=1, max_size=3))
@@ -429,7 +446,7 @@ def test_a_limit_takes_the_first_rows_and_the_same_positions(assets, bench):
 
 def test_a_model_may_not_be_called_like_a_reference(bench, tmp_path):
     config = JudgeConfig(judge_url="http://127.0.0.1:9/v1", judge_model="judge")
-    with pytest.raises(OutputError, match="'claude-3-haiku-20240307' is that of a WB-Reward reference"):
+    with pytest.raises(OutputError, match="'claude-3-haiku-20240307' is the name of a WB-Reward reference"):
         bench.judge(tmp_path, "claude-3-haiku-20240307", config)
 
 
@@ -437,7 +454,7 @@ def test_a_model_may_not_be_called_like_a_reference(bench, tmp_path):
     ("change", "fault"),
     [
         ({"id": "s9"}, "row 3, is no row of WildBench v2 .*its id is 's9' and its session_id 's3'"),
-        ({"id": "s0", "session_id": "s0"}, "row 3.*the session 's0' is there twice"),
+        ({"id": "s0", "session_id": "s0"}, "row 3.*the session 's0' occurs twice"),
         ({"primary_tag": "Poetry"}, "row 3.*the tag 'Poetry' is none of WildBench v2's"),
         ({"conversation_input": [{"role": "assistant", "content": "Hi"}]}, "row 3.*last turn is not the user's"),
         ({"checklist": None}, "row 3.*TypeError"),

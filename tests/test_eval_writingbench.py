@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import OutputError
 from evaluation.metric import mean
-from evaluation.validation.writingbench import checks as writingbench_checks
-from evaluation.writingbench import WritingBench, read_queries
-from evaluation.writingbench_scores import of_domain, overall, read_verdict, score_writingbench
+from evaluation.writingbench.benchmark import WritingBench, read_queries
+from evaluation.writingbench.scores import of_domain, overall, read_verdict, score_writingbench
+from evaluation.writingbench.validation import writingbench_checks
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.verdicts import VerdictError
@@ -243,7 +243,7 @@ def test_criteria_of_one_name_are_one(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "fault"),
     [
-        ([QUERY, QUERY], "line 2, is no query of WritingBench .*the index 1 is there twice"),
+        ([QUERY, QUERY], "line 2, is no query of WritingBench .*the index 1 occurs twice"),
         ([QUERY | {"checklist": []}], "line 1.*it has no criteria"),
         ([{"index": 1}], "line 1.*KeyError: 'checklist'"),
         ([QUERY | {"index": "one"}], "line 1.*invalid literal"),

@@ -1,4 +1,4 @@
-"""Arena-Hard: the official scripts beside ours, and the published ensemble scores where the judgments are there."""
+"""Validate Arena-Hard against the official scripts, and against published scores if their judgments are there."""
 
 import hashlib
 import json
@@ -12,22 +12,21 @@ import yaml
 
 from rankbuffer_trl.judge import Chat
 
-from ..arena_hard import ArenaHard
-from ..arena_scores import OFFICIAL_RESAMPLES, SCORES, score_judgments
 from ..assets import AssetError, Assets
+from ..check import Check, run_official
 from ..files import file_name, read_jsonl, write_json, write_jsonl
 from ..metric import Row, mean
-from .check import Check, run_official
+from .benchmark import ArenaHard
+from .scores import BATTLE_SCORES, OFFICIAL_RESAMPLES, score_judgments
 
-MANIFEST = Path(__file__).with_name("assets.yaml")
 BENCH = "arena-hard-v2.0"
 MODEL, JUDGE = "candidate", "judge"
 SEED = 0
 ROUNDING = 1e-9
 PUBLISHED = {"deepseek-r1": 77.0, "qwq-32b": 60.9}
-"""Creative writing without style control, judged by GPT-4.1 and Gemini 2.5 together, in the official README."""
+"""Creative writing without style control, judged by GPT-4.1 and Gemini 2.5 together, from the official README."""
 
-LABELS = (*SCORES, "A>>>B", "A > B", "AB", "")
+MADE_UP_LABELS = (*BATTLE_SCORES, "A>>>B", "A > B", "AB", "")
 NOTHING = {"boto3": "", "shortuuid": ""}
 ANSWER = """
 import hashlib, json
@@ -48,20 +47,19 @@ print("MEANS " + json.dumps(battles.groupby("category")["scores"].mean().to_dict
 """
 
 
-def checks(assets: Assets) -> Iterator[Check]:
-    """All comparisons, those first that need the fewest files.
+def arena_hard_checks(assets: Assets) -> Iterator[Check]:
+    """Yield all comparisons. Those that need the fewest files come first.
 
     Raises:
-        [`AssetError`]: if an official file is missing or another one.
+        [`AssetError`]: if an official file is missing or wrong.
     """
-    official = Assets(assets.folder, MANIFEST)
-    official.check("arena_hard", ("gen_judgment", "show_result", "completion", "math_utils"))
-    yield from script_checks(assets, official)
+    assets.check("arena_hard", ("gen_judgment", "show_result", "completion", "math_utils"))
+    yield from script_checks(assets)
     yield from published_checks(assets)
 
 
-def script_checks(assets: Assets, official: Assets) -> Iterator[Check]:
-    """Prompts, verdicts and scores of the official scripts and of this project, for made-up outputs and answers."""
+def script_checks(assets: Assets) -> Iterator[Check]:
+    """Compare prompts, labels and scores with those of the official scripts, for made-up outputs and answers."""
     generator = random.Random(SEED)
     with TemporaryDirectory() as place:
         folder = Path(place)
@@ -72,13 +70,14 @@ def script_checks(assets: Assets, official: Assets) -> Iterator[Check]:
         values = {key: chats[key].read(text) for key, text in answers.items() if text is not None}
         bench.write_outputs(folder, MODEL, outputs)
         bench.write_judgments(folder, MODEL, JUDGE, chats, values)
-        ours = list(read_jsonl(judgments(folder)))
+        ours = list(read_jsonl(judgments_path(folder)))
 
-        there = layout(folder / "official", official.path("arena_hard", "gen_judgment").parent)
+        there = official_layout(folder / "official", assets.path("arena_hard", "gen_judgment").parent)
         for name, texts in (bench.baselines | {MODEL: outputs}).items():
             rows = ({"uid": uid, "model": name, "messages": [{"content": {"answer": t}}]} for uid, t in texts.items())
             write_jsonl(there / "data" / BENCH / "model_answer" / f"{name}.jsonl", rows)
-        theirs = judge_officially(there, official, bench, {digest(chats[key]): text for key, text in answers.items()})
+        replies = {chat_digest(chats[key]): text for key, text in answers.items()}
+        theirs = judge_officially(there, assets, bench, replies)
         games = [(a, b) for mine in ours for a, b in zip(mine["games"], theirs[mine["uid"]]["games"], strict=True)]
         yield Check(
             "games as the official script writes them: prompt, answer, label",
@@ -86,12 +85,16 @@ def script_checks(assets: Assets, official: Assets) -> Iterator[Check]:
             len(games),
         )
 
-        known = [row for row in ours if all(game is None or game["score"] in (None, *SCORES) for game in row["games"])]
+        known = [
+            row
+            for row in ours
+            if all(game is None or game["score"] in (None, *BATTLE_SCORES) for game in row["games"])
+        ]
         write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / f"{MODEL}.jsonl", known)
         (there / "means.py").write_text(MEANS)
         printed = run_official(there / "means.py", cwd=there, stubs={})
         means = json.loads(printed.partition("MEANS ")[2])
-        scores = score_judgments(judgments(folder), {uid: q["category"] for uid, q in bench.questions.items()})
+        scores = score_judgments(judgments_path(folder), {uid: q["category"] for uid, q in bench.questions.items()})
         for category, judged in scores.rows.items():
             yield Check(f"{category}: mean over battles", mean(judged), 100 * means[category], ROUNDING)
             table = run_official(there / "show_result.py", "-j", JUDGE, "-c", category, cwd=there, stubs={})
@@ -103,10 +106,10 @@ def script_checks(assets: Assets, official: Assets) -> Iterator[Check]:
 
 
 def published_checks(assets: Assets) -> Iterator[Check]:
-    """The README's ensemble scores from the repository's own judgments.
+    """Compare the README's ensemble scores, computed from the repository's own judgments.
 
     Raises:
-        [`AssetError`]: if they are not there.
+        [`AssetError`]: if the judgments are missing.
     """
     folder = assets.path("arena_hard", "questions").parent
     categories = {row["uid"]: row["category"] for row in read_jsonl(assets.path("arena_hard", "questions"))}
@@ -122,33 +125,32 @@ def published_checks(assets: Assets) -> Iterator[Check]:
 
 
 def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, str] = NOTHING) -> str:
-    """What the official scripts print of a run's judgments with style control.
+    """Return what the official scripts print for a run's judgments with style control.
 
-    Its normalisation is pooled over all models judged: here this one alone, so the number is not the leaderboard's.
+    The normalisation is pooled over all judged models. Here there is one, so the number is not the leaderboard's.
 
     Args:
         assets (`Assets`):
-            Where the official checkout lies.
+            The official files.
         folder (`Path`):
-            The model's folder of this benchmark in a run.
+            The folder of the model and this benchmark in a run.
         model (`str`):
-            Its label.
+            The model's label.
         stubs (`Mapping[str, str]`, *optional*):
             See [`run_official`]. The scripts need `tiktoken`, which downloads its vocabulary on first use.
 
     Raises:
         [`AssetError`]: if a script fails, or the run has no judgments.
     """
-    official = Assets(assets.folder, MANIFEST)
-    checkout = official.path("arena_hard", "show_result").parent
+    checkout = assets.path("arena_hard", "show_result").parent
     found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
     if len(found) != 1:
         raise AssetError(
             f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(found)}"
         )
     with TemporaryDirectory() as place:
-        there = layout(Path(place) / "official", checkout)
-        rows = [row for row in read_jsonl(found[0]) if all(g and g["score"] in SCORES for g in row["games"])]
+        there = official_layout(Path(place) / "official", checkout)
+        rows = [row for row in read_jsonl(found[0]) if all(g and g["score"] in BATTLE_SCORES for g in row["games"])]
         write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / found[0].name, rows)
         plain = there / "plain"
         plain.mkdir()
@@ -156,7 +158,7 @@ def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, 
             (plain / f"{name}.jsonl").write_bytes(assets.path("arena_hard", name).read_bytes())
         (plain / found[0].name).write_bytes((folder / "model_answer" / found[0].name).read_bytes())
         answers = there / "data" / BENCH / "model_answer"
-        script = official.path("arena_hard", "add_markdown_info")
+        script = assets.path("arena_hard", "add_markdown_info")
         run_official(script, "--dir", str(plain), "--output-dir", str(answers), cwd=there, stubs=stubs)
         printed = []
         for category in dict.fromkeys(row["category"] for row in rows):
@@ -165,8 +167,8 @@ def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, 
         return "\n".join(printed)
 
 
-def layout(place: Path, checkout: Path) -> Path:
-    """A folder in which the official scripts find their code and the questions, and room for other data."""
+def official_layout(place: Path, checkout: Path) -> Path:
+    """Make a folder in which the official scripts find their code and the questions. Other data can be added."""
     data = place / "data" / BENCH
     data.mkdir(parents=True)
     for path in ("utils", "show_result.py"):
@@ -176,9 +178,9 @@ def layout(place: Path, checkout: Path) -> Path:
 
 
 def judge_officially(
-    place: Path, official: Assets, bench: ArenaHard, answers: Mapping[str, str | None]
+    place: Path, assets: Assets, bench: ArenaHard, answers: Mapping[str, str | None]
 ) -> dict[str, dict]:
-    """The rows that the official `gen_judgment.py` writes, by uid, when the judge answers `answers`."""
+    """Return the rows that the official `gen_judgment.py` writes, by uid, if the judge gives `answers`."""
     config = bench.config | {"judge_model": JUDGE, "model_list": [MODEL]}
     endpoint = {"endpoints": None, "api_type": "answers", "parallel": 4, "max_tokens": 1, "temperature": 0.0}
     (place / "settings.yaml").write_text(yaml.safe_dump(config))
@@ -186,50 +188,50 @@ def judge_officially(
     write_json(place / "answers.json", dict(answers))
     settings = (config["temperature"], config["max_tokens"])
     arguments = ("--setting-file", "settings.yaml", "--endpoint-file", "endpoints.yaml")
-    script = official.path("arena_hard", "gen_judgment")
+    script = assets.path("arena_hard", "gen_judgment")
     run_official(script, *arguments, cwd=place, stubs=NOTHING, first=ANSWER.replace("SETTINGS", repr(settings)))
     written = place / "data" / BENCH / "model_judgment" / JUDGE / f"{MODEL}.jsonl"
     return {row["uid"]: row for row in read_jsonl(written)}
 
 
 def made_up_baselines(folder: Path, assets: Assets, generator: random.Random) -> Assets:
-    """The official prompts and questions with other baselines, since not every copy has the official ones."""
-    manifest = {name: dict(entry) for name, entry in assets.manifest["arena_hard"].items()}
+    """Return the official prompts and questions with made-up baselines, since not every copy has the official ones."""
     questions = [row["uid"] for row in read_jsonl(assets.path("arena_hard", "questions"))]
-    for name, entry in manifest.items():
+    manifest = {}
+    for name, entry in assets.manifest["arena_hard"].items():
         if entry["path"][0].endswith(f"model_answer/{name}.jsonl"):
             path = folder / f"{name}.jsonl"
             texts = ((uid, made_up_text(generator)) for uid in questions)
             rows = ({"uid": uid, "model": name, "messages": [{"content": {"answer": text}}]} for uid, text in texts)
             write_jsonl(path, rows)
-            entry |= {"path": [str(path)], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        else:
-            entry["path"] = [str(assets.path("arena_hard", name).absolute())]
+            manifest[name] = entry | {"path": [str(path)], "sha256": None}
+        elif name in ("questions", "judge_settings", "judge_config"):
+            manifest[name] = entry | {"path": [str(assets.path("arena_hard", name).absolute())]}
     (folder / "assets.yaml").write_text(yaml.safe_dump({"arena_hard": manifest}))
     return Assets(folder, folder / "assets.yaml")
 
 
 def made_up_text(generator: random.Random) -> str:
-    """An output unlike all others, with what could confuse a template or a reader."""
+    """Make up a unique output with text that could confuse a template or a reader."""
     words = ("tea", "{QUESTION}", "{", "[[A>B]]", "é", "\n# 1", "\\1")
     return " ".join((str(generator.random()), *generator.choices(words, k=generator.randrange(9))))
 
 
 def made_up_answer(generator: random.Random) -> str:
-    """A judgment, with one verdict, several or none."""
+    """Make up a judgment with one verdict, several or none."""
     brackets = generator.choice(("[[{}]]", "[[{}]]", "[{}]", "({})", "[[{}\n]]"))
     labels = generator.choices(
-        LABELS[:-4] if generator.random() < 0.9 else LABELS, k=generator.choice((0, 1, 1, 1, 2))
+        MADE_UP_LABELS[:-4] if generator.random() < 0.9 else MADE_UP_LABELS, k=generator.choice((0, 1, 1, 1, 2))
     )
     text = " so ".join(brackets.format(label) for label in labels)
     return generator.choice((text, text.lower(), f"My verdict: {text}.\n", f"[1] {text} [[]]"))
 
 
-def judgments(folder: Path) -> Path:
-    """Our judgment file."""
+def judgments_path(folder: Path) -> Path:
+    """Return the path of our judgment file."""
     return folder / "model_judgment" / JUDGE / f"{MODEL}.jsonl"
 
 
-def digest(chat: Chat) -> str:
-    """Of a chat's messages, as the official script is asked them."""
+def chat_digest(chat: Chat) -> str:
+    """Return the digest of a chat's messages, by which the official script looks up the answer."""
     return hashlib.sha256(json.dumps(list(chat.messages)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""One comparison with an official number, and official scripts run to get one."""
+"""Comparisons with official numbers, and the official scripts that produce them."""
 
 import os
 import subprocess
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..assets import AssetError
+from .assets import AssetError
 
 SCRIPT_SECONDS = 300
 
 
 class ScriptError(AssetError):
-    """An official script that is there, and fails."""
+    """An official script is there, but it failed."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Check:
 
     Args:
         name (`str`):
-            What it is.
+            What the number is.
         ours (`float`):
-            The number of this project's code.
+            The number that this project computes.
         official (`float`):
-            The official one.
+            The official number.
         tolerance (`float`, *optional*, defaults to `0.0`):
-            How far they may be apart.
+            The largest difference that is accepted.
     """
 
     name: str
@@ -38,23 +38,23 @@ class Check:
 
     @property
     def difference(self) -> float:
-        """`ours` above `official`."""
+        """The difference `ours - official`."""
         return self.ours - self.official
 
     @property
     def agrees(self) -> bool:
-        """Whether they are as close as they must be. NaN agrees with nothing."""
+        """Whether the difference is within the tolerance. NaN agrees with nothing."""
         return abs(self.difference) <= self.tolerance
 
 
 def worst(name: str, pairs: Mapping[str, tuple[float, float]], tolerance: float = 0.0) -> Check:
-    """The comparison that is furthest apart of many.
+    """Return the comparison with the largest difference.
 
     Args:
         name (`str`):
-            What they all are.
+            What all the numbers are.
         pairs (`Mapping[str, tuple[float, float]]`):
-            Our and the official number by name, at least one.
+            Our and the official number by name, at least one pair.
         tolerance (`float`, *optional*, defaults to `0.0`):
             See [`Check`].
     """
@@ -63,31 +63,31 @@ def worst(name: str, pairs: Mapping[str, tuple[float, float]], tolerance: float 
 
 
 def distance(ours: float, official: float) -> float:
-    """How far apart they are; infinitely, if one is NaN."""
+    """Return the absolute difference of two numbers, infinity if one is NaN."""
     gap = abs(ours - official)
     return gap if gap == gap else float("inf")
 
 
 def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, str], first: str = "") -> str:
-    """Run an official script, unmodified, in a process of its own.
+    """Run an official script, unmodified, in its own process.
 
     Args:
         script (`Path`):
             The script.
         *arguments (`str`):
-            Its arguments.
+            The script's arguments.
         cwd (`Path`):
-            Where it runs.
+            The folder in which the script runs.
         stubs (`Mapping[str, str]`):
-            Source of modules that stand for libraries which it imports and which need the network, or are not there.
+            Source of modules by name. They replace libraries that need the network or are not installed.
         first (`str`, *optional*):
-            Code to run before it.
+            Code to run before the script.
 
     Returns:
-        `str`: what it printed.
+        `str`: what the script printed.
 
     Raises:
-        [`ScriptError`]: if the script fails, with its last words.
+        [`ScriptError`]: if the script fails, with the end of its error output.
     """
     modules = cwd / "stubs"
     modules.mkdir(exist_ok=True)

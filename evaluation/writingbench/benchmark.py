@@ -1,7 +1,7 @@
-"""WritingBench: each output is scored by each of its query's own criteria, one judgment at a time.
+"""WritingBench: each output is scored by each criterion of its query, one judgment per criterion.
 
-Queries, criteria and prompts are the official repository's, read from a checkout. Scores are written in its format, so
-that its `calculate_scores.py` can aggregate them too, by sub-domain and requirement as well.
+Queries, criteria and prompts are read from a checkout of the official repository. Scores are written in its format, so
+its `calculate_scores.py` can aggregate them too, also by sub-domain and requirement.
 """
 
 import runpy
@@ -14,19 +14,18 @@ from typing import Any, NamedTuple
 from rankbuffer_trl.judge import Chat, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 
-from .asking import ask_judge
-from .assets import AssetError, Assets
-from .benchmark import Prompt, Scores, check_outputs
-from .dropped import read_failures, write_failures
-from .files import file_name, read_jsonl, write_jsonl
-from .writingbench_scores import JUDGE_SEED, read_scores, read_verdict, score_writingbench
+from ..asking import ask_judge
+from ..assets import AssetError, Assets
+from ..benchmark import BenchmarkScores, Prompt, check_outputs
+from ..files import file_name, read_failed_judgments, read_jsonl, write_failed_judgments, write_jsonl
+from .scores import JUDGE_SEED, read_scores, read_verdict, score_writingbench
 
 REQUEST = {"temperature": 1.0, "top_p": 0.95, "top_k": -1, "max_tokens": 2048}
-"""Officially `top_k` is empty. vLLM would fill in the judge's own, so it is sent; `judge_request: {top_k: null}` for a
-server that does not know it."""
+"""The official request has no `top_k`. It is sent here because vLLM would otherwise take the judge's own value. For a
+server that refuses the field, set `judge_request: {top_k: null}`."""
 
 
-class Query(NamedTuple):
+class WritingQuery(NamedTuple):
     """A row of the benchmark: what to write, its domain, and the criteria by name."""
 
     text: str
@@ -39,9 +38,9 @@ class WritingBench:
 
     Args:
         assets (`Assets`):
-            Where the official checkout lies.
+            The official files.
         limit (`int`, *optional*):
-            Take only the first so many queries.
+            Use only the first `limit` queries.
     """
 
     name = "writingbench"
@@ -69,7 +68,7 @@ class WritingBench:
         return check_outputs(list(self.queries), found, path)
 
     def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
-        """What to ask, by `index/criterion`. Each has a seed of its own, which a repeat counts up."""
+        """Return the chats by `index/criterion`. Each has a seed of its own, which a repeat increases by one."""
         chats = {}
         for index, query in self.queries.items():
             for name, criterion in query.criteria.items():
@@ -81,7 +80,7 @@ class WritingBench:
         return chats
 
     def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
-        """See [`Benchmark`]. A query that lacks the score of one criterion is dropped whole."""
+        """See [`Benchmark`]. A query that lacks the score of any criterion is dropped."""
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
         self.write_scores(folder, model, answers.values, answers.failures)
@@ -94,15 +93,15 @@ class WritingBench:
 
         Args:
             folder (`Path`):
-                Where.
+                The folder below which the file is written.
             model (`str`):
-                Whose outputs were judged.
+                The model that was judged.
             verdicts (`Mapping[str, dict]`):
                 The judge's answers by the keys of [`WritingBench.chats`].
             failures (`Mapping[str, str]`):
-                Why there is none, by the same keys.
+                The causes of missing answers, by the same keys.
         """
-        write_failures(folder, failures)
+        write_failed_judgments(folder, failures)
         dropped = dropped_queries(failures)
         rows = (
             {
@@ -114,9 +113,9 @@ class WritingBench:
         )
         write_jsonl(scores_path(folder, model), rows)
 
-    def scores(self, folder: Path, model: str) -> Scores:
+    def scores(self, folder: Path, model: str) -> BenchmarkScores:
         """See [`Benchmark`]."""
-        failures = read_failures(folder)
+        failures = read_failed_judgments(folder)
         criteria = {index: list(query.criteria) for index, query in self.queries.items()}
         scores = read_scores(scores_path(folder, model), criteria, dropped_queries(failures))
         return score_writingbench(
@@ -124,25 +123,25 @@ class WritingBench:
         )
 
 
-def read_queries(path: Path) -> dict[str, Query]:
-    """The benchmark's rows by index, in official order.
+def read_queries(path: Path) -> dict[str, WritingQuery]:
+    """Return the benchmark's rows by index, in official order.
 
-    Criteria of the same name are one, as in the official code, which judges by the first of them.
+    Of several criteria with the same name only the first counts, as in the official code.
 
     Raises:
-        [`AssetError`]: naming the row that is not as it should be.
+        [`AssetError`]: naming the row that is malformed.
     """
-    queries: dict[str, Query] = {}
+    queries: dict[str, WritingQuery] = {}
     for number, row in enumerate(read_jsonl(path), start=1):
         try:
             index = str(int(row["index"]))
             if index in queries:
-                raise ValueError(f"the index {index} is there twice")
+                raise ValueError(f"the index {index} occurs twice")
             criteria = {criterion["name"]: criterion for criterion in reversed(row["checklist"])}
             names = dict.fromkeys(criterion["name"] for criterion in row["checklist"])
             if not names:
                 raise ValueError("it has no criteria")
-            queries[index] = Query(row["query"], row["domain1"], {name: criteria[name] for name in names})
+            queries[index] = WritingQuery(row["query"], row["domain1"], {name: criteria[name] for name in names})
         except (LookupError, TypeError, ValueError) as error:
             fault = f"{type(error).__name__}: {error}"
             raise AssetError(f"{path}, line {number}, is no query of WritingBench ({fault})") from None
@@ -150,15 +149,15 @@ def read_queries(path: Path) -> dict[str, Query]:
 
 
 def dropped_queries(failures: Mapping[str, str]) -> set[str]:
-    """Queries that lack a score."""
+    """Return the queries that lack a score."""
     return {key.partition("/")[0] for key in failures}
 
 
 def outputs_path(folder: Path, model: str) -> Path:
-    """Outputs in the official format."""
+    """Return the path of outputs in the official format."""
     return folder / "responses" / f"{file_name(model)}.jsonl"
 
 
 def scores_path(folder: Path, model: str) -> Path:
-    """Scores in the official format, alone in their folder, as `calculate_scores.py` wants it."""
+    """Return the path of scores in the official format. `calculate_scores.py` wants no other file in that folder."""
     return folder / "score_dir" / f"{file_name(model)}.jsonl"

@@ -1,6 +1,6 @@
-"""WritingBench's answers and arithmetic, as the official `evaluate_benchmark.py` and `calculate_scores.py` have them.
+"""WritingBench's arithmetic, as in the official `evaluate_benchmark.py` and `calculate_scores.py`.
 
-A query has criteria, usually five, each scored from 1 to 10 on its own.
+A query has criteria, usually five. Each criterion is scored separately, from 1 to 10.
 """
 
 from collections import Counter
@@ -10,32 +10,31 @@ from typing import Any
 
 from rankbuffer_trl.judge.verdicts import VerdictError, shown
 
-from .answers import read_object
-from .benchmark import OutputError, Scores
-from .dropped import check_rows
-from .files import read_jsonl
-from .metric import Row, Rows
+from ..benchmark import BenchmarkScores, OutputError, read_json_answer
+from ..files import check_rows, read_jsonl
+from ..metric import Row, Rows
 
-SCORES = range(1, 11)
+SCORE_RANGE = range(1, 11)
 SCALE = 10
-"""The public leaderboard's: a mean of 6.25 shows as 62.5."""
+"""The factor of the public leaderboard, which shows a mean of 6.25 as 62.5."""
 
 JUDGE_SEED = 0
 
 CriterionScores = Mapping[str, Mapping[str, float]]
-"""By query, the score of each criterion by name."""
+"""The score of each criterion, by query and then by the criterion's name."""
 
 
 def read_verdict(answer: str) -> dict[str, Any]:
-    """A judge's answer with its `score` and `reason`.
+    """Return a judge's answer with its `score` and `reason`.
 
-    As officially, the letters and backticks of a code fence are stripped from both ends; here thinking and white space
-    are, too. The official code falls back on `eval` where the answer is not JSON; this asks again.
+    The letters and backticks of a code fence are stripped from both ends, as in the official code. Thinking and white
+    space are stripped too. If the answer is not JSON, the official code falls back on `eval`; here the judge is asked
+    again.
 
     Raises:
-        [`VerdictError`]: if it is no JSON object with an integer from 1 to 10 and a text.
+        [`VerdictError`]: if the answer is no JSON object with an integer from 1 to 10 and a text.
     """
-    verdict = read_object(answer.rpartition("</think>")[2].strip().strip("json|`"), ["score", "reason"])
+    verdict = read_json_answer(answer.rpartition("</think>")[2].strip().strip("json|`"), ["score", "reason"])
     score, reason = verdict["score"], verdict["reason"]
     if not is_score(score):
         raise VerdictError(f"`score` must be an integer from 1 to 10, not {shown(score)}")
@@ -45,12 +44,12 @@ def read_verdict(answer: str) -> dict[str, Any]:
 
 
 def is_score(value: Any) -> bool:
-    """Whether a value of JSON is a score: `7`, or `7.0`, but not `"7"`."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value in SCORES
+    """Return whether a JSON value is a score: `7` and `7.0` are, `"7"` is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value in SCORE_RANGE
 
 
 def read_scores(path: Path, criteria: Mapping[str, Sequence[str]], dropped: Collection[str] = ()) -> CriterionScores:
-    """The scores of an official result file.
+    """Return the scores of an official result file.
 
     Args:
         path (`Path`):
@@ -58,10 +57,10 @@ def read_scores(path: Path, criteria: Mapping[str, Sequence[str]], dropped: Coll
         criteria (`Mapping[str, Sequence[str]]`):
             The names of each query's criteria.
         dropped (`Collection[str]`, *optional*):
-            Queries that have no row.
+            Queries that must have no row.
 
     Raises:
-        [`OutputError`]: if the file is missing, holds other rows, or a row lacks a score.
+        [`OutputError`]: if the file is missing, has other rows, or a row lacks a score.
     """
     try:
         rows = [(str(row.get("index")), row.get("scores", {})) for row in read_jsonl(path)]
@@ -82,30 +81,30 @@ def read_scores(path: Path, criteria: Mapping[str, Sequence[str]], dropped: Coll
 
 
 def overall(scores: CriterionScores) -> Rows:
-    """Rows of the mean over the criteria of all queries, in which each criterion counts once."""
+    """Return the rows of the mean over the criteria of all queries. Each criterion counts once."""
     return {index: Row(SCALE * sum(each.values()) / len(each), len(each)) for index, each in scores.items()}
 
 
 def of_domain(scores: CriterionScores, domain: str, domains: Mapping[str, str]) -> Rows:
-    """Rows of the mean over a domain's queries of their mean over criteria."""
+    """Return the rows of a domain's mean over queries. Each query counts with its mean over criteria."""
     return {index: Row(row.value) for index, row in overall(scores).items() if domains[index] == domain}
 
 
-def score_writingbench(scores: CriterionScores, domains: Mapping[str, str], failed: int = 0) -> Scores:
-    """All that scores say of a model.
+def score_writingbench(scores: CriterionScores, domains: Mapping[str, str], failed: int = 0) -> BenchmarkScores:
+    """Return all metrics and counts of a model.
 
     Args:
         scores (`CriterionScores`):
-            Of all queries that have them.
+            The scores of all queries that were not dropped.
         domains (`Mapping[str, str]`):
             The domain of every query.
         failed (`int`, *optional*, defaults to `0`):
-            Judgments without an answer.
+            Number of judgments without an answer.
     """
     rows = {"Overall": overall(scores)}
     rows |= {domain: of_domain(scores, domain, domains) for domain in dict.fromkeys(domains.values())}
     spread = Counter(score for each in scores.values() for score in each.values())
-    return Scores(
+    return BenchmarkScores(
         headline="Overall",
         rows=rows,
         counts={
@@ -115,7 +114,7 @@ def score_writingbench(scores: CriterionScores, domains: Mapping[str, str], fail
             "judgments dropped": failed,
         },
         notes=(
-            "Ten times the mean score. A query without an answer to each of its criteria is dropped whole.",
-            f"The judge answers at temperature 1; the seeds of all criteria are made of {JUDGE_SEED} and their names.",
+            "Ten times the mean score. A query that lacks the score of any criterion is dropped.",
+            f"The judge answers at temperature 1. Each criterion's seed is derived from {JUDGE_SEED} and its name.",
         ),
     )

@@ -1,7 +1,7 @@
-"""Arena-Hard v2.0: each output is judged twice against a strong baseline, once in each place.
+"""Arena-Hard v2.0: each output is judged twice against a strong baseline, once in each position.
 
-The questions, baselines, prompts and patterns are the official repository's, read from a checkout. Judgments are
-written in its format, so that its `show_result.py` can score them too.
+Questions, baselines, prompts and patterns are read from a checkout of the official repository. Judgments are written
+in its format, so its `show_result.py` can score them too.
 """
 
 import runpy
@@ -15,22 +15,21 @@ import yaml
 from rankbuffer_trl.judge import Chat, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 
-from .arena_scores import read_verdict, score_judgments
-from .asking import ask_judge, need_judge
-from .assets import Assets
-from .benchmark import OutputError, Prompt, Scores, check_outputs
-from .dropped import write_failures
-from .files import file_name, read_jsonl, write_jsonl
+from ..asking import ask_judge, need_judge
+from ..assets import Assets
+from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
+from ..files import file_name, read_jsonl, write_failed_judgments, write_jsonl
+from .scores import read_label, score_judgments
 
 
 class ArenaHard:
-    """See [`Benchmark`]. A `limit` holds for each category.
+    """See [`Benchmark`]. A `limit` applies to each category.
 
     Args:
         assets (`Assets`):
-            Where the official checkout lies.
+            The official files.
         limit (`int`, *optional*):
-            Take only the first so many questions of each category.
+            Use only the first `limit` questions of each category.
     """
 
     name = "arena_hard"
@@ -50,18 +49,18 @@ class ArenaHard:
         self.settings = {category: settings[category] for category in self.categories}
         names = list(dict.fromkeys(each["baseline"] for each in self.settings.values()))
         assets.check(self.name, names)
-        self.baselines = {name: read_answers(assets.path(self.name, name)) for name in names}
+        self.baselines = {name: read_answer_file(assets.path(self.name, name)) for name in names}
 
     def prompts(self) -> list[Prompt]:
         """See [`Benchmark`]."""
         return [Prompt(uid, [{"role": "user", "content": q["prompt"]}]) for uid, q in self.questions.items()]
 
     def outputs_path(self, folder: Path, model: str) -> Path:
-        """Official place of a model's answers, below `folder`."""
+        """Return the official path of a model's answers below `folder`."""
         return folder / "model_answer" / f"{file_name(model)}.jsonl"
 
     def write_outputs(self, folder: Path, model: str, responses: Mapping[str, str]) -> None:
-        """See [`Benchmark`]. Style control needs `metadata`, which the official script adds."""
+        """See [`Benchmark`]. Style control also needs `metadata`, which an official script adds."""
         rows = (
             {
                 "uid": uid,
@@ -85,7 +84,7 @@ class ArenaHard:
         )
 
     def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
-        """Both games of every question, by `uid/game`."""
+        """Return the chats of both games of every question, by `uid/game`."""
         read = partial(read_judgment, patterns=self.config["regex_patterns"])
         request = {"temperature": self.config["temperature"], "max_tokens": self.config["max_tokens"]}
         chats = {}
@@ -102,10 +101,10 @@ class ArenaHard:
         return chats
 
     def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
-        """See [`Benchmark`]. A judgment without a verdict is null, as officially, and is not asked for again."""
+        """See [`Benchmark`]. As in the official code, a judgment without a verdict is null and is not repeated."""
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
-        write_failures(folder, answers.failures)
+        write_failed_judgments(folder, answers.failures)
         self.write_judgments(folder, model, need_judge(settings), chats, answers.values)
         return answers.totals
 
@@ -116,15 +115,15 @@ class ArenaHard:
 
         Args:
             folder (`Path`):
-                Where.
+                The folder below which the file is written.
             model (`str`):
-                Whose outputs.
+                The model that was judged.
             judge (`str`):
-                Who judged.
+                The judge's name.
             chats (`Mapping[str, Chat]`):
-                What was asked, see [`ArenaHard.chats`].
+                The chats, see [`ArenaHard.chats`].
             values (`Mapping[str, Mapping]`):
-                What was answered, by the same keys; a game without an answer is null.
+                The judge's answers by the same keys. A game without an answer is null.
         """
 
         def game(key: str) -> dict | None:
@@ -146,7 +145,7 @@ class ArenaHard:
         )
         write_jsonl(folder / "model_judgment" / file_name(judge) / f"{file_name(model)}.jsonl", rows)
 
-    def scores(self, folder: Path, model: str) -> Scores:
+    def scores(self, folder: Path, model: str) -> BenchmarkScores:
         """See [`Benchmark`]."""
         found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
         if len(found) != 1:
@@ -157,15 +156,15 @@ class ArenaHard:
 
 
 def read_judgment(text: str, patterns: Sequence[str]) -> dict:
-    """A judge's answer with its label."""
-    return {"score": read_verdict(text, patterns), "answer": text}
+    """Return a judge's answer with its label."""
+    return {"score": read_label(text, patterns), "answer": text}
 
 
 def answer_of(row: Mapping, path: Path) -> str:
-    """The text of a row of an official answer file.
+    """Return the text of a row of an official answer file.
 
     Raises:
-        [`OutputError`]: if it has none.
+        [`OutputError`]: if the row has no text.
     """
     try:
         return row["messages"][-1]["content"]["answer"]
@@ -173,6 +172,6 @@ def answer_of(row: Mapping, path: Path) -> str:
         raise OutputError(f"{path}: the row of uid {row.get('uid')!r} has no messages[-1].content.answer") from None
 
 
-def read_answers(path: Path) -> dict[str, str]:
-    """Answers by uid of an official answer file."""
+def read_answer_file(path: Path) -> dict[str, str]:
+    """Return the answers of an official answer file by uid."""
     return {row["uid"]: answer_of(row, path) for row in read_jsonl(path)}

@@ -21,9 +21,9 @@ import yaml
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 
-from .asking import need_judge, set_fields
-from .benchmark import shortened
-from .files import file_name, read_json, write_json
+from ..asking import need_judge, set_fields
+from ..benchmark import shortened
+from ..files import file_name, read_json, write_json
 
 REQUEST = {"max_tokens": 1, "temperature": 1, "logprobs": True, "top_logprobs": 5}
 """As in the official `weighted_alpaca_eval_gpt4_turbo`. The logprobs of the one token are the verdict."""
@@ -65,7 +65,7 @@ def failing(settings: JudgeConfig) -> Iterator[None]:
         ) from None  # the library's error may hold the key
 
 
-def load() -> ModuleType:
+def load_library() -> ModuleType:
     """The library.
 
     Raises:
@@ -97,7 +97,7 @@ def annotator(settings: JudgeConfig, template: Path, cache: Path | None) -> Iter
     """
     if cache is not None and cache.exists():
         forget_failures(cache)
-    library = load()
+    library = load_library()
     name, urls, mine = need_judge(settings), settings.judge_url or [], set_fields(settings)
     known = {field: value for field, value in mine.items() if field in ("temperature", "top_p")}
     extra = {field: value for field, value in mine.items() if field not in (*REQUEST, *known) and value is not None}
@@ -219,7 +219,7 @@ def choices(
     ]
     with failing(settings), annotator(settings, template, None) as library:
         (single,) = library.annotators.values()
-        prompts, _ = load().utils.make_prompts(pandas.DataFrame(pairs), single.prompt_template)
+        prompts, _ = load_library().utils.make_prompts(pandas.DataFrame(pairs), single.prompt_template)
         return single.fn_completions(prompts=prompts, **single.completions_kwargs)["completions_all"]
 
 
@@ -234,7 +234,7 @@ def length_controlled(annotations, gamed: Path) -> dict[str, float]:
     """
     import sklearn
 
-    metrics = load().metrics
+    metrics = load_library().metrics
     with (
         quiet(),
         sklearn.config_context(),  # the fit changes the global configuration

@@ -1,4 +1,4 @@
-"""WritingBench publishes no verdicts, so its own scripts run beside ours, on made-up outputs and answers."""
+"""Validate WritingBench against its own scripts, on made-up outputs and answers. It publishes no verdicts."""
 
 import hashlib
 import json
@@ -13,14 +13,13 @@ from rankbuffer_trl.judge import Chat
 from rankbuffer_trl.judge.verdicts import VerdictError
 
 from ..assets import Assets
+from ..check import Check, run_official, worst
 from ..files import read_json, read_jsonl
 from ..metric import mean
-from ..writingbench import WritingBench, outputs_path, scores_path
-from .check import Check, run_official, worst
+from .benchmark import WritingBench, outputs_path, scores_path
 
-MANIFEST = Path(__file__).with_name("assets.yaml")
 PARTS = "WritingBench/benchmark_query/requirement"
-"""Where to look for queries if the whole benchmark is not there."""
+"""Folder with parts of the queries, used if the whole benchmark is missing."""
 MODEL = "candidate"
 SEED = 0
 ROUNDING = 1e-9
@@ -58,13 +57,13 @@ pandas.DataFrame.to_excel = to_json
 """
 
 
-def checks(assets: Assets) -> Iterator[Check]:
-    """Prompts and readings beside `evaluate_benchmark.py`, numbers beside `calculate_scores.py`.
+def writingbench_checks(assets: Assets) -> Iterator[Check]:
+    """Compare prompts and readings with `evaluate_benchmark.py`, and numbers with `calculate_scores.py`.
 
     Raises:
         [`AssetError`]: if a script or all queries are missing, or a script fails.
     """
-    judging = Assets(assets.folder, MANIFEST).path("writingbench", "evaluate_benchmark")
+    judging = assets.path("writingbench", "evaluate_benchmark")
     scoring = assets.path("writingbench", "calculate_scores")
     generator = random.Random(SEED)
     with TemporaryDirectory() as place:
@@ -84,10 +83,10 @@ def checks(assets: Assets) -> Iterator[Check]:
         bench.write_outputs(folder, MODEL, outputs)
         bench.write_scores(folder, MODEL, verdicts, failures)
 
-        # The official script stops at the first judgment that fails, so those queries are kept from it.
+        # The official script stops at the first failed judgment, so it gets no query with one.
         kept = [row for row in read_jsonl(outputs_path(folder, MODEL)) if str(row["index"]) not in dropped]
         (folder / "kept.jsonl").write_text("\n".join(map(json.dumps, kept)), encoding="utf-8")
-        answers = {digest(chat): tries[key] for key, chat in asked.items()}
+        answers = {chat_digest(chat): tries[key] for key, chat in asked.items()}
         (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
         run_official(
             judging,
@@ -104,7 +103,7 @@ def checks(assets: Assets) -> Iterator[Check]:
 
 
 def with_queries(folder: Path, assets: Assets) -> tuple[Assets, Path]:
-    """The assets, with a part of the queries in place of all if those are not there; and the file of queries.
+    """Return the assets and the file of queries, which is a part of them if the whole benchmark is missing.
 
     Raises:
         [`AssetError`]: if there are no queries at all.
@@ -122,7 +121,7 @@ def with_queries(folder: Path, assets: Assets) -> tuple[Assets, Path]:
 
 
 def made_up_answers(generator: random.Random, failing: bool) -> list[str]:
-    """What a judge says to one question, asked again and again: nothing valid if `failing`, else at last."""
+    """Make up the answers to one question and its repeats. Only the last one is valid, and none if `failing`."""
     tries = generator.choices(INVALID, k=generator.choice((0, 0, 0, 1, 4)) if not failing else 5)
     if not failing:
         verdict = json.dumps({"score": generator.randrange(1, 11), "reason": "so", "more": generator.random()})
@@ -131,10 +130,10 @@ def made_up_answers(generator: random.Random, failing: bool) -> list[str]:
 
 
 def first_valid(chat: Chat, answers: list[str]) -> dict:
-    """The first answer that can be read.
+    """Return the first answer that can be read.
 
     Raises:
-        [`VerdictError`]: if none can.
+        [`VerdictError`]: if no answer can be read.
     """
     for answer in answers[:-1]:
         try:
@@ -144,13 +143,13 @@ def first_valid(chat: Chat, answers: list[str]) -> dict:
     return chat.read(answers[-1])
 
 
-def digest(chat: Chat) -> str:
-    """Of both messages of a chat."""
+def chat_digest(chat: Chat) -> str:
+    """Return the digest of both messages of a chat."""
     return hashlib.sha256("".join(message["content"] for message in chat.messages).encode()).hexdigest()
 
 
 def table_checks(folder: Path, script: Path, queries: Path, bench: WritingBench) -> Iterator[Check]:
-    """Overall, number of queries and domains beside the official script's."""
+    """Compare the overall score, the number of queries and the domains with the official script's."""
     for name in ("style", "format", "length"):
         (folder / "requirement" / name).mkdir(parents=True)
         for part in ("subset", "subset_C"):

@@ -1,7 +1,7 @@
-"""WildBench v2: each output is rated on its own (WB-Score) and, if asked for, against three references (WB-Reward).
+"""WildBench v2: each output is rated alone (WB-Score) and optionally against three references (WB-Reward).
 
-Templates come from a checkout of the official repository, conversations and the references' outputs from its data
-sets. Verdicts are written in the official format, so that `leaderboard/data_dir/_create_tables.py` can read them.
+Templates are read from a checkout of the official repository; conversations and the references' outputs are read from
+its data sets. Verdicts are written in the official format, so `leaderboard/data_dir/_create_tables.py` can read them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,21 +12,36 @@ from typing import Any
 from rankbuffer_trl.judge import Chat, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 
-from .asking import ask_judge
-from .assets import Assets
-from .benchmark import OutputError, Prompt, Scores, check_outputs
-from .dropped import read_failures, write_failures
-from .files import file_name, read_json, write_json
-from .wildbench_data import read_conversations, read_outputs, read_reference
-from .wildbench_prompts import display, pairwise_prompt, positions, read_choice, read_score, scoring_prompt
-from .wildbench_results import pairwise_row, read_rows, reward_judged, score_judged, score_row, score_wildbench
-from .wildbench_scores import is_whole
+from ..asking import ask_judge
+from ..assets import Assets
+from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
+from ..files import file_name, read_failed_judgments, read_json, write_failed_judgments, write_json
+from .prompts import (
+    display,
+    output_texts,
+    pairwise_prompt,
+    positions,
+    read_choice,
+    read_conversations,
+    read_reference,
+    read_score,
+    scoring_prompt,
+)
+from .scores import (
+    is_whole,
+    pairwise_row,
+    read_rows,
+    reward_judged,
+    score_judged,
+    score_row,
+    score_wildbench,
+)
 
 REFERENCES = ("gpt-4-turbo-2024-04-09", "claude-3-haiku-20240307", "Llama-2-70b-chat-hf")
 POSITION_SEED = 42
 REQUEST = {"temperature": 0, "max_tokens": 1024, "response_format": {"type": "json_object"}}
 UNASKED = {"score": "1", "weaknesses": "There is no response, so no judge was asked."}
-"""The official code notes a score of 1 for an empty response, too."""
+"""The official code, too, records a score of 1 for an empty response."""
 
 
 class WildBench:
@@ -34,9 +49,9 @@ class WildBench:
 
     Args:
         assets (`Assets`):
-            Where the official files lie.
+            The official files.
         limit (`int`, *optional*):
-            Take only the first so many conversations.
+            Use only the first `limit` conversations.
         reward (`bool`, *optional*, defaults to `False`):
             Whether to judge WB-Reward as well: up to three more judgments of each output, with longer prompts.
     """
@@ -83,12 +98,12 @@ class WildBench:
     def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
         """See [`Benchmark`]."""
         path = outputs_path(folder, model)
-        return check_outputs(list(self.conversations), read_outputs(read_json(path), path), path)
+        return check_outputs(list(self.conversations), output_texts(read_json(path), path), path)
 
     def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
-        """See [`Benchmark`]. What the tables do not count is not asked, see [`WildBench.chats`]."""
+        """See [`Benchmark`]. Verdicts that the tables do not count are not asked for, see [`WildBench.chats`]."""
         if model in self.references:
-            raise OutputError(f"the label {model!r} is that of a WB-Reward reference; give the model another one")
+            raise OutputError(f"the label {model!r} is the name of a WB-Reward reference; choose another label")
         outputs = self.read_outputs(folder, model)
         answers = ask_judge(settings, dict(self.chats(outputs)), folder / "judge.jsonl", f"{self.title}: {model}")
         self.write_verdicts(folder, model, outputs, answers.values, answers.failures)
@@ -106,17 +121,17 @@ class WildBench:
 
         Args:
             folder (`Path`):
-                Where.
+                The folder below which the files are written.
             model (`str`):
-                Whose outputs.
+                The model that was judged.
             outputs (`Mapping[str, str]`):
-                By session.
+                The model's outputs by session.
             verdicts (`Mapping[str, dict]`):
                 The judge's answers by the keys of [`WildBench.chats`].
             failures (`Mapping[str, str]`):
-                Why there is none, by the same keys.
+                The causes of missing answers, by the same keys.
         """
-        write_failures(folder, failures)
+        write_failed_judgments(folder, failures)
         scored = [
             score_row(session, model, response, verdict)
             for session, response in outputs.items()
@@ -134,10 +149,10 @@ class WildBench:
             write_json(pairwise_path(folder, model, reference), rows)
 
     def chats(self, outputs: Mapping[str, str]) -> Iterator[tuple[str, Chat]]:
-        """What to ask, by `score/session` and `reference/session`.
+        """Yield the chats with their keys, `score/session` or `reference/session`.
 
-        Left out are an empty response, which scores 1 and loses no pair, and pairs with a response that is empty or
-        longer than the prompt shows: the official tables drop their verdicts.
+        An empty response is not rated: it scores 1. A pair is not judged if one of its responses is empty or longer
+        than the prompt shows, because the official tables drop such verdicts.
         """
         for session, response in outputs.items():
             if response.strip():
@@ -151,9 +166,9 @@ class WildBench:
                     prompt = pairwise_prompt(self.templates["pairwise_template"], self.conversations[session], a, b)
                     yield f"{reference}/{session}", chat("reward", session, prompt, read_choice)
 
-    def scores(self, folder: Path, model: str) -> Scores:
+    def scores(self, folder: Path, model: str) -> BenchmarkScores:
         """See [`Benchmark`]."""
-        failures = read_failures(folder)
+        failures = read_failed_judgments(folder)
 
         def rows_of(path: Path, asked: str) -> list[dict[str, Any]]:
             dropped = {key.partition("/")[2] for key in failures if key.partition("/")[0] == asked}
@@ -169,20 +184,20 @@ class WildBench:
 
 
 def chat(kind: str, session: str, prompt: str, read: Any) -> Chat:
-    """One official request."""
+    """Return a chat with the official request."""
     return Chat(f"wildbench-{kind}", session, [{"role": "user", "content": prompt}], read, REQUEST)
 
 
 def outputs_path(folder: Path, model: str) -> Path:
-    """Official place of a model's outputs, below `folder`."""
+    """Return the official path of a model's outputs below `folder`."""
     return folder / "result_dirs" / "wild_bench_v2" / f"{file_name(model)}.json"
 
 
 def score_path(folder: Path, model: str) -> Path:
-    """Ratings in the official format."""
+    """Return the path of ratings in the official format."""
     return folder / "score.v2" / f"{file_name(model)}.json"
 
 
 def pairwise_path(folder: Path, model: str, reference: str) -> Path:
-    """Verdicts against a reference in the official format."""
+    """Return the path of verdicts against a reference in the official format."""
     return folder / "pairwise.v2" / f"ref={reference}" / f"{file_name(model)}.json"

@@ -1,4 +1,4 @@
-"""Arena-Hard's verdicts and scores: how a judgment is read, and what a file of them says."""
+"""Arena-Hard's arithmetic: read the label of a judgment, and score a file of judgments."""
 
 import re
 from collections import Counter
@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from .benchmark import OutputError, Scores, shortened
-from .files import read_jsonl
-from .metric import Row
+from ..benchmark import BenchmarkScores, OutputError, shortened
+from ..files import read_jsonl
+from ..metric import Row
 
 STRONG = 3
-"""Battles that `>>` counts for."""
+"""Number of battles that a verdict with `>>` counts for."""
 
 OFFICIAL_RESAMPLES = 100
 
-SCORES = {
+BATTLE_SCORES = {
     "A>>B": [1.0] * STRONG,
     "A>B": [1.0],
     "A=B": [0.5],
@@ -28,20 +28,20 @@ SCORES = {
     "B<A": [1.0],
     "B<<A": [1.0] * STRONG,
 }
-"""What a verdict says of assistant A, one number in 0..1 per battle."""
+"""The scores of assistant A for each label: one number in 0..1 per battle."""
 
 
-def read_verdict(text: str, patterns: Sequence[str]) -> str | None:
-    """The label of a judgment as the official code reads it: the last match of the first pattern that matches.
+def read_label(text: str, patterns: Sequence[str]) -> str | None:
+    """Return the label of a judgment as the official code reads it: the last match of the first pattern that matches.
 
     Args:
         text (`str`):
             The judge's answer.
         patterns (`Sequence[str]`):
-            Regular expressions with one group, tried on the text in upper case.
+            Regular expressions with one group, applied to the text in upper case.
 
     Returns:
-        `str` or `None`: the label, which need not be one of `SCORES`.
+        `str` or `None`: the label, which need not be one of `BATTLE_SCORES`.
     """
     for pattern in patterns:
         if labels := [label for label in re.findall(pattern, text.upper()) if label]:
@@ -50,36 +50,36 @@ def read_verdict(text: str, patterns: Sequence[str]) -> str | None:
 
 
 def battles(games: Sequence[Mapping | None]) -> list[float] | None:
-    """Scores of the model in the battles of its two games, or `None` if either game has no known verdict.
+    """Return the model's scores in the battles of its two games, `None` if either game has no known verdict.
 
-    In the first game the baseline is assistant A, in the second the model is.
+    The baseline is assistant A in the first game, and the model is assistant A in the second.
     """
     if len(games) != 2:
         return None
-    baseline_first, model_first = (SCORES.get(game["score"]) if game else None for game in games)
+    baseline_first, model_first = (BATTLE_SCORES.get(game["score"]) if game else None for game in games)
     if baseline_first is None or model_first is None:
         return None
     return model_first + [1 - score for score in baseline_first]
 
 
 def official_bootstrap(scores: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
-    """Mean and 5 % and 95 % quantiles of 100 resampled means of battles, in 0..1. The official code has no seed."""
+    """Return mean, 5 % and 95 % quantile of 100 resampled means of battles, in 0..1. The official code has no seed."""
     drawn = np.random.default_rng(seed).choice(scores, size=(OFFICIAL_RESAMPLES, len(scores)))
     means = drawn.mean(axis=1)
     return float(means.mean()), float(np.quantile(means, 0.05)), float(np.quantile(means, 0.95))
 
 
-def score_judgments(path: Path, categories: Mapping[str, str]) -> Scores:
+def score_judgments(path: Path, categories: Mapping[str, str]) -> BenchmarkScores:
     """Score an official judgment file.
 
     Args:
         path (`Path`):
-            The file.
+            The file of judgments.
         categories (`Mapping[str, str]`):
             The category of every question by its uid.
 
     Raises:
-        [`OutputError`]: if a question is missing, unknown or there twice.
+        [`OutputError`]: if a question is missing, unknown or duplicated.
     """
     rows = list(read_jsonl(path))
     uids = [str(row.get("uid")) for row in rows]
@@ -106,14 +106,14 @@ def score_judgments(path: Path, categories: Mapping[str, str]) -> Scores:
         if scores:
             mean, low, high = (100 * share for share in official_bootstrap(scores))
             official[f"{category}, official bootstrap"] = f"{mean:.1f} (-{mean - low:.1f} / +{high - mean:.1f})"
-    return Scores(
+    return BenchmarkScores(
         headline=next(iter(per_category)),
         rows=per_category,
         counts={
             "questions": len(rows),
             "judgments that failed": sum(game is None for game in games),
             "judgments without a verdict": sum(label is None for label in labels),
-            "judgments with an unknown label": sum(label is not None and label not in SCORES for label in labels),
+            "judgments with an unknown label": sum(label not in (None, *BATTLE_SCORES) for label in labels),
             "questions dropped": len(rows) - sum(map(len, per_category.values())),
         },
         official=official,

@@ -1,19 +1,17 @@
-"""AlpacaEval 2: published annotations through our scoring, published weights through the formula, published fits."""
+"""Validate AlpacaEval 2 with published annotations, published weights and published fits."""
 
 import csv
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
-from ..alpaca_eval import win_rate_rows
-from ..alpaca_library import length_controlled
 from ..assets import AssetError, Assets
+from ..check import Check, worst
 from ..files import read_json
 from ..metric import mean
-from .check import Check, worst
+from .benchmark import win_rate_rows
+from .library import length_controlled
 
-MANIFEST = Path(__file__).with_name("assets.yaml")
 JUDGE = "weighted_alpaca_eval_gpt4_turbo"
 WEIGHTS = ("instruction_difficulty", "not_gamed_baseline.astype(float)")
 EXACT = 1e-6
@@ -22,23 +20,22 @@ REFITTED = ("claude-2.1", "FuseChat-Qwen-2.5-7B-Instruct")
 FEWEST = 20
 
 
-def checks(assets: Assets) -> Iterator[Check]:
-    """All comparisons, those first that need the fewest files.
+def alpaca_eval_checks(assets: Assets) -> Iterator[Check]:
+    """Yield all comparisons. Those that need the fewest files come first.
 
     Raises:
-        [`AssetError`]: if an official file is missing or another one, or too few annotations are there.
+        [`AssetError`]: if an official file is missing or wrong, or too few annotations are there.
     """
-    official = Assets(assets.folder, MANIFEST)
-    official.check("alpaca_eval", ("leaderboard", "weights", "vicuna"))
-    with official.path("alpaca_eval", "leaderboard").open(encoding="utf-8") as lines:
+    assets.check("alpaca_eval", ("leaderboard", "weights", "vicuna"))
+    with assets.path("alpaca_eval", "leaderboard").open(encoding="utf-8") as lines:
         board = {row[""]: row for row in csv.DictReader(lines)}
     yield from raw_checks(assets, board)
-    yield from prediction_checks(official, board)
+    yield from prediction_checks(assets, board)
     yield from fit_checks(assets, board)
 
 
 def raw_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:
-    """The raw win rate of every model whose annotations are there."""
+    """Compare the raw win rate of every model whose annotations are there."""
     found = {}
     for path in sorted((assets.folder / "alpaca_eval" / "results").glob(f"*/{JUDGE}/annotations.json")):
         model = path.parent.parent.name
@@ -53,16 +50,16 @@ def raw_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:
     yield worst("win rate", found, EXACT)
 
 
-def prediction_checks(official: Assets, board: dict[str, dict]) -> Iterator[Check]:
-    """The length-controlled win rate of every model from its published weights.
+def prediction_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:
+    """Compare the length-controlled win rate of every model, computed from its published weights.
 
-    The difficulty of the instructions is published on the Hub alone; here it comes from the published predictions of
-    one model and its weights.
+    The difficulty of the instructions is published on the Hub only. Here it is derived from the published predictions
+    and weights of one model.
     """
-    with official.path("alpaca_eval", "weights").open(encoding="utf-8") as lines:
+    with assets.path("alpaca_eval", "weights").open(encoding="utf-8") as lines:
         weights = {row[""]: [float(row[name]) for name in WEIGHTS] for row in csv.DictReader(lines)}
     slope, level = weights["vicuna-7b-v1.5"]
-    shares = np.array([row["glm_preference"] for row in read_json(official.path("alpaca_eval", "vicuna"))])
+    shares = np.array([row["glm_preference"] for row in read_json(assets.path("alpaca_eval", "vicuna"))])
     difficulty = (np.log(shares / (1 - shares)) - level) / slope
     found = {
         model: (predicted(slope, level, difficulty), float(board[model]["length_controlled_winrate"]))
@@ -80,15 +77,15 @@ def prediction_checks(official: Assets, board: dict[str, dict]) -> Iterator[Chec
 
 
 def predicted(slope: float, level: float, difficulty: np.ndarray) -> float:
-    """Per cent of wins of a model if all outputs had equal length."""
+    """Return the percentage of wins of a model if all outputs had equal length."""
     return float(100 * np.mean(1 / (1 + np.exp(-(slope * difficulty + level)))))
 
 
 def fit_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:
-    """The length-controlled win rate of two models, fitted anew.
+    """Compare the length-controlled win rate of two models, fitted again.
 
     Raises:
-        [`AssetError`]: if the Hub's file that this needs is not there.
+        [`AssetError`]: if the Hub's file that the fit needs is missing.
     """
     import pandas
 

@@ -12,12 +12,12 @@ from typing import Any
 from rankbuffer_trl.judge import Chat, JudgeError, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 
-from . import alpaca_library
-from .asking import check_context, need_judge, set_fields
-from .assets import Assets
-from .benchmark import OutputError, Prompt, Scores, check_outputs, shortened
-from .files import file_name, read_json, write_json, write_text
-from .metric import Row
+from ..asking import check_context, need_judge, set_fields
+from ..assets import Assets
+from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs, shortened
+from ..files import file_name, read_json, write_json, write_text
+from ..metric import Row
+from . import library
 
 WIN_RATE = "win rate"
 LENGTH_CONTROLLED = "length-controlled win rate"
@@ -92,7 +92,7 @@ class AlpacaEval:
         else:
             asyncio.run(self._check_context(settings, candidate))
             self._pilot(settings, candidate)
-        annotations = alpaca_library.annotate(self.reference, candidate, settings, self.template, cache)
+        annotations = library.annotate(self.reference, candidate, settings, self.template, cache)
         import pandas
 
         path = folder / "annotations.json"
@@ -118,9 +118,9 @@ class AlpacaEval:
         differ = [(theirs, mine) for theirs, mine in pairs if theirs["output"] != mine["output"]][:PILOT]
         if differ:
             theirs, mine = zip(*differ, strict=True)
-            check_pilot(alpaca_library.choices(theirs, mine, settings, self.template))
+            check_pilot(library.choices(theirs, mine, settings, self.template))
 
-    def scores(self, folder: Path, model: str) -> Scores:
+    def scores(self, folder: Path, model: str) -> BenchmarkScores:
         """See [`Benchmark`]."""
         import pandas
 
@@ -134,9 +134,9 @@ class AlpacaEval:
         frame = pandas.DataFrame(rows)
         frame["preference"] = frame["preference"].astype(float)
         if self.gamed is not None:
-            official = alpaca_library.length_controlled(frame, self.gamed)
+            official = library.length_controlled(frame, self.gamed)
         else:
-            official = alpaca_library.load().metrics.get_winrate(frame)
+            official = library.load_library().metrics.get_winrate(frame)
         preferences = dict(zip(self.ids.values(), frame["preference"], strict=True))
         metrics = {}
         if self.gamed is not None:
@@ -149,7 +149,7 @@ class AlpacaEval:
             notes = ["No length-controlled win rate: it is defined on all rows in official order."]
         if missing:
             notes.append(f"Without a preference: {shortened(missing)}.")
-        return Scores(
+        return BenchmarkScores(
             headline=next(iter(metrics)),
             rows=metrics,
             counts={
@@ -205,7 +205,7 @@ def totals(annotations: Sequence[Mapping[str, Any]]) -> Totals:
 
     The library keeps one number of tokens per call, and nothing of calls whose answer it could not read.
     """
-    answered = [row[alpaca_library.RAW] for row in annotations if isinstance(row.get(alpaca_library.RAW), Mapping)]
+    answered = [row[library.RAW] for row in annotations if isinstance(row.get(library.RAW), Mapping)]
     tokens = int(sum(choice.get("total_tokens") or 0 for choice in answered))
     prompt = max(tokens - len(answered), 0)
     seconds = sum(row.get("preference_time_per_example") or 0.0 for row in annotations)

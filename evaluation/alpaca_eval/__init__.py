@@ -1,0 +1,1 @@
+"""AlpacaEval 2."""

@@ -1,1 +1,0 @@
-"""Our arithmetic against the benchmarks' own: on official results, and beside official scripts."""

@@ -1,0 +1,1 @@
+"""WildBench v2."""

@@ -1,0 +1,282 @@
+"""WildBench v2's result files and arithmetic, as in its official `leaderboard/data_dir/_create_tables.py`.
+
+WB-Score maps a rating from 1..10 to -80..100. WB-Reward is a verdict against a reference model, from -1 to 1. Both are
+reported as a plain mean over all judged rows, and as a weighted mean over five groups of tasks: the task macro. A row
+counts once in every group that one of its tags belongs to. Rows without a whole response count in no group.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankbuffer_trl.judge.verdicts import VerdictError, shown
+
+from ..benchmark import BenchmarkScores, OutputError
+from ..files import check_rows, read_json
+from ..metric import Row, Rows
+
+GROUPS = {
+    "Creative Tasks": ("Creative Writing", "Editing", "Brainstorming", "Role playing", "Others"),
+    "Planning & Reasoning": ("Planning", "Reasoning"),
+    "Math & Data Analysis": ("Math", "Data Analysis"),
+    "Information/Advice seeking": ("Information seeking", "Advice seeking"),
+    "Coding & Debugging": ("Coding & Debugging",),
+}
+GROUP_OF = {tag: group for group, tags in GROUPS.items() for tag in tags}
+GROUP_WEIGHTS = {
+    "Creative Tasks": 0.5,
+    "Planning & Reasoning": 1.25,
+    "Math & Data Analysis": 1.0,
+    "Information/Advice seeking": 0.75,
+    "Coding & Debugging": 1.25,
+}
+REWARDS = {"A++": 1.0, "A+": 0.5, "A=B": 0.0, "B+": -0.5, "B++": -1.0}
+"""The reward of A for each verdict."""
+
+RATINGS = (1, 10)
+EMPTY = "[This model response is empty.]"
+CUT = "... (truncated)"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A response with its rating or reward.
+
+    Args:
+        value (`float`):
+            The rating, 1 to 10, or the reward, -1 to 1, which is 0 if the row is not whole.
+        groups (`tuple[str, ...]`):
+            The groups of tasks in which the response counts.
+        whole (`bool`):
+            Whether the official tables count the verdict, see [`is_whole`].
+    """
+
+    value: float
+    groups: tuple[str, ...]
+    whole: bool
+
+
+def groups_of(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return the groups of a row's primary and secondary tags, each once.
+
+    Raises:
+        `ValueError`: if WildBench v2 does not have a tag.
+    """
+    tags = list(tags)
+    unknown = [tag for tag in tags if tag not in GROUP_OF]
+    if unknown:
+        raise ValueError(f"the tag {unknown[0]!r} is none of WildBench v2's: {', '.join(GROUP_OF)}")
+    return tuple(dict.fromkeys(GROUP_OF[tag] for tag in tags))
+
+
+def shorten(text: str, max_words: int) -> str:
+    """Cut `text` after `max_words` words, with a note if it has more. Single spaces separate words."""
+    words = text.split(" ")
+    return " ".join(words[:max_words]) + CUT if len(words) > max_words else text
+
+
+def is_whole(response: str) -> bool:
+    """Return whether the judge saw a response that is neither empty nor cut. The tables count only such verdicts."""
+    response = response.strip()
+    return response not in ("", EMPTY) and not response.endswith(CUT)
+
+
+def plain_rows(judged: Mapping[str, Judged]) -> Rows:
+    """Return the rows of the plain metric, by session."""
+    return {key: Row(row.value) for key, row in judged.items()}
+
+
+def macro_rows(judged: Mapping[str, Judged]) -> Rows:
+    """Return the rows of the task macro: a row's weight is its share of the weights of its groups.
+
+    Their weighted mean is the weighted mean of the groups' means. A group without rows does not count, while the
+    official tables count it as 0.
+    """
+    sizes = Counter(group for row in judged.values() if row.whole for group in row.groups)
+    return {
+        key: Row(row.value, sum(GROUP_WEIGHTS[group] / sizes[group] for group in row.groups))
+        for key, row in judged.items()
+        if row.whole and row.groups
+    }
+
+
+def group_rows(judged: Mapping[str, Judged], group: str) -> Rows:
+    """Return the rows of one group's mean."""
+    return {key: Row(row.value) for key, row in judged.items() if row.whole and group in row.groups}
+
+
+def together(metrics: Sequence[Rows]) -> Rows:
+    """Return rows whose weighted mean is the plain mean of `metrics`, whatever the number of their rows."""
+    shares: dict[str, list[Row]] = {}
+    for rows in metrics:
+        total = sum(row.weight for row in rows.values())
+        for key, row in rows.items():
+            shares.setdefault(key, []).append(Row(row.value, row.weight / total))
+    return {
+        key: Row(sum(row.value * row.weight for row in parts) / weight, weight)
+        for key, parts in shares.items()
+        if (weight := sum(row.weight for row in parts))
+    }
+
+
+def rating(verdict: Mapping[str, Any]) -> float:
+    """Return the rating in a judge's answer: `"7"`, `7` or `7.5`. The official tables only convert it with `float`.
+
+    Raises:
+        [`VerdictError`]: if the score is no number, or outside 1..10.
+    """
+    score = verdict["score"]
+    try:
+        value = math.nan if isinstance(score, bool) else float(score)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not RATINGS[0] <= value <= RATINGS[1]:
+        raise VerdictError(f"`score` must be a number from 1 to 10, not {shown(score)}")
+    return value
+
+
+def score_row(session: str, model: str, response: str, verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a rating as `batch_results_format.py` writes it."""
+    return {
+        "session_id": session,
+        "parsed_result": dict(verdict),
+        "model_test": model,
+        "score": verdict["score"],
+        "model_output": response.strip(),
+    }
+
+
+def pairwise_row(
+    session: str, names: Sequence[str], outputs: Mapping[str, str], verdict: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the row of a pair as `batch_results_format.py` writes it.
+
+    Args:
+        session (`str`):
+            The conversation.
+        names (`Sequence[str]`):
+            The names of A and B.
+        outputs (`Mapping[str, str]`):
+            The text of each, as the judge saw it.
+        verdict (`Mapping`, *optional*):
+            The judge's answer, `None` for a pair that the tables do not count and that was not judged.
+    """
+    worth = None if verdict is None else REWARDS[verdict["choice"]]
+    winner = None if worth is None else names[0] if worth > 0 else names[1] if worth < 0 else "tie"
+    return {
+        "session_id": session,
+        "parsed_result": None if verdict is None else dict(verdict),
+        "model_A": names[0],
+        "model_B": names[1],
+        "winner": winner,
+        "extent": None if worth is None else int(2 * abs(worth)),
+        "model_outputs": {name: text.strip() for name, text in outputs.items()},
+    }
+
+
+def read_rows(path: Path, expected: Collection[str], dropped: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the rows of an official result file.
+
+    Args:
+        path (`Path`):
+            The file.
+        expected (`Collection[str]`):
+            All sessions.
+        dropped (`Collection[str]`, *optional*):
+            Sessions that have no verdict and so no row.
+
+    Raises:
+        [`OutputError`]: if the file is missing or has other rows.
+    """
+    try:
+        rows = read_json(path)
+    except FileNotFoundError:
+        raise OutputError(f"{path} is missing: judge the outputs first") from None
+    check_rows([row.get("session_id") for row in rows], expected, dropped, path)
+    return rows
+
+
+def score_judged(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[str, ...]]) -> dict[str, Judged]:
+    """Return the ratings by session.
+
+    Args:
+        rows (`Sequence[Mapping]`):
+            The rows of a result file.
+        groups (`Mapping[str, tuple[str, ...]]`):
+            The groups of tasks of each session.
+
+    Raises:
+        [`OutputError`]: if a score is no number from 1 to 10.
+    """
+    try:
+        return {
+            row["session_id"]: Judged(rating(row), groups[row["session_id"]], is_whole(row["model_output"]))
+            for row in rows
+        }
+    except VerdictError as fault:
+        raise OutputError(f"a result file holds a row that no judge could have given: {fault}") from None
+
+
+def reward_judged(
+    rows: Sequence[Mapping[str, Any]], reference: str, groups: Mapping[str, tuple[str, ...]]
+) -> dict[str, Judged]:
+    """Return the rewards by session of the model that is not `reference`. See [`score_judged`]."""
+    judged = {}
+    for row in rows:
+        whole = all(map(is_whole, row["model_outputs"].values()))
+        sign = 0 if not whole or row["winner"] == "tie" else -1 if row["winner"] == reference else 1
+        judged[row["session_id"]] = Judged(sign * (row["extent"] or 0) / 2, groups[row["session_id"]], whole)
+    return judged
+
+
+def score_wildbench(
+    scored: Mapping[str, Judged], rewards: Mapping[str, Mapping[str, Judged]], conversations: int
+) -> BenchmarkScores:
+    """Return all metrics and counts of a model.
+
+    Args:
+        scored (`Mapping[str, Judged]`):
+            Ratings by session.
+        rewards (`Mapping[str, Mapping[str, Judged]]`):
+            Rewards by reference and session, empty if WB-Reward was not judged.
+        conversations (`int`):
+            Number of conversations, judged or not.
+    """
+    rows = {"WB-Score (task macro)": score_rows(macro_rows(scored)), "WB-Score": score_rows(plain_rows(scored))}
+    rows |= {f"WB-Score: {group}": score_rows(group_rows(scored, group)) for group in GROUPS}
+    counts = {
+        "conversations": conversations,
+        "ratings dropped": conversations - len(scored),
+        "responses that are empty or cut": sum(not row.whole for row in scored.values()),
+    }
+    if rewards:
+        rows["WB-Reward (task macro)"] = percent_rows(together([macro_rows(each) for each in rewards.values()]))
+        rows["WB-Reward"] = percent_rows(together([plain_rows(each) for each in rewards.values()]))
+        for reference, each in rewards.items():
+            rows[f"WB-Reward: {reference}"] = percent_rows(plain_rows(each))
+            counts[f"pairs dropped: {reference}"] = conversations - len(each)
+            counts[f"pairs with an empty or cut response: {reference}"] = sum(not row.whole for row in each.values())
+    return BenchmarkScores(
+        headline="WB-Score (task macro)",
+        rows=rows,
+        counts=counts,
+        notes=(
+            "WB-Score is 20 points for each point of a rating above 5. An empty response is rated 1 without a judge."
+            " It counts in the plain score and in no group of tasks.",
+            "In WB-Reward a pair with an empty response, or one of more than 1,000 words, is not judged. It is 0 in"
+            " the plain mean and counts in no group.",
+        )[: 2 if rewards else 1],
+    )
+
+
+def score_rows(rows: Rows) -> Rows:
+    """Return ratings as points of WB-Score: 5 is 0, and 10 is 100."""
+    return {key: Row((row.value - 5) * 20, row.weight) for key, row in rows.items()}
+
+
+def percent_rows(rows: Rows) -> Rows:
+    """Return rewards in per cent, as WB-Reward is reported."""
+    return {key: Row(row.value * 100, row.weight) for key, row in rows.items()}
