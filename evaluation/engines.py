@@ -1,16 +1,17 @@
 """What generates responses: a vLLM server, or transformers in this process."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.judge import AnswerLog, Call, Chat, Judge, Usage
+from rankbuffer_trl.judge import AnswerLog, Call, Chat, Judge, Usage, ask_many
+from rankbuffer_trl.judge.batch import digest, progress
 from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.resumable import progress
 
-from .asking import ask, digest, failures_text
+from .asking import failures_text
 from .benchmark import OutputError, Prompt
 from .config import EvaluationConfig
 from .serving import EngineError
@@ -69,7 +70,7 @@ class VllmEngine:
             prompt.id: Chat("generate", prompt.id, prompt.messages, str, request_of(self.config, prompt))
             for prompt in prompts
         }
-        answers = ask(Judge(client), chats, log, what, whom=self.model)
+        answers = asyncio.run(ask_many(Judge(client), chats, log, what, self.model))
         if answers.failures:
             raise OutputError(
                 f"{what}: {len(answers.failures)} of {len(prompts)} prompts have no response."
@@ -106,10 +107,9 @@ class TransformersEngine:
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
         """As [`VllmEngine.respond`]. A batch of which any response is missing is generated whole."""
-        chats = [
-            Chat("generate", prompt.id, prompt.messages, str, request_of(self.config, prompt)) for prompt in prompts
+        keys = [
+            f"{prompt.id} {digest(self.model, prompt.messages, request_of(self.config, prompt))}" for prompt in prompts
         ]
-        keys = [f"{chat.query_id} {digest(chat, self.model, {})}" for chat in chats]
         size = self.config.engine_batch_size
         with AnswerLog(log) as answered, progress() as bar:
             task = bar.add_task(what, total=len(prompts))

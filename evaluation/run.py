@@ -12,8 +12,8 @@ from pathlib import Path
 
 from trl import TrlParser
 
-from rankbuffer_trl.data.asking import check_endpoint
 from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.judge.reach import check_judge
 
 from .alpaca_eval import AlpacaEval
 from .arena_hard import ArenaHard
@@ -66,7 +66,7 @@ def evaluate(config: EvaluationConfig) -> Report:
         raise ValueError(f"paper_rows must be among {', '.join(paper_results())}; not {', '.join(sorted(unknown))}")
     assets = config.assets()
     benchmarks = load_benchmarks(config, assets)
-    check_endpoint(config)
+    check_judge(config.judge())
     config.claim_folder()  # last, so that a typo leaves the folder free
     generate(config, benchmarks)
     results: dict[str, dict[str, Result]] = {}
