@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankbuffer_trl.data import nectar
-from rankbuffer_trl.data.files import write_rows
+from rankbuffer_trl.data.output import write_rows
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "recipes" / "quickstart")]

@@ -1,5 +1,6 @@
 """Engines that generate responses: a vLLM server, or transformers in this process."""
 
+import asyncio
 import ctypes
 import hashlib
 import os
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.judge import AnswerLog, Call, Chat, Judge, Usage
+from rankbuffer_trl.judge import AnswerLog, Call, Chat, Judge, Usage, ask_many
+from rankbuffer_trl.judge.batch import digest, progress
 from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.resumable import progress
 
-from .asking import ask, digest, failures_text
+from .asking import failures_text
 from .benchmark import OutputError, Prompt
 from .config import EvaluationConfig
 
@@ -102,7 +103,7 @@ class VllmEngine:
             prompt.id: Chat("generate", prompt.id, prompt.messages, str, request_of(self.config, prompt))
             for prompt in prompts
         }
-        answers = ask(Judge(client), chats, log, what, whom=self.model)
+        answers = asyncio.run(ask_many(Judge(client), chats, log, what, self.model))
         if answers.failures:
             raise OutputError(
                 f"{what}: {len(answers.failures)} of {len(prompts)} prompts have no response."
@@ -144,10 +145,9 @@ class TransformersEngine:
 
         A batch that lacks any response is generated whole, since its prompts share one stream of random numbers.
         """
-        chats = [
-            Chat("generate", prompt.id, prompt.messages, str, request_of(self.config, prompt)) for prompt in prompts
+        keys = [
+            f"{prompt.id} {digest(self.model, prompt.messages, request_of(self.config, prompt))}" for prompt in prompts
         ]
-        keys = [f"{chat.query_id} {digest(chat, self.model, {})}" for chat in chats]
         size = self.config.engine_batch_size
         with AnswerLog(log) as answered, progress() as bar:
             task = bar.add_task(what, total=len(prompts))

@@ -14,8 +14,8 @@ from typing import Any
 
 from trl import TrlParser
 
-from rankbuffer_trl.data.asking import check_endpoint
 from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.judge.reach import check_judge
 
 from .asking import need_judge
 from .assets import AssetError, Assets
@@ -81,7 +81,7 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
         raise SettingsError(f"paper_rows must be among {', '.join(paper_results())}; not {', '.join(sorted(unknown))}")
     assets = config.assets()
     benchmarks = load_benchmarks(config, assets)
-    check_endpoint(config)
+    check_judge(config.judge())
     config.claim_folder()  # last, so that a typo does not take the folder
     generate(config, benchmarks)
     results: dict[str, dict[str, ModelResult]] = {}

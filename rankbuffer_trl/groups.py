@@ -3,7 +3,9 @@
 Plain immutable data: no torch, no network, no files.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Messages = list[dict[str, str]]
 
@@ -42,6 +44,16 @@ class Query:
     prompt: Messages
     rubrics: tuple[Rubric, ...]
     responses: tuple[str, ...] = ()
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Query":
+        """Make a query from a row of a training set. The row may lack `rubrics` and `responses`."""
+        return cls(
+            id=row["query_id"],
+            prompt=row["prompt"],
+            rubrics=tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row.get("rubrics") or ()),
+            responses=tuple(row.get("responses") or ()),
+        )
 
     @property
     def text(self) -> str:

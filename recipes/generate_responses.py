@@ -5,27 +5,32 @@
         --judge_url http://127.0.0.1:8001/v1 --judge_model Qwen/Qwen3-30B-A3B-Instruct-2507
 
 The sampler may be any OpenAI-compatible endpoint: the policy itself, served by `vllm serve`, or a better model. The
-judge then ranks each query's responses once. Killed at any moment, the same command goes on without asking again for
-what is there. Queries that fail are listed, and the exit code is 1. Queries that have responses keep them.
+judge then ranks each query's responses once. After a kill, run the same command again: it asks only what has no answer
+yet. Failed queries are listed, and the exit code is then 1. Queries that have responses keep them.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 
-from rankbuffer_trl.data.asking import ask_resumably, check_endpoint, cost_line, set_fields
-from rankbuffer_trl.data.files import beside, check_output, read_report, source_name
+from rankbuffer_trl.data.output import beside, check_output, read_provenance, source_name
 from rankbuffer_trl.data.queries import checked, load_queries
-from rankbuffer_trl.data.recipe import finish, run
+from rankbuffer_trl.data.recipe import cost_line, finish, run, set_fields
 from rankbuffer_trl.data.responses import order_question, sample_chats
-from rankbuffer_trl.judge import JudgeError
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Query
+from rankbuffer_trl.judge import JudgeError, ask_many
 from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.reach import check_judge
 
 
 @dataclass
 class ResponsesConfig(JudgeConfig):
     r"""
-    Configuration of sampled responses. It adds the parameters below to those of [`JudgeConfig`], which say who ranks
-    the responses (without `judge_url` the embedded rubric judge does); `judge_max_retries`, `judge_max_attempts` and
-    `judge_concurrency` hold for the sampler too.
+    Configuration of sampled responses.
+
+    It adds the parameters below to those of [`JudgeConfig`], which describe the judge that ranks the responses.
+    Without `judge_url`, the embedded rubric judge ranks them. `judge_max_retries`, `judge_max_attempts` and
+    `judge_concurrency` also apply to the sampler.
 
     Parameters:
         dataset_name (`str`):
@@ -33,69 +38,75 @@ class ResponsesConfig(JudgeConfig):
         dataset_config (`str`, *optional*):
             Configuration of a data set on the Hub.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
-            Its split.
+            Split of the data set.
         output_file (`str`):
-            The data set to write, `.jsonl` or `.parquet`. Answers are kept beside it in `<output_file>.samples.jsonl`
-            and `<output_file>.orders.jsonl`.
+            The data set to write, `.jsonl` or `.parquet`. Answers are kept in `<output_file>.samples.jsonl` and
+            `<output_file>.orders.jsonl`.
         sampler_url (`str`):
             Base URL of the OpenAI-compatible server that answers the queries.
         sampler_model (`str`):
-            Name under which it serves the model.
+            Name under which that server serves the model.
         sampler_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
-            Environment variable that holds its key, if it wants one.
+            Environment variable that holds the key of the sampler, if it needs one.
         sampler_request (`dict`, *optional*):
-            Fields to set in every request to it, as JSON on the command line; `null` leaves a field out, such as
-            `{"seed": null}` for an endpoint that knows no seed, or `{"top_k": 20}` on vLLM.
+            Fields to set in every request to the sampler, as JSON on the command line, such as `{"top_k": 20}` on
+            vLLM. `null` leaves a field out, such as `{"seed": null}` for an endpoint without seeds.
         sampler_timeout (`float`, *optional*, defaults to `3600`):
-            Seconds that it may take for one response. Responses are not streamed, so nothing comes before the end.
+            Seconds for one response. Responses are not streamed: the sampler sends nothing before the end.
         responses (`int`, *optional*, defaults to `7`):
             Responses per query, at least 2. The paper's rubric prompt speaks of seven.
         least_responses (`int`, *optional*, defaults to `4`):
-            Different responses that a query must end up with, else it counts as failed (paper: K0 is 4).
+            Number of different responses below which a query counts as failed (paper: K0 is 4).
         temperature (`float`, *optional*, defaults to `0.6`):
-            Of the sampler (paper: 0.6 for the policy).
+            Sampling temperature (paper: 0.6 for the policy).
         top_p (`float`, *optional*, defaults to `0.95`):
-            Of the sampler (paper: 0.95 for the policy).
+            Nucleus of the sampling (paper: 0.95 for the policy).
         max_tokens (`int`, *optional*, defaults to `4096`):
-            Tokens of a response (paper: 4,096 for the policy).
+            Tokens that a response may have (paper: 4,096 for the policy).
         seed (`int`, *optional*, defaults to `42`):
-            Of the samples.
+            Seed of the samples.
     """
 
     dataset_name: str | None = field(default=None, metadata={"help": "Data set with query_id and prompt."})
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Its split."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
     output_file: str | None = field(default=None, metadata={"help": "The .jsonl or .parquet file to write."})
-    sampler_url: str | None = field(default=None, metadata={"help": "Base URL of the server that answers queries."})
-    sampler_model: str | None = field(default=None, metadata={"help": "Name under which it serves the model."})
+    sampler_url: str | None = field(default=None, metadata={"help": "Base URL of the server that samples responses."})
+    sampler_model: str | None = field(
+        default=None, metadata={"help": "Name under which that server serves the model."}
+    )
     sampler_api_key_env: str = field(
         default="OPENAI_API_KEY", metadata={"help": "Environment variable that holds the sampler's key."}
     )
     sampler_request: dict | str | None = field(
         default=None, metadata={"help": "JSON object of fields to set in every request to the sampler."}
     )
-    sampler_timeout: float = field(default=3600, metadata={"help": "Seconds that it may take for one response."})
+    sampler_timeout: float = field(default=3600, metadata={"help": "Seconds for one response."})
     responses: int = field(default=7, metadata={"help": "Responses per query."})
-    least_responses: int = field(default=4, metadata={"help": "Different responses that a query must end up with."})
-    temperature: float = field(default=0.6, metadata={"help": "Of the sampler."})
-    top_p: float = field(default=0.95, metadata={"help": "Of the sampler."})
-    max_tokens: int = field(default=4096, metadata={"help": "Tokens of a response."})
-    seed: int = field(default=42, metadata={"help": "Of the samples."})
+    least_responses: int = field(default=4, metadata={"help": "Number of different responses that a query needs."})
+    temperature: float = field(default=0.6, metadata={"help": "Sampling temperature."})
+    top_p: float = field(default=0.95, metadata={"help": "Nucleus of the sampling."})
+    max_tokens: int = field(default=4096, metadata={"help": "Tokens that a response may have."})
+    seed: int = field(default=42, metadata={"help": "Seed of the samples."})
 
     def __post_init__(self):
         super().__post_init__()
         if not self.dataset_name:
-            raise ValueError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
+            raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
         if not self.sampler_url or not self.sampler_model:
-            raise ValueError("sampler_url and sampler_model must be set: say where the model is that answers queries")
+            raise SettingsError(
+                "sampler_url and sampler_model must be set: name the server and the model that write responses"
+            )
         if not 2 <= self.least_responses <= self.responses:
-            raise ValueError(f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}")
+            raise SettingsError(
+                f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}"
+            )
         if self.sampler_timeout <= 0:
-            raise ValueError(f"sampler_timeout must be above 0, got {self.sampler_timeout}")
-        self.sampler()  # refuses a wrong URL or request
+            raise SettingsError(f"sampler_timeout must be above 0, got {self.sampler_timeout}")
+        self.sampler()  # raises for a wrong URL or request
 
     def sampler(self) -> JudgeConfig:
-        """The sampler's endpoint, asked as a judge is."""
+        """Describe the sampler as a judge, because it is asked in the same way."""
         return JudgeConfig(
             judge_url=[self.sampler_url],
             judge_model=self.sampler_model,
@@ -109,20 +120,17 @@ class ResponsesConfig(JudgeConfig):
 
 
 def main(config: ResponsesConfig) -> int:
-    """Read, sample, rank, write; gives the exit code."""
+    """Read the queries, sample responses, rank them, write the result, and return the exit code."""
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked(dataset, rubrics_needed=False))
     todo = {row["query_id"]: row for row in rows if not row.get("responses")}
     if todo:
-        check_endpoint(config)  # before samples are paid for
+        check_judge(config.judge())  # before samples are paid for
     texts, failures, sampled = sample(config, todo)
 
-    questions = {
-        query_id: order_question(query_id, todo[query_id]["prompt"], todo[query_id].get("rubrics"), responses)
-        for query_id, responses in texts.items()
-    }
-    orders = ask_resumably(config, questions, beside(path, "orders.jsonl"), "ranking responses")
+    questions = {id: order_question(Query.from_row(todo[id]), responses) for id, responses in texts.items()}
+    orders = asyncio.run(ask_many(config.judge(), questions, beside(path, "orders.jsonl"), "ranking responses"))
     print(f"order of {len(orders.values):,} queries' responses: {cost_line(config, orders.totals)}")
     failures |= {query_id: f"no order of its responses: {cause}" for query_id, cause in orders.failures.items()}
     for query_id, order in orders.values.items():
@@ -139,11 +147,11 @@ def main(config: ResponsesConfig) -> int:
         "ranking_cost": orders.totals.as_dict(),
         "queries_failed": len(failures),
     }
-    return finish(path, finished, failures, [*read_report(config.dataset_name), step | sampled])
+    return finish(path, finished, failures, [*read_provenance(config.dataset_name), step | sampled])
 
 
 def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, list[str]], dict[str, str], dict]:
-    """Different responses by query, the causes of failure by query, and what there is to report."""
+    """Sample responses. Return the different ones and the causes of failure by query, and the record of this step."""
     sampler = config.sampler()
     request = {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens}
     chats = {
@@ -151,10 +159,9 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
         for query_id, row in rows.items()
         for i, chat in enumerate(sample_chats(query_id, row["prompt"], config.responses, request, config.seed))
     }
+    log = beside(check_output(config.output_file), "samples.jsonl")
     try:
-        answers = ask_resumably(
-            sampler, chats, beside(check_output(config.output_file), "samples.jsonl"), "sampling responses"
-        )
+        answers = asyncio.run(ask_many(sampler.judge(), chats, log, "sampling responses"))
     except JudgeError as error:
         raise JudgeError(f"sampler_url, sampler_model: {error}") from error
     print(f"{len(answers.values):,} of {len(chats):,} responses: {cost_line(sampler, answers.totals)}")

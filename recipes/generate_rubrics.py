@@ -4,26 +4,30 @@
         --output_file data/nectar_1000.jsonl --judge_url https://api.deepseek.com/v1 --judge_model deepseek-chat \
         --judge_api_key_env DEEPSEEK_API_KEY
 
-Any OpenAI-compatible endpoint will do. Killed at any moment, the same command goes on without asking again for what is
-there. Queries that fail are listed, and the exit code is 1. Queries that have rubrics keep them.
+Any OpenAI-compatible endpoint works. After a kill, run the same command again: it asks only what has no answer yet.
+Failed queries are listed, and the exit code is then 1. Queries that have rubrics keep them.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 
-from rankbuffer_trl.data.asking import ask_resumably, cost_line, set_fields
-from rankbuffer_trl.data.files import beside, check_output, read_report, source_name
+from rankbuffer_trl.data.output import beside, check_output, read_provenance, source_name
 from rankbuffer_trl.data.queries import DataError, checked, load_queries
-from rankbuffer_trl.data.recipe import finish, run
+from rankbuffer_trl.data.recipe import cost_line, finish, run, set_fields
 from rankbuffer_trl.data.rubrics import GENERIC, MAX_TOKENS, TEMPERATURE, rubric_chat
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge import ask_many
 from rankbuffer_trl.judge.config import JudgeConfig
 
 
 @dataclass
 class RubricsConfig(JudgeConfig):
     r"""
-    Configuration of rubric generation. It adds the parameters below to those of [`JudgeConfig`], which say whom to
-    ask; those of verdicts and training steps (`judge_decoding`, `judge_free_tokens`, `judge_guard`,
-    `judge_step_timeout`, `judge_max_failures`) have no effect here.
+    Configuration of rubric generation.
+
+    It adds the parameters below to those of [`JudgeConfig`], which describe the model that writes rubrics. Settings of
+    verdicts and training steps have no effect here: `judge_decoding`, `judge_free_tokens`, `judge_guard`,
+    `judge_step_timeout`, `judge_max_failures`.
 
     Parameters:
         dataset_name (`str`):
@@ -32,38 +36,42 @@ class RubricsConfig(JudgeConfig):
         dataset_config (`str`, *optional*):
             Configuration of a data set on the Hub.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
-            Its split.
+            Split of the data set.
         output_file (`str`):
-            The data set to write, `.jsonl` or `.parquet`. Answers are kept beside it in `<output_file>.answers.jsonl`.
+            The data set to write, `.jsonl` or `.parquet`. Answers are kept in `<output_file>.answers.jsonl`.
         generic (`bool`, *optional*, defaults to `False`):
-            Give every query the same generic rubrics. Nobody is asked, and no responses are needed.
+            Give every query the same generic rubrics. This needs neither a model nor responses.
         temperature (`float`, *optional*, defaults to `0.2`):
-            Of the model (paper: 0.2).
+            Sampling temperature of the model (paper: 0.2).
         max_tokens (`int`, *optional*, defaults to `1024`):
-            Tokens of an answer (paper: 1,024). A model that thinks needs more.
+            Tokens that an answer may have (paper: 1,024). A model that thinks needs more.
     """
 
     dataset_name: str | None = field(default=None, metadata={"help": "Data set with ranked responses."})
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Its split."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
     output_file: str | None = field(default=None, metadata={"help": "The .jsonl or .parquet file to write."})
-    generic: bool = field(default=False, metadata={"help": "Give every query the same generic rubrics; ask nobody."})
-    temperature: float = field(default=TEMPERATURE, metadata={"help": "Of the model that writes rubrics."})
-    max_tokens: int = field(default=MAX_TOKENS, metadata={"help": "Tokens of an answer."})
+    generic: bool = field(
+        default=False, metadata={"help": "Give every query the same generic rubrics, without a model."}
+    )
+    temperature: float = field(
+        default=TEMPERATURE, metadata={"help": "Sampling temperature of the model that writes rubrics."}
+    )
+    max_tokens: int = field(default=MAX_TOKENS, metadata={"help": "Tokens that an answer may have."})
 
     def __post_init__(self):
         super().__post_init__()
         if not self.dataset_name:
-            raise ValueError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
+            raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
         if not self.generic and not self.judge_url:
-            raise ValueError(
-                "judge_url is not set: say where the model is that writes rubrics, or take the generic ones with"
+            raise SettingsError(
+                "judge_url is not set: name the server of the model that writes rubrics, or take the generic ones with"
                 " --generic true"
             )
 
 
 def main(config: RubricsConfig) -> int:
-    """Read, ask, write; gives the exit code."""
+    """Read the queries, ask for rubrics, write the result, and return the exit code."""
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked(dataset, rubrics_needed=False))
@@ -79,25 +87,24 @@ def main(config: RubricsConfig) -> int:
         step |= made
     finished = [row for row in rows if row.get("rubrics")]
     step |= {"queries_failed": len(failures)}
-    return finish(path, finished, failures, [*read_report(config.dataset_name), step])
+    return finish(path, finished, failures, [*read_provenance(config.dataset_name), step])
 
 
 def ask_for_rubrics(config: RubricsConfig, rows: list[dict]) -> tuple[dict[str, str], dict]:
-    """Put rubrics into `rows`. Gives the causes of failure by query, and what there is to report."""
+    """Put rubrics into `rows`. Return the causes of failure by query, and the record of this step."""
     request = {"temperature": config.temperature, "max_tokens": config.max_tokens}
     for row in rows:
         if len(row.get("responses") or ()) < 2:
             raise DataError(
-                f"query {row['query_id']!r} has no responses to tell apart, and rubrics are written from two at"
-                " least: sample some with recipes/generate_responses.py, or take the generic rubrics with"
-                " --generic true"
+                f"query {row['query_id']!r} has no responses to tell apart, and rubrics are written from at least"
+                " two: sample some with recipes/generate_responses.py, or take the generic rubrics with --generic true"
             )
     chats = {
         row["query_id"]: rubric_chat(row["query_id"], row["prompt"], row["responses"], row.get("models"), request)
         for row in rows
     }
     log = beside(check_output(config.output_file), "answers.jsonl")
-    answers = ask_resumably(config, chats, log, "writing rubrics")
+    answers = asyncio.run(ask_many(config.judge(), chats, log, "writing rubrics"))
     for row in rows:
         row["rubrics"] = answers.values.get(row["query_id"])
     print(f"rubrics for {len(answers.values):,} of {len(rows):,} queries: {cost_line(config, answers.totals)}")

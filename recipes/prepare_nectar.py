@@ -1,8 +1,8 @@
-"""Make a training set of Nectar's queries and ranked responses, yet without rubrics.
+"""Make a training set of Nectar's queries and ranked responses, without rubrics.
 
     python recipes/prepare_nectar.py --tokenizer Qwen/Qwen3-8B --output_file data/nectar_1000_no_rubrics.jsonl
 
-Which queries are taken, and why others are not: docs/data.md. `generate_rubrics.py` comes next.
+docs/data.md says which queries are taken and why others are not. Run `generate_rubrics.py` next.
 """
 
 import sys
@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.progress import track
 
 from rankbuffer_trl.data import nectar
-from rankbuffer_trl.data.files import check_output, source_name
+from rankbuffer_trl.data.output import check_output, source_name
 from rankbuffer_trl.data.queries import DataError, iterate, load_queries
 from rankbuffer_trl.data.recipe import finish, run
 from rankbuffer_trl.data.tokens import TokenCounter
+from rankbuffer_trl.errors import SettingsError
 
 
 @dataclass
@@ -25,20 +26,20 @@ class NectarConfig:
 
     Parameters:
         dataset_name (`str`, *optional*, defaults to `"berkeley-nest/Nectar"`):
-            Nectar on the Hub, or a `.jsonl` or `.parquet` file of its schema.
+            Nectar on the Hub, or a `.jsonl` or `.parquet` file with its schema.
         dataset_config (`str`, *optional*):
             Configuration of a data set on the Hub.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
-            Its split.
+            Split of the data set.
         streaming (`bool`, *optional*, defaults to `False`):
-            Read the rows as they come, and keep no copy of Nectar on the disk. The same queries are taken.
+            Keep no copy of Nectar on disk. The same queries are taken.
         queries (`int`, *optional*, defaults to `1000`):
-            How many queries to take (paper: 1,000); 0 takes all that can be used.
+            Number of queries to take (paper: 1,000). 0 takes all usable ones.
         seed (`int`, *optional*, defaults to `42`):
-            Of the random order (paper: 42).
+            Seed of the random order (paper: 42).
         tokenizer (`str`, *optional*):
-            Name or path of the policy's tokenizer, which counts the prompts' tokens in its chat template. Without one
-            a token is taken for 3 characters.
+            Name or path of the policy's tokenizer. It counts the tokens of a prompt in its chat template. Without
+            one, 3 characters count as a token.
         max_prompt_length (`int`, *optional*, defaults to `4096`):
             Tokens that a prompt may have (paper: 4,096).
         output_file (`str`):
@@ -46,28 +47,30 @@ class NectarConfig:
     """
 
     dataset_name: str = field(
-        default="berkeley-nest/Nectar", metadata={"help": "Nectar on the Hub, or a file of its schema."}
+        default="berkeley-nest/Nectar", metadata={"help": "Nectar on the Hub, or a file with its schema."}
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Its split."})
-    streaming: bool = field(default=False, metadata={"help": "Keep no copy of Nectar. The same queries are taken."})
-    queries: int = field(default=1000, metadata={"help": "How many queries to take; 0 takes all that can be used."})
-    seed: int = field(default=42, metadata={"help": "Of the random order."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
+    streaming: bool = field(
+        default=False, metadata={"help": "Keep no copy of Nectar on disk. The same queries are taken."}
+    )
+    queries: int = field(default=1000, metadata={"help": "Number of queries to take; 0 takes all usable ones."})
+    seed: int = field(default=42, metadata={"help": "Seed of the random order."})
     tokenizer: str | None = field(
-        default=None, metadata={"help": "The policy's tokenizer. Without one, a token is taken for 3 characters."}
+        default=None, metadata={"help": "The policy's tokenizer. Without one, 3 characters count as a token."}
     )
     max_prompt_length: int = field(default=4096, metadata={"help": "Tokens that a prompt may have."})
     output_file: str | None = field(default=None, metadata={"help": "The .jsonl or .parquet file to write."})
 
     def __post_init__(self):
         if self.queries < 0:
-            raise ValueError(f"queries must be at least 0, got {self.queries}")
+            raise SettingsError(f"queries must be at least 0, got {self.queries}")
         if self.max_prompt_length < 1:
-            raise ValueError(f"max_prompt_length must be at least 1, got {self.max_prompt_length}")
+            raise SettingsError(f"max_prompt_length must be at least 1, got {self.max_prompt_length}")
 
 
 def main(config: NectarConfig) -> int:
-    """Load, take, write; gives the exit code."""
+    """Load Nectar, take queries, write them, and return the exit code."""
     path = check_output(config.output_file, config.dataset_name)
     tokens = TokenCounter(config.tokenizer)
 

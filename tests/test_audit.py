@@ -18,7 +18,6 @@ from conftest import QUICKSTART, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.audit.asking import Answers, ask_everything, orders_shown
 from rankbuffer_trl.audit.command import AuditConfig, costs, form_of, main
 from rankbuffer_trl.audit.figure import audit_figure
 from rankbuffer_trl.audit.measures import (
@@ -33,6 +32,7 @@ from rankbuffer_trl.audit.measures import (
     tau_b,
     win_rates,
 )
+from rankbuffer_trl.audit.probes import QueryVerdicts, ask_everything, orders_shown
 from rankbuffer_trl.audit.results import Audit, Cost, Form, Result, verdict
 from rankbuffer_trl.audit.tables import measure_table
 from rankbuffer_trl.groups import Query, Rubric
@@ -96,9 +96,8 @@ def make_queries(count: int, n: int = N) -> list[Query]:
 
 
 def examine(client, queries, pairwise=2, seed=0, **kwargs):
-    """The answers and the judge that gave them."""
-    judge = Judge(client, **kwargs)
-    return asyncio.run(ask_everything(judge, queries, pairwise, seed)), judge
+    """The verdicts and the calls that they took."""
+    return asyncio.run(ask_everything(Judge(client, **kwargs), queries, pairwise, seed))
 
 
 def results(answers) -> dict[str, Result]:
@@ -109,15 +108,15 @@ def values(answers) -> dict[str, float | None]:
     return {name: result.value for name, result in results(answers).items()}
 
 
-def make_audit(answers, judge) -> Audit:
+def make_audit(answers, calls) -> Audit:
     return Audit(
         judge="j",
         dataset="d.jsonl",
         queries=len(answers),
         pairwise_queries=sum(bool(one.pairs) for one in answers),
         results=list(results(answers).values()),
-        form=form_of(judge.calls, judge.client),
-        costs=costs(judge.calls),
+        form=form_of(calls),
+        costs=costs(calls),
         seconds=1.0,
         moves=[(one.n, place, p) for one in answers for place, p in enumerate(one.put_back) if p is not None],
         max_failures=0.25,
@@ -231,7 +230,7 @@ def test_a_guessing_judge_comes_out_near_chance():
 def test_an_order_by_place_alone_agrees_with_the_data_set_by_exactly_nothing(places, seed):
     shown = orders_shown(N, random.Random(seed))
     ranked = [tuple(order[place] for place in places) for order in shown]
-    answers = Answers("q", N, [None] * N, [None] * N, shown, ranked)
+    answers = QueryVerdicts("q", N, [None] * N, [None] * N, shown, ranked)
     assert values([answers])["data_tau"] == pytest.approx(0)
 
 
@@ -248,11 +247,11 @@ def test_the_two_orders_shown_are_different_permutations_and_repeatable(n, seed)
 
 def test_each_query_takes_as_many_questions_as_documented_and_numbers_candidates_as_they_stand():
     client = Client(true_position, true_order)
-    answers, judge = examine(client, make_queries(3), pairwise=1)
+    answers, calls = examine(client, make_queries(3), pairwise=1)
     kinds = Counter((question.query_id, question.kind) for question in client.questions[1:])  # after the first trial
     each = {(f"q{i}", kind): count for i in range(3) for kind, count in (("insert", 2 * N), ("fine", 2))}
     assert kinds == each | {("q0", "pair"): N * (N - 1)}
-    assert len(judge.calls) == kinds.total()
+    assert len(calls) == kinds.total()
     orders = {one.query_id: list(one.shown) for one in answers}
     for question in client.questions:
         if question.kind != "insert":
@@ -303,9 +302,9 @@ class Failing(Client):
 
 
 def test_a_judge_that_dies_after_its_first_answer_gets_no_scores(tmp_path):
-    answers, judge = examine(Failing(lambda question: True), make_queries(3))
+    answers, calls = examine(Failing(lambda question: True), make_queries(3))
     assert all(value is None for value in values(answers).values())
-    audit = make_audit(answers, judge)
+    audit = make_audit(answers, calls)
     assert verdict(audit) == "Nothing could be measured: the judge gave no verdicts to measure."
     assert json.loads(json.dumps(audit.as_dict(), allow_nan=False))["of"] == 0
     audit_figure(tmp_path / "audit.png", audit)
@@ -322,7 +321,7 @@ def test_failures_are_left_out_of_the_measures():
         return texts == [5, 1]
 
     queries = make_queries(3)
-    answers, judge = examine(Failing(fails), queries)
+    answers, calls = examine(Failing(fails), queries)
     measured = results(answers)
     assert values(answers) == values(examine(Client(true_position, true_order), queries)[0])
     assert [one.inserted for one in answers] == [[0, 1, None, 3, 4, 5, 6]] * 3
@@ -331,12 +330,12 @@ def test_failures_are_left_out_of_the_measures():
     assert answers[0].pairs[5, 1] is None
     assert answers[0].pairs[1, 5] == 5
     failed = 3 * 2 + 1 + 2
-    answered = len(judge.calls) - failed
-    assert form_of(judge.calls, judge.client) == Form(len(judge.calls), failed, failed, answered, 0)
+    answered = len(calls) - failed
+    assert form_of(calls) == Form(len(calls), failed, failed, answered, 0)
 
 
 def test_a_verdict_on_one_presentation_alone_is_not_measured():
-    answers = Answers("q", 3, [None] * 3, [None] * 3, ((0, 2, 1), (2, 0, 1)), [(0, 1, 2), None], {(0, 1): 1})
+    answers = QueryVerdicts("q", 3, [None] * 3, [None] * 3, ((0, 2, 1), (2, 0, 1)), [(0, 1, 2), None], {(0, 1): 1})
     assert all(value is None for value in values([answers]).values())
 
 
@@ -348,11 +347,11 @@ def test_first_answers_without_the_form_are_counted_but_transport_retries_are_no
             return ("let me see" if question.kind == "fine" and seed == 0 else answer), usage
 
     asked = 4 * (2 * N + 2)
-    answers, judge = examine(Sloppy(true_position, true_order), make_queries(4), pairwise=0)
-    assert form_of(judge.calls, judge.client) == Form(asked, 0, 0, asked, 4 * 2)
+    answers, calls = examine(Sloppy(true_position, true_order), make_queries(4), pairwise=0)
+    assert form_of(calls) == Form(asked, 0, 0, asked, 4 * 2)
     assert values(answers)["data_tau"] == 1
-    answers, judge = examine(Sloppy(true_position, true_order), make_queries(4), pairwise=0, max_attempts=1)
-    assert form_of(judge.calls, judge.client) == Form(asked, 4 * 2, 0, asked, 4 * 2)
+    answers, calls = examine(Sloppy(true_position, true_order), make_queries(4), pairwise=0, max_attempts=1)
+    assert form_of(calls) == Form(asked, 4 * 2, 0, asked, 4 * 2)
     assert values(answers)["data_tau"] is None
 
 
@@ -424,12 +423,12 @@ def test_win_rates_are_shares_of_the_comparisons_that_have_a_verdict():
 
 def test_flips_count_pairs_with_both_verdicts():
     pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
-    assert flips(Answers("q", 3, [], [], ((), ()), [None, None], pairs)) == 1 / 2
+    assert flips(QueryVerdicts("q", 3, [], [], ((), ()), [None, None], pairs)) == 1 / 2
 
 
 def test_position_bias_is_the_slope_of_ranks_on_places():
     # Shown last instead of first, response 0 gains a rank; shown first instead of last, response 2 keeps its own.
-    answers = Answers("q", 3, [], [], ((0, 1, 2), (2, 1, 0)), [(0, 1, 2), (1, 0, 2)])
+    answers = QueryVerdicts("q", 3, [], [], ((0, 1, 2), (2, 1, 0)), [(0, 1, 2), (1, 0, 2)])
     assert position_bias(answers) == pytest.approx((2 * 1 + 0 * -1 + -2 * 0) / 8)
 
 
@@ -485,9 +484,9 @@ def test_queries_of_several_lengths_have_their_own_chance_and_the_figure_shows_o
     queries = make_queries(2, n=2) + [
         Query(q.id + "x", q.prompt, q.rubrics, q.responses) for q in make_queries(1, n=4)
     ]
-    answers, judge = examine(Client(true_position, true_order), queries)
+    answers, calls = examine(Client(true_position, true_order), queries)
     assert results(answers)["put_back"].chance == pytest.approx((1 / 2 + 1 / 2 + 1 / 4) / 3)
-    audit_figure(tmp_path / "audit.png", make_audit(answers, judge))
+    audit_figure(tmp_path / "audit.png", make_audit(answers, calls))
 
 
 # The command.

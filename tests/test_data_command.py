@@ -21,9 +21,9 @@ from test_recipes import commands
 from trl import TrlParser
 
 from rankbuffer_trl.buffer import select_k0
-from rankbuffer_trl.data import command, hub
+from rankbuffer_trl.data import command, publish
 from rankbuffer_trl.data.check import CheckSettings, anchors, check
-from rankbuffer_trl.data.files import write_report, write_rows
+from rankbuffer_trl.data.output import write_provenance, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TURN_TOKENS, TokenCounter
 from rankbuffer_trl.judge import insertion_question
@@ -201,13 +201,13 @@ STEPS = [
 def test_a_set_is_pushed_with_its_card_and_can_be_loaded_from_there(tmp_path, howto, monkeypatch, capsys, kind):
     path = tmp_path / f"mine.{kind}"
     write_rows(path, [row | {"models": ["gpt-4"] * 7} for row in howto])
-    write_report(path, STEPS)
+    write_provenance(path, STEPS)
     fake = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr(hub, "HfApi", lambda: fake)
+    monkeypatch.setattr(publish, "HfApi", lambda: fake)
     out = run_command(capsys, "push", path, "me/howto-36")
     assert out.strip() == "pushed: https://hub/me/howto-36/commit/1" and fake.made == [("me/howto-36", True)]
     assert list(load_queries(str(tmp_path / "hub"))) == list(load_queries(str(path)))
-    assert json.loads((tmp_path / "hub" / "report.json").read_text())["steps"] == STEPS
+    assert json.loads((tmp_path / "hub" / "provenance.json").read_text())["steps"] == STEPS
     card = (tmp_path / "hub" / "README.md").read_text()
     for said in (
         f"path: train.{kind}",
@@ -230,14 +230,14 @@ def test_a_set_is_pushed_with_its_card_and_can_be_loaded_from_there(tmp_path, ho
 def test_own_queries_leave_the_licence_to_their_owner(tmp_path, howto, monkeypatch, capsys):
     write_rows(tmp_path / "mine.jsonl", howto)
     assert "Queries come from `an unknown source`" in run_command(capsys, "card", tmp_path / "mine.jsonl", "me/x")
-    write_report(tmp_path / "mine.jsonl", [STEPS[1]])
+    write_provenance(tmp_path / "mine.jsonl", [STEPS[1]])
     out = run_command(capsys, "card", tmp_path / "mine.jsonl", "me/x")
     assert "Queries come from `a.jsonl`. Whoever publishes" in out and "Nectar" not in out
 
 
 def test_generic_rubrics_are_called_so(tmp_path, howto, capsys):
     write_rows(tmp_path / "mine.jsonl", howto)
-    write_report(tmp_path / "mine.jsonl", [{"step": "rubrics", "dataset_name": "a.jsonl", "generic": True}])
+    write_provenance(tmp_path / "mine.jsonl", [{"step": "rubrics", "dataset_name": "a.jsonl", "generic": True}])
     out = run_command(capsys, "card", tmp_path / "mine.jsonl", "me/x")
     assert "got the same generic ones; no model wrote these" in out
     assert "Text by" not in out and "those of the paper" not in out
@@ -246,7 +246,7 @@ def test_generic_rubrics_are_called_so(tmp_path, howto, capsys):
 def test_what_is_not_finished_is_not_pushed(tmp_path, howto):
     write_rows(tmp_path / "mine.jsonl", [{k: v for k, v in howto[0].items() if k != "rubrics"}])
     with pytest.raises(DataError, match="rubrics must be a non-empty list"):
-        hub.push(str(tmp_path / "mine.jsonl"), "me/x", api=FakeHub(tmp_path / "hub"))
+        publish.push(str(tmp_path / "mine.jsonl"), "me/x", api=FakeHub(tmp_path / "hub"))
 
 
 def test_a_refusal_of_the_hub_is_one_clear_error(tmp_path, howto):
@@ -259,7 +259,7 @@ def test_a_refusal_of_the_hub_is_one_clear_error(tmp_path, howto):
 
     write_rows(tmp_path / "mine.jsonl", howto)
     with pytest.raises(DataError, match=r"mine\.jsonl cannot be pushed to me/x: 401"):
-        hub.push(str(tmp_path / "mine.jsonl"), "me/x", api=Refusing())
+        publish.push(str(tmp_path / "mine.jsonl"), "me/x", api=Refusing())
 
 
 # The road
@@ -286,9 +286,9 @@ def test_from_two_hundred_raw_rows_to_a_training_run(tmp_path, howto, tiny_polic
     assert len(model.bodies) == 100
     capsys.readouterr()
     out = run_command(capsys, "check", ready, "--tokenizer", tiny_policy)
-    assert str(tmp_path) not in (tmp_path / "ready.jsonl.report.json").read_text()
+    assert str(tmp_path) not in (tmp_path / "ready.jsonl.provenance.json").read_text()
     assert "100 queries, every row well-formed" in out and "weights: 1 (100), 2 (100), 5 (100)" in out
-    assert [step["step"] for step in json.loads((tmp_path / "ready.jsonl.report.json").read_text())["steps"]] == [
+    assert [step["step"] for step in json.loads((tmp_path / "ready.jsonl.provenance.json").read_text())["steps"]] == [
         "nectar",
         "rubrics",
     ]

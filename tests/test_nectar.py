@@ -303,7 +303,7 @@ def write(path, raws: list[dict]):
 def prepare(tmp_path, source: str, name: str = "out.jsonl", **kwargs) -> tuple[list[dict], dict]:
     config = prepare_nectar.NectarConfig(dataset_name=source, output_file=str(tmp_path / name), **kwargs)
     assert prepare_nectar.main(config) == 0
-    report = json.loads((tmp_path / f"{name}.report.json").read_text())
+    report = json.loads((tmp_path / f"{name}.provenance.json").read_text())
     return list(load_queries(str(tmp_path / name))), report["steps"][0]
 
 

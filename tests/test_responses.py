@@ -8,10 +8,11 @@ import pytest
 from http_server import served
 from nectar_rows import Model
 
-from rankbuffer_trl.data.files import write_rows
+from rankbuffer_trl.data.output import write_rows
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.data.responses import order_question, read_response, sample_chats
 from rankbuffer_trl.data.rubrics import GENERIC
+from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, VerdictError
 from rankbuffer_trl.judge.questions import weighted_rubrics
 
@@ -61,7 +62,7 @@ def test_responses_are_sampled_and_stand_worst_to_best(tmp_path):
     assert (body["temperature"], body["top_p"], body["top_k"], body["max_tokens"]) == (0.6, 0.95, 20, 4096)
     assert sorted(b["seed"] for b in sampler.bodies) == sorted([42 + 1000 * i for i in range(7)] * 3)
     assert weighted_rubrics(GENERIC) in judge.bodies[0]["messages"][0]["content"]
-    [step] = json.loads((tmp_path / "out.jsonl.report.json").read_text())["steps"]
+    [step] = json.loads((tmp_path / "out.jsonl.provenance.json").read_text())["steps"]
     assert step["model"] == step["ranked_by"] == "writer" and step["cost"]["calls"] == 21
     assert (step["temperature"], step["top_k"], step["seed"]) == (0.6, 20, 42)
 
@@ -72,10 +73,15 @@ def test_responses_are_sampled_and_stand_worst_to_best(tmp_path):
 
 def test_a_querys_own_rubrics_order_its_responses():
     mine = [{"text": "Mine.", "weight": 4}]
-    prompt = [{"role": "user", "content": "Why?"}]
-    assert "1.[weight=4] Mine." in order_question("q", prompt, mine, ["a", "b"]).prompt()
-    assert weighted_rubrics(GENERIC) in order_question("q", prompt, None, ["a", "b"]).prompt()
-    assert order_question("q", prompt, [], ["a", "b"]).kind == "bootstrap"
+    row = {"query_id": "q", "prompt": [{"role": "user", "content": "Why?"}]}
+
+    def question(**rubrics):
+        return order_question(Query.from_row(row | rubrics), ["a", "b"])
+
+    assert "1.[weight=4] Mine." in question(rubrics=mine).prompt()
+    assert weighted_rubrics(GENERIC) in question().prompt()
+    assert weighted_rubrics(GENERIC) in question(rubrics=None).prompt()
+    assert question(rubrics=[]).kind == "bootstrap"
 
 
 def test_failures_are_listed_and_asked_again_alone(tmp_path, capsys):

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nectar_rows import RUBRICS, Model, asked_queries, raw_row, rubrics_text
 
-from rankbuffer_trl.data.files import beside, write_rows
 from rankbuffer_trl.data.nectar import to_row
+from rankbuffer_trl.data.output import beside, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.rubrics import GENERIC, SYSTEM, USER, read_rubrics, rubric_chat
 from rankbuffer_trl.judge import JudgeError, VerdictError
@@ -197,7 +197,7 @@ def test_every_query_gets_its_rubrics_and_the_rest_stays(tmp_path, howto, capsys
     assert body["temperature"] == 0.2 and body["max_tokens"] == 1024 and body["messages"][0]["content"] == SYSTEM
     out = capsys.readouterr().out
     assert "12 of 12 queries: 12 requests, 1,200 prompt tokens (0 cached), 120 completion tokens; 0.0008 at" in out
-    [step] = json.loads((tmp_path / "out.jsonl.report.json").read_text())["steps"]
+    [step] = json.loads((tmp_path / "out.jsonl.provenance.json").read_text())["steps"]
     assert step["model"] == "writer" and step["cost"]["spent_prompt_tokens"] == 1200 and step["queries_failed"] == 0
     assert not beside(tmp_path / "out.jsonl", "failed.jsonl").exists()
 
@@ -259,7 +259,7 @@ def test_other_words_or_another_decoding_are_asked_again(tmp_path, howto):
         model = Model(rubrics_text)
         assert generate(source, tmp_path, model, **kwargs) == 0
         assert asked_queries(model).total() == times
-    [step] = json.loads((tmp_path / "out.jsonl.report.json").read_text())["steps"]
+    [step] = json.loads((tmp_path / "out.jsonl.provenance.json").read_text())["steps"]
     assert (step["temperature"], step["top_p"]) == (0.2, 0.5)
 
 
@@ -422,7 +422,7 @@ def test_killed_and_started_again_it_asks_nothing_twice(tmp_path, howto):
     assert set(asked_queries(again).values()) == {1}
     rows = list(load_queries(str(out)))
     assert rows == [to_row(raw_row(i, howto)) | {"rubrics": RUBRICS} for i in range(40)]
-    [step] = json.loads((tmp_path / "out.jsonl.report.json").read_text())["steps"]
+    [step] = json.loads((tmp_path / "out.jsonl.provenance.json").read_text())["steps"]
     assert step["cost"]["calls"] == 40, "what the killed run paid for counts too"
 
     done = Model(rubrics_text)

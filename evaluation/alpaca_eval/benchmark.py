@@ -11,8 +11,9 @@ from typing import Any
 
 from rankbuffer_trl.judge import Chat, JudgeError, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.reach import check_servers
 
-from ..asking import check_context, need_judge, set_fields
+from ..asking import need_judge
 from ..assets import Assets
 from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs, shortened
 from ..files import file_name, read_json, write_json, write_text
@@ -108,7 +109,7 @@ class AlpacaEval:
             chats.append(Chat("alpaca-eval", id, [{"role": "user", "content": text}], str, {"max_tokens": 1}))
         judge = settings.judge()
         try:
-            await check_context(judge, chats, set_fields(settings))
+            await check_servers(judge, chats)
         finally:
             await judge.client.close()
 

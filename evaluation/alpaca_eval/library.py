@@ -18,10 +18,11 @@ from unittest.mock import patch
 
 import yaml
 
+from rankbuffer_trl.data.recipe import set_fields
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 
-from ..asking import need_judge, set_fields
+from ..asking import need_judge
 from ..benchmark import shortened
 from ..files import file_name, read_json, write_json
 

@@ -1,4 +1,4 @@
-"""`python -m rankbuffer_trl.audit`, for a checkout that is not installed."""
+"""Run `python -m rankbuffer_trl.audit` in a checkout that is not installed."""
 
 from .command import main
 

@@ -1,4 +1,4 @@
-"""The command `rankbuffer-audit`: settings, and the way from a data set to what was found."""
+"""The command `rankbuffer-audit`: load a data set, ask the judge, measure, and write what was found."""
 
 import asyncio
 import json
@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import cast
 
 import numpy as np
 from datasets import disable_progress_bars
-from trl import TrlParser
 
 from ..data.queries import DataError, QueryTable, load_queries
+from ..data.recipe import read_settings
+from ..errors import RankBufferError, SettingsError
 from ..groups import Query
-from ..judge import Call, JudgeError
+from ..judge import Call
 from ..judge.config import JudgeConfig
-from .asking import FirstAnswers, ask_everything
 from .figure import audit_figure
 from .measures import MEASURES
+from .probes import ask_everything
 from .results import Audit, Cost, Form
 from .tables import print_audit
 
@@ -30,8 +30,10 @@ from .tables import print_audit
 @dataclass
 class AuditConfig(JudgeConfig):
     r"""
-    Configuration of the audit. It adds the parameters below to those of [`JudgeConfig`], of which
-    `judge_step_timeout` has no effect here and `judge_max_failures` is only reported.
+    Configuration of the audit.
+
+    It adds the parameters below to those of [`JudgeConfig`]. Of these, `judge_step_timeout` has no effect here, and
+    `judge_max_failures` is only reported.
 
     Parameters:
         dataset_name (`str`):
@@ -39,15 +41,15 @@ class AuditConfig(JudgeConfig):
         dataset_config (`str`, *optional*):
             Configuration of a data set on the Hub.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
-            Its split.
+            Split of the data set.
         queries (`int`, *optional*, defaults to `20`):
-            How many queries are drawn. A query with `n` responses takes `2n + 2` questions.
+            Number of queries to draw. A query with `n` responses takes `2n + 2` questions.
         pairwise_queries (`int`, *optional*, defaults to `5`):
-            Of how many of them all pairs are asked as well, which takes `n (n - 1)` questions each.
+            Number of these queries whose pairs are all asked, which takes `n (n - 1)` more questions each.
         output_dir (`str`, *optional*, defaults to `"runs/audit"`):
-            Where `audit.json` and `audit.png` go.
+            Folder for `audit.json` and `audit.png`.
         seed (`int`, *optional*, defaults to `0`):
-            Draws queries, orders of presentation and intervals.
+            Seed of the queries drawn, the orders shown and the intervals.
     """
 
     dataset_name: str = field(
@@ -56,22 +58,22 @@ class AuditConfig(JudgeConfig):
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
     dataset_train_split: str = field(default="train", metadata={"help": "Split to audit."})
-    queries: int = field(default=20, metadata={"help": "How many queries are drawn."})
-    pairwise_queries: int = field(default=5, metadata={"help": "Of how many of them all pairs are asked as well."})
-    output_dir: str = field(default="runs/audit", metadata={"help": "Where audit.json and audit.png go."})
-    seed: int = field(default=0, metadata={"help": "Draws queries, orders of presentation and intervals."})
+    queries: int = field(default=20, metadata={"help": "Number of queries to draw."})
+    pairwise_queries: int = field(default=5, metadata={"help": "Number of these queries whose pairs are all asked."})
+    output_dir: str = field(default="runs/audit", metadata={"help": "Folder for audit.json and audit.png."})
+    seed: int = field(default=0, metadata={"help": "Seed of the queries drawn, the orders shown and the intervals."})
 
     def __post_init__(self):
         super().__post_init__()
         if not self.dataset_name:
-            raise ValueError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
+            raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
         if self.queries < 1:
-            raise ValueError(f"queries must be at least 1, got {self.queries}")
+            raise SettingsError(f"queries must be at least 1, got {self.queries}")
         if not 0 <= self.pairwise_queries <= self.queries:
-            raise ValueError(f"pairwise_queries must be in 0..queries={self.queries}, got {self.pairwise_queries}")
+            raise SettingsError(f"pairwise_queries must be in 0..queries={self.queries}, got {self.pairwise_queries}")
 
     def load(self) -> list[Query]:
-        """The queries drawn, in random order.
+        """Load the data set and draw queries, in random order.
 
         Raises:
             [`DataError`]: if the data set cannot be audited.
@@ -88,7 +90,7 @@ class AuditConfig(JudgeConfig):
 
 
 def costs(calls: Sequence[Call]) -> list[Cost]:
-    """What a call costs, by kind."""
+    """Average what a call costs, by kind."""
     result = []
     for kind, of_kind in groupby(sorted(calls, key=lambda call: call.kind), key=lambda call: call.kind):
         group = list(of_kind)
@@ -98,19 +100,19 @@ def costs(calls: Sequence[Call]) -> list[Cost]:
     return result
 
 
-def form_of(calls: Sequence[Call], first: FirstAnswers) -> Form:
-    """How far the answers had the form asked for."""
+def form_of(calls: Sequence[Call]) -> Form:
+    """Count the answers that were a valid verdict, and those that were not."""
     return Form(
         questions=len(calls),
         without_verdict=sum(call.failed for call in calls),
         unreachable=sum(call.outcome == "unreachable" for call in calls),
-        first_answers=first.total,
-        first_malformed=first.malformed,
+        first_answers=sum(call.outcome == "parsed" or call.malformed > 0 for call in calls),
+        first_malformed=sum(call.malformed > 0 for call in calls),
     )
 
 
 def audit(config: AuditConfig) -> Audit:
-    """Load, ask, measure.
+    """Load the data, ask the judge, and measure.
 
     Raises:
         [`DataError`]: if the data set cannot be audited.
@@ -119,39 +121,34 @@ def audit(config: AuditConfig) -> Audit:
     queries = config.load()
     judge = config.judge()
     started = time.perf_counter()
-    answers = asyncio.run(ask_everything(judge, queries, config.pairwise_queries, config.seed))
+    verdicts, calls = asyncio.run(ask_everything(judge, queries, config.pairwise_queries, config.seed))
     seconds = time.perf_counter() - started
-    calls = judge.drain()
     return Audit(
         judge=judge.client.name,
         dataset=config.dataset_name,
         queries=len(queries),
-        pairwise_queries=sum(bool(one.pairs) for one in answers),
-        results=[measure.result(answers, config.seed) for measure in MEASURES],
-        form=form_of(calls, cast(FirstAnswers, judge.client)),  # which `ask_everything` put before the client
+        pairwise_queries=sum(bool(one.pairs) for one in verdicts),
+        results=[measure.result(verdicts, config.seed) for measure in MEASURES],
+        form=form_of(calls),
         costs=costs(calls),
         seconds=seconds,
-        moves=[(one.n, place, p) for one in answers for place, p in enumerate(one.put_back) if p is not None],
+        moves=[(one.n, place, p) for one in verdicts for place, p in enumerate(one.put_back) if p is not None],
         max_failures=config.judge_max_failures,
     )
 
 
 def main() -> None:
-    """The command `rankbuffer-audit`."""
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        (config,) = TrlParser([AuditConfig]).parse_args_and_config()
-    except ValueError as error:
-        sys.exit(f"rankbuffer-audit: {error}")
-    try:
+        config = read_settings(AuditConfig)
         found = audit(config)
         out = Path(config.output_dir)
         audit_figure(out / "audit.png", found)
         (out / "audit.json").write_text(
             json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False) + "\n"
         )
-    except (DataError, JudgeError, OSError) as error:
+    except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-audit: {error}")
     print_audit(found)
     print(f"Numbers: {out / 'audit.json'}. Figure: {out / 'audit.png'}.")

@@ -1,4 +1,4 @@
-"""An audit as a figure."""
+"""Draw an audit as a figure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,11 +15,12 @@ from .results import Audit, Result
 
 GOOD, UNCLEAR, CHANCE = COLOURS["right"], COLOURS["left"], COLOURS["initial"]
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", COLOURS["refine"]])
-CELL_LIMIT = 10  # responses up to which the heat map writes its numbers
+CELL_LIMIT = 10
+"""Up to this number of responses, the heat map shows its numbers."""
 
 
 def audit_figure(path: Path, audit: Audit) -> None:
-    """Left, where responses land that are put back; right, the measures that the verdict counts, against chance."""
+    """Draw where responses land that are put back (left), and the main measures against chance (right)."""
     figure = Figure(figsize=(11.0, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.35))
     _put_back_panel(left, audit.moves)
@@ -30,7 +31,10 @@ def audit_figure(path: Path, audit: Audit) -> None:
 
 
 def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
-    """Shares by true place. Queries of another length than the most frequent one would blur the diagonal."""
+    """Draw the share of positions by true place, for the most frequent number of responses.
+
+    Queries with another number of responses would blur the diagonal.
+    """
     sizes = Counter(n for n, _, _ in moves)
     n = max(sizes, key=lambda size: (sizes[size], size), default=2)
     counts = Counter((place, given) for size, place, given in moves if size == n)
@@ -54,7 +58,7 @@ def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
 
 
 def _measure_panel(axes: Axes, results: Sequence[Result]) -> None:
-    """A row per measure. Where lower is better, its complement is drawn, so that right is always better."""
+    """Draw one row per measure. If lower is better, draw the complement, so that right is always better."""
     low = 0.0
     for row, result in enumerate(reversed(results)):
         flip = (lambda x: x) if result.better > 0 else (lambda x: 1 - x)

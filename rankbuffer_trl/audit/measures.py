@@ -1,4 +1,4 @@
-"""What an audit measures. A measure of one query is a number, or `None` if its answers allow none."""
+"""The measures of an audit. A measure of one query is a number, or `None` if its verdicts allow none."""
 
 import math
 import random
@@ -9,14 +9,14 @@ from statistics import fmean
 
 import numpy as np
 
-from .asking import Answers, Ordering, Pairs
+from .probes import Ordering, Pairs, QueryVerdicts
 from .results import Result
 
 RESAMPLES = 1000
 
 
 def tau_b(x: Sequence[float], y: Sequence[float]) -> float:
-    """Kendall's tau-b of two scores of the same things; 0 where one of them ties everything and so orders nothing."""
+    """Return Kendall's tau-b of two scores of the same things; 0 if one of the scores ties all of them."""
     pairs = list(combinations(range(len(x)), 2))
     up = [sign(x[j] - x[i]) for i, j in pairs]
     down = [sign(y[j] - y[i]) for i, j in pairs]
@@ -25,23 +25,23 @@ def tau_b(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def sign(x: float) -> int:
-    """-1, 0 or 1."""
+    """Return -1, 0 or 1."""
     return (x > 0) - (x < 0)
 
 
 def ranks(order: Ordering) -> list[int]:
-    """The place of each thing in `order`."""
+    """Return the place of each thing in `order`."""
     return [order.index(i) for i in range(len(order))]
 
 
 def win_rates(n: int, pairs: Pairs) -> list[float] | None:
-    """Share of its comparisons that each of `n` things won; `None` if one has no comparison."""
+    """Return the share of its comparisons that each of `n` things won; `None` if one has no comparison."""
     played = [[winner == i for pair, winner in pairs.items() if i in pair and winner is not None] for i in range(n)]
     return [fmean(wins) for wins in played] if all(played) else None
 
 
 def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> tuple[float, float] | None:
-    """95 % bootstrap interval of the mean of `values`, one per query; `None` for fewer than two."""
+    """Return the 95 % bootstrap interval of the mean of `values`, one per query; `None` for fewer than two."""
     if len(values) < 2:
         return None
     rng = random.Random(seed)
@@ -51,12 +51,12 @@ def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> 
 
 
 def own_distance(given: int, place: int) -> int:
-    """How far a position lies from the two beside the response itself, `place` and `place + 1`."""
+    """Return the distance of a position from the two next to the response itself, `place` and `place + 1`."""
     return max(place - given, given - place - 1, 0)
 
 
 def displacement(given: int, place: int) -> int:
-    """How far from its place a response is put back."""
+    """Return how far from its place a response is put back."""
     return abs(given - place)
 
 
@@ -64,37 +64,37 @@ Distance = Callable[[int, int], int]
 
 
 def mean_distance(positions: Sequence[int | None], distance: Distance) -> float | None:
-    """Over the responses that got a position."""
+    """Return the mean distance over the responses that got a position."""
     distances = [distance(given, place) for place, given in enumerate(positions) if given is not None]
     return fmean(distances) if distances else None
 
 
 def share_exact(positions: Sequence[int | None], distance: Distance) -> float | None:
-    """Share of distance 0 among the responses that got a position."""
+    """Return the share of distance 0 among the responses that got a position."""
     return mean_distance(positions, lambda given, place: distance(given, place) == 0)
 
 
 def best_constant(n: int, distance: Distance) -> float:
-    """The least mean distance that one and the same position for all `n` responses can have."""
+    """Return the least mean distance that a judge can reach with the same position for all `n` responses."""
     return min(fmean(distance(position, place) for place in range(n)) for position in range(n + 1))
 
 
-def both(answers: Answers, measure: Callable[[Ordering, Ordering], float]) -> float | None:
-    """`measure` of the two listwise orders, if there are two."""
+def both(answers: QueryVerdicts, measure: Callable[[Ordering, Ordering], float]) -> float | None:
+    """Apply `measure` to the two listwise orders; return `None` if one is missing."""
     first, second = answers.ranked
     return None if first is None or second is None else measure(first, second)
 
 
 def ordering_tau(first: Ordering, second: Ordering) -> float:
-    """Kendall's tau of two orders."""
+    """Return Kendall's tau of two orders."""
     return tau_b(ranks(first), ranks(second))
 
 
-def position_bias(answers: Answers) -> float | None:
-    """Ranks that a response gains per place it is shown later, from one presentation to the other.
+def position_bias(answers: QueryVerdicts) -> float | None:
+    """Return the ranks that a response gains per place that it is shown later.
 
-    The least-squares slope of the change in rank on the change in place. What a response is worth does not enter,
-    since it is the same in both.
+    This is the least-squares slope of the change in rank on the change in place, from one presentation to the other.
+    The quality of a response cancels out, because it is the same in both.
     """
 
     def slope(first: Ordering, second: Ordering) -> float:
@@ -105,21 +105,21 @@ def position_bias(answers: Answers) -> float | None:
     return both(answers, slope)
 
 
-def listwise_tau(answers: Answers, scores: Sequence[float] | None) -> float | None:
-    """Mean tau-b of the two listwise orders with `scores`."""
+def listwise_tau(answers: QueryVerdicts, scores: Sequence[float] | None) -> float | None:
+    """Return the mean tau-b of the two listwise orders with `scores`."""
     if scores is None:
         return None
     return both(answers, lambda *orders: fmean(tau_b(ranks(order), scores) for order in orders))
 
 
-def pairwise_tau(answers: Answers) -> float | None:
-    """Tau-b of the win-rate order with the data set's."""
+def pairwise_tau(answers: QueryVerdicts) -> float | None:
+    """Return the tau-b of the win-rate order with the data set's."""
     rates = win_rates(answers.n, answers.pairs)
     return None if rates is None else tau_b(rates, range(answers.n))
 
 
-def flips(answers: Answers) -> float | None:
-    """Share of pairs whose better one depends on which is shown first."""
+def flips(answers: QueryVerdicts) -> float | None:
+    """Return the share of pairs whose winner depends on which is shown first."""
     verdicts = [(answers.pairs.get((i, j)), answers.pairs.get((j, i))) for i, j in combinations(range(answers.n), 2)]
     flipped = [one != other for one, other in verdicts if one is not None and other is not None]
     return fmean(flipped) if flipped else None
@@ -127,18 +127,18 @@ def flips(answers: Answers) -> float | None:
 
 @dataclass(frozen=True)
 class Measure:
-    """How a [`Result`] comes about: `of` one query's answers, beside the chance level for `n` responses."""
+    """A measure: its value `of` one query's verdicts, and its chance level for `n` responses."""
 
     name: str
     label: str
     meaning: str
-    of: Callable[[Answers], float | None]
+    of: Callable[[QueryVerdicts], float | None]
     chance: Callable[[int], float] = lambda n: 0.0
     better: int = 1
     main: bool = False
 
-    def result(self, answers: Sequence[Answers], seed: int) -> Result:
-        """Over all queries that allow it."""
+    def result(self, answers: Sequence[QueryVerdicts], seed: int) -> Result:
+        """Measure all queries whose verdicts allow it."""
         measured = [(one, value) for one in answers if (value := self.of(one)) is not None]
         low, high = interval([value for _, value in measured], seed) or (None, None)
         return Result(
@@ -158,7 +158,7 @@ MEASURES = (
     Measure(
         "self_insertion",
         "self-insertion",
-        "share of responses placed beside themselves",
+        "share of responses placed next to themselves",
         lambda a: share_exact(a.inserted, own_distance),
         lambda n: 2 / n,
         main=True,

@@ -1,4 +1,4 @@
-"""What an audit found: numbers, and a verdict in words."""
+"""The results of an audit: numbers, and a verdict in words."""
 
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -14,19 +14,19 @@ class Result:
         label (`str`):
             Its name for people.
         meaning (`str`):
-            What the value says, in a few words.
+            The meaning of the value, in a few words.
         better (`int`):
             1 if higher is better, -1 if lower is, 0 if neither.
         main (`bool`):
-            Whether the verdict counts it. The others show the same answers from another side.
+            Whether the verdict counts the measure. The other measures use the same answers.
         values (`dict[str, float]`):
-            Its value by query id. A query whose answers do not allow one is missing.
+            The value by query id. A query whose verdicts do not allow a value is missing.
         low (`float`, *optional*):
             Lower end of the 95 % interval of the mean; `None` for fewer than two queries.
         high (`float`, *optional*):
-            Its upper end.
+            Upper end of that interval.
         chance (`float`, *optional*):
-            What a judge gets that does not read the responses; `None` without values.
+            The value of a judge that does not read the responses; `None` without values.
     """
 
     name: str
@@ -46,33 +46,33 @@ class Result:
 
     @property
     def clear(self) -> bool:
-        """Clearly better than chance: the whole interval lies on the better side of it."""
+        """Whether the value is clearly better than chance: the whole interval lies on the better side."""
         if self.low is None or self.high is None or self.chance is None:
             return False
         worst = self.low if self.better > 0 else self.high
         return self.better * (worst - self.chance) > 1e-9  # a mean of sevenths is not exactly a seventh
 
     def as_dict(self) -> dict:
-        """For `audit.json`."""
+        """Return the fields by name, for `audit.json`."""
         numbers = asdict(self)
         return {"value": self.value, "clear": self.clear, "queries": len(self.values), **numbers}
 
 
 @dataclass(frozen=True)
 class Form:
-    """How far the answers had the form asked for.
+    """The counts of answers that were a valid verdict, and of those that were not.
 
     Args:
         questions (`int`):
-            Questions asked.
+            Questions that were asked.
         without_verdict (`int`):
-            Those that ended without a verdict, after all attempts.
+            Questions without a verdict after all attempts.
         unreachable (`int`):
-            Those of them that got no answer at all.
+            Questions among these whose last request got no answer.
         first_answers (`int`):
-            Questions whose first request was answered, however often transport had to retry it.
+            Questions whose first request was answered, transport retries included.
         first_malformed (`int`):
-            Those of them whose answer was not the verdict asked for.
+            Questions among these whose first answer was not a valid verdict.
     """
 
     questions: int
@@ -84,7 +84,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the questions of one kind cost: means per call, all attempts included, and seconds without queueing."""
+    """The cost of the questions of one kind: means per call over all attempts, and seconds without queueing."""
 
     kind: str
     calls: int
@@ -97,27 +97,27 @@ class Cost:
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything that an audit found.
+    """All results of an audit.
 
     Args:
         judge (`str`):
-            Who was asked.
+            Name of the judge.
         dataset (`str`):
-            About which data.
+            Name or path of the data set.
         queries (`int`):
-            Queries asked about.
+            Number of queries.
         pairwise_queries (`int`):
-            Those of them of which all pairs were asked.
+            Number of these queries whose pairs were all asked.
         results (`list[Result]`):
             The measures, in the order of the table.
         form (`Form`):
-            How far the answers had the form asked for.
+            Counts of valid and invalid answers.
         costs (`list[Cost]`):
-            By kind of question.
+            Costs by kind of question.
         seconds (`float`):
             Wall time of all questions.
         moves (`list[tuple[int, int, int]]`):
-            Of each response that was taken out and put back: responses of its query, its place, the place given.
+            For each response that was taken out and put back: number of responses, true place, place given.
         max_failures (`float`):
             Share of failed judgments above which training would stop.
     """
@@ -135,11 +135,11 @@ class Audit:
 
     @property
     def counted(self) -> list[Result]:
-        """The main measures that could be taken."""
+        """The main measures that have values."""
         return [result for result in self.results if result.main and result.values]
 
     def as_dict(self) -> dict:
-        """All numbers, for `audit.json`."""
+        """Return all numbers, for `audit.json`."""
         return {
             "judge": self.judge,
             "dataset": self.dataset,
@@ -158,7 +158,7 @@ class Audit:
 
 
 def verdict(audit: Audit) -> str:
-    """The audit in words, by one rule: a measure counts if its whole interval is on the better side of chance."""
+    """Say the result in words. A measure counts if its whole interval is on the better side of chance."""
     counted = audit.counted
     if not counted:
         return "Nothing could be measured: the judge gave no verdicts to measure."

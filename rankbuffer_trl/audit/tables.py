@@ -1,4 +1,4 @@
-"""An audit as tables in a terminal."""
+"""Print an audit as tables in a terminal."""
 
 import sys
 
@@ -10,7 +10,7 @@ from .results import Audit, verdict
 
 
 def print_audit(audit: Audit) -> None:
-    """Tables and verdict to stdout, wide where that is a file."""
+    """Print tables and verdict to standard output; 119 characters wide if that is a file."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
     pairs = f"all pairs of {audit.pairwise_queries} of them"
     console.print(
@@ -24,7 +24,7 @@ def print_audit(audit: Audit) -> None:
 
 
 def measure_table(audit: Audit) -> Table:
-    """Every measure beside chance. Those that the verdict counts say yes or no."""
+    """Make the table of measures and their chance levels. Measures that the verdict counts say yes or no."""
     table = Table(
         title="Can this judge be trusted?",
         title_justify="left",
@@ -58,7 +58,7 @@ def measure_table(audit: Audit) -> Table:
 
 
 def cost_table(audit: Audit) -> Table:
-    """What a call of each kind costs."""
+    """Make the table of what a call of each kind costs."""
     title = "Cost of a call: means, all attempts; times without queueing"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("kind")
@@ -72,7 +72,7 @@ def cost_table(audit: Audit) -> Table:
 
 
 def form_lines(audit: Audit) -> str:
-    """How many answers had a fault, and how long everything took."""
+    """Say how many answers had a fault, and how long everything took."""
     form = audit.form
     return (
         f"First answers malformed: {share(form.first_malformed, form.first_answers)}."
@@ -83,10 +83,10 @@ def form_lines(audit: Audit) -> str:
 
 
 def number(value: float | None) -> str:
-    """Two decimals, or a dash for none."""
+    """Write a number with two decimals, or a dash for `None`."""
     return "-" if value is None else f"{value:.2f}"
 
 
 def share(part: int, whole: int) -> str:
-    """`3 of 40 (7.5 %)`."""
+    """Write a share, such as `3 of 40 (7.5 %)`."""
     return f"{part:,} of {whole:,}" + (f" ({100 * part / whole:.1f} %)" if whole else "")

@@ -1,4 +1,4 @@
-"""What is in a training set, and how long a context its judge will need: the command `rankbuffer-data check`."""
+"""Check a training set and estimate the context that its judge needs: the command `rankbuffer-data check`."""
 
 import sys
 from collections import Counter
@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..buffer import select_k0
-from ..groups import Query, Rubric
+from ..errors import SettingsError
+from ..groups import Query
 from ..judge import Question, insertion_question
 from ..judge.decoding import constrain
 from .queries import checked
@@ -23,7 +24,7 @@ from .tokens import TokenCounter, context_for
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """What lengths depend on.
+    """The settings of a run on which lengths depend.
 
     Args:
         k0 (`int`, *optional*, defaults to `4`):
@@ -37,10 +38,9 @@ class CheckSettings:
         num_generations (`int`, *optional*, defaults to `8`):
             Rollouts of a group.
         free_tokens (`int`, *optional*, defaults to `256`):
-            Tokens that a verdict may have beside itself (`judge_free_tokens`).
+            Tokens that an answer may have in addition to the verdict (`judge_free_tokens`).
         sample (`int`, *optional*, defaults to `1000`):
-            Of how many queries, evenly spread, responses and judge prompts are counted. Prompts are always all
-            counted.
+            Number of queries, evenly spread, whose responses and judge prompts are counted. All prompts are counted.
     """
 
     k0: int = 4
@@ -54,12 +54,12 @@ class CheckSettings:
     def __post_init__(self):
         for key, least in (("k0", 2), ("sample", 1), ("num_generations", 2)):
             if getattr(self, key) < least:
-                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
+                raise SettingsError(f"{key} must be at least {least}, got {getattr(self, key)}")
 
 
 @dataclass
 class Findings:
-    """What [`check`] found. Lengths are lists of tokens, one per thing counted."""
+    """The findings of [`check`]. `lengths` has lists of token counts by the kind of text."""
 
     queries: int = 0
     turns: Counter = field(default_factory=Counter)
@@ -72,36 +72,31 @@ class Findings:
     too_long: list[str] = field(default_factory=list)
     lengths: dict[str, list[int]] = field(default_factory=dict)
     context: int = 0
-    """About what the longest judge prompt counted needs ([`context_for`])."""
+    """Estimated tokens for the longest judge prompt that was counted ([`context_for`])."""
     later_context: int = 0
-    """The same, if all rollouts use `max_completion_length` and buffers grow to twice their first size."""
+    """The same, if every rollout has `max_completion_length` tokens and buffers grow to twice their first size."""
 
 
 def check(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Findings:
-    """Check all rows of a data set, and look at what is in them.
+    """Check all rows of a data set, count what they contain, and measure lengths.
 
     Args:
         dataset (`Dataset`):
-            A training set, finished or not: it may be without `rubrics` or `responses`.
+            A training set. It may lack `rubrics` or `responses`.
         tokens (`TokenCounter`):
-            Counts.
+            The counter of tokens.
         settings (`CheckSettings`):
-            What lengths depend on.
+            The settings on which lengths depend.
 
     Raises:
-        [`DataError`]: for the first row that is not as docs/data.md has it, or if there are none.
+        [`DataError`]: for the first row that does not have the schema of docs/data.md, or if there are no rows.
     """
     found = Findings()
     prompts: set[str] = set()
     wordy = Query("", [], ())
     every = max(1, -(-len(dataset) // settings.sample))
     for number, row in enumerate(checked(dataset, rubrics_needed=False)):
-        query = Query(
-            row["query_id"],
-            row["prompt"],
-            tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row.get("rubrics") or ()),
-            tuple(row.get("responses") or ()),
-        )
+        query = Query.from_row(row)
         count(found, query)
         if query.text in prompts:
             found.same_prompt.append(query.id)
@@ -123,7 +118,7 @@ def check(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Fi
 
 
 def count(found: Findings, query: Query) -> None:
-    """Add what needs no tokens."""
+    """Add the counts of one query that need no tokens."""
     found.queries += 1
     found.turns[len(query.prompt)] += 1
     found.responses[len(query.responses)] += 1
@@ -135,8 +130,10 @@ def count(found: Findings, query: Query) -> None:
 
 
 def judge_questions(query: Query, k0: int) -> Iterator[tuple[str, Question]]:
-    """The insertion of a query's longest response among `k0` anchors and among twice as many, which its responses
-    stand for, repeated where they are too few. Nothing without responses."""
+    """Yield two example judge prompts: the longest response inserted among `k0` and among `2 * k0` anchors.
+
+    Reference responses serve as anchors, repeated if there are too few. A query without responses has no examples.
+    """
     if not query.responses:
         return
     longest = max(query.responses, key=len)
@@ -145,17 +142,17 @@ def judge_questions(query: Query, k0: int) -> Iterator[tuple[str, Question]]:
 
 
 def anchors(responses: Sequence[str], K: int) -> list[str]:
-    """`K` anchors from reference responses, as a first buffer takes them."""
+    """Select `K` anchors from reference responses as a first buffer does, and repeat responses if they are too few."""
     return select_k0(responses, K) if len(responses) >= K else list(islice(cycle(responses), K))
 
 
 def frame_size(query: Query) -> int:
-    """Characters of what stands in every judge prompt of a query."""
+    """Count the characters that are in every judge prompt of a query."""
     return len(query.text) + sum(len(rubric.text) for rubric in query.rubrics)
 
 
 def later(query: Query, tokens: TokenCounter, settings: CheckSettings) -> int:
-    """About what a prompt needs that is as long as one can get in training ([`context_for`])."""
+    """Estimate the context for the longest judge prompt that training can make ([`context_for`])."""
     question = insertion_question(query, [""] * (2 * settings.k0), "")
     frame = tokens.text(question.prompt(settings.guard))
     shown = max(2 * settings.k0 + 1, settings.num_generations) * settings.max_completion_length
@@ -164,7 +161,7 @@ def later(query: Query, tokens: TokenCounter, settings: CheckSettings) -> int:
 
 
 def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: CheckSettings) -> None:
-    """Say what was found, wide where that is a file."""
+    """Print the findings; 119 characters wide if the output is a file."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
     for line in lines(name, found, settings):
         console.print(line, markup=False, soft_wrap=True)
@@ -183,7 +180,7 @@ def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: C
 
 
 def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
-    """Counts, rubrics and duplicates."""
+    """Yield the lines on counts, rubrics and duplicates."""
     yield f"{name}: {found.queries:,} queries, every row well-formed"
     yield f"messages per prompt: {spread(found.turns)}"
     yield f"responses per query: {spread(found.responses)}"
@@ -205,7 +202,7 @@ def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
 
 
 def context_lines(found: Findings, settings: CheckSettings) -> Iterator[str]:
-    """What the judge must be served with."""
+    """Yield the lines on the context that the judge must be served with."""
     if found.context:
         yield (
             f"judge context needed for these responses, up to {2 * settings.k0} anchors: about {found.context:,}"
@@ -219,12 +216,12 @@ def context_lines(found: Findings, settings: CheckSettings) -> Iterator[str]:
 
 
 def spread(counts: Counter) -> str:
-    """`3 (12), 4 (980)`: what there is, and how often."""
+    """Write values with their counts, such as `3 (12), 4 (980)`."""
     return ", ".join(f"{value} ({n:,})" for value, n in sorted(counts.items()))
 
 
 def listed(query_ids: Sequence[str]) -> str:
-    """How many, and the first of them."""
+    """Write the number of queries and the first three ids."""
     if not query_ids:
         return "0"
     return f"{len(query_ids):,} (" + ", ".join(query_ids[:3]) + (", ...)" if len(query_ids) > 3 else ")")

@@ -1,4 +1,4 @@
-"""The command `rankbuffer-data`: look at a training set, show its card, push it.
+"""The command `rankbuffer-data`: check a training set, show its data card, push it.
 
 rankbuffer-data check FILE
 rankbuffer-data card FILE NAME
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from datasets import disable_progress_bars
 
-from .card import make_card
+from ..errors import RankBufferError
 from .check import CheckSettings, check, print_findings
-from .files import read_report
-from .hub import push
-from .queries import DataError, checked, load_queries, select
+from .output import read_provenance
+from .publish import make_card, push
+from .queries import checked, load_queries, select
 from .tokens import TokenCounter
 
 SETTINGS = {
@@ -25,12 +25,12 @@ SETTINGS = {
     "max_completion_length": "tokens that a rollout may have in training",
     "num_generations": "rollouts of a group",
     "free_tokens": "the run's judge_free_tokens",
-    "sample": "of how many queries responses and judge prompts are counted",
+    "sample": "number of queries whose responses and judge prompts are counted",
 }
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command."""
+    """Make the parser of the command."""
     parser = argparse.ArgumentParser(prog="rankbuffer-data", description="Training sets for RankBuffer.")
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -41,16 +41,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     look.add_argument("file", help=".jsonl, .json or .parquet file, or a data set on the Hub")
     look.add_argument("--split", default="train", help="split of a data set on the Hub")
-    look.add_argument("--tokenizer", help="name or path of a tokenizer; without it, 3 characters are a token")
+    look.add_argument("--tokenizer", help="name or path of a tokenizer; without it, 3 characters count as a token")
     look.add_argument("--no_guard", action="store_true", help="judge_guard: false, the paper's prompts")
     for name, what in SETTINGS.items():
         look.add_argument(f"--{name}", type=int, default=getattr(CheckSettings, name), help=what)
 
-    for name, what in (("card", "print the data card"), ("push", "push to the Hub, with its card")):
-        command = commands.add_parser(name, help=what)
+    card = commands.add_parser("card", help="print the data card")
+    publish = commands.add_parser("push", help="push to the Hub, with its card")
+    for command in (card, publish):
         command.add_argument("file", help=".jsonl, .json or .parquet file")
         command.add_argument("repo_id", help="<user>/<name> on the Hub")
-    command.add_argument("--public", action="store_true", help="for all to see; the default is for its owner alone")
+    publish.add_argument("--public", action="store_true", help="make it public; the default is private")
     return parser
 
 
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     elif arguments.command == "card":
         rows = list(checked(load_queries(arguments.file)))
         name = f"train{Path(arguments.file).suffix}"
-        print(make_card(arguments.repo_id, name, rows, read_report(arguments.file)), end="")
+        print(make_card(arguments.repo_id, name, rows, read_provenance(arguments.file)), end="")
     else:
         values = {name: getattr(arguments, name) for name in SETTINGS}
         settings = CheckSettings(guard=not arguments.no_guard, **values)
@@ -72,13 +73,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command `rankbuffer-data`."""
     arguments = make_parser().parse_args(argv)
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
         run(arguments)
-    except (DataError, ValueError, OSError) as error:
+    except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-data: {error}")
 
 

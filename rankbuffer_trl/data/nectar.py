@@ -1,9 +1,8 @@
-"""From Nectar's rows to rows of a training set, and which of them are taken.
+"""Turn Nectar's rows into rows of a training set, and sample them.
 
-A row of `berkeley-nest/Nectar` has a `prompt` in one text, `\\n\\nHuman: ...\\n\\nAssistant: `, and `answers`, each
+A row of `berkeley-nest/Nectar` has a `prompt` as one text, `\\n\\nHuman: ...\\n\\nAssistant: `, and `answers`, each
 with `answer`, `model` and `rank`, 1 for the best. The paper takes "1,000 queries randomly sampled from Nectar" with
-seed 42 and does not say more. Here the rows are put in a random order, and the first that can be used are taken
-(`sample`).
+seed 42 and does not say more. Here the rows get a random order, and the first usable ones are taken (`sample`).
 """
 
 import hashlib
@@ -25,14 +24,14 @@ TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 
 
 class Unusable(ValueError):
-    """A query that is left out. The text is the reason, in words that other queries share, so that they add up."""
+    """A query that is left out. Its text is the reason, in the same words for all queries, to be counted."""
 
 
 def parse_prompt(text: str) -> Messages:
     """Read Nectar's prompt as messages, of which the last is the user's.
 
-    A turn begins with `Human:` or `Assistant:` after an empty line; elsewhere these words are text. White space around
-    a turn is dropped, a byte order mark too, and CRLF becomes LF. [`render_prompt`] is the inverse.
+    A turn begins with `Human:` or `Assistant:` after an empty line. Elsewhere these words are text. White space around
+    a turn and a byte order mark are dropped, and CRLF becomes LF. [`render_prompt`] is the inverse.
 
     Raises:
         [`Unusable`]: if it is not a conversation whose next turn is the assistant's.
@@ -58,23 +57,23 @@ def parse_prompt(text: str) -> Messages:
 
 
 def render_prompt(messages: Messages) -> str:
-    """Messages as Nectar writes them."""
+    """Write messages as Nectar does."""
     turns = "".join(MARKERS[message["role"]] + message["content"] for message in messages)
     return turns + MARKERS["assistant"]
 
 
 def to_row(raw: dict) -> dict:
-    """A row of Nectar as a row of a training set, yet without rubrics.
+    """Turn a row of Nectar into a row of a training set, without rubrics.
 
     Args:
         raw (`dict`):
-            The row, of Nectar's schema ([`check_schema`]).
+            The row, in Nectar's schema ([`check_schema`]).
 
     Returns:
-        `dict`: `query_id`, a hash of the prompt; `prompt`; `responses` from worst to best; `models`, which wrote them.
+        `dict`: `query_id`, a hash of the prompt; `prompt`; `responses` from worst to best; `models` that wrote them.
 
     Raises:
-        [`Unusable`]: if it cannot be trained on.
+        [`Unusable`]: if the row cannot be trained on.
     """
     if raw["prompt"] is None or raw["answers"] is None:
         raise Unusable("prompt or answers are missing")
@@ -101,7 +100,7 @@ def to_row(raw: dict) -> dict:
 
 
 def check_schema(raw: dict, number: int) -> None:
-    """Check that a row has Nectar's columns and types, where it has values.
+    """Check that a row has Nectar's columns, and that its values have Nectar's types. Values may be missing.
 
     Raises:
         [`DataError`]: naming what was expected and what was found.
@@ -131,13 +130,13 @@ def check_schema(raw: dict, number: int) -> None:
 
 
 def shown(value: object) -> str:
-    """A value and its type, short enough for a message."""
+    """Write a value and its type, short enough for a message."""
     return f"{str(value)[:60]!r} ({type(value).__name__})"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was taken, and what was not.
+    """The rows that were taken, and the reasons why others were not.
 
     Args:
         rows (`list[dict]`):
@@ -145,7 +144,7 @@ class Sample:
         read (`int`):
             Rows of the source.
         dropped (`dict[str, int]`):
-            How often each reason came up among those looked at: those that stand before the last one taken.
+            How often each reason occurred among the rows looked at: those before the last one taken.
     """
 
     rows: list[dict]
@@ -154,30 +153,32 @@ class Sample:
 
     @property
     def looked_at(self) -> int:
-        """How many queries it took to find these."""
+        """The number of queries that were looked at to find these rows."""
         return len(self.rows) + sum(self.dropped.values())
 
 
 def place_of(prompt: str | None, seed: int) -> int:
-    """Where a prompt stands in the random order: a hash of seed and text, so that no order of files or shards and no
-    way of reading them changes it."""
+    """Return the prompt's sort key, a hash of seed and text.
+
+    The sample therefore depends neither on the order of files and shards nor on streaming.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed} {prompt}".encode(errors="surrogatepass")).digest())
 
 
 def sample(
     raws: Iterable[dict], n: int | None, seed: int, fault: Callable[[dict], str | None] = lambda row: None
 ) -> Sample:
-    """Put all rows in random order and take the first `n` that can be used, in one pass that keeps `n` rows.
+    """Put all rows in random order and take the first `n` usable ones, in one pass that keeps `n` rows in memory.
 
     Args:
         raws (`Iterable[dict]`):
-            Rows of Nectar, streamed or not.
+            Rows of Nectar.
         n (`int`, *optional*):
-            How many to take, at least 1; `None` takes all that can be used.
+            Number of rows to take, at least 1. `None` takes all usable rows.
         seed (`int`):
-            Fixes the order.
+            Seed of the random order.
         fault (`Callable[[dict], str | None]`, *optional*):
-            Says of a finished row why it must be left out, if it must.
+            Returns why a finished row must be left out, or `None`.
 
     Raises:
         [`DataError`]: if a row does not have Nectar's schema.

@@ -1,27 +1,30 @@
-"""The training set: load it, refuse what cannot be trained on, look queries up by id.
+"""Load a training set, refuse rows that cannot be trained on, and look queries up by id.
 
-Rubrics and responses stay out of the rows that the trainer multiplies; a row carries `prompt` and `query_id`, and the
-process that scores looks the rest up here. The table is an Arrow file mapped into memory, so 100,000 queries cost an
-index, not their text.
+The trainer's own rows hold `prompt` and `query_id` only, because TRL copies them for every rollout. The process that
+scores looks rubrics and responses up here. The table is an Arrow file mapped into memory: 100,000 queries take the
+memory of an index, not of their texts.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from ..errors import RankBufferError
-from ..groups import Query, Rubric
+from ..groups import Query
 
+Fault = tuple[str, str, object]
+COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
 class DataError(RankBufferError, ValueError):
-    """A data set that cannot be trained on. The message names row, key and value."""
+    """A data set that cannot be used. The message names row, key and value."""
 
 
 def load_queries(
@@ -35,12 +38,18 @@ def load_queries(
         config (`str`, *optional*):
             Configuration of a data set on the Hub.
         split (`str`, *optional*, defaults to `"train"`):
-            Its split.
+            Split of the data set.
         streaming (`bool`, *optional*, defaults to `False`):
-            Read rows as they are wanted, and keep no copy on the disk. Training needs `False`.
+            Read rows when they are needed, and keep no copy on disk. Training needs `False`.
 
     Raises:
         [`DataError`]: if the data set is missing, cannot be reached, is of another kind or not readable.
+
+    Example:
+
+    ```python
+    dataset = load_queries("recipes/quickstart/howto.jsonl")
+    ```
     """
     path = Path(name)
     arguments: dict[str, Any] = {"name": config}
@@ -62,21 +71,28 @@ def load_queries(
 
 
 class QueryTable:
-    """Queries by id, checked once at start.
+    """The queries of a training set by id. All rows are checked once, when the table is made.
 
     Args:
         dataset (`Dataset`):
             Columns `query_id` (text, unique), `prompt` (list of messages), `rubrics` (list of `text` and `weight`),
             and, unless `anchors_needed` is 0, `responses` (list of text from worst to best).
         anchors_needed (`int`, *optional*, defaults to `0`):
-            How many responses every row must have: `K0`, or 0 for bootstrap.
+            Number of responses that every row must have: `K0`, or 0 for bootstrap.
 
     Attributes:
         sha256 (`str`):
-            Digest of all rows in their order, which decides when a query is visited.
+            Digest of all rows in their order. The order decides when a query is visited.
 
     Raises:
         [`DataError`]: for the first row that is not of this form.
+
+    Example:
+
+    ```python
+    table = QueryTable(load_queries("recipes/quickstart/howto.jsonl"), anchors_needed=4)
+    print(table[table.ids[0]].text)
+    ```
     """
 
     def __init__(self, dataset: Dataset, anchors_needed: int = 0):
@@ -97,29 +113,24 @@ class QueryTable:
 
     def __getitem__(self, query_id: str) -> Query:
         try:
-            row = self._dataset[self._row[query_id]]
+            number = self._row[query_id]
         except KeyError:
             raise DataError(
                 f"no query {query_id!r} in the data set that was given for rubrics and responses"
             ) from None
-        return Query(
-            id=query_id,
-            prompt=row["prompt"],
-            rubrics=tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row["rubrics"]),
-            responses=tuple(row.get("responses") or ()),
-        )
+        return Query.from_row(self._dataset[number])
 
     @property
     def ids(self) -> list[str]:
-        """All query ids, in the order of the rows."""
+        """The query ids, in the order of the rows."""
         return list(self._row)
 
 
 def select(dataset: Dataset, required: list[str]) -> Dataset:
-    """The columns `required` alone.
+    """Return a data set with the columns `required` only.
 
     Raises:
-        [`DataError`]: naming the one that is missing, what makes it, and the columns found.
+        [`DataError`]: naming the column that is missing, the recipe that makes it, and the columns found.
     """
     hints = {
         "rubrics": " (recipes/generate_rubrics.py makes them)",
@@ -134,10 +145,10 @@ def select(dataset: Dataset, required: list[str]) -> Dataset:
 
 
 def checked(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool = True) -> Iterator[dict]:
-    """The rows of a data set, each of them checked by [`check_row`], and none with another's id.
+    """Yield the rows of a data set. Each is checked by [`check_row`], and no two may have the same id.
 
     Raises:
-        [`DataError`]: for the first row that is not as it should be, or if there are no rows.
+        [`DataError`]: for the first row that is not well-formed, or if there are no rows.
     """
     seen: dict[str, int] = {}
     for number, row in enumerate(iterate(dataset)):
@@ -151,10 +162,10 @@ def checked(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool = Tr
 
 
 def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
-    """Rows of a data set, decoded a hundred at a time.
+    """Yield the rows of a data set, decoded a hundred at a time.
 
     Raises:
-        [`DataError`]: where it cannot be read on, such as in text that is not UTF-8.
+        [`DataError`]: where the data set cannot be read further, for example at text that is not UTF-8.
     """
     count = 0
     try:
@@ -167,7 +178,7 @@ def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
 
 
 def text_fault(value: object) -> str | None:
-    """Why `value` cannot stand in a prompt, or `None` if it can."""
+    """Return why `value` cannot be text of a prompt, or `None` if it can."""
     if not isinstance(value, str) or not value.strip():
         return "must be non-empty text"
     if "\0" in value:
@@ -184,60 +195,81 @@ def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: b
 
     Args:
         row (`dict`):
-            `query_id`, `prompt`, `rubrics`, `responses` and, where there are any, `models`. Other keys are ignored.
+            `query_id`, `prompt`, `rubrics`, `responses` and, optionally, `models`. Other keys are ignored.
         number (`int`):
-            Its number from 0, for messages.
+            Number of the row from 0, for messages.
         anchors_needed (`int`, *optional*, defaults to `0`):
-            How many responses it must have. With 0 it may have none, but what is there must be text.
+            Number of responses that the row must have. With 0 it may have none, but those it has must be text.
         rubrics_needed (`bool`, *optional*, defaults to `True`):
-            Whether it must have rubrics. With `False` they may be missing, but what is there must be well-formed.
+            Whether the row must have rubrics. With `False` it may have none, but those it has must be well-formed.
 
     Raises:
         [`DataError`]: naming row, key and value.
     """
-
-    def fail(key: str, problem: str, value: object) -> NoReturn:
-        query_id = row.get("query_id")
+    values: list[Any] = [row.get(key) for key in COLUMNS]
+    query_id, prompt, rubrics, responses, models = values
+    for key, problem, value in chain(
+        text_faults("query_id", query_id),
+        prompt_faults(prompt),
+        rubric_faults(rubrics) if rubrics_needed or rubrics else (),
+        response_faults(responses, anchors_needed) if anchors_needed or responses else (),
+        model_faults(models, responses) if models else (),
+    ):
         name = f" (query_id {query_id!r})" if isinstance(query_id, str) else ""
         raise DataError(f"row {number}{name}: {key} {problem}, got {str(value)[:80]!r}")
+    return query_id
 
-    def check_text(key: str, value: object) -> None:
-        if fault := text_fault(value):
-            fail(key, fault, value)
 
-    values: list[Any] = [row.get(key) for key in ("query_id", "prompt", "rubrics", "responses", "models")]
-    query_id, prompt, rubrics, responses, models = values
-    check_text("query_id", query_id)
+# Each of these yields (key, problem, value). Whoever asks stops at the first one, so the code after it may rely on
+# everything before it.
+
+
+def text_faults(key: str, value: object) -> Iterator[Fault]:
+    """Yield the fault of a text, if it has one."""
+    if fault := text_fault(value):
+        yield key, fault, value
+
+
+def prompt_faults(prompt: Any) -> Iterator[Fault]:
+    """Yield the faults of a list of messages."""
     if not isinstance(prompt, list) or not prompt:
-        fail("prompt", 'must be a non-empty list of messages such as [{"role": "user", "content": "..."}]', prompt)
+        yield "prompt", 'must be a non-empty list of messages such as [{"role": "user", "content": "..."}]', prompt
     for i, message in enumerate(prompt):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            fail(f"prompt[{i}]", "must have role and content", message)
-        check_text(f"prompt[{i}].role", message["role"])
-        check_text(f"prompt[{i}].content", message["content"])
+            yield f"prompt[{i}]", "must have role and content", message
+        yield from text_faults(f"prompt[{i}].role", message["role"])
+        yield from text_faults(f"prompt[{i}].content", message["content"])
     if prompt[-1]["role"] != "user":
-        fail("prompt", "must end with a user message", prompt[-1]["role"])
-    if rubrics_needed or rubrics:
-        if not isinstance(rubrics, list) or not rubrics:
-            fail("rubrics", "must be a non-empty list", rubrics)
-        for i, rubric in enumerate(rubrics):
-            if not isinstance(rubric, dict) or not {"text", "weight"} <= rubric.keys():
-                fail(f"rubrics[{i}]", "must have text and weight", rubric)
-            check_text(f"rubrics[{i}].text", rubric["text"])
-            if type(rubric["weight"]) is not int or not 1 <= rubric["weight"] <= 5:
-                fail(f"rubrics[{i}].weight", "must be an integer from 1 to 5", rubric["weight"])
-    if anchors_needed or responses:
-        if not isinstance(responses, list) or len(responses) < anchors_needed:
-            count = len(responses) if isinstance(responses, list) else 0
-            least = f"hold at least {anchors_needed} responses" if anchors_needed else "be a list of text"
-            fail("responses", f"must {least} from worst to best", f"{count} responses")
-        for i, response in enumerate(responses):
-            check_text(f"responses[{i}]", response)
-    if models:
-        if not isinstance(models, list):
-            fail("models", "must be a list of text", models)
-        if responses and len(models) != len(responses):
-            fail("models", f"must name who wrote each of the {len(responses)} responses", models)
-        for i, model in enumerate(models):
-            check_text(f"models[{i}]", model)
-    return query_id
+        yield "prompt", "must end with a user message", prompt[-1]["role"]
+
+
+def rubric_faults(rubrics: Any) -> Iterator[Fault]:
+    """Yield the faults of a list of rubrics."""
+    if not isinstance(rubrics, list) or not rubrics:
+        yield "rubrics", "must be a non-empty list", rubrics
+    for i, rubric in enumerate(rubrics):
+        if not isinstance(rubric, dict) or not {"text", "weight"} <= rubric.keys():
+            yield f"rubrics[{i}]", "must have text and weight", rubric
+        yield from text_faults(f"rubrics[{i}].text", rubric["text"])
+        if type(rubric["weight"]) is not int or not 1 <= rubric["weight"] <= 5:
+            yield f"rubrics[{i}].weight", "must be an integer from 1 to 5", rubric["weight"]
+
+
+def response_faults(responses: Any, anchors_needed: int) -> Iterator[Fault]:
+    """Yield the faults of a list of responses, of which at least `anchors_needed` must be there."""
+    if not isinstance(responses, list) or len(responses) < anchors_needed:
+        count = len(responses) if isinstance(responses, list) else 0
+        least = f"hold at least {anchors_needed} responses" if anchors_needed else "be a list of text"
+        yield "responses", f"must {least} from worst to best", f"{count} responses"
+    for i, response in enumerate(responses):
+        yield from text_faults(f"responses[{i}]", response)
+
+
+def model_faults(models: Any, responses: Any) -> Iterator[Fault]:
+    """Yield the faults of the names of the models that wrote the responses."""
+    if not isinstance(models, list):
+        yield "models", "must be a list of text", models
+    if responses and len(models) != len(responses):
+        yield "models", f"must name who wrote each of the {len(responses)} responses", models
+    for i, model in enumerate(models):
+        yield from text_faults(f"models[{i}]", model)

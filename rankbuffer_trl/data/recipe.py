@@ -1,58 +1,91 @@
-"""What the recipes of this folder share: a command line in, a data set with its report out."""
+"""What the recipes share: settings are read from the command line, and a data set is written with its provenance."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from datasets import disable_progress_bars
 from trl import TrlParser
 
-from ..judge import JudgeError
-from .files import beside, write_failures, write_report, write_rows
-from .queries import DataError
+from ..errors import RankBufferError, SettingsError
+from ..judge import Totals
+from ..judge.config import JudgeConfig, read_object
+from .output import beside, write_failures, write_provenance, write_rows
+
+Config = TypeVar("Config")
 
 
-def run(config_class: type, main: Callable[[Any], int]) -> None:
-    """Read the settings, run `main`, and exit with its code. A fault that a user can mend ends in one line."""
+def run(config_class: type[Config], main: Callable[[Config], int]) -> None:
+    """Read the settings, run `main`, and exit with the code that it returns.
+
+    A fault that the user can mend ends in one line.
+    """
     name = Path(sys.argv[0]).stem
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        (config,) = TrlParser((config_class,)).parse_args_and_config()
-        code = main(config)
-    except (DataError, JudgeError, ValueError, OSError) as error:
+        code = main(read_settings(config_class))
+    except (RankBufferError, OSError) as error:
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
-        sys.exit(f"{name}: interrupted. Answers that were there are kept; the same command goes on from them")
+        sys.exit(f"{name}: interrupted. The answers so far are kept; run the same command again to continue")
     sys.exit(code)
 
 
-def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[dict]) -> int:
-    """Write a data set, its failures and its report, say so, and give the exit code: 1 if a query failed.
+def read_settings(config_class: type[Config]) -> Config:
+    """Read settings from the command line, and from the YAML file that `--config` names.
 
-    Where all have failed, what was there before stays.
+    Raises:
+        [`SettingsError`]: for a key that does not exist or a value that cannot work.
+    """
+    try:
+        (config,) = TrlParser((config_class,)).parse_args_and_config()
+    except ValueError as error:  # of TRL's parser, for a key that does not exist
+        raise SettingsError(str(error)) from error
+    return config
+
+
+def set_fields(config: JudgeConfig) -> dict[str, Any]:
+    """Return the fields that the user sets in every request (`judge_request`)."""
+    return read_object("judge_request", config.judge_request) or {}
+
+
+def cost_line(config: JudgeConfig, totals: Totals) -> str:
+    """Say what all attempts cost, in tokens, and in money if prices are set."""
+    line = (
+        f"{totals.attempts:,} requests, {totals.spent_prompt_tokens:,} prompt tokens"
+        f" ({totals.spent_cached_tokens:,} cached), {totals.spent_completion_tokens:,} completion tokens"
+    )
+    price = config.price(totals)
+    return line if price is None else f"{line}; {price:,.4f} at the prices given"
+
+
+def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[dict]) -> int:
+    """Write a data set, its failures and its provenance, and return the exit code: 1 if a query failed.
+
+    If all queries failed, an older file at `path` stays.
 
     Args:
         path (`Path`):
             The data set.
         rows (`list[dict]`):
-            Its rows.
+            The rows of the set.
         failures (`dict[str, str]`):
-            Why queries are not among them, by id.
+            The cause by query id, for queries that are not among the rows.
         steps (`list[dict]`):
-            How it was made.
+            The steps that made the set.
     """
     write_failures(path, failures)
     if rows:
         write_rows(path, rows)
-        write_report(path, steps)
-        print(f"{len(rows):,} queries in {path}, how they were made in {beside(path, 'report.json')}")
+        write_provenance(path, steps)
+        print(f"{len(rows):,} queries in {path}, how they were made in {beside(path, 'provenance.json')}")
     if failures:
         query_id, cause = next(iter(failures.items()))
         print(
             f"{len(failures):,} queries failed and are NOT in it; they are listed in {beside(path, 'failed.jsonl')}."
-            f" The first is {query_id!r}: {cause}. Run the same command again to ask these alone.",
+            f" The first is {query_id!r}: {cause}. Run the same command again to ask only these.",
             file=sys.stderr,
         )
     return 1 if failures else 0

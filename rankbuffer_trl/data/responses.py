@@ -1,21 +1,21 @@
-"""Responses for queries that have none: sampled from an endpoint, then put in order by one judgment.
+"""Make responses for queries that have none: sample them from a server, then order them by one judgment.
 
-The paper does not need this: Nectar has ranked responses, and its bootstrap ranks rollouts in training. Here a query's
-responses are ranked with the bootstrap's question, so they come in the same order as the anchors of a bootstrap would.
-Rubrics are usually written from these responses, so there are none yet, and the judge goes by the generic ones.
+The paper does not need this: Nectar has ranked responses, and the paper's bootstrap ranks rollouts in training. Here
+the bootstrap's question ranks a query's responses, so their order is that of the anchors of a bootstrap. Rubrics are
+usually written from these responses. A query without rubrics is therefore judged by the generic ones.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..groups import Messages, Query, Rollout, Rubric
-from ..judge import Question, VerdictError, ranking_question
-from ..judge.chat import Chat
+from ..groups import Messages, Query, Rollout
+from ..judge import Chat, Question, VerdictError, ranking_question
 from .queries import text_fault
 from .rubrics import GENERIC
 
 SEED_STEP = 1000
-"""Between the seeds of two samples, so that asking one again does not repeat another."""
+"""Distance between the seeds of two samples. A repeat adds 1 to the seed and must not reach the next sample's."""
 
 
 def sample_chats(query_id: str, prompt: Messages, n: int, request: dict[str, Any], seed: int) -> list[Chat]:
@@ -25,13 +25,13 @@ def sample_chats(query_id: str, prompt: Messages, n: int, request: dict[str, Any
         query_id (`str`):
             The query.
         prompt (`list[dict]`):
-            Its messages, which are put as they stand.
+            The messages of the query, which are sent unchanged.
         n (`int`):
-            How many.
+            The number of responses.
         request (`dict[str, Any]`):
-            Decoding, such as temperature and `max_tokens`.
+            Decoding, such as `temperature` and `max_tokens`.
         seed (`int`):
-            Of the first response; each has another.
+            Seed of the first response. Each response has its own.
     """
     return [
         Chat("sample", query_id, prompt, read_response, request | {"seed": seed + SEED_STEP * i}, afresh=True)
@@ -40,10 +40,10 @@ def sample_chats(query_id: str, prompt: Messages, n: int, request: dict[str, Any
 
 
 def read_response(answer: str) -> str:
-    """The answer without its thinking.
+    """Return the answer without its thinking.
 
     Raises:
-        [`VerdictError`]: if nothing is left, or it is not clean text.
+        [`VerdictError`]: if nothing is left, or the rest is not clean text.
     """
     text = answer.rpartition("</think>")[2].strip()
     if "<think>" in text:
@@ -53,19 +53,14 @@ def read_response(answer: str) -> str:
     return text
 
 
-def order_question(query_id: str, prompt: Messages, rubrics: Sequence[dict] | None, texts: Sequence[str]) -> Question:
+def order_question(query: Query, texts: Sequence[str]) -> Question:
     """Ask for the order of responses, worst to best: the paper's listwise question, as its bootstrap asks it.
 
     Args:
-        query_id (`str`):
-            The query.
-        prompt (`list[dict]`):
-            Its messages.
-        rubrics (`Sequence[dict]`, *optional*):
-            Its rubrics; the generic ones if it has none.
+        query (`Query`):
+            The query. Without rubrics of its own, it is judged by the generic ones.
         texts (`Sequence[str]`):
-            The responses. The verdict names them by their places.
+            The responses. The verdict names them by their indices.
     """
-    weighted = tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in rubrics or ()) or GENERIC
     rollouts = [Rollout(i, text) for i, text in enumerate(texts)]
-    return ranking_question(Query(query_id, prompt, weighted), rollouts, kind="bootstrap")
+    return ranking_question(replace(query, rubrics=query.rubrics or GENERIC), rollouts, kind="bootstrap")

@@ -1,7 +1,7 @@
-"""Rubrics for a query from its ranked responses: the paper's prompts, and how the answer is read.
+"""Write rubrics for a query from its ranked responses, with the paper's prompts.
 
 `prompts/rubrics_system.txt` and `prompts/rubrics_user.txt` are the paper's, word for word (appendix "Rubric
-Generation"). They speak of seven responses; for another number of them that word is exchanged and nothing else.
+Generation"). They speak of seven responses. For another number of responses, that word changes and nothing else.
 """
 
 import json
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..groups import Query, Rubric
-from ..judge.chat import Chat
+from ..judge import Chat, VerdictError
 from ..judge.guard import defuse
 from ..judge.questions import fill
-from ..judge.verdicts import VerdictError, shown
+from ..judge.verdicts import shown
 from .queries import text_fault
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -25,7 +25,9 @@ NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".
 TEMPERATURE, MAX_TOKENS = 0.2, 1024
 """The paper's decoding."""
 LEAST, MOST = 3, 5
-LONGEST_ANSWER = 100_000  # characters; 1,024 tokens are far fewer
+"""Number of rubrics in an answer."""
+LONGEST_ANSWER = 100_000
+"""Characters. 1,024 tokens have far fewer."""
 
 GENERIC = (
     Rubric("Does what the query asks, in full, and keeps to every constraint that it states.", 5),
@@ -34,7 +36,7 @@ GENERIC = (
     Rubric("Is clearly written and well organised, in a fitting tone and form.", 2),
     Rubric("Is no longer than it needs to be, without filler or repetition.", 1),
 )
-"""For queries without rubrics of their own. They cannot say what matters for one query, so expect a weaker reward."""
+"""Rubrics for any query. They cannot say what matters for one query, so expect a weaker reward."""
 
 
 def rubric_chat(
@@ -46,13 +48,13 @@ def rubric_chat(
         query_id (`str`):
             The query.
         prompt (`list[dict]`):
-            Its messages. The model reads them as a judge does, [`Query.text`].
+            The messages of the query. The model reads them as a judge does, see [`Query.text`].
         responses (`list[str]`):
-            From worst to best, at least two. Chat markers in them are defused, as in a judge's prompts.
+            At least two responses, from worst to best. Chat markers in them are broken up, as in a judge's prompts.
         models (`list[str]`, *optional*):
-            Who wrote each. Without them the prompt says `unknown`.
+            The model that wrote each response. Without names, the prompt says `unknown`.
         request (`dict[str, Any]`):
-            Decoding: the paper has temperature 0.2 and at most 1,024 tokens.
+            Decoding. The paper uses temperature 0.2 and at most 1,024 tokens.
     """
     n = len(responses)
     head, _, _ = USER.partition("[Rank 1 |")
@@ -69,18 +71,17 @@ def rubric_chat(
 
 
 def for_count(template: str, n: int) -> str:
-    """The template for `n` responses instead of seven."""
+    """Rewrite a template for `n` responses instead of seven."""
     word = NUMBERS[n] if n < len(NUMBERS) else str(n)
     return template.replace("seven", word).replace("Seven", word.capitalize())
 
 
 def read_rubrics(answer: str) -> list[dict[str, Any]]:
-    """The rubrics of an answer: 3 to 5 of them, each `{"text": text, "weight": integer 1 to 5}`.
+    """Read the rubrics of an answer: 3 to 5 of them, each `{"text": text, "weight": integer 1 to 5}`.
 
-    Two things are mended: text around the JSON object (a code fence, a sentence, a thinking block before it) is passed
-    over, and white space inside a rubric becomes single spaces, since a prompt has one line per rubric. Everything
-    else is a fault that is put to the model: other counts, other weights, weights as text, a rubric that stands there
-    twice.
+    Text around the JSON object is skipped: a code fence, a sentence, a thinking block. White space inside a rubric
+    becomes single spaces, because a prompt has one line per rubric. Everything else is a fault that the model is told:
+    other counts, other weights, weights as text, the same rubric twice.
 
     Raises:
         [`VerdictError`]: naming the fault.
@@ -104,7 +105,7 @@ def read_rubrics(answer: str) -> list[dict[str, Any]]:
 
 
 def read_rubric(rubric: Any, number: int) -> dict[str, Any]:
-    """One rubric of the list, or [`VerdictError`]."""
+    """Read one rubric of the list, or raise [`VerdictError`]."""
     if not isinstance(rubric, dict) or not {"text", "weight"} <= rubric.keys():
         raise VerdictError(f"rubric {number} must be an object with `text` and `weight`")
     text, weight = rubric["text"], rubric["weight"]
@@ -116,7 +117,7 @@ def read_rubric(rubric: Any, number: int) -> dict[str, Any]:
 
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a text, outermost ones, from left to right."""
+    """Yield the outermost JSON objects in a text, from left to right."""
     decoder = json.JSONDecoder()
     end = 0
     for start in re.finditer(r'\{\s*"', text):
@@ -124,7 +125,7 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
             continue
         try:
             value, end = decoder.raw_decode(text, start.start())
-        except RecursionError:  # so would be all that begin inside it
+        except RecursionError:  # every object that begins inside this one is nested too deep as well
             return
         except ValueError:
             continue

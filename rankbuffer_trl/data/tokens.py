@@ -1,16 +1,20 @@
-"""How long a text is for a model: counted by a tokenizer, or estimated where none is given."""
+"""Count the tokens of a text with a tokenizer, or estimate them without one."""
 
 import math
 
+from ..errors import SettingsError
 from ..groups import Messages
 
-CHARACTERS_PER_TOKEN = 3  # few for English, so that an estimate is rather too high
-TURN_TOKENS = 256  # of the judge's chat template, and of the turn that names the fault of an answer
-QUOTED = 8  # with `judge_guard` each line of a response costs a mark more: about a token for 8
+CHARACTERS_PER_TOKEN = 3
+"""Few for English, so that an estimate is too high rather than too low."""
+TURN_TOKENS = 256
+"""Tokens of the judge's chat template, and of the turn that names the fault of an answer."""
+QUOTED = 8
+"""With `judge_guard`, each line of a response has a mark in front: about one token in eight."""
 
 
 def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = True) -> int:
-    """About how many tokens of context a judge's prompt needs, a repeat after one faulty answer included.
+    """Estimate how many tokens of context a judge prompt needs, one repeat after a faulty answer included.
 
     Args:
         prompt (`int`):
@@ -18,26 +22,25 @@ def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = Tru
         verdict (`int`):
             Tokens that an answer may have.
         responses (`int`, *optional*, defaults to `0`):
-            Tokens of responses that are still to come into the prompt.
+            Tokens of responses that are not in the prompt yet.
         guard (`bool`, *optional*, defaults to `True`):
-            Whether these are quoted there.
+            Whether the prompt quotes these responses.
     """
     return prompt + responses + (responses // QUOTED if guard else 0) + 2 * verdict + TURN_TOKENS
 
 
 class TokenCounter:
-    """Counts tokens.
+    """A counter of tokens.
 
     Args:
         tokenizer (`str`, *optional*):
-            Name or path of a tokenizer. Without one, a token is taken for 3 characters, and `exact` is `False`.
+            Name or path of a tokenizer. Without one, 3 characters count as a token.
 
     Raises:
-        `ValueError`: if the tokenizer cannot be loaded.
+        [`SettingsError`]: if the tokenizer cannot be loaded.
     """
 
     def __init__(self, tokenizer: str | None = None):
-        self.exact = tokenizer is not None
         self.name = tokenizer or f"estimated, {CHARACTERS_PER_TOKEN} characters each"
         self._tokenizer = None
         if tokenizer is not None:
@@ -47,16 +50,16 @@ class TokenCounter:
                 self._tokenizer = AutoTokenizer.from_pretrained(tokenizer)
             except (OSError, ValueError) as error:
                 cause = " ".join(str(error).split())
-                raise ValueError(f"the tokenizer {tokenizer} cannot be loaded: {cause}") from error
+                raise SettingsError(f"the tokenizer {tokenizer} cannot be loaded: {cause}") from error
 
     def text(self, text: str) -> int:
-        """Tokens of a plain text."""
+        """Count the tokens of a plain text."""
         if self._tokenizer is None:
             return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def chat(self, messages: Messages) -> int:
-        """Tokens of a chat in the model's template, up to the answer; without a template, those of its texts."""
+        """Count the tokens of a chat in the model's template, up to the answer; without a template, of its texts."""
         if self._tokenizer is None or self._tokenizer.chat_template is None:
             return sum(self.text(message["content"]) for message in messages)
         rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -1,6 +1,6 @@
 """The judge: questions in the paper's words, one seam that asks them, clients that answer, a ledger of its cost."""
 
-from .answer_log import AnswerLog, answer_all
+from .batch import AnswerLog, AnswerLogError, Answers, ask_many
 from .chat import Chat
 from .errors import JudgeError, TransportError
 from .judge import Asked, ChatClient, Judge
@@ -19,6 +19,8 @@ from .verdicts import Order, Position, Score, Scores, Selection, Verdict, Verdic
 
 __all__ = [
     "AnswerLog",
+    "AnswerLogError",
+    "Answers",
     "Asked",
     "Call",
     "Chat",
@@ -39,7 +41,7 @@ __all__ = [
     "Verdict",
     "VerdictError",
     "Winner",
-    "answer_all",
+    "ask_many",
     "duel_question",
     "insertion_question",
     "pairwise_question",

@@ -1,7 +1,7 @@
-"""A chat in somebody else's words, put through the same seam as the judge's questions.
+"""A chat in the caller's own words, which a judge is asked like any of its questions.
 
-Rubric generation, sampled responses and the benchmarks' judging have prompts, decoding and readers of their own; their
-retries, limits and costs are those of any judgment.
+Rubric generation, sampled responses and the benchmarks have prompts, decoding and readers of their own. Retries,
+limits and the ledger are those of every judgment.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +15,17 @@ class Chat:
 
     Args:
         kind (`str`):
-            What the ledger calls it.
+            Its kind in the ledger.
         query_id (`str`):
-            What it is about; chats of the same id go to the same one of several servers.
+            The query. Chats of the same query go to the same one of several servers.
         messages (`Sequence[dict[str, str]]`):
             The whole chat, with `role` and `content`.
         read (`Callable[[str], Any]`):
-            Turns the answer into a value that JSON can hold. A [`VerdictError`] has it asked again.
+            Turns the answer into a value that JSON can hold. If it raises [`VerdictError`], the chat is asked again.
         request (`Mapping[str, Any]`, *optional*, defaults to `{}`):
-            Fields of the request, such as `temperature`, `max_tokens` or `seed`; `None` leaves a field out.
+            Fields of the request, such as `temperature`, `max_tokens` or `seed`. `None` leaves a field out.
         afresh (`bool`, *optional*, defaults to `False`):
-            Ask again with the same messages and the next seed, not in a turn that names the fault.
+            Repeat with the same messages and the next seed, instead of a further turn that names the fault.
     """
 
     kind: str
@@ -36,9 +36,9 @@ class Chat:
     afresh: bool = False
 
     def chat(self, guard: bool = False) -> list[dict[str, str]]:
-        """The messages. There is nothing to guard: who wrote them has decided what they quote."""
+        """Return the messages. `guard` changes nothing: the caller has decided how responses are quoted."""
         return list(self.messages)
 
     def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
-        """The fields of the request, which no decoding of verdicts changes."""
+        """Return the fields of the request. The decoding of verdicts does not change them."""
         return dict(self.request)

@@ -100,6 +100,7 @@ class Judge:
                 try:
                     verdict = question.read(answer)
                 except VerdictError as fault:
+                    tally.malformed += 1
                     error = str(fault)
                     if not question.afresh:
                         messages = messages[:opening] + [
@@ -131,6 +132,7 @@ class Judge:
             spent=tally.spent,
             seconds=tally.seconds,
             error=error,
+            malformed=tally.malformed,
         )
         self.calls.append(call)
         return call

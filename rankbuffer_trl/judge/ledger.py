@@ -26,6 +26,7 @@ class Tally:
     seconds: float = 0.0
     server: str = ""
     spent: Usage = field(default_factory=Usage)
+    malformed: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Call:
             Wall time of its requests, without the wait for a free slot.
         error (`str`, *optional*):
             Why the last attempt failed, if the judgment did.
+        malformed (`int`, *optional*, defaults to `0`):
+            Answers that were not a valid verdict.
     """
 
     method: str
@@ -67,6 +70,7 @@ class Call:
     spent: Usage
     seconds: float
     error: str = ""
+    malformed: int = 0
 
     @property
     def failed(self) -> bool:

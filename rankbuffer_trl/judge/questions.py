@@ -9,7 +9,7 @@ share everything before it, which a server with prefix caching computes once.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Question:
     template: str
     texts: Mapping[str, str]
     responses: Mapping[str, Sequence[tuple[str, str]]]
-    afresh: bool = field(default=False, init=False)
+    afresh = False  # a repeat names the fault of the answer before it
 
     def prompt(self, guard: bool = False) -> str:
         """The whole text for the judge.

@@ -16,12 +16,10 @@ from ..data.queries import QueryTable
 from ..data.tokens import CHARACTERS_PER_TOKEN, context_for
 from ..judge import Call, Judge, JudgeError, Totals
 from ..judge.openai_client import OpenAIClient
-from ..judge.reach import check_server, servers_of
+from ..judge.reach import LONGEST, check_server, servers_of
 from ..rewards.method import RewardMethod
 from .config import RankBufferConfig
 from .scorer import stand_in
-
-LONGEST = 5  # prompts that are counted exactly, since the longest text need not have the most tokens
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Data sets on the disk: whole or not at all, and with the report of how they were made beside them."""
+"""Write data sets whole or not at all, with a record of how they were made in a file beside them."""
 
 import json
 from collections.abc import Iterable
@@ -13,16 +13,16 @@ KINDS = (".jsonl", ".parquet")
 
 
 def check_output(path: str | None, source: str | None = None) -> Path:
-    """The path of a data set to be written.
+    """Check that a data set can be written to a path, make its folder, and return the path.
 
     Args:
         path (`str`, *optional*):
-            What the user named.
+            The path that the user named.
         source (`str`, *optional*):
             The data set that is read.
 
     Raises:
-        [`DataError`]: if it is not named, is of another kind or the source itself, or its folder cannot be made.
+        [`DataError`]: if the path is not set, has another suffix, is the source itself, or its folder cannot be made.
     """
     if not path or Path(path).suffix not in KINDS:
         raise DataError(f"output_file must end in {' or '.join(KINDS)}, got {path!r}")
@@ -36,12 +36,12 @@ def check_output(path: str | None, source: str | None = None) -> Path:
 
 
 def beside(path: Path, what: str) -> Path:
-    """A file that belongs to the data set `path`: its `report.json`, `failed.jsonl` or `answers.jsonl`."""
+    """Return the path of a file that belongs to the data set `path`, such as `<path>.provenance.json`."""
     return path.with_name(f"{path.name}.{what}")
 
 
 def write_rows(path: Path, rows: Iterable[dict]) -> None:
-    """Write rows as JSON lines or Parquet, by the path's suffix."""
+    """Write rows as JSON lines or Parquet, depending on the suffix of `path`."""
     with replacing(path) as draft:
         if path.suffix == ".parquet":
             rows = list(rows)
@@ -63,27 +63,27 @@ def write_failures(path: Path, failures: dict[str, str]) -> None:
 
 
 def source_name(dataset_name: str) -> str:
-    """What a report calls a data set or tokenizer: a path by its last part, since reports are pushed to the Hub."""
+    """Return the name of a data set or tokenizer for the record: the last part of a path, since records are pushed."""
     path = Path(dataset_name)
     return path.absolute().name if path.exists() else dataset_name
 
 
-def read_report(path: str | Path) -> list[dict]:
-    """The steps that made a data set, from its report; none if it has no report.
+def read_provenance(path: str | Path) -> list[dict]:
+    """Read the steps that made a data set; return an empty list if there is no record of them.
 
     Raises:
-        [`DataError`]: if the report cannot be read.
+        [`DataError`]: if the record cannot be read.
     """
-    report = beside(Path(path), "report.json")
-    if not report.is_file():
+    record = beside(Path(path), "provenance.json")
+    if not record.is_file():
         return []
     try:
-        return json.loads(report.read_text(encoding="utf-8"))["steps"]
+        return json.loads(record.read_text(encoding="utf-8"))["steps"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"the report {report} cannot be read ({error}); delete it to go on without it") from error
+        raise DataError(f"the record {record} cannot be read ({error}); delete it to continue without it") from error
 
 
-def write_report(path: Path, steps: list[dict]) -> None:
-    """Write the steps that made a data set beside it."""
-    with replacing(beside(path, "report.json")) as draft:
+def write_provenance(path: Path, steps: list[dict]) -> None:
+    """Write the steps that made a data set to `<path>.provenance.json`."""
+    with replacing(beside(path, "provenance.json")) as draft:
         draft.write_text(json.dumps({"steps": steps}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,260 @@
+"""Ask many questions: checked first, shown as they are answered, each answer on disk at once, added up at the end.
+
+`ask_many` is the one way to do this for rubrics, sampled responses, evaluations and audits.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import RankBufferError
+from .errors import first_leaf
+from .judge import Asked, Judge
+from .ledger import Call, Totals, Usage
+from .reach import check_servers, fields_of, servers_of
+
+logger = logging.getLogger(__name__)
+
+
+class AnswerLogError(RankBufferError, ValueError):
+    """A log of answers that cannot be read. The message names file and line."""
+
+
+class AnswerLog:
+    """A file of answers by key, one JSON line each: `key`, `value`, and the `call` with the cost of the answer.
+
+    Lines are only ever added. A last line that was torn by a kill is dropped. Any other damage is an error, because
+    an answer that was paid for would be lost.
+
+    Args:
+        path (`str` or `Path`, *optional*):
+            The file. The file and its folder are made if they are missing. With `None`, answers stay in memory.
+
+    Raises:
+        [`AnswerLogError`]: if a line other than the last is not an answer.
+        `OSError`: if the file cannot be opened, or another process uses it.
+
+    Example:
+
+    ```python
+    with AnswerLog("answers.jsonl") as log:
+        if "q1" not in log:
+            log.add("q1", *await judge.put(question))
+        print(log["q1"], log.totals().tokens)
+    ```
+    """
+
+    def __init__(self, path: str | Path | None):
+        self._values: dict[str, Any] = {}
+        self.calls: list[Call] = []
+        self._file: FileIO | None = None
+        if path is not None:
+            path = Path(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(path, "a")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # is released when the process ends
+                self._file.truncate(self._read(path))
+            except BlockingIOError:
+                self.close()
+                raise BlockingIOError(f"{path} is in use by another process: is this job running already?") from None
+            except BaseException:
+                self.close()
+                raise
+
+    def _read(self, path: Path) -> int:
+        """Read all answers and return where the last whole line ends."""
+        end = 0
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    logger.warning("%s: its last line is torn and is dropped; it is asked again", path)
+                    break
+                try:
+                    row = json.loads(line)
+                    costs = {name: Usage(*row["call"][name]) for name in ("usage", "spent")}
+                    self._keep(row["key"], row["value"], Call(**row["call"] | costs))
+                except (ValueError, LookupError, TypeError) as error:
+                    raise AnswerLogError(
+                        f"{path}, line {number}, is not an answer ({error}): mend or delete that line, and it is asked"
+                        " again"
+                    ) from None
+                end += len(line)
+        return end
+
+    def _keep(self, key: str, value: Any, call: Call) -> None:
+        self._values[key] = value
+        self.calls.append(call)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, key: str, value: Any, call: Call) -> None:
+        """Write one answer. When this returns, the answer is in the file and survives the process.
+
+        Raises:
+            `OSError`: if the disk is full. The file then holds whole lines only.
+        """
+        if self._file is not None:
+            line = json.dumps({"key": key, "value": value, "call": call.as_dict()}).encode() + b"\n"
+            start = self._file.seek(0, 2)
+            try:
+                written = self._file.write(line)
+                if written < len(line):  # a disk that fills up takes a part; writing the rest raises the cause
+                    self._file.write(line[written:])
+            except OSError:
+                self._file.truncate(start)
+                raise
+        self._keep(key, value, call)
+
+    def totals(self) -> Totals:
+        """Add up what all answers in the file cost, those of earlier runs included."""
+        return Totals.of(self.calls)
+
+    def close(self) -> None:
+        """Close the file and release its lock."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> "AnswerLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The outcome of [`ask_many`].
+
+    Args:
+        values (`dict[str, Any]`):
+            What was read from each answer, by the question's name.
+        failures (`dict[str, str]`):
+            Why there is no answer, by the question's name. The next run asks these questions again.
+        calls (`Sequence[Call]`):
+            The calls of all answers in the log, those of earlier runs included, and of this run's failures.
+    """
+
+    values: dict[str, Any]
+    failures: dict[str, str]
+    calls: Sequence[Call]
+
+    @property
+    def totals(self) -> Totals:
+        """The sums over `calls`."""
+        return Totals.of(self.calls)
+
+
+async def ask_many(
+    judge: Judge, questions: Mapping[str, Asked], log: Path | None, title: str, model: str | None = None
+) -> Answers:
+    """Ask all questions at once whose answers are not in a log yet, and close the judge's connections.
+
+    The judge's client limits how many requests are in flight. If there is something to ask, the servers are checked
+    first, see [`check_servers`]. Every answer is in the log as soon as it arrives, so a job that was killed continues
+    where it was.
+
+    Args:
+        judge (`Judge`):
+            The judge. Its ledger is empty afterwards; the calls are in the result.
+        questions (`Mapping[str, Asked]`):
+            What to ask, by unique name.
+        log (`Path`, *optional*):
+            File of the answers, see [`AnswerLog`]. With `None`, nothing is kept on disk.
+        title (`str`):
+            Title of the progress bar.
+        model (`str`, *optional*):
+            Name of the model that answers. An answer of another model does not count. Default: the name under which
+            the servers serve it.
+
+    Raises:
+        [`JudgeError`]: before anything is asked, if a server is missing, does not serve the model or has too short a
+            context.
+        [`AnswerLogError`]: if the log is damaged.
+        `OSError`: if the log cannot be written, or another process uses it.
+
+    Example:
+
+    ```python
+    answers = asyncio.run(ask_many(config.judge(), {"q1": question}, Path("answers.jsonl"), "asking"))
+    print(answers.values["q1"], answers.totals.tokens)
+    ```
+    """
+    client = next(iter(servers_of(judge)), None)
+    model = model or (client.model if client else judge.client.name)
+    keys = {
+        name: f"{name} {digest(model, question.chat(judge.guard), fields_of(client, question) if client else {})}"
+        for name, question in questions.items()
+    }
+    failed: dict[str, Call] = {}
+    try:
+        with AnswerLog(log) as answers:
+            todo = {name: question for name, question in questions.items() if keys[name] not in answers}
+            if todo:
+                await check_servers(judge, todo.values())
+            with progress() as shown:
+                bar = shown.add_task(title, total=len(keys), completed=len(keys) - len(todo))
+                answered: asyncio.Queue[asyncio.Task] = asyncio.Queue()
+                async with asyncio.TaskGroup() as group:
+                    tasks = {group.create_task(judge.put(question)): name for name, question in todo.items()}
+                    for task in tasks:
+                        task.add_done_callback(answered.put_nowait)
+                    for _ in tasks:
+                        task = await answered.get()
+                        value, call = task.result()
+                        if call.failed:
+                            failed[tasks[task]] = call
+                        else:
+                            answers.add(keys[tasks[task]], value, call)
+                        shown.advance(bar)
+            return Answers(
+                values={name: answers[key] for name, key in keys.items() if key in answers},
+                failures={
+                    name: f"{failed[name].outcome}: {failed[name].error}" for name in questions if name in failed
+                },
+                calls=[*answers.calls, *failed.values()],
+            )
+    except BaseExceptionGroup as errors:
+        raise first_leaf(errors) from errors
+    finally:
+        judge.drain()
+        await judge.client.close()
+
+
+def digest(model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> str:
+    """Hash what an answer depends on. A logged answer is reused only if all three are unchanged.
+
+    Args:
+        model (`str`):
+            Name of the model that answers.
+        messages (`Sequence[Mapping[str, str]]`):
+            The chat.
+        fields (`Mapping[str, Any]`):
+            All other fields of the request, such as the decoding.
+    """
+    text = json.dumps([model, list(messages), dict(fields)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def progress() -> Progress:
+    """Make a progress bar with counts. It is shown only if standard error is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

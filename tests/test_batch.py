@@ -1,0 +1,393 @@
+"""Many chats and questions put to a judge at once: checked first, kept over kills, added up."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from conftest import ask, numbers, scripted_judge, unreachable
+from http_server import served
+
+from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.judge import (
+    AnswerLog,
+    AnswerLogError,
+    Answers,
+    Chat,
+    Judge,
+    JudgeError,
+    Usage,
+    VerdictError,
+    ask_many,
+    insertion_question,
+)
+from rankbuffer_trl.judge.batch import digest
+from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.reach import check_judge, longest_need
+
+
+def read_number(answer: str) -> int:
+    if not answer.isdigit():
+        raise VerdictError("not a number")
+    return int(answer)
+
+
+def chat(text: str, **kwargs) -> Chat:
+    messages = [{"role": "system", "content": "Add one."}, {"role": "user", "content": text}]
+    return Chat("sum", "q", messages, read_number, **kwargs)
+
+
+def add_one(messages: list[dict]) -> str:
+    return str(int(messages[1]["content"]) + 1)
+
+
+def put(judge: Judge, log: Path | None, *numbers: int, **kwargs) -> Answers:
+    return asyncio.run(ask_many(judge, {f"k{n}": chat(str(n)) for n in numbers}, log, "adding", **kwargs))
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+def test_a_malformed_answer_is_asked_again_in_a_turn_or_afresh(afresh):
+    answers = ["x", "2"]
+    judge = scripted_judge(lambda messages: answers[len(judge.client.seen) - 1])
+    value, call = ask(judge, chat("1", afresh=afresh))
+    assert (value, call.outcome, call.attempts, call.usage) == (2, "parsed", 2, Usage(10, 4, 3))
+    assert call.malformed == 1
+    first, second = judge.client.seen
+    assert first == second[:2] and len(second) == (2 if afresh else 4)
+    if not afresh:
+        assert "not a number" in second[-1]["content"]
+
+
+def test_fields_of_the_request_go_to_the_server_and_each_repeat_has_its_seed():
+    bodies = []
+
+    async def complete(request):
+        bodies.append(await request.json())
+        return web.json_response({"choices": [{"message": {"content": "x" if len(bodies) == 1 else "7"}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    with served(app) as address:
+        for request in ({"temperature": 0.7, "seed": 5, "top_k": -1}, {"seed": None, "max_tokens": 9}):
+            judge = Judge(OpenAIClient(f"{address}/v1", "m", request={"top_k": None} if bodies else {}))
+            ask(judge, chat("6", request=request, afresh=True))
+    sampled, again, plain = ({k: v for k, v in body.items() if k not in ("messages", "model")} for body in bodies)
+    assert sampled == {"temperature": 0.7, "seed": 5, "top_k": -1}
+    assert again == sampled | {"seed": 6}
+    assert plain == {"temperature": 0, "max_tokens": 9}
+
+
+# The log
+
+
+def test_what_is_in_the_log_is_not_asked_again(tmp_path):
+    judge, path = scripted_judge(add_one), tmp_path / "new" / "log.jsonl"
+    answers = put(judge, path, 1, 2)
+    assert (answers.values, answers.failures) == ({"k1": 2, "k2": 3}, {}) and judge.drain() == []
+    answers = put(judge, path, 1, 2, 3)
+    assert len(judge.client.seen) == 3 and answers.values == {"k1": 2, "k2": 3, "k3": 4}
+    assert (answers.totals.calls, answers.totals.prompt_tokens) == (3, 30)
+    with AnswerLog(path) as log:
+        assert len(log) == 3 and log.totals() == answers.totals
+
+
+def test_without_a_log_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answers = put(scripted_judge(add_one), None, 1, 2)
+    assert answers.values == {"k1": 2, "k2": 3} and len(answers.calls) == 2 and not list(tmp_path.iterdir())
+
+
+def test_failures_are_named_in_the_order_asked_and_asked_again_next_time(tmp_path):
+    path = tmp_path / "log"
+    failed = put(scripted_judge(unreachable), path, 1)
+    assert (failed.values, failed.failures) == ({}, {"k1": "unreachable: connection refused"})
+    assert [call.outcome for call in failed.calls] == ["unreachable"]
+
+    def answer(messages):
+        return "?" if messages[1]["content"] in "35" else add_one(messages)
+
+    failed = put(scripted_judge(answer, max_attempts=2), path, 5, 4, 3)
+    assert list(failed.failures.items()) == [(name, "malformed: not a number") for name in ("k5", "k3")]
+    assert failed.values == {"k4": 5}
+    assert (failed.totals.calls, failed.totals.failures, failed.totals.spent_prompt_tokens) == (1, 2, 50)
+    healed = put(scripted_judge(add_one), path, 5, 4, 3, 1)
+    assert healed.values == {"k5": 6, "k4": 5, "k3": 4, "k1": 2} and not healed.failures
+    assert healed.totals.spent_prompt_tokens == 40, "failures are charged to the run in which they happen"
+
+
+def test_an_answer_counts_for_the_same_words_model_and_fields_only(tmp_path):
+    def asked(text="1", model=None, guard=False, **request) -> int:
+        judge = scripted_judge(lambda messages: "7", guard=guard)
+        questions = {"k": chat(text, request=request)}
+        asyncio.run(ask_many(judge, questions, tmp_path / "log", "adding", model))
+        return len(judge.client.seen)
+
+    assert [asked(), asked(), asked("2"), asked(model="other"), asked()] == [1, 0, 1, 1, 0]
+    words = [{"role": "user", "content": "1"}]
+    assert digest("m", words, {"a": 1, "b": 2}) == digest("m", words, {"b": 2, "a": 1})
+    others = [("n", words, {"a": 1}), ("m", [*words, *words], {"a": 1}), ("m", words, {"a": 2}), ("m", words, {})]
+    assert len({digest("m", words, {"a": 1}), *(digest(*other) for other in others)}) == 5
+
+
+def test_decoding_guard_and_the_users_fields_belong_to_the_question(tmp_path):
+    """A question of a reward method is another request under another decoding, guard or `judge_request`."""
+    bodies = []
+
+    async def complete(request):
+        bodies.append(await request.json())
+        return web.json_response({"choices": [{"message": {"content": '{"position": 1}'}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    question = insertion_question(numbers("q"), ["1", "2"], "3")
+    with served(app) as address:
+
+        def asked(**settings) -> int:
+            config = JudgeConfig(judge_url=f"{address}/v1", judge_model="m", judge_max_retries=0, **settings)
+            before = len(bodies)
+            answers = asyncio.run(ask_many(config.judge(), {"k": question}, tmp_path / "log", "asking"))
+            assert answers.values == {"k": 1}
+            return len(bodies) - before
+
+        changes = [{"judge_decoding": "regex"}, {"judge_guard": False}, {"judge_free_tokens": 9}]
+        changes.append({"judge_request": {"top_p": 0.5}})
+        assert [asked(), asked()] == [1, 0]
+        assert [asked(**change) for change in changes] == [1] * 4 and asked(**changes[3]) == 0
+
+
+def write_until_killed(path) -> None:
+    for n in range(10_000):
+        put(scripted_judge(add_one), path, n)
+        if n == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_kill_loses_nothing_and_a_torn_line_is_dropped(tmp_path, caplog):
+    writer = multiprocessing.get_context("fork").Process(target=write_until_killed, args=(tmp_path / "log",))
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == -signal.SIGKILL
+    whole = (tmp_path / "log").read_bytes()
+    (tmp_path / "log").write_bytes(whole[:-7])
+    with AnswerLog(tmp_path / "log") as log:
+        assert len(log) == 20 and "torn" in caplog.text
+    judge = scripted_judge(add_one)
+    put(judge, tmp_path / "log", *range(21))
+    assert len(judge.client.seen) == 1
+    rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert sorted(row["value"] for row in rows) == list(range(1, 22))
+
+
+def test_an_answer_is_on_disk_before_the_others_are_there(tmp_path):
+    """The fifth answer looks into the file while it is waited for; nothing else would end the wait."""
+    path = tmp_path / "log"
+
+    class Slow:
+        name = "slow"
+
+        async def complete(self, messages, *, question, seed, tally):
+            tally.attempts += 1
+            if messages[1]["content"] == "5":
+                while path.read_text().count("\n") < 4:
+                    await asyncio.sleep(0)
+            return add_one(messages), Usage()
+
+        async def close(self):
+            pass
+
+    assert len(put(Judge(Slow()), path, 5, 1, 2, 3, 4).values) == 5
+    values = [json.loads(line)["value"] for line in path.read_text().splitlines()]
+    assert sorted(values[:4]) == [2, 3, 4, 5] and values[4] == 6
+
+
+def test_a_damaged_line_is_an_error_that_names_it_and_leaves_the_file_free(tmp_path):
+    put(scripted_judge(add_one), tmp_path / "log", 1, 2)
+    text = (tmp_path / "log").read_text()
+    (tmp_path / "log").write_text("{}\n" + text)
+    for _ in range(2):
+        with pytest.raises(AnswerLogError, match=r"log, line 1, is not an answer") as error:
+            put(scripted_judge(add_one), tmp_path / "log", 1)
+        assert isinstance(error.value, RankBufferError) and isinstance(error.value, ValueError)
+    assert (tmp_path / "log").read_text() == "{}\n" + text
+
+
+def test_a_line_of_an_older_version_is_read(tmp_path):
+    put(scripted_judge(add_one), tmp_path / "log", 1)
+    row = json.loads((tmp_path / "log").read_text())
+    del row["call"]["malformed"]
+    (tmp_path / "log").write_text(json.dumps(row) + "\n")
+    with AnswerLog(tmp_path / "log") as log:
+        assert [call.malformed for call in log.calls] == [0] and log.totals().calls == 1
+
+
+def test_two_jobs_cannot_have_one_log(tmp_path):
+    with AnswerLog(tmp_path / "log"), pytest.raises(BlockingIOError, match="in use by another process"):
+        AnswerLog(tmp_path / "log")
+    AnswerLog(tmp_path / "log").close()
+
+
+def test_a_full_disk_ends_the_job_and_keeps_whole_lines(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        put(scripted_judge(add_one), tmp_path / "log", 1)
+        size = (tmp_path / "log").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            put(scripted_judge(add_one), tmp_path / "log", 2, 3, 4)
+        with AnswerLog(tmp_path / "log") as log:
+            assert len(log) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (tmp_path / "log").stat().st_size == size
+
+
+def test_what_answers_cost(tmp_path):
+    totals = put(scripted_judge(add_one), tmp_path / "log", *range(4)).totals
+    assert JudgeConfig().price(totals) is None
+    assert JudgeConfig(judge_prompt_price=100.0).price(totals) == pytest.approx(4 * 10 * 100 / 1e6)
+    both = JudgeConfig(judge_prompt_price=1.0, judge_completion_price=2.0)
+    assert both.price(totals) == pytest.approx(4 * (10 + 2 * 3) / 1e6)
+    with pytest.raises(ValueError, match="judge_completion_price must be at least 0"):
+        JudgeConfig(judge_completion_price=-1.0)
+
+
+def test_a_bug_ends_the_job_as_itself_and_keeps_what_was_answered(tmp_path):
+    def answer(messages):
+        return ZeroDivisionError("a bug") if messages[1]["content"] == "3" else add_one(messages)
+
+    judge = scripted_judge(answer)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        put(judge, tmp_path / "log", 1, 2, 3)
+    assert judge.drain() == []
+    assert put(scripted_judge(add_one), tmp_path / "log", 1, 2, 3).values == {"k1": 2, "k2": 3, "k3": 4}
+
+
+# The check
+
+
+class Server:
+    """A server of model `m` with a context, which counts a token per word and answers 7."""
+
+    def __init__(self, context: int | None, tokenizes: bool = True):
+        self.context, self.asked, self.counted = context, 0, []
+        self.app = web.Application()
+        self.app.router.add_get("/v1/models", self.models)
+        self.app.router.add_post("/v1/chat/completions", self.complete)
+        if tokenizes:
+            self.app.router.add_post("/tokenize", self.tokenize)
+
+    async def models(self, request):
+        row = {"id": "m", "object": "model", "created": 0, "owned_by": "t", "max_model_len": self.context}
+        return web.json_response({"object": "list", "data": [row]})
+
+    async def tokenize(self, request):
+        self.counted += [m["content"] for m in (await request.json())["messages"]]
+        return web.json_response({"count": len(self.counted[-1].split())})
+
+    async def complete(self, request):
+        self.asked += 1
+        return web.json_response({"choices": [{"message": {"content": "7"}}]})
+
+
+def judge_at(*addresses: str, **settings) -> Judge:
+    urls = [f"{address}/v1" for address in addresses]
+    return JudgeConfig(judge_url=urls, judge_model="m", judge_max_retries=0, **settings).judge()
+
+
+def words(n: int, **kwargs) -> Chat:
+    """A chat of `n` words: two of the system, the others short ones of the user."""
+    return chat(" ".join(["x"] * (n - 2)), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("context", "request_fields", "settings", "fits"),
+    [
+        (30, {"max_tokens": 10}, {}, True),  # exactly
+        (29, {"max_tokens": 10}, {}, False),
+        (29, {"max_tokens": 10}, {"judge_request": {"max_tokens": 9}}, True),  # the user's fields win
+        (20, {}, {}, True),
+        (19, {}, {}, False),
+        (None, {"max_tokens": 10}, {}, True),  # a server that does not say
+    ],
+)
+def test_the_longest_prompt_and_its_answer_must_fit_before_anything_is_asked(context, request_fields, settings, fits):
+    server = Server(context)
+    questions = {f"k{n}": words(n, request=request_fields) for n in (3, 20, 9)}
+    with served(server.app) as address:
+        job = ask_many(judge_at(address, **settings), questions, None, "asking")
+        if fits:
+            assert asyncio.run(job).values == dict.fromkeys(questions, 7)
+            return
+        needed = 20 + request_fields.get("max_tokens", 0)
+        with pytest.raises(JudgeError, match=rf"a context of {context} tokens is too small.*max-model-len {needed} "):
+            asyncio.run(job)
+    assert server.asked == 0
+
+
+def test_the_smallest_of_several_servers_decides():
+    large, small = Server(100), Server(10)
+    with (
+        served(large.app) as one,
+        served(small.app) as two,
+        pytest.raises(JudgeError, match=f"m at {two}/v1: a context of 10 tokens"),
+    ):
+        asyncio.run(ask_many(judge_at(one, two), {"k": words(20)}, None, "asking"))
+    assert large.asked == small.asked == 0
+
+
+def test_questions_of_a_reward_method_need_the_room_of_their_verdict():
+    async def need_of(judge, question):
+        try:
+            return await longest_need(judge.client, [question], judge.guard)
+        finally:
+            await judge.client.close()
+
+    question = insertion_question(numbers("q"), ["1", "2"], "3")
+    server = Server(1000)
+    with served(server.app) as address:
+        for decoding, room in (("none", 16 + 256), ("regex", 16)):
+            for guard in (True, False):
+                judge = judge_at(address, judge_decoding=decoding, judge_guard=guard)
+                need = asyncio.run(need_of(judge, question))
+                assert (need.answer, need.prompt) == (room, len(question.prompt(guard).split()))
+                assert server.counted[-1] == question.prompt(guard)
+
+
+def test_the_longest_text_need_not_have_the_most_tokens():
+    server = Server(20)
+    prompts = {"long word": chat("x" * 500), "many words": words(30)}
+    with served(server.app) as address, pytest.raises(JudgeError, match="has 30 tokens"):
+        asyncio.run(ask_many(judge_at(address), prompts, None, "asking"))
+
+
+def test_a_server_that_cannot_count_is_not_checked_for_length():
+    server = Server(10, tokenizes=False)
+    with served(server.app) as address:
+        assert asyncio.run(ask_many(judge_at(address), {"k": words(20)}, None, "asking")).values == {"k": 7}
+
+
+def test_a_judge_that_is_checked_without_questions_and_the_embedded_one():
+    server = Server(10)
+    with served(server.app) as address:
+        check_judge(judge_at(address))
+        with pytest.raises(JudgeError, match="does not serve judge_model='other'; it serves 'm'"):
+            check_judge(JudgeConfig(judge_url=f"{address}/v1", judge_model="other").judge())
+    with pytest.raises(JudgeError, match="cannot be reached"):
+        check_judge(judge_at(address))
+    check_judge(JudgeConfig().judge())
+
+
+def test_where_all_is_answered_no_server_is_needed(tmp_path):
+    server = Server(100)
+    with served(server.app) as address:
+        asyncio.run(ask_many(judge_at(address), {"k": words(5)}, tmp_path / "log", "asking"))
+    again = asyncio.run(ask_many(judge_at(address), {"k": words(5)}, tmp_path / "log", "asking"))
+    assert again.values == {"k": 7} and server.asked == 1
