@@ -16,8 +16,8 @@ from ..judge import (
     ChatClient,
     Judge,
     Question,
+    Reply,
     Tally,
-    Usage,
     VerdictError,
     insertion_question,
     ranking_question,
@@ -109,18 +109,16 @@ class FirstAnswers:
         self.name = client.name
         self.total = self.malformed = 0
 
-    async def complete(
-        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally
-    ) -> tuple[str, Usage]:
+    async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
         """See [`ChatClient`]."""
-        answer, usage = await self.client.complete(messages, question=question, seed=seed, tally=tally)
+        reply = Reply(*await self.client.complete(messages, question=question, seed=seed, tally=tally))
         if seed == 0:
             self.total += 1
             try:
-                question.read(answer)
+                question.read(reply.text)
             except VerdictError:
                 self.malformed += 1
-        return answer, usage
+        return reply
 
     async def close(self) -> None:
         """See [`ChatClient`]."""
@@ -134,7 +132,7 @@ async def ask_everything(judge: Judge, queries: Sequence[Query], pairwise: int, 
         [`JudgeError`]: if the very first question fails.
     """
     try:
-        await judge.preflight(insertion_question(queries[0], queries[0].responses, queries[0].responses[0]))
+        await judge.first_question(insertion_question(queries[0], queries[0].responses, queries[0].responses[0]))
         judge.client = FirstAnswers(judge.client)
         sizes = [len(query.responses) for query in queries]
         total = sum(2 * n + 2 for n in sizes) + sum(n * (n - 1) for n in sizes[:pairwise])

@@ -4,7 +4,7 @@ from .answer_log import AnswerLog, answer_all
 from .chat import Chat
 from .errors import JudgeError, TransportError
 from .judge import Asked, ChatClient, Judge
-from .ledger import Call, Tally, Totals, Usage
+from .ledger import Call, Reply, Tally, Totals, Usage
 from .questions import (
     Question,
     duel_question,
@@ -28,6 +28,7 @@ __all__ = [
     "Order",
     "Position",
     "Question",
+    "Reply",
     "RubricJudge",
     "Score",
     "Scores",
