@@ -423,7 +423,7 @@ def test_an_error_page_is_not_quoted(fault, question):
 def ask_preflight(judge: Judge, question) -> None:
     async def run():
         try:
-            await judge.preflight(question)
+            await judge.first_question(question)
         finally:
             await judge.client.close()
 
