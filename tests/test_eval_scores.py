@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.alpaca_eval.benchmark import win_rate_rows
+from evaluation.alpaca_eval.scores import read_pilot_preference, read_preference, win_rate_rows
 from evaluation.arena_hard.scores import BATTLE_SCORES, battles, official_bootstrap, read_label, score_judgments
 from evaluation.arena_hard.validation import NOTHING, style_control
 from evaluation.assets import Assets
@@ -18,6 +18,7 @@ from evaluation.check import Check
 from evaluation.files import read_jsonl, write_jsonl
 from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
 from evaluation.validate import run_checks
+from rankbuffer_trl.judge.verdicts import VerdictError
 
 PATTERNS = [r"\[\[([AB<>=]+)\]\]", r"\[([AB<>=]+)\]"]
 
@@ -91,6 +92,35 @@ def test_win_rates_leave_out_what_has_no_preference(preferences):
     if known:
         oracle = sum(50 if p == 0 else 100 * (p - 1) for p in known) / len(known)
         assert mean(found) == pytest.approx(oracle)
+
+
+def answer(*tokens: tuple[str, float]) -> dict:
+    top = [{"token": token, "logprob": value} for token, value in tokens]
+    return {"content": [{"token": tokens[0][0], "top_logprobs": top}]}
+
+
+@given(st.floats(-50, 0), st.floats(-50, 0), st.booleans())
+def test_a_preference_is_the_models_share_of_the_two_tokens(m, M, switched):
+    share = math.exp(m if switched else M) / (math.exp(m) + math.exp(M))
+    found = read_preference(answer(("x", -1.0), ("M", M), ("m", m)), switched)
+    assert found == pytest.approx(1 + share)
+    assert read_pilot_preference(answer(("x", -1.0), ("M", M), ("m", m)), switched) == found
+
+
+def test_a_token_that_is_not_among_the_likeliest_has_no_share():
+    assert read_preference(answer(("m", -0.1), ("x", -3.0)), switched=False) == 1
+    assert read_preference(answer(("m", -0.1), ("M", -math.inf)), switched=True) == 2
+    assert read_preference(answer(("M", -9999.0), ("m", -1.0)), switched=True) == 2
+    assert read_preference(answer(("Both", -0.1)), switched=True) is None
+    with pytest.raises(VerdictError, match="it said 'Both'"):
+        read_pilot_preference(answer(("Both", -0.1)), switched=True)
+
+
+@pytest.mark.parametrize("logprobs", [None, {}, {"content": None}, {"content": []}, {"content": [{}]}, [1], "m"])
+def test_an_answer_without_logprobs_is_refused(logprobs):
+    for read in (read_preference, read_pilot_preference):
+        with pytest.raises(VerdictError, match="returns no logprobs"):
+            read(logprobs, True)
 
 
 # Arena-Hard
@@ -189,7 +219,7 @@ def test_judgments_must_be_whole(tmp_path, uids, fault):
 # Official data, where it is
 
 
-@pytest.mark.parametrize(("name", "fewest"), [("alpaca_eval", 22), ("arena_hard", 5)])
+@pytest.mark.parametrize(("name", "fewest"), [("alpaca_eval", 23), ("arena_hard", 5)])
 def test_official_numbers_agree(name, fewest):
     folder = os.environ.get("EVAL_ASSETS_DIR")
     if not folder:

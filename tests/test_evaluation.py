@@ -10,25 +10,30 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas
 import pytest
 import yaml
 from aiohttp import web
-from evaluation_assets import Loopback, build, goodness, jsonl, text_of
+from evaluation_assets import Loopback, build, goodness, jsonl, logprobs, text_of
 from http_server import served
 from trl import TrlParser
 
-from evaluation.assets import AssetError
-from evaluation.benchmark import OutputError
+from evaluation.alpaca_eval.scores import is_switched
+from evaluation.asking import ask_judge
+from evaluation.assets import AssetError, Assets
+from evaluation.benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
+from evaluation.check import Check
 from evaluation.config import EvaluationConfig
 from evaluation.engines import EngineError
-from evaluation.metric import mean
+from evaluation.files import read_json, write_json
+from evaluation.metric import Row, mean
 from evaluation.results import paper_results
-from evaluation.rooms import ROOMS
-from evaluation.run import evaluate, main
-from rankbuffer_trl.judge import JudgeError
+from evaluation.rooms import ROOMS, Room
+from evaluation.run import evaluate, load_benchmarks, main
+from evaluation.validate import run_checks
+from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.judge import Chat, JudgeError
 
 ROOT = Path(__file__).parent.parent
 ROWS = 12
@@ -117,7 +122,9 @@ def test_all_benchmarks_end_to_end(settings, capsys):
     assert not any("<think>" in body for body in judged)
     costs = {name: result.cost.calls for name, result in report.results["mine"].items()}
     assert costs == {"alpaca_eval": ROWS, "arena_hard": 2 * ROWS, "wildbench": 4 * ROWS, "writingbench": 5 * ROWS}
-    assert server.asked["judge"] == sum(costs.values()) + 4, "and the pilot of AlpacaEval"
+    assert server.asked["judge"] == sum(costs.values()), "the first questions of AlpacaEval are kept"
+    tokens = {name: result.cost.prompt_tokens for name, result in report.results["mine"].items()}
+    assert tokens == {name: 10 * calls for name, calls in costs.items()}
     assert report.results["mine"]["writingbench"].price == pytest.approx(5 * ROWS * (10 * 1.0 + 2 * 2.0) / 1e6)
 
     # Files and tables.
@@ -259,16 +266,13 @@ def test_unreadable_tokens_are_counted_and_shown(settings, monkeypatch):
         (folder(config, "alpaca_eval") / "annotations.json").unlink()
         asked = server.asked.total()
         again = evaluate(config)
-        assert server.asked.total() == asked, "the library's cache has all of them"
+        assert server.asked.total() == asked, "the log has all of them"
     scores = again.results["mine"]["alpaca_eval"].scores
     assert scores.counts["NaN preferences"] == 2 and len(scores.rows["win rate"]) == ROWS - 2
     assert "Without a preference: 7, 9." in report.markdown()
 
 
-def test_rows_that_a_rate_limit_left_out_are_asked_again(settings, monkeypatch):
-    import alpaca_eval.decoders.openai as library
-
-    monkeypatch.setattr(library, "time", SimpleNamespace(sleep=lambda seconds: None))
+def test_rows_that_a_rate_limit_left_out_are_asked_again(settings):
     refused = ['"Do 7"', '"Do 9"']
     server = Loopback()
 
@@ -282,7 +286,7 @@ def test_rows_that_a_rate_limit_left_out_are_asked_again(settings, monkeypatch):
     server.app.middlewares.append(limited)
     with served(server.app) as url:
         config = settings(url, benchmarks=["alpaca_eval"], judge_max_failures=0.1)
-        with pytest.raises(JudgeError, match=r"AlpacaEval: 2 of 12 judgments failed.*Do 7, Do 9"):
+        with pytest.raises(JudgeError, match=r"mine: 2 of 12 judgments failed.*Failed: 7, 9.*Rate limit"):
             evaluate(config)
         refused.pop()
         scores = evaluate(config).results["mine"]["alpaca_eval"].scores
@@ -294,15 +298,17 @@ def test_rows_that_a_rate_limit_left_out_are_asked_again(settings, monkeypatch):
     assert scores.counts["NaN preferences"] == 0 and len(scores.rows["win rate"]) == ROWS
 
 
-def test_a_cache_of_whole_numbers_is_read(settings):
+def test_annotations_of_whole_numbers_and_of_none_are_read(settings):
     with served(Loopback().app) as url:
         config = settings(url, benchmarks=["alpaca_eval"], limit=4)
         evaluate(config)
-        cache = folder(config, "alpaca_eval") / "cache-judge.json"
-        rows = [row | {"preference": 2.0} for row in json.loads(cache.read_text())]
-        cache.write_text(json.dumps(rows))
-        scores = evaluate(config).results["mine"]["alpaca_eval"].scores
-    assert scores.counts["instructions"] == 4
+        (benchmark,) = load_benchmarks(config, config.assets()).values()
+        path = folder(config, "alpaca_eval") / "annotations.json"
+        rows = [row | {"preference": 2} for row in json.loads(path.read_text())]
+        path.write_text(json.dumps([rows[0] | {"preference": None}, *rows[1:]]))
+    scores = benchmark.scores(path.parent, "mine")
+    assert scores.counts["instructions"] == 4 and scores.counts["NaN preferences"] == 1
+    assert mean(scores.rows["win rate"]) == 100
 
 
 @pytest.mark.parametrize("name", ["alpaca_eval", "arena_hard"])
@@ -431,14 +437,86 @@ def test_half_a_file_is_an_error_that_names_it(settings, name):
             evaluate(config)
 
 
-def test_half_a_cache_of_the_library_is_an_error_that_names_it(settings):
+def test_a_torn_log_loses_one_judgment_and_a_damaged_one_is_an_error_that_names_it(settings):
+    server = Loopback()
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"])
+        before = evaluate(config).results["mine"]["alpaca_eval"].scores
+        log = folder(config, "alpaca_eval") / "judge.jsonl"
+        log.write_text(log.read_text()[:-30])
+        asked = server.asked["judge"]
+        assert evaluate(config).results["mine"]["alpaca_eval"].scores == before
+        assert server.asked["judge"] == asked + 1
+        log.write_text("{" + log.read_text())
+        with pytest.raises(RankBufferError, match=r"judge.jsonl, line 1, is not an answer"):
+            evaluate(config)
+
+
+def test_equal_outputs_count_half_and_are_not_asked_about(settings):
+    server = Loopback()
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["alpaca_eval"])
+        write_outputs(config, "alpaca_eval", rows_of(config, "alpaca_eval"))
+        path = folder(config, "alpaca_eval") / "model_outputs.json"
+        rows = json.loads(path.read_text())
+        rows[2]["output"], rows[5]["output"] = text_of("base 2"), text_of("base 5")
+        path.write_text(json.dumps(rows))
+        scores = evaluate(config).results["mine"]["alpaca_eval"].scores
+    assert scores.counts["equal outputs"] == 2 and server.asked["judge"] == ROWS - 2
+    assert scores.rows["win rate"]["2"].value == scores.rows["win rate"]["5"].value == 50
+
+
+def test_the_judges_request_cannot_change_the_one_token(settings):
+    server = Loopback()
+    with served(server.app) as url:
+        request = {"max_tokens": 2048, "logprobs": None, "top_logprobs": 1, "top_k": 5}
+        evaluate(settings(url, benchmarks=["alpaca_eval"], judge_request=request))
+    for body in (body for body in server.bodies if body["model"] == "judge"):
+        fields = {name: value for name, value in body.items() if name not in ("model", "messages")}
+        assert fields == {"max_tokens": 1, "logprobs": True, "top_logprobs": 5, "temperature": 1, "top_k": 5}
+        assert [message["role"] for message in body["messages"]] == ["system", "user"]
+
+
+def test_prompts_order_and_readings_are_those_of_the_official_library(settings, tmp_path):
+    """The official annotator asks and reads with the same texts and answers."""
+    import alpaca_eval
+
     with served(Loopback().app) as url:
         config = settings(url, benchmarks=["alpaca_eval"])
-        evaluate(config)
-        cache = folder(config, "alpaca_eval") / "cache-judge.json"
-        cache.write_text(cache.read_text()[:-30])
-        with pytest.raises(OutputError, match=r"cache-judge.json is not valid JSON.*Is it half a file\?"):
-            evaluate(config)
+        write_outputs(config, "alpaca_eval", rows_of(config, "alpaca_eval"))
+        (benchmark,) = load_benchmarks(config, config.assets()).values()
+    outputs = benchmark.read_outputs(folder(config, "alpaca_eval"), "mine")
+    chats = benchmark.chats(outputs)
+    answers = {json.dumps(chat.messages): logprobs(chat.messages) for chat in chats.values()}
+    asked = []
+
+    def completions(prompts, **arguments):
+        asked.extend(json.dumps(alpaca_eval.utils.prompt_to_chatml(prompt)) for prompt in prompts)
+        by_content = {tuple(m["content"] for m in json.loads(key)): value for key, value in answers.items()}
+        found = [by_content[tuple(m["content"] for m in json.loads(text))] for text in asked[-len(prompts) :]]
+        zeros = [0.0] * len(prompts)
+        return {
+            "completions_all": [{"logprobs": each} for each in found],
+            "price_per_example": zeros,
+            "time_per_example": zeros,
+        }
+
+    annotator = alpaca_eval.annotators.PairwiseAnnotator("weighted_alpaca_eval_gpt4_turbo", caching_path=None)
+    (single,) = annotator.annotators.values()
+    single.fn_completions = completions
+    mine = [
+        row | {"output": outputs[id], "generator": "mine"}
+        for id, row in zip(outputs, benchmark.reference, strict=True)
+    ]
+    rows = annotator.annotate_head2head(outputs_1=benchmark.reference, outputs_2=mine)
+    assert len(asked) == len(chats) == ROWS
+    official = {row["instruction"]: row["preference"] for row in rows}
+    ours = {
+        row["instruction"]: chats[id].read_logprobs(answers[json.dumps(chats[id].messages)])
+        for id, row in zip(outputs, benchmark.reference, strict=True)
+    }
+    assert ours == pytest.approx(official, abs=1e-12)
+    assert len({is_switched(instruction) for instruction in official}) == 2
 
 
 def test_other_assets_are_refused_all_at_once(values, assets, tmp_path):
@@ -513,6 +591,91 @@ def test_official_judgments_replayed_give_the_official_preferences(settings, ass
     assert [row["preference"] for row in found] == pytest.approx([row["preference"] for row in rows], abs=1e-8)
 
 
+class Poems:
+    """A further benchmark: two prompts, one judgment each, no official files."""
+
+    name = "poems"
+    title = "Poems"
+
+    def __init__(self, assets, limit=None):
+        self.questions = ["a sonnet", "a limerick"][:limit]
+
+    def prompts(self):
+        return [Prompt(text, [{"role": "user", "content": f"Write {text}"}]) for text in self.questions]
+
+    def write_outputs(self, folder, model, responses):
+        write_json(folder / "outputs.json", dict(responses))
+
+    def read_outputs(self, folder, model):
+        path = folder / "outputs.json"
+        return check_outputs(self.questions, read_json(path).items(), path)
+
+    def judge(self, folder, model, settings):
+        outputs = self.read_outputs(folder, model)
+        chats = {
+            id: Chat("poems", id, [{"role": "user", "content": f"<R>{text}</R> JSON"}], json.loads)
+            for id, text in outputs.items()
+        }
+        answers = ask_judge(settings, chats, folder / "judge.jsonl", self.title)
+        write_json(folder / "scores.json", {id: value["score"] for id, value in answers.values.items()})
+        return answers.totals
+
+    def scores(self, folder, model):
+        rows = {id: Row(score) for id, score in read_json(folder / "scores.json").items()}
+        return BenchmarkScores("beauty", {"beauty": rows}, {"poems": len(rows)})
+
+
+def test_a_fifth_benchmark_needs_a_class_and_one_line(settings, monkeypatch):
+    monkeypatch.setitem(ROOMS, "poems", Room(Poems, lambda assets: iter([Check("two poems", 2, 2)])))
+    with served(Loopback().app) as url:
+        report = evaluate(settings(url, benchmarks=["writingbench", "poems"]))
+    found = report.results["mine"]["poems"].scores.metrics()["beauty"]
+    worth = [min(10, 1 + goodness(text_of(f"Write {text}"))) for text in ("a sonnet", "a limerick")]
+    assert (found.value, found.n) == (sum(worth) / 2, 2)
+    assert "Poems: beauty" in report.markdown()
+    assert re.search(r"\| paper: RankBuffer +\| 67.27 +\| - +\|", report.markdown())
+    assert [check.agrees for check in run_checks(Assets("."), "poems")] == [True]
+
+
+def test_a_room_is_named_like_its_folder_and_holds_what_the_hall_needs():
+    for name, room in ROOMS.items():
+        assert room.benchmark.name == name and room.benchmark.__module__ == f"evaluation.{name}.benchmark"
+        assert room.checks.__module__ == f"evaluation.{name}.validation"
+        assert Assets(".").manifest[name].keys()
+
+
+def test_generate_only_needs_no_judge_and_the_next_run_generates_nothing(values, monkeypatch, tmp_path, capsys):
+    server = Loopback()
+    with served(server.app) as url:
+        config = values(url, benchmarks=["writingbench"])
+        for name, changes in (("alone", dict(judge_url=None, judge_model=None, generate_only=True)), ("both", {})):
+            path = tmp_path / f"{name}.yaml"
+            path.write_text(yaml.safe_dump(config | changes | {"output_dir": str(tmp_path / "out")}))
+        monkeypatch.setattr(sys, "argv", ["run", "--config", str(tmp_path / "alone.yaml")])
+        main()
+        assert server.asked == {"model": ROWS} and not list(tmp_path.rglob("results.*"))
+        monkeypatch.setattr(sys, "argv", ["run", "--config", str(tmp_path / "alone.yaml"), "--generate_only", "false"])
+        with pytest.raises(SystemExit, match="judge_url is not set"):
+            main()
+        monkeypatch.setattr(sys, "argv", ["run", "--config", str(tmp_path / "both.yaml")])
+        main()
+    assert server.asked == {"model": ROWS, "judge": 5 * ROWS}
+    assert "| mine" in capsys.readouterr().out
+
+
+def test_a_bug_keeps_its_traceback(values, monkeypatch, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(values("http://127.0.0.1:9")))
+    monkeypatch.setattr(sys, "argv", ["run", "--config", str(path)])
+
+    def broken(config):
+        return list(zip([1], [], strict=True))
+
+    monkeypatch.setattr("evaluation.run.need_judge", broken)
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is shorter"):
+        main()
+
+
 def test_a_label_stays_with_its_model(settings, tmp_path):
     with served(Loopback().app) as url:
         checkpoint = tmp_path / "checkpoint"
@@ -546,32 +709,25 @@ def test_the_papers_numbers():
 
 
 def test_the_key_reaches_the_judge_and_no_file(settings, monkeypatch, tmp_path):
-    import alpaca_eval
-
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     server, keys, seen = Loopback(), set(), []
-    make = alpaca_eval.annotators.PairwiseAnnotator
-
-    def made(**kwargs):
-        seen.extend(path.read_text() for path in tmp_path.rglob("*.yaml"))
-        return make(**kwargs)
 
     @web.middleware
     async def note(request, handler):
         keys.add(request.headers["Authorization"])
+        seen.extend(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
         return await handler(request)
 
-    monkeypatch.setattr("alpaca_eval.annotators.PairwiseAnnotator", made)
     server.app.middlewares.append(note)
     with served(server.app) as url:
         config = settings(url, benchmarks=["alpaca_eval"], limit=4, judge_api_key_env="MY_KEY")
         write_outputs(config, "alpaca_eval", rows_of(config, "alpaca_eval")[:4])
         evaluate(config)
     assert keys == {"Bearer sk-very-secret"} and "OPENAI_API_KEY" not in os.environ
-    assert any("base_url" in text for text in seen) and "sk-very-secret" not in "".join(seen)
-    for path in Path(config.output_dir).rglob("*"):
-        assert path.is_dir() or "sk-very-secret" not in path.read_text()
+    assert seen and "sk-very-secret" not in "".join(seen)
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or "sk-very-secret" not in path.read_text(errors="replace")
 
 
 def test_a_key_that_the_judge_echoes_is_not_shown(settings, monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """Validate AlpacaEval 2 with published annotations, published weights and published fits."""
 
 import csv
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,8 +10,8 @@ from ..assets import AssetError, Assets
 from ..check import Check, worst
 from ..files import read_json
 from ..metric import mean
-from .benchmark import win_rate_rows
-from .library import length_controlled
+from .length_control import length_controlled
+from .scores import is_switched, read_preference, win_rate_rows
 
 JUDGE = "weighted_alpaca_eval_gpt4_turbo"
 WEIGHTS = ("instruction_difficulty", "not_gamed_baseline.astype(float)")
@@ -35,19 +36,30 @@ def alpaca_eval_checks(assets: Assets) -> Iterator[Check]:
 
 
 def raw_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:
-    """Compare the raw win rate of every model whose annotations are there."""
+    """Compare preferences and raw win rate of every model whose annotations are there.
+
+    Preferences are read from the log probabilities that the annotations hold, of the judge's own answers.
+    """
     found = {}
+    read: dict[str, tuple[float, float]] = {}
     for path in sorted((assets.folder / "alpaca_eval" / "results").glob(f"*/{JUDGE}/annotations.json")):
         model = path.parent.parent.name
         if model in board:
             rows = read_json(path)
             preferences = {str(place): row["preference"] for place, row in enumerate(rows)}
             found[model] = (mean(win_rate_rows(preferences)), float(board[model]["win_rate"]))
+            for place, row in enumerate(rows):
+                answer = row.get("raw_completion")
+                if isinstance(answer, dict) and "logprobs" in answer:
+                    ours = read_preference(answer["logprobs"], is_switched(row["instruction"]))
+                    read[f"{model} {place}"] = (ours or math.nan, row["preference"])
     if len(found) < FEWEST:
         raise AssetError(f"only {len(found)} models with annotations below {assets.folder}; is it a whole checkout?")
     for model, pair in found.items():
         yield Check(f"win rate of {model}", *pair, EXACT)
     yield worst("win rate", found, EXACT)
+    if read:
+        yield worst("preference from the judge's log probabilities", read, EXACT)
 
 
 def prediction_checks(assets: Assets, board: dict[str, dict]) -> Iterator[Check]:

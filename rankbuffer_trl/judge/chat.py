@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .ledger import Reply
+
 
 @dataclass(frozen=True)
 class Chat:
@@ -26,6 +28,9 @@ class Chat:
             Fields of the request, such as `temperature`, `max_tokens` or `seed`. `None` leaves a field out.
         afresh (`bool`, *optional*, defaults to `False`):
             Repeat with the same messages and the next seed, instead of a further turn that names the fault.
+        read_logprobs (`Callable[[Any], Any]`, *optional*):
+            Used in place of `read` for a chat whose request asks for `logprobs`. It gets them in the server's form,
+            or `None` if the server returned none.
     """
 
     kind: str
@@ -34,6 +39,7 @@ class Chat:
     read: Callable[[str], Any]
     request: Mapping[str, Any] = field(default_factory=dict)
     afresh: bool = False
+    read_logprobs: Callable[[Any], Any] | None = None
 
     def chat(self, guard: bool = False) -> list[dict[str, str]]:
         """Return the messages. `guard` changes nothing: the caller has decided how responses are quoted."""
@@ -42,3 +48,7 @@ class Chat:
     def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
         """Return the fields of the request. The decoding of verdicts does not change them."""
         return dict(self.request)
+
+    def read_reply(self, reply: Reply) -> Any:
+        """Return the value of a reply, or raise [`VerdictError`]."""
+        return self.read_logprobs(reply.logprobs) if self.read_logprobs else self.read(reply.text)

@@ -39,8 +39,8 @@ class Asked(Protocol):
     def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
         """Return the fields of the request."""
 
-    def read(self, answer: str) -> Any:
-        """Return the value of an answer, or raise [`VerdictError`]."""
+    def read_reply(self, reply: Reply) -> Any:
+        """Return the value of a reply, or raise [`VerdictError`]."""
 
 
 class ChatClient(Protocol):
@@ -132,7 +132,7 @@ class Judge:
                     warn_of_counts(tally.server)
                 tally.spent += tokens
                 try:
-                    verdict = question.read(answer)
+                    verdict = question.read_reply(reply._replace(text=answer))
                 except VerdictError as fault:
                     tally.malformed += 1
                     error = f"{fault}; {CUT_OFF}" if reply.cut_off else str(fault)

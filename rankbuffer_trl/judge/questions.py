@@ -16,6 +16,7 @@ from typing import Any
 from ..groups import Query, Rollout, Rubric
 from .decoding import constrain
 from .guard import defuse, quote
+from .ledger import Reply
 from .verdicts import Order, Position, Score, Scores, Selection, Verdict, Winner
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -81,6 +82,10 @@ class Question:
     def read(self, answer: str) -> Any:
         """The verdict in `answer`, or [`VerdictError`]."""
         return self.verdict.parse(answer)
+
+    def read_reply(self, reply: Reply) -> Any:
+        """Return the verdict in the text of a reply, or raise [`VerdictError`]."""
+        return self.read(reply.text)
 
 
 def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anchor_content: bool = True) -> Question:

@@ -1,0 +1,80 @@
+"""AlpacaEval's arithmetic: which output is shown first, how a judgment is read, and what preferences are worth.
+
+It follows the official annotator `weighted_alpaca_eval_gpt4_turbo`, whose judge answers with one token, `m` or `M`.
+"""
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from rankbuffer_trl.judge.verdicts import VerdictError
+
+from ..metric import Row
+
+ORDER_SEED = 0
+
+
+def is_switched(instruction: str) -> bool:
+    """Return whether the judge sees the model's output first, as `m`. The official seed decides by the instruction."""
+    return random.Random(f"is_switched_outputs{instruction}{ORDER_SEED}").choices([False, True])[0]
+
+
+def read_preference(logprobs: Any, switched: bool) -> float | None:
+    """Return the preference in the log probabilities of the judge's first token.
+
+    Args:
+        logprobs (`Any`):
+            The log probabilities of a reply, in the server's form.
+        switched (`bool`):
+            Whether the model's output is `m`, see [`is_switched`].
+
+    Returns:
+        `float` or `None`: from 1 (the baseline is better) to 2 (the model is better), `None` if neither `m` nor `M`
+        is among the likeliest tokens.
+
+    Raises:
+        [`VerdictError`]: if there are no log probabilities.
+    """
+    try:
+        found = {each["token"]: float(each["logprob"]) for each in logprobs["content"][0]["top_logprobs"]}
+    except (LookupError, TypeError, ValueError):
+        raise VerdictError(
+            "the judge returns no logprobs, and AlpacaEval's verdict is nothing else. Use a server that gives"
+            " `top_logprobs` for chats, such as vLLM"
+        ) from None
+    known = {token: value for token, value in found.items() if token in ("m", "M") and value > -math.inf}
+    if not known:
+        return None
+    likeliest = max(known.values())  # keeps the exponentials below from overflowing
+    shares = {token: math.exp(value - likeliest) for token, value in known.items()}
+    first = shares.get("m", 0.0) / sum(shares.values())
+    return 1 + first if switched else 2 - first
+
+
+def read_pilot_preference(logprobs: Any, switched: bool) -> float:
+    """Return the preference as [`read_preference`] does, but refuse a token that is neither `m` nor `M`.
+
+    Raises:
+        [`VerdictError`]: if there are no log probabilities, or neither token is among them.
+    """
+    preference = read_preference(logprobs, switched)
+    if preference is None:
+        raise VerdictError(
+            "the judge's first token should be m or M, and among its five likeliest neither is: it said"
+            f" {logprobs['content'][0].get('token')!r}. A thinking judge begins with its thoughts: switch them off,"
+            ' such as with judge_request: {"chat_template_kwargs": {"enable_thinking": false}}'
+        )
+    return preference
+
+
+def win_rate_rows(preferences: Mapping[str, float | None]) -> dict[str, Row]:
+    """Return wins in per cent by prompt id: 0 if the baseline is better, 100 if the model is, 50 if they are equal.
+
+    Args:
+        preferences (`Mapping[str, float | None]`):
+            As annotated: 1 for the baseline, 2 for the model, values between for doubt, 1.5 or 0 for equal outputs.
+            `None` or NaN if there is no preference.
+    """
+    known = {id: float(p) for id, p in preferences.items() if p is not None and not math.isnan(p)}
+    return {id: Row(100 * ((preference or 1.5) - 1)) for id, preference in known.items()}
