@@ -501,7 +501,9 @@ def test_prompts_order_and_readings_are_those_of_the_official_library(settings, 
             "time_per_example": zeros,
         }
 
-    annotator = alpaca_eval.annotators.PairwiseAnnotator("weighted_alpaca_eval_gpt4_turbo", caching_path=None)
+    annotator = alpaca_eval.annotators.PairwiseAnnotator(
+        annotators_config="weighted_alpaca_eval_gpt4_turbo", caching_path=None
+    )
     (single,) = annotator.annotators.values()
     single.fn_completions = completions
     mine = [
@@ -647,17 +649,18 @@ def test_a_room_is_named_like_its_folder_and_holds_what_the_hall_needs():
 def test_generate_only_needs_no_judge_and_the_next_run_generates_nothing(values, monkeypatch, tmp_path, capsys):
     server = Loopback()
     with served(server.app) as url:
-        config = values(url, benchmarks=["writingbench"])
-        for name, changes in (("alone", dict(judge_url=None, judge_model=None, generate_only=True)), ("both", {})):
-            path = tmp_path / f"{name}.yaml"
-            path.write_text(yaml.safe_dump(config | changes | {"output_dir": str(tmp_path / "out")}))
-        monkeypatch.setattr(sys, "argv", ["run", "--config", str(tmp_path / "alone.yaml")])
+        path = tmp_path / "run.yaml"
+        config = values(url, benchmarks=["writingbench"], output_dir=str(tmp_path / "out"))
+        path.write_text(yaml.safe_dump(config))
+        command = ["run", "--config", str(path)]
+        dead = ["--judge_url", "http://127.0.0.1:9/v1"]
+        monkeypatch.setattr(sys, "argv", [*command, *dead, "--generate_only", "true"])
         main()
         assert server.asked == {"model": ROWS} and not list(tmp_path.rglob("results.*"))
-        monkeypatch.setattr(sys, "argv", ["run", "--config", str(tmp_path / "alone.yaml"), "--generate_only", "false"])
-        with pytest.raises(SystemExit, match="judge_url is not set"):
+        monkeypatch.setattr(sys, "argv", [*command, *dead])
+        with pytest.raises(SystemExit, match="cannot be reached"):
             main()
-        monkeypatch.setattr(sys, "argv", ["run", "--config", str(tmp_path / "both.yaml")])
+        monkeypatch.setattr(sys, "argv", command)
         main()
     assert server.asked == {"model": ROWS, "judge": 5 * ROWS}
     assert "| mine" in capsys.readouterr().out
