@@ -1,4 +1,4 @@
-"""What every benchmark has in common: its prompts, official formats for outputs and judgments, and scores.
+"""The interface of every benchmark: prompts, official formats for outputs and judgments, and scores.
 
 Everything of one model and one benchmark lies in one `folder`, so a killed run continues there.
 """
@@ -69,9 +69,9 @@ class BenchmarkScores:
 
 
 class Benchmark(Protocol):
-    """A benchmark, made as `Room(assets: Assets, limit: int | None)`, which loads and checks all official files.
+    """A benchmark. Its class is called with `assets` and `limit`, and loads and checks all official files.
 
-    With a `limit` only the first prompts count, that many of them.
+    With a `limit`, only the first `limit` prompts count.
     """
 
     name: str
