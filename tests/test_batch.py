@@ -110,10 +110,14 @@ def test_failures_are_named_in_the_order_asked_and_asked_again_next_time(tmp_pat
     assert [call.outcome for call in failed.calls] == ["unreachable"]
 
     def answer(messages):
-        return "?" if messages[1]["content"] in "35" else add_one(messages)
+        return {"5": "?", "3": unreachable(messages)}.get(messages[1]["content"]) or add_one(messages)
 
-    failed = put(scripted_judge(answer, max_attempts=2), path, 5, 4, 3)
-    assert list(failed.failures.items()) == [(name, "malformed: not a number") for name in ("k5", "k3")]
+    failed = put(scripted_judge(answer, max_attempts=4), path, 5, 4, 3)
+    assert [call.outcome for call in failed.calls[1:]] == ["unreachable", "malformed"], "in the order answered"
+    assert list(failed.failures.items()) == [
+        ("k5", "malformed: not a number"),
+        ("k3", "unreachable: connection refused"),
+    ]
     assert failed.values == {"k4": 5}
     assert (failed.totals.calls, failed.totals.failures, failed.totals.spent_prompt_tokens) == (1, 2, 50)
     healed = put(scripted_judge(add_one), path, 5, 4, 3, 1)
@@ -190,6 +194,7 @@ def test_an_answer_is_on_disk_before_the_others_are_there(tmp_path):
 
     class Slow:
         name = "slow"
+        closed = False
 
         async def complete(self, messages, *, question, seed, tally):
             tally.attempts += 1
@@ -199,9 +204,10 @@ def test_an_answer_is_on_disk_before_the_others_are_there(tmp_path):
             return add_one(messages), Usage()
 
         async def close(self):
-            pass
+            self.closed = True
 
-    assert len(put(Judge(Slow()), path, 5, 1, 2, 3, 4).values) == 5
+    judge = Judge(Slow())
+    assert len(put(judge, path, 5, 1, 2, 3, 4).values) == 5 and judge.client.closed
     values = [json.loads(line)["value"] for line in path.read_text().splitlines()]
     assert sorted(values[:4]) == [2, 3, 4, 5] and values[4] == 6
 
@@ -241,12 +247,12 @@ def test_a_full_disk_ends_the_job_and_keeps_whole_lines(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
         with pytest.raises(OSError, match="File too large"):
             put(scripted_judge(add_one), tmp_path / "log", 2, 3, 4)
+        assert (tmp_path / "log").stat().st_size == size
         with AnswerLog(tmp_path / "log") as log:
             assert len(log) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert (tmp_path / "log").stat().st_size == size
 
 
 def test_what_answers_cost(tmp_path):

@@ -20,8 +20,9 @@ from scripted import contents
 from test_recipes import commands
 from trl import TrlParser
 
+from rankbuffer_trl.audit import command as audit_command
 from rankbuffer_trl.buffer import select_k0
-from rankbuffer_trl.data import command, publish
+from rankbuffer_trl.data import command, publish, recipe
 from rankbuffer_trl.data.check import CheckSettings, anchors, check
 from rankbuffer_trl.data.output import write_provenance, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
@@ -139,6 +140,39 @@ def test_what_cannot_be_checked_ends_in_one_line(howto, tmp_path, words, fragmen
     with pytest.raises(SystemExit, match=fragment) as exit:
         command.main(["check", str(file), *words[1:]])
     assert str(exit.value).startswith("rankbuffer-data: ") and "\n" not in str(exit.value)[:200]
+
+
+def test_only_a_push_can_be_public(capsys):
+    assert command.make_parser().parse_args(["push", "a.jsonl", "me/a", "--public"]).public
+    assert not command.make_parser().parse_args(["push", "a.jsonl", "me/a"]).public
+    with pytest.raises(SystemExit):
+        command.make_parser().parse_args(["card", "a.jsonl", "me/a", "--public"])
+    assert "unrecognized arguments: --public" in capsys.readouterr().err
+
+
+def a_bug(*_):
+    return list(zip([1], [], strict=True))
+
+
+def test_a_bug_keeps_its_traceback_in_every_command(monkeypatch):
+    monkeypatch.setattr(command, "run", a_bug)
+    with pytest.raises(ValueError, match="zip"):
+        command.main(["check", "a.jsonl"])
+    monkeypatch.setattr("sys.argv", ["prepare_nectar.py", "--output_file", "a.jsonl"])
+    with pytest.raises(ValueError, match="zip"):
+        recipe.run(NectarConfig, a_bug)
+    monkeypatch.setattr("sys.argv", ["rankbuffer-audit", "--dataset_name", "a.jsonl"])
+    monkeypatch.setattr("rankbuffer_trl.audit.command.audit", a_bug)
+    with pytest.raises(ValueError, match="zip"):
+        audit_command.main()
+
+
+@pytest.mark.parametrize("main", [lambda: recipe.run(NectarConfig, a_bug), audit_command.main])
+def test_a_key_that_does_not_exist_ends_in_one_line(tmp_path, monkeypatch, main):
+    (tmp_path / "my.yaml").write_text("dataset_name: a.jsonl\nquerys: 3\n")
+    monkeypatch.setattr("sys.argv", ["command", "--config", str(tmp_path / "my.yaml")])
+    with pytest.raises(SystemExit, match="querys"):
+        main()
 
 
 def test_the_commands_of_the_documentation_are_understood():

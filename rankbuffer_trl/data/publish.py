@@ -96,7 +96,7 @@ def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict])
         system=SYSTEM,
         user=USER,
     )
-    return f"{card}\n"
+    return str(card).rstrip() + "\n"
 
 
 def settings_text(step: dict[str, Any]) -> str:
