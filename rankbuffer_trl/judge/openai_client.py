@@ -306,8 +306,8 @@ def masked(message: str, key: str) -> str:
         while start >= 0:
             hidden.update(range(start, start + length))
             start = message.find(piece, start + 1)
-    marked = "".join("\0" if i in hidden else each for i, each in enumerate(message.replace("\0", " ")))
-    return re.sub("\0+", "[key]", marked)
+    pieces = (each if i not in hidden else "[key]" * (i - 1 not in hidden) for i, each in enumerate(message))
+    return "".join(pieces)
 
 
 def kind_of(status: int) -> str:
