@@ -194,14 +194,14 @@ def test_a_sample_that_fails_shows_what_was_answered(tmp_path, queries):
 
 
 def test_the_cost_counts_repeated_and_failed_answers_and_the_first_question(tmp_path, queries):
-    usage = {"prompt_tokens": 100, "completion_tokens": 10}
+    usage = {"prompt_tokens": 100_000, "completion_tokens": 10}
     answers = iter(['{"position": 1}', *["Hello!"] * 9])
     with vllm_like(4096, lambda: saying(next(answers), usage)) as (url, asked):
         text = check(settings(tmp_path, url, judge_concurrency=3, judge_max_failures=1.0), queries)
     assert len(asked) == 10
-    assert "3 failed, 6 asked again; this check cost 1,100 tokens" in text
-    judgments, tokens = re.search(r"(\d+) to \d+ judgments, ([\d.]+) to", text).groups()
-    assert float(tokens) == round(int(judgments) * 330 / 1e6, 1)
+    assert "3 failed, 6 asked again; this check cost 1,000,100 tokens" in text
+    judgments, tokens = re.search(r"(\d+) to \d+ judgments, ([\d.]+) M to", text).groups()
+    assert float(tokens) == round(int(judgments) * 3 * 100_010 / 1e6, 1)
 
 
 def test_a_server_that_reports_no_usage_is_said_to_do_so(tmp_path, queries):
