@@ -494,6 +494,12 @@ def test_every_look_at_a_server_that_drips_has_an_end(fault):
     assert fault.seen[-1]["messages"] == [{"role": "user", "content": "How long?"}]
 
 
+def test_a_probe_ends_long_before_a_request_would(fault, monkeypatch):
+    monkeypatch.setattr(openai_client, "PROBE_SECONDS", 0.2)
+    client = fault.client(drip, 2, timeout=EVENT_LIMIT)
+    assert within(PATIENT, client, client.alive) is False
+
+
 def test_a_question_to_a_server_that_drips_is_retried_and_then_unreachable(fault, question):
     judge = fault.judge(drip, 1, timeout=0.1)
     (verdict,) = within(PATIENT, judge.client, lambda: judge.ask_all([question]))

@@ -222,7 +222,8 @@ class BoundedClient(DefaultAioHttpClient):
             follow_redirects=False,
             headers={"Accept-Encoding": ", ".join(ENCODINGS[1:])},
             # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then would be lost.
-            limits=Limits(keepalive_expiry=IDLE_SECONDS),
+            # 0 is no limit: `concurrency` is the limit, and aiohttp's own one of 100 would undercut it.
+            limits=Limits(max_connections=0, keepalive_expiry=IDLE_SECONDS),
         )
         self._seconds = PATIENCE * timeout
 
