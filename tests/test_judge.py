@@ -30,8 +30,7 @@ def question(query):
 
 
 def test_a_parsed_answer_is_the_verdict(question):
-    judge = scripted_judge(lambda messages: "Sure:\n```json\n" + GOOD + "\n```")
-    judge.method = "my_method"
+    judge = scripted_judge(lambda messages: "Sure:\n```json\n" + GOOD + "\n```", method="my_method")
     verdict, call = ask(judge, question)
     assert verdict == 1
     assert call.seconds >= 0
@@ -227,8 +226,10 @@ def test_the_ledgers_order_of_failures_does_not_tell_who_failed_first(query):
 
 
 def test_on_call_is_told_of_every_call(query):
-    judge, told = scripted_judge(lambda messages: GOOD if "good one" in messages[0]["content"] else "no"), []
-    judge.on_call = told.append
+    told = []
+    judge = scripted_judge(
+        lambda messages: GOOD if "good one" in messages[0]["content"] else "no", on_call=told.append
+    )
     assert ask_all(judge, [coarse(query, ["x", "y"], text) for text in ("a good one", "another one")]) == [1, None]
     assert [(call.outcome, call.failed) for call in told] == [("parsed", False), ("malformed", True)]
     assert told == judge.calls
@@ -257,8 +258,7 @@ def test_what_on_call_raises_ends_all_questions_and_what_was_sent_is_recorded(qu
     def stop(call):
         raise JudgeError("enough")
 
-    judge = Judge(Waiting())
-    judge.on_call = stop
+    judge = Judge(Waiting(), on_call=stop)
     with pytest.raises(ExceptionGroup) as error:
         ask_all(judge, [coarse(query, ["x", "y"], f"candidate {i}") for i in range(3)])
     assert [str(each) for each in error.value.exceptions] == ["enough"]
@@ -298,6 +298,16 @@ def test_preflight_takes_no_earlier_call_out_of_the_ledger(question):
 
     asyncio.run(run())
     assert len(judge.drain()) == 1
+
+
+def test_an_asker_has_a_ledger_a_method_and_a_watcher_of_its_own(question):
+    told = []
+    judge = scripted_judge(lambda messages: "no", max_attempts=2, guard=True, on_call=told.append)
+    asker = judge.asker("my_method", told.append)
+    assert ask(asker, question) == (None, told[0])
+    assert (told[0].method, told[0].attempts, len(told)) == ("my_method", 2, 1)
+    assert judge.client.seen[0] == question.chat(guard=True)
+    assert judge.drain() == asker.drain() == []
 
 
 def test_a_rubric_the_embedded_judge_cannot_read_is_no_crash(query):
@@ -384,6 +394,21 @@ def test_never_more_requests_in_flight_than_allowed(query, concurrency):
         judge = Judge(OpenAIClient(address + "/v1", "m", concurrency=concurrency, timeout=10, max_retries=0))
         assert ask_all(judge, [coarse(query, ["a", "b"], str(i)) for i in range(16)]) == [1] * 16
     assert most == concurrency
+
+
+def test_more_than_a_hundred_requests_can_be_in_flight(query):
+    """The limit of aiohttp's connection pool is 100 unless told otherwise."""
+    full = asyncio.Barrier(120)
+
+    async def chat(request):
+        await full.wait()
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": GOOD}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    with served(app) as address:
+        judge = Judge(OpenAIClient(address + "/v1", "m", concurrency=120, timeout=20, max_retries=0))
+        assert ask_all(judge, [coarse(query, ["a", "b"], str(i)) for i in range(120)]) == [1] * 120
 
 
 def test_a_failed_question_frees_its_slot(question):

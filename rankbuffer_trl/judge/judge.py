@@ -229,7 +229,8 @@ def explain(call: Call) -> str:
     if call.outcome == "unreachable":
         return f"{cause} Is the server up, and do judge_url and judge_model name it?"
     cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
-    if CUT_OFF in call.error or "inside its thinking" in call.error or not call.answer.strip():
+    thinking = "<think>" in call.answer and "</think>" not in call.answer
+    if CUT_OFF in call.error or thinking or not call.answer.strip():
         return (
             f"{cause} If the judge thinks first, give it room with judge_free_tokens, or switch thinking off with"
             ' judge_request, such as {"chat_template_kwargs": {"enable_thinking": false}}.'

@@ -222,7 +222,8 @@ class BoundedClient(DefaultAioHttpClient):
             follow_redirects=False,
             headers={"Accept-Encoding": ", ".join(ENCODINGS[1:])},
             # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then would be lost.
-            limits=Limits(keepalive_expiry=IDLE_SECONDS),
+            # 0 is no limit: `concurrency` is the limit, and aiohttp's own one of 100 would undercut it.
+            limits=Limits(max_connections=0, keepalive_expiry=IDLE_SECONDS),
         )
         self._seconds = PATIENCE * timeout
 
@@ -306,8 +307,8 @@ def masked(message: str, key: str) -> str:
         while start >= 0:
             hidden.update(range(start, start + length))
             start = message.find(piece, start + 1)
-    marked = "".join("\0" if i in hidden else each for i, each in enumerate(message.replace("\0", " ")))
-    return re.sub("\0+", "[key]", marked)
+    pieces = (each if i not in hidden else "[key]" * (i - 1 not in hidden) for i, each in enumerate(message))
+    return "".join(pieces)
 
 
 def kind_of(status: int) -> str:

@@ -2,8 +2,8 @@
 
     python -m rankbuffer_trl.judge.serve --port 8001
 
-It answers `POST /v1/chat/completions`, `GET /v1/models` and `GET /health`. It listens on loopback unless told
-otherwise. What was left out: streaming, keys, any parameter that changes an answer.
+The server answers `POST /v1/chat/completions`, `GET /v1/models` and `GET /health`. It listens on loopback unless
+`--host` says otherwise. It has no streaming, no keys, and no parameter that changes an answer.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from .rubric_judge import RubricJudge
 
 
 def make_app(judge: RubricJudge | None = None) -> web.Application:
-    """The server as an aiohttp application."""
+    """Make the server as an aiohttp application."""
     judge = judge or RubricJudge()
 
     async def chat(request: web.Request) -> web.Response:

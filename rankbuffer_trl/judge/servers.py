@@ -118,7 +118,6 @@ class Servers:
         self._down[client] = time.monotonic()
         if known:
             return
-        then = "its queries move to another one"
         if not self._all_down():
             logger.warning("the judge server %s is down, its queries move to another one: %s", client.url, cause)
             return

@@ -1,7 +1,7 @@
-"""Before a run: is every judge server there, will its context hold the prompts, and what will the run cost?
+"""Before a run: is every judge server there, does its context hold the prompts, and what will the run cost?
 
-Reaches every server, checks model and context length, asks one real question, then asks as many real questions as are
-in flight at once in training, and multiplies. Its own calls enter no ledger; what they cost is said.
+The preflight reaches every server, checks model and context length, and asks one real question. Then it asks as many
+real questions as are in flight at once in training, and multiplies. Its calls enter no ledger. It prints their cost.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from .scorer import stand_in
 
 @dataclass(frozen=True)
 class Estimate:
-    """What judging the whole run will take, as (at least, at most).
+    """The cost of judging the whole run, in pairs of (at least, at most).
 
     Args:
         groups (`int`):
@@ -125,11 +125,11 @@ async def check_context(
     queries: QueryTable,
     args: RankBufferConfig,
 ) -> list[str]:
-    """Does the judge's context hold what is certain to be asked, and what may be asked later?
+    """Check that the judge's context holds every prompt that is certain to come, and estimate later prompts.
 
-    Certain is the first visit of each query with candidates as long as its reference responses. Later anchors and
-    candidates are rollouts of up to `max_completion_length` tokens; that many of them may stand in one prompt as there
-    are anchors in a buffer twice its first size, or rollouts in a group.
+    The first visit of each query is certain, with candidates as long as its reference responses. A later prompt may
+    show up to `2 * k0` anchors and one candidate, or a whole group. Each is assumed to have `max_completion_length`
+    tokens.
 
     Raises:
         [`JudgeError`]: if a certain prompt is too long.
@@ -187,7 +187,7 @@ async def ask_sample(
 def estimate(
     args: RankBufferConfig, method: RewardMethod, queries: QueryTable, sample: Totals, seconds: float
 ) -> Estimate:
-    """Multiply a sample's cost by the judgments of the run: the mean over queries of what the method may ask."""
+    """Multiply a sample's cost by the judgments of the run, the mean over queries of what the method may ask."""
     G, per_batch = args.num_generations, args.generation_batch_size // args.num_generations
     batches = args.num_train_epochs * (len(queries) // per_batch)
     if args.max_steps > 0:
@@ -207,12 +207,12 @@ def estimate(
 
 
 def between(low: str, high: str) -> str:
-    """`low to high`, or one where they are the same."""
+    """Write `low to high`, or one of them if they are equal."""
     return low if low == high else f"{low} to {high}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Write seconds in the unit that people use for them."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

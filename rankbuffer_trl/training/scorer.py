@@ -38,32 +38,32 @@ class StepScore:
 
 
 def stand_in(query: Query, G: int) -> RolloutGroup:
-    """A group to ask about before there are rollouts: reference responses, best first, or made-up ones."""
+    """Make a group to ask about before there are rollouts, of reference responses (best first) or made-up texts."""
     texts = query.responses[::-1] or ("Let me explain step by step.", "I do not know.")
     return RolloutGroup(query, tuple(Rollout(i, texts[i % len(texts)]) for i in range(G)), step=0, epoch=0)
 
 
 def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup:
-    """`group` with its epoch; where nobody names it, as in a stock trainer, the query's visits are counted."""
+    """Return `group` with its epoch. A stock trainer does not name the epoch; then the query's visits count."""
     if group.epoch is not None:
         return group
     return replace(group, epoch=buffer.visits if buffer else 0)
 
 
 class GroupScorer:
-    """Brings a reward method, a judge and a store together.
+    """Bring a reward method, a judge and a store together.
 
     Args:
         method (`RewardMethod`):
-            Turns a group and its buffer into rewards and the next buffer.
+            The method that turns a group and its buffer into rewards and the next buffer.
         judge (`Judge`):
-            Asked by the method.
+            The judge that the method asks.
         store (`BufferStore`):
-            Keeps buffers, history and ledger.
+            The store of buffers, history and ledger.
         max_failures (`float`, *optional*, defaults to `0.25`):
             Share of a step's judgments, in 0..1, above which failures stop the run.
         step_timeout (`float`, *optional*):
-            Seconds for judging one step, above which the run stops. `None` waits as long as it takes.
+            Seconds for judging one step, above which the run stops. `None` is no limit.
     """
 
     def __init__(
@@ -80,20 +80,20 @@ class GroupScorer:
         self.max_failures = max_failures
         self.step_timeout = step_timeout
         self._loop = asyncio.new_event_loop()
-        # A thread of its own, so that one connection pool lives through the run, in a notebook too, and Ctrl-C is not
-        # blocked.
+        # The loop has a thread of its own. One connection pool then lives through the run, also in a notebook, which
+        # has a running loop already, and Ctrl-C is not blocked.
         threading.Thread(target=self._loop.run_forever, name="judge", daemon=True).start()
 
     def score(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> StepScore:
         """Score all groups of one generation step, concurrently.
 
         A query's buffer changes at most once per step: a group of a query that was already scored in this step is
-        ranked, but not recorded. With `update=False` (evaluation) nothing but the ledger is written.
+        ranked, but not recorded. With `update=False` (evaluation) only the ledger is written.
 
         Raises:
             [`JudgeError`]: if the share of failed judgments is above `max_failures`, as soon as that is certain, or if
-            the step takes longer than `step_timeout`. What is still in flight is cancelled. No group of the step is
-            recorded then; the calls are.
+            the step takes longer than `step_timeout`. Requests in flight are cancelled. The calls of the step are
+            recorded then, but none of its groups.
         """
         started = time.perf_counter()
         buffers = [self.store.load(group.query.id) for group in groups]
@@ -119,7 +119,7 @@ class GroupScorer:
 
     @staticmethod
     def _check_epochs(groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None], done: set[str]) -> None:
-        """A query is visited at most once per epoch, so its visits never run ahead of the epochs."""
+        """Refuse a query with more visits than epochs, since a query is visited at most once per epoch."""
         for group, buffer in zip(groups, buffers, strict=True):
             if buffer is None or group.epoch is None or group.query.id in done:
                 continue
