@@ -113,6 +113,19 @@ def test_a_server_needs_a_model_and_a_model_a_server(make):
         make(judge_model="judge")
 
 
+@pytest.mark.parametrize("path", ["hf-inference/models", "risk-assessment-service", "sk-team", "v1"])
+def test_a_path_that_holds_no_key_is_taken(make, path):
+    url = f"https://judge.example/{path}"
+    (client,) = make(judge_url=url, judge_model="judge").judge().client.clients
+    assert client.url == url
+
+
+def test_a_client_refuses_an_address_with_a_key_too():
+    with pytest.raises(SettingsError, match="the server's address has a user, a query or a key in it") as error:
+        OpenAIClient("http://judge/v1?api_key=s3cret", "judge")
+    assert "s3cret" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,11 +9,9 @@ from ..errors import SettingsError
 from .decoding import DECODINGS
 from .judge import ChatClient, Judge
 from .ledger import Totals
-from .openai_client import OpenAIClient, check_variable
+from .openai_client import OpenAIClient, check_url, check_variable
 from .rubric_judge import RubricJudge
 from .servers import Servers
-
-KEY_IN_PATH = r"/(sk|pk|gsk|hf|xai|nvapi)[-_][^/]{8,}"  # how providers' keys begin
 
 
 @dataclass
@@ -179,22 +176,6 @@ class JudgeConfig:
             return None
         prompt = totals.spent_prompt_tokens * (self.judge_prompt_price or 0)
         return (prompt + totals.spent_completion_tokens * (self.judge_completion_price or 0)) / 1e6
-
-
-def check_url(key: str, url: str) -> None:
-    """Refuse an address that no server has, and one with a key in it. Addresses stand in checkpoints and in logs.
-
-    Raises:
-        [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
-    """
-    rest = url.rpartition("://")[2]
-    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest or re.search(KEY_IN_PATH, rest):
-        raise SettingsError(
-            f"{key} has a user, a query or a key in it: leave that out, and put the key into the environment variable"
-            " that judge_api_key_env names. The address is not shown because of the key"
-        )
-    if not url.startswith(("http://", "https://")):
-        raise SettingsError(f"{key} must start with http:// or https://, got {url!r}")
 
 
 def read_object(key: str, value: dict | str | None) -> dict | None:

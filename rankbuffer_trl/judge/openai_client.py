@@ -24,6 +24,7 @@ PATIENCE = 5  # times `timeout` that a request may take in all; some servers sen
 MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text with room to spare
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
 ECHOED = 8  # characters in a row that are taken for a part of the key
+KEY_IN_PATH = r"/(sk[-_]|gsk_|hf_|xai-|nvapi-)[^/]{8,}"  # how the keys of providers begin
 PING = [{"role": "user", "content": "ping"}]
 
 
@@ -56,7 +57,8 @@ class OpenAIClient:
             Requests in flight at once.
 
     Raises:
-        [`SettingsError`]: if the variable of the key is not set, or holds something that cannot be sent as a key.
+        [`SettingsError`]: if the address holds a key, if the variable of the key is not set, or if it holds something
+        that cannot be sent as a key.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class OpenAIClient:
         max_retries: int = 4,
         concurrency: int = 64,
     ):
+        check_url("the server's address", url)
         self.name = f"{model} at {url}"
         self.url = url
         self.model = model
@@ -283,6 +286,22 @@ def read_key(variable: str) -> str | None:
             " a typographic quote: set it again to the key alone"
         )
     return key or None
+
+
+def check_url(key: str, url: str) -> None:
+    """Refuse an address that no server has, and one with a key in it. Addresses stand in checkpoints and in logs.
+
+    Raises:
+        [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
+    """
+    rest = url.rpartition("://")[2]
+    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest or re.search(KEY_IN_PATH, rest):
+        raise SettingsError(
+            f"{key} has a user, a query or a key in it: leave that out, and put the key into the environment variable"
+            " that judge_api_key_env names. The address is not shown because of the key"
+        )
+    if not url.startswith(("http://", "https://")):
+        raise SettingsError(f"{key} must start with http:// or https://, got {url!r}")
 
 
 def check_variable(name: str) -> None:
