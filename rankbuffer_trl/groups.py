@@ -119,3 +119,8 @@ class RolloutGroup:
     def empty(self) -> tuple[Rollout, ...]:
         """The rollouts without an answer, which stand below all others."""
         return tuple(rollout for rollout in self.rollouts if not rollout.text)
+
+
+def storable(text: str) -> str:
+    """Replace each lone surrogate by a question mark. UTF-8, and so the store and a request, cannot hold one."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -10,6 +10,7 @@ from conftest import ROOT
 from train_rankbuffer import make_parser
 from trl import GRPOConfig
 
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.openai_client import OpenAIClient
@@ -54,6 +55,10 @@ def make(tmp_path):
         ("judge_max_failures", 1.5),
         ("judge_timeout", 0.0),
         ("judge_timeout", -3.0),
+        ("judge_timeout", float("nan")),
+        ("judge_timeout", float("inf")),
+        ("judge_wait", -1.0),
+        ("judge_wait", float("nan")),
         ("judge_step_timeout", 0.0),
         ("judge_step_timeout", 1800),
         ("judge_decoding", "grammar"),
@@ -108,7 +113,14 @@ def test_a_server_needs_a_model_and_a_model_a_server(make):
         make(judge_model="judge")
 
 
-@pytest.mark.parametrize("url", ["http://me:s3cret@127.0.0.1:8001/v1", "https://s3cret@judge", "me:s3cret@judge"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://me:s3cret@127.0.0.1:8001/v1", "https://s3cret@judge", "me:s3cret@judge"),
+        *("http://judge/v1?api_key=s3cret", "judge/v1?s3cret", "http://judge/v1#s3cret"),
+        *("http://judge/sk-s3cret-123/v1", "https://judge/v1/gsk_s3cret123", "judge/hf_s3cret123"),
+    ],
+)
 def test_a_key_in_a_url_is_refused_and_not_shown(make, url):
     with pytest.raises(ValueError, match="judge_api_key_env") as error:
         make(judge_url=url, judge_model="judge")
@@ -202,37 +214,68 @@ def test_the_judge_is_what_the_fields_say(make):
         judge_free_tokens=33,
         judge_request='{"top_p": null, "seed": 5}',
         judge_timeout=4.5,
+        judge_wait=77.0,
         judge_max_retries=2,
         judge_max_attempts=7,
         judge_concurrency=9,
     ).judge()
-    client = judge.client
+    (client,) = judge.client.clients
     assert isinstance(client, OpenAIClient)
-    assert judge.max_attempts == 7
+    assert (judge.max_attempts, judge.client.wait) == (7, 77.0)
     assert judge.guard
     assert (client.model, client.free_tokens, client.max_retries, client.concurrency) == ("judge", 33, 2, 9)
     assert (client.decoding, client.request) == ("regex", {"top_p": None, "seed": 5})
     assert (client.url, client.name) == ("http://127.0.0.1:8001/v1", "judge at http://127.0.0.1:8001/v1")
-    inner = judge.client._client
+    inner = client._client
     assert (str(inner.base_url), inner.timeout, inner.max_retries) == ("http://127.0.0.1:8001/v1/", 4.5, 2)
 
 
+def key_of(settings) -> str:
+    (client,) = settings.judge().client.clients
+    return client._client.api_key
+
+
 def test_the_key_comes_from_the_named_environment_variable(make, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "the usual key")
-    monkeypatch.setenv("JUDGE_KEY", "the judge's key")
-    assert make(**SERVER).judge().client._client.api_key == "the usual key"
+    monkeypatch.setenv("OPENAI_API_KEY", "the-usual-key")
+    monkeypatch.setenv("JUDGE_KEY", "the-judge's-key")
+    assert key_of(make(**SERVER)) == "the-usual-key"
     other = make(**SERVER, judge_api_key_env="JUDGE_KEY")
-    assert other.judge().client._client.api_key == "the judge's key"
-    assert "the judge's key" not in other.to_json_string()
+    assert key_of(other) == "the-judge's-key"
+    assert "the-judge's-key" not in other.to_json_string()
     for name in ("OPENAI_API_KEY", "JUDGE_KEY"):
         monkeypatch.delenv(name)
-    assert other.judge().client._client.api_key == "none"
+    assert key_of(make(**SERVER)) == "none"
 
 
-def test_the_usual_key_does_not_stand_in_for_a_named_one(make, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "the usual key")
+@pytest.mark.parametrize("value", [None, ""])
+def test_the_usual_key_does_not_stand_in_for_a_named_one(make, monkeypatch, value):
+    monkeypatch.setenv("OPENAI_API_KEY", "the-usual-key")
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    assert make(**SERVER, judge_api_key_env="JUDGE_KEY").judge().client._client.api_key == "none"
+    if value is not None:
+        monkeypatch.setenv("JUDGE_KEY", value)
+    with pytest.raises(SettingsError, match="environment variable JUDGE_KEY, which is not set"):
+        make(**SERVER, judge_api_key_env="JUDGE_KEY").judge()
+
+
+@pytest.mark.parametrize("key", ["sk-s3cret\n", "sk-s3cret\x07", "“sk-s3cret”", "sk s3cret", "sk-s3crét"])
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "JUDGE_KEY"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(make, monkeypatch, name, key):
+    monkeypatch.setenv(name, key)
+    with pytest.raises(SettingsError, match=f"the environment variable {name} holds a character") as error:
+        make(**SERVER, judge_api_key_env=name).judge()
+    assert "s3cr" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["sk-s3cret123", "s3cretS3CRET", "", "A B", "A=s3cret"])
+def test_a_key_in_place_of_a_variables_name_is_refused_and_not_shown(make, key):
+    with pytest.raises(SettingsError, match="judge_api_key_env must be the name of an environment variable") as error:
+        make(**SERVER, judge_api_key_env=key)
+    assert "s3cret" not in str(error.value)
+
+
+def test_a_variable_in_small_letters_is_taken_if_it_is_set(make, monkeypatch):
+    monkeypatch.setenv("judge_key", "the-key")
+    assert key_of(make(**SERVER, judge_api_key_env="judge_key")) == "the-key"
 
 
 def test_several_servers_share_all_settings(make):

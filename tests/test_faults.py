@@ -10,6 +10,8 @@ import struct
 import threading
 import time
 import traceback
+import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +25,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Rollout
-from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage
+from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, openai_client
 from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
-from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.judge import warn_of_counts
+from rankbuffer_trl.judge.ledger import MOST_TOKENS
+from rankbuffer_trl.judge.openai_client import OpenAIClient, masked
+from rankbuffer_trl.judge.reach import check_server
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.scorer import GroupScorer
@@ -174,6 +179,7 @@ def server() -> Iterator[Fault]:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", fault)
     app.router.add_get("/v1/models", fault)
+    app.router.add_post("/tokenize", fault)
     with served(app) as address:
         fault.url = address + "/v1"
         yield fault
@@ -344,6 +350,300 @@ def test_broken_token_counts_do_not_end_the_run(fault, question, usage):
     assert all(type(count) is int for count in (*call.usage, *call.spent))
 
 
+@pytest.mark.parametrize(
+    "count", ["1e999", "-1e999", "NaN", "1" + "0" * 30, str(2**31), "-5", "true", "20.5", '"20"', "[1]", '{"a": 1}']
+)
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_a_token_count_that_cannot_be_true_counts_as_zero(fault, question, caplog, name, count):
+    warn_of_counts.cache_clear()
+    usage = f'{{"prompt_tokens": 20, "completion_tokens": 5, "{name}": {count}}}'
+    answer = body(completion(GOOD).body.replace(b'"usage": {', b'"usage": ' + usage.encode() + b', "theirs": {'))
+    judge = fault.judge(answer, 0)
+    assert ask_all(judge, [question] * 2) == [1, 1]
+    expected = Usage(0, 0, 5) if name == "prompt_tokens" else Usage(20, 0, 0)
+    assert [(call.usage, call.spent) for call in judge.drain()] == [(expected, expected)] * 2
+    (line,) = [record.getMessage() for record in caplog.records if "token counts" in record.getMessage()]
+    assert fault.url in line
+
+
+def test_the_highest_token_count_is_taken_as_it_is(fault, question):
+    _, call = ask(fault.judge(lambda request, n: completion(GOOD, {"prompt_tokens": MOST_TOKENS}), 0), question)
+    assert call.usage == Usage(MOST_TOKENS, 0, 0)
+
+
+PARTS = {
+    "one text": [{"type": "text", "text": GOOD}],
+    "two texts": [{"type": "text", "text": GOOD[:5]}, {"type": "text", "text": GOOD[5:]}],
+    "thoughts and text": [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+        {"type": "text", "text": GOOD},
+    ],
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_content_in_parts_is_read(fault, question, case):
+    verdict, call = ask(fault.judge(saying(PARTS[case]), 0), question)
+    assert (verdict, call.outcome, call.attempts) == (1, "parsed", 1)
+
+
+@pytest.mark.parametrize(
+    "content", [[7], [{"type": "text"}], [{"text": GOOD}], [{"type": "text", "text": 7}]], ids=str
+)
+def test_parts_that_hold_no_text_are_no_completion(fault, question, content):
+    verdict, call = ask(fault.judge(saying(content), 0), question)
+    assert (verdict, call.outcome) == (None, "unreachable")
+    assert NO_CHAT in call.error
+
+
+# What may not come in
+
+SURROGATE = "I would say \ud83d"  # what is left of an emoji that was cut in two
+
+
+def test_half_an_emoji_in_an_answer_is_asked_again(fault, question):
+    verdict, call = ask(fault.judge(once(saying(SURROGATE)), 0), question)
+    assert (verdict, call.outcome, call.attempts, call.malformed) == (1, "parsed", 2, 1)
+    assert fault.seen[1]["messages"][1]["content"] == "I would say ?"
+
+
+@pytest.mark.parametrize("answer", [SURROGATE, TransportError(SURROGATE)], ids=["answer", "error"])
+def test_half_an_emoji_from_any_client_does_not_end_a_step(scorer, answer):
+    made = scorer(
+        scripted_judge(lambda messages: answer if "\n5\n" in messages[0]["content"] else by_number(messages))
+    )
+    outcome = made.score([group(numbers(), EIGHT, 0)], 0)
+    assert sum(call.failed for call in outcome.calls) == 1
+    assert [reward is None for reward in outcome.scores[0].rewards] == [False] * 4 + [True] + [False] * 3
+    ((error,),) = made.store.rows("SELECT error FROM calls WHERE outcome != 'parsed'")
+    assert error.isprintable()
+
+
+def test_half_an_emoji_in_an_error_is_escaped(fault, question):
+    _, call = ask(fault.judge(refusing(400, SURROGATE), 0), question)
+    assert call.error == "HTTP 400: I would say \\ud83d"
+
+
+def test_control_characters_of_an_error_are_escaped(fault, question):
+    _, call = ask(fault.judge(refusing(400, "\x1b[2J\r\nBuy \x00now\u202e"), 0), question)
+    assert call.error == "HTTP 400: \\x1b[2J\\r\\nBuy \\x00now\\u202e"
+
+
+class Counting:
+    """The number judge, which reports the same usage for every answer."""
+
+    name = "counting judge"
+
+    def __init__(self, usage: Usage):
+        self.usage = usage
+
+    async def complete(self, messages, *, question, seed, tally):
+        tally.server, tally.attempts = self.name, tally.attempts + 1
+        return by_number(messages), self.usage
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize("count", [5 * 10**18, 10**30, float("inf"), -1, True, None, MOST_TOKENS], ids=str)
+def test_no_token_count_makes_the_ledger_overflow(scorer, tmp_path, count):
+    made = scorer(Judge(Counting(Usage(count, count, count))))
+    for step in range(3):
+        made.score([group(numbers(), EIGHT, step)], step)
+    totals = made.store.totals()
+    expected = totals.calls * MOST_TOKENS if count == MOST_TOKENS else 0
+    assert totals.calls > 24
+    assert (totals.prompt_tokens, totals.spent_completion_tokens) == (expected, expected)
+    made.store.save(tmp_path / "saved")
+
+
+async def drip(request: web.Request, n: int) -> web.StreamResponse:
+    """A blank now and then, for ever: no read takes long."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.02)
+
+
+def within(seconds: float, client: OpenAIClient, what: Callable) -> object:
+    """What `what` gives, if it needs no longer; the client is closed then."""
+
+    async def run():
+        try:
+            async with asyncio.timeout(seconds):
+                return await what()
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def test_every_look_at_a_server_that_drips_has_an_end(fault):
+    client = fault.client(drip, 2, timeout=0.1)
+    with pytest.raises(TransportError, match=r"no list of models within 0\.1 s") as error:
+        within(PATIENT, client, client.models)
+    assert error.value.kind == "down"
+    client = fault.client(drip, 2, timeout=0.1)
+    with pytest.raises(JudgeError, match="cannot be reached, so nothing was started"):
+        within(PATIENT, client, lambda: check_server(client))
+    client = fault.client(drip, 2, timeout=0.1)
+    assert within(PATIENT, client, client.alive) is False
+    client = fault.client(drip, 2, timeout=0.1)
+    assert within(PATIENT, client, lambda: client.count_tokens("How long?")) is None
+    assert fault.seen[-1]["messages"] == [{"role": "user", "content": "How long?"}]
+
+
+def test_a_question_to_a_server_that_drips_is_retried_and_then_unreachable(fault, question):
+    judge = fault.judge(drip, 1, timeout=0.1)
+    (verdict,) = within(PATIENT, judge.client, lambda: judge.ask_all([question]))
+    (call,) = judge.drain()
+    assert (verdict, call.outcome, call.attempts) == (None, "unreachable", 2)
+    assert "no whole answer within 0.5 s" in call.error
+    assert judge.client.fault.kind == "down"
+
+
+def test_the_first_question_to_a_server_that_drips_has_an_end(fault, question, scorer):
+    judge = fault.judge(drip, 0)
+    with pytest.raises(JudgeError, match=r"did not answer its first question within 0\.3 s, so nothing was started"):
+        within(PATIENT, judge.client, lambda: judge.first_question(question, timeout=0.3))
+    made = scorer(fault.judge(drip, 0), step_timeout=0.3)
+    with pytest.raises(JudgeError, match=r"first question within 0\.3 s"):
+        made.first_question(numbers())
+
+
+def compressed(content: bytes, times: int, encoding: str = "gzip") -> Callable:
+    """A body that is `content` so many times, without ever having it in memory."""
+    squeeze = zlib.compressobj(wbits=31)
+    small = b"".join([squeeze.compress(content) for _ in range(times)] + [squeeze.flush()])
+    return body(small, headers={"Content-Encoding": encoding})
+
+
+def test_a_bomb_does_not_take_the_memory_that_it_asks_for(fault, question):
+    judge = fault.judge(compressed(b" " * 2**20, 256), 2)
+    tracemalloc.start()
+    try:
+        _, call = ask(judge, question)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (call.outcome, call.attempts) == ("unreachable", 1)
+    assert "more than 16 MB" in call.error
+    assert most < 100 * 2**20
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "unheard-of"])
+def test_an_answer_in_another_encoding_is_not_read(fault, question, encoding):
+    _, call = ask(fault.judge(compressed(b" ", 1, encoding), 2), question)
+    assert (call.outcome, call.attempts) == ("unreachable", 1)
+    assert f"content encoding '{encoding}'" in call.error
+
+
+def test_a_compressed_answer_is_an_answer(fault, question):
+    verdict, _ = ask(fault.judge(compressed(completion(GOOD).body, 1), 0), question)
+    assert verdict == 1
+
+
+@pytest.mark.parametrize("code", [200, 400])
+def test_an_answer_may_have_so_many_bytes_and_not_one_more(fault, question, monkeypatch, code):
+    answer = completion(GOOD).body if code == 200 else b'{"error": {"message": "too deep"}}'
+    for limit, part in ((len(answer), "" if code == 200 else "too deep"), (len(answer) - 1, "more than 0 MB")):
+        monkeypatch.setattr(openai_client, "MOST_BYTES", limit)
+        handler = lambda request, n: web.Response(body=answer, status=code, content_type="application/json")  # noqa: E731
+        _, call = ask(fault.judge(handler, 0), question)
+        assert part in call.error and bool(part) == call.failed
+
+
+def redirect(code: int, location: str) -> Callable:
+    return lambda request, n: web.Response(status=code, headers={"Location": location})
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(fault, question, code):
+    seen = []
+
+    async def elsewhere(request):
+        seen.append(request)
+        return completion(GOOD)
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", elsewhere)
+    with served(app) as other:
+        for location in (f"{other}/v1/chat/completions", f"/v1/chat/completions?{KEY}"):
+            _, call = ask(fault.judge(redirect(code, location), 2), question)
+            assert (call.outcome, call.attempts) == ("unreachable", 1)
+            assert call.error.startswith(f"HTTP {code}: a redirect to {location.replace(KEY, '[key]')}, which is not")
+    assert (seen, len(fault.seen)) == ([], 1)
+
+
+def test_a_list_of_models_that_is_none_is_named(fault):
+    for deep in (b"[" * 100_000, b'{"data": 7}', b'{"data": [7]}', b"null"):
+        client = fault.client(body(deep), 0)
+        with pytest.raises(TransportError, match="not a list of models"):
+            within(PATIENT, client, client.models)
+
+
+@pytest.mark.parametrize("length", ["12k", -1, 0, True, 1.5, None])
+def test_a_context_length_that_is_none_is_left_out(fault, length):
+    listed = {"object": "list", "data": [{"id": "m", "max_model_len": length}]}
+    client = fault.client(lambda request, n: web.json_response(listed), 0)
+    assert within(PATIENT, client, client.models) == {"m": None}
+
+
+# What was answered
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_key_that_is_not_taken_is_named_by_its_variable(fault, question, monkeypatch, code):
+    _, call = ask(fault.judge(refusing(code, "no"), 0), question)
+    assert call.error.startswith(f"HTTP {code}: no (the environment variable FAULT_KEY should hold the key")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    client = fault.client(refusing(code, "no"), 0)
+    _, call = ask(Judge(OpenAIClient(client.url, "m", max_retries=0)), question)
+    assert "the environment variable OPENAI_API_KEY is not set and should hold the key" in call.error
+
+
+def finished(content: object, reason: str) -> Callable:
+    choice = {"message": {"content": content}, "finish_reason": reason}
+    return lambda request, n: web.json_response({"choices": [choice]})
+
+
+@pytest.mark.parametrize(
+    ("handler", "knob"),
+    [
+        (finished("Let me think", "length"), True),
+        (finished(None, "length"), True),
+        (finished("", "stop"), True),
+        (finished("<think>Let me", "stop"), True),
+        (finished("Hello!\x1b[2J", "stop"), False),
+    ],
+    ids=["cut off", "thoughts alone", "empty", "open thoughts", "another answer"],
+)
+def test_the_first_question_shows_the_answer_and_names_the_right_knob(fault, question, handler, knob):
+    with pytest.raises(JudgeError) as error:
+        ask_first(fault.judge(handler, 0), question)
+    text = str(error.value)
+    assert "The last answer begins: " in text and text.isprintable()
+    assert ("judge_free_tokens" in text and "enable_thinking" in text) == knob
+    assert ("instruction-tuned" in text) != knob
+
+
+def test_of_a_long_answer_the_first_300_characters_are_shown(fault, question):
+    with pytest.raises(JudgeError) as error:
+        ask_first(fault.judge(saying("a" * 300 + "b"), 0), question)
+    assert f"begins: '{'a' * 300}'." in str(error.value)
+
+
+def test_malformed_answers_are_counted_apart_from_retries(fault, question, scorer):
+    judge = fault.judge(in_turn(status(500), saying("Hm."), status(500), saying(GOOD)), 1)
+    verdict, call = ask(judge, question)
+    assert (verdict, call.attempts, call.malformed) == (1, 4, 1)
+    made = scorer(scripted_judge(lambda messages: "Hm." if len(messages) == 1 else by_number(messages)))
+    made.score([group(numbers(), "15 25", 0)], 0)
+    assert list(made.store.rows("SELECT DISTINCT attempts, malformed FROM calls")) == [(2, 1)]
+    assert made.store.totals().malformed == made.store.totals().calls == 2
+
+
 def test_one_fault_among_many_questions_fails_that_one_alone(fault, query):
     async def by_candidate(request, n):
         prompt = (await request.json())["messages"][0]["content"]
@@ -409,7 +709,7 @@ def test_the_key_reaches_neither_the_ledger_nor_a_message(fault, question, case)
     assert KEY not in repr(call)
     judge = fault.judge(ECHOING[case], 0)
     with pytest.raises(JudgeError) as error:
-        ask_preflight(judge, question)
+        ask_first(judge, question)
     assert "[key]" in str(error.value)
     assert KEY not in "".join(traceback.format_exception(error.value))
 
@@ -420,14 +720,35 @@ def test_an_error_page_is_not_quoted(fault, question):
     assert KEY not in call.error
 
 
-def ask_preflight(judge: Judge, question) -> None:
+def ask_first(judge: Judge, question) -> None:
     async def run():
         try:
-            await judge.preflight(question)
+            await judge.first_question(question)
         finally:
             await judge.client.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("part", [KEY[:-2], KEY[2:], KEY[5:13], KEY.upper()[:3] + KEY[3:]])
+def test_a_part_of_the_key_is_masked(fault, question, part):
+    _, call = ask(fault.judge(refusing(401, f"Incorrect key: {part}, see the page"), 0), question)
+    assert "[key], see the page" in call.error
+    assert all(KEY[i : i + 8] not in call.error for i in range(len(KEY) - 7))
+
+
+@given(st.text("abcd", min_size=1, max_size=20), st.text("abcd .", max_size=200))
+def test_of_a_masked_text_only_the_key_is_missing(key, text):
+    length = min(8, len(key))
+    pieces = {key[i : i + length] for i in range(len(key) - length + 1)}
+    shown = masked(text, key).replace("[key]", "")
+    assert shown == "".join(each for i, each in enumerate(text) if not covered(text, i, pieces, length))
+
+
+def covered(text: str, place: int, pieces: set[str], length: int) -> bool:
+    """Whether a piece of the key covers a place of a text."""
+    starts = range(max(place - length + 1, 0), place + 1)
+    return any(text[start : start + length] in pieces for start in starts)
 
 
 @pytest.mark.parametrize("case", ECHOING)

@@ -268,7 +268,7 @@ def test_what_on_call_raises_ends_all_questions_and_what_was_sent_is_recorded(qu
 
 def test_preflight_of_a_good_judge_leaves_no_call(question):
     judge = scripted_judge(lambda messages: GOOD)
-    asyncio.run(judge.preflight(question))
+    asyncio.run(judge.first_question(question))
     assert len(judge.client.seen) == 1
     assert judge.drain() == []
 
@@ -283,7 +283,7 @@ def test_preflight_of_a_good_judge_leaves_no_call(question):
 def test_preflight_names_endpoint_and_cause(question, answer, fragments):
     judge = scripted_judge(answer)
     with pytest.raises(JudgeError) as error:
-        asyncio.run(judge.preflight(question))
+        asyncio.run(judge.first_question(question))
     missing = [fragment for fragment in ["scripted judge", *fragments] if fragment not in str(error.value)]
     assert missing == []
     assert judge.drain() == []
@@ -294,7 +294,7 @@ def test_preflight_takes_no_earlier_call_out_of_the_ledger(question):
 
     async def run():
         await judge.ask(question)
-        await judge.preflight(question)
+        await judge.first_question(question)
 
     asyncio.run(run())
     assert len(judge.drain()) == 1
@@ -359,7 +359,7 @@ def test_preflight_names_the_address(question):
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
         judge = Judge(OpenAIClient(url, "a-model", max_retries=0))
         with pytest.raises(JudgeError) as error:
-            asyncio.run(judge.preflight(question))
+            asyncio.run(judge.first_question(question))
     assert f"a-model at {url}" in str(error.value)
     assert "Connect" in str(error.value)
     assert judge.drain() == []

@@ -101,7 +101,7 @@ def test_the_first_questions_are_those_a_first_visit_begins_with(method, qualiti
 @every_method
 def test_a_preflight_has_a_question_to_ask(method, scorer):
     made = scorer(scripted_judge(lambda messages: truth(messages[0]["content"])), method)
-    made.preflight(QUERY)
+    made.first_question(QUERY)
     assert len(method.first_questions(stand_in(QUERY, 8))) >= 1
     assert made.store.totals().calls == 0
 

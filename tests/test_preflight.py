@@ -39,7 +39,8 @@ def vllm_like(context: int, answer=None, **listed):
     async def chat(request):
         asked.append(await request.json())
         if answer is not None:
-            return answer()
+            response = answer()
+            return await response if asyncio.iscoroutine(response) else response
         text, usage = RubricJudge().answer(asked[-1]["messages"])
         return web.json_response(
             {
@@ -179,6 +180,58 @@ def test_a_sample_of_failures_stops_before_the_run(tmp_path, queries):
         check(settings(tmp_path, url, judge_concurrency=4), queries)
     assert "failed 4 of 4 questions of a sample" in str(error.value)
     assert "flat JSON object" in str(error.value)
+
+
+def saying(text: str, usage: dict | None = None):
+    return web.json_response({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage})
+
+
+def test_a_sample_that_fails_shows_what_was_answered(tmp_path, queries):
+    answers = iter(['{"position": 1}'] + ["Hello!"] * 1000)
+    with vllm_like(4096, lambda: saying(next(answers))) as (url, _), pytest.raises(JudgeError) as error:
+        check(settings(tmp_path, url, judge_concurrency=4), queries)
+    assert "The last answer begins: 'Hello!'. Is it an instruction-tuned chat model?" in str(error.value)
+
+
+def test_the_cost_counts_repeated_and_failed_answers_and_the_first_question(tmp_path, queries):
+    usage = {"prompt_tokens": 100_000, "completion_tokens": 10}
+    answers = iter(['{"position": 1}', *["Hello!"] * 9])
+    with vllm_like(4096, lambda: saying(next(answers), usage)) as (url, asked):
+        text = check(settings(tmp_path, url, judge_concurrency=3, judge_max_failures=1.0), queries)
+    assert len(asked) == 10
+    assert "3 failed, 6 asked again; this check cost 1,000,100 tokens" in text
+    judgments, tokens = re.search(r"(\d+) to \d+ judgments, ([\d.]+) M to", text).groups()
+    assert float(tokens) == round(int(judgments) * 3 * 100_010 / 1e6, 1)
+
+
+def test_a_server_that_reports_no_usage_is_said_to_do_so(tmp_path, queries):
+    with vllm_like(4096, lambda: saying('{"position": 1}')) as (url, _):
+        assert "reports no token counts" in check(settings(tmp_path, url, judge_concurrency=2), queries)
+    with vllm_like(4096) as (url, _):
+        assert "reports no token counts" not in check(settings(tmp_path, url, judge_concurrency=2), queries)
+
+
+def test_a_prompt_is_shown_when_nothing_else_is_wanted(tmp_path, queries):
+    answer = 'Let\x1b[2J me see:\n{"position": 1}'
+    with vllm_like(4096, lambda: saying(answer)) as (url, asked):
+        shown = check(settings(tmp_path, url, judge_concurrency=1, preflight_only=True), queries)
+        plain = check(settings(tmp_path, url, judge_concurrency=1), queries)
+    prompt = asked[0]["messages"][0]["content"]
+    lines = ["the first prompt:", *(f"  | {line}" for line in prompt.splitlines())]
+    lines += ["its answer:", r"  | Let\x1b[2J me see:", '  | {"position": 1}']
+    assert "\n".join(lines) in shown
+    assert "prompt:" not in plain and prompt.splitlines()[-1] not in plain
+
+
+def test_a_sample_has_an_end(tmp_path, queries):
+    answers = iter([saying('{"position": 1}')])
+
+    async def hang():
+        await asyncio.Event().wait()
+
+    with vllm_like(4096, lambda: next(answers, None) or hang()) as (url, _), pytest.raises(JudgeError) as error:
+        check(settings(tmp_path, url, judge_concurrency=2, judge_step_timeout=0.5), queries)
+    assert "did not finish a sample within judge_step_timeout=0.5 s: 0 of 2 questions" in str(error.value)
 
 
 def test_preflight_only_stops_before_a_policy_is_loaded(tmp_path, capsys):

@@ -306,7 +306,7 @@ def test_a_text_that_is_no_prompt_is_refused(prompt):
 def test_answers_are_deterministic_and_counted_in_tokens(howto):
     def complete(question, prompt, seed):
         tally, messages = Tally(), [{"role": "user", "content": prompt}]
-        answer, usage = asyncio.run(RubricJudge().complete(messages, question=question, seed=seed, tally=tally))
+        answer, usage, *_ = asyncio.run(RubricJudge().complete(messages, question=question, seed=seed, tally=tally))
         assert (tally.server, tally.attempts, tally.spent) == ("embedded rubric judge", 1, Usage())
         assert tally.seconds > 0
         return answer, usage

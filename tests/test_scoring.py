@@ -289,9 +289,9 @@ def test_what_a_step_allowed_does_not_judge_a_later_preflight(scorer, end):
     client.answer = unreachable
     for _ in range(3):
         with pytest.raises(JudgeError, match="failed its first question"):
-            made.run(made.judge.preflight(question))
+            made.run(made.judge.first_question(question))
     client.answer = by_number
-    made.run(made.judge.preflight(question))
+    made.run(made.judge.first_question(question))
     assert made.judge.calls == []
 
 

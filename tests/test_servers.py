@@ -25,12 +25,15 @@ from hypothesis import strategies as st
 from scripted import ScriptedTrainer, config, contents
 from transformers import TrainerCallback
 
-from rankbuffer_trl.groups import Query, Rubric
-from rankbuffer_trl.judge import Call, Judge, Question, RubricJudge, Tally, insertion_question
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, RubricJudge, Tally, insertion_question
 from rankbuffer_trl.judge.openai_client import PING, OpenAIClient
 from rankbuffer_trl.judge.serve import make_app
-from rankbuffer_trl.judge.servers import Servers
+from rankbuffer_trl.judge.servers import HOLDS, Servers
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.scorer import GroupScorer
 
 PATIENCE = 30.0  # seconds for what should happen at once
 FOR_EVER = 1e9
@@ -101,6 +104,7 @@ class Server:
     def __init__(self):
         self.port = 0
         self.fault: Handler | None = None  # given the request and its number, from 1; `None` to answer
+        self.pong: Callable[[web.Request], Coroutine] | None = None  # how a probe is answered; `None` for well
         self.asked = self.pings = self.in_flight = self.most_in_flight = 0
         self.judge = RubricJudge()
         self._open = ExitStack()
@@ -124,7 +128,7 @@ class Server:
             return web.json_response({"error": {"message": "no such model"}}, status=404)
         if body["messages"] == PING:
             self.pings += 1
-            return self._answer("pong")
+            return await self.pong(request) if self.pong else self._answer("pong")
         self.asked += 1
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -152,6 +156,15 @@ def first(times: int, fault: Handler) -> Handler:
     return lambda request, n: fault(request, n) if n <= times else None
 
 
+async def drip(request: web.Request) -> web.StreamResponse:
+    """A blank now and then, for ever: no read takes long."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.02)
+
+
 async def hang(request: web.Request, n: int) -> None:
     await asyncio.Event().wait()
 
@@ -164,9 +177,9 @@ def two() -> Iterator[tuple[Server, Server]]:
         server.close()
 
 
-def make(pair: tuple[Server, ...], probe_every: float = 0.0, **kwargs) -> Judge:
+def make(pair: tuple[Server, ...], probe_every: float = 0.0, wait: float = 0.0, **kwargs) -> Judge:
     clients = [OpenAIClient(server.url, "rubric-judge", **({"max_retries": 0} | kwargs)) for server in pair]
-    return Judge(Servers(clients, probe_every=probe_every), max_attempts=1)
+    return Judge(Servers(clients, probe_every=probe_every, wait=wait), max_attempts=1)
 
 
 def at_home(judge: Judge, server: Server, number: int) -> list[Question]:
@@ -452,6 +465,158 @@ def test_a_server_that_answers_but_does_not_generate_stays_down(two, response, m
     run(judge, test())
 
 
+def test_a_server_that_dripped_when_it_was_looked_at_is_taken_back(two):
+    lost, _ = two
+    judge = make(two, timeout=0.3)
+    (question,) = at_home(judge, lost, 1)
+    lost.fault, lost.pong = first(1, status(503)), drip
+
+    async def test():
+        await calls(judge, [question])
+        while not lost.pings:
+            await calls(judge, [question])
+        lost.pong = None
+        await until(judge, question, lost)
+
+    run(judge, test())
+
+
+# No server is left
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_questions_wait_for_a_server_when_all_are_down(two, caplog, number):
+    servers = two[:number]
+    judge = make(servers, wait=FOR_EVER)
+    lost = servers[0]
+    questions = at_home(judge, lost, 9)
+
+    async def test():
+        before = await calls(judge, questions)
+        for server in servers:
+            await asyncio.to_thread(server.close)
+        asked = asyncio.create_task(calls(judge, questions))
+        while not any("questions wait" in line for line in log(caplog)):
+            await asyncio.sleep(0)
+        later = asyncio.create_task(calls(asker := judge.asker(), questions))
+        await asyncio.sleep(0)
+        assert not asked.done()
+        await asyncio.to_thread(lost.open)
+        after = await asked
+        assert {call.server for call in after + await later} == {lost.url}
+        assert [call.usage for call in after] == [call.usage for call in before]
+        assert {call.attempts for call in after} <= set(range(2, 2 + 2 * number))
+        assert asker.calls == judge.calls == []
+
+    run(judge, test())
+    *down, last, back = log(caplog)
+    assert len(down) == number - 1
+    assert "is down, questions wait up to 1e+09 s for one that answers: Connect" in last
+    assert back == f"the judge server {lost.url} is back"
+
+
+def test_a_question_that_comes_during_an_outage_is_not_sent_into_it(two, caplog):
+    (lost,) = servers = two[:1]
+    judge = make(servers, wait=FOR_EVER)
+    first_one, second = at_home(judge, lost, 2)
+
+    async def test():
+        await judge.ask(first_one)
+        await asyncio.to_thread(lost.close)
+        held = asyncio.create_task(judge.ask(first_one))
+        while not log(caplog):
+            await asyncio.sleep(0)
+        asker = judge.asker()
+        late = asyncio.create_task(asker.ask(second))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(lost.open)
+        assert (await held, await late) == (0, 1)
+        assert [call.attempts for call in asker.drain()] == [1]
+
+    run(judge, test())
+
+
+def test_the_wait_for_a_server_has_an_end(two, caplog):
+    (lost,) = servers = two[:1]
+    judge = make(servers, wait=0.3, max_retries=1)
+    questions = at_home(judge, lost, 3)
+
+    async def test():
+        await calls(judge, questions)
+        await asyncio.to_thread(lost.close)
+        for attempts in (2 + 2, 2):  # once before the wait and once after it; then at once
+            assert await judge.ask_all(questions) == [None] * 3
+            made = judge.drain()
+            assert {(call.outcome, call.attempts) for call in made} == {("unreachable", attempts)}
+            assert all("Connect" in call.error for call in made)
+
+    run(judge, test())
+    assert len(log(caplog)) == 2
+    assert log(caplog)[1] == "no judge server was back within 0.3 s, so questions fail now"
+
+
+def test_a_server_that_was_never_there_is_not_waited_for(two):
+    servers = two[:1]
+    judge = make(servers, wait=FOR_EVER)
+    (question,) = at_home(judge, servers[0], 1)
+    servers[0].close()
+
+    async def test():
+        with pytest.raises(JudgeError, match=r"failed its first question, so nothing was started.*Connect"):
+            await judge.first_question(question)
+
+    run(judge, test())
+
+
+def test_a_question_that_kills_its_server_again_and_again_is_given_up(two):
+    (server,) = servers = two[:1]
+    judge = make(servers, wait=FOR_EVER)
+    good, deadly = at_home(judge, server, 2)
+
+    async def test():
+        await judge.ask(good)
+        server.fault = status(504)
+        asked = server.asked
+        assert await judge.ask(deadly) is None
+        assert server.asked - asked == 1 + HOLDS
+        server.fault = None
+        assert await judge.ask(good) == 0
+
+    run(judge, test())
+
+
+def test_a_busy_single_server_is_not_taken_for_down(two, caplog):
+    (server,) = servers = two[:1]
+    judge = make(servers, wait=FOR_EVER, max_retries=1)
+    (question,) = at_home(judge, server, 1)
+
+    async def test():
+        await judge.ask(question)
+        server.fault = status(429)
+        assert await judge.ask(question) is None
+
+    run(judge, test())
+    assert log(caplog) == []
+
+
+def test_a_step_that_waits_for_a_server_ends_with_its_time(two, tmp_path):
+    server, _ = two
+    clients = [OpenAIClient(server.url, "rubric-judge", max_retries=0)]
+    judge = Judge(Servers(clients, wait=FOR_EVER), max_attempts=1)
+    scorer = GroupScorer(RankBuffer(), judge, BufferStore(tmp_path / "store.sqlite"), step_timeout=PATIENCE)
+    query = Query("rice", [{"role": "user", "content": "Rice?"}], (Rubric("Says: rinse, boil.", 1),), tuple("abcd"))
+    group = RolloutGroup(query, (Rollout(0, "Rinse."), Rollout(1, "Rinse, boil.")), 0, 0)
+    try:
+        scorer.first_question(query)
+        server.close()
+        scorer.step_timeout = 0.5
+        with pytest.raises(JudgeError, match=r"did not finish a step within judge_step_timeout=0\.5 s"):
+            scorer.score([group], 0)
+        assert list(scorer.store.rows("SELECT DISTINCT outcome FROM calls")) == [("cancelled",)]
+    finally:
+        scorer.close()
+
+
 def test_the_look_at_a_server_makes_the_requests_that_it_takes(two):
     """Servers exist that refuse `max_tokens`; what `judge_request` says of it holds for the look, too."""
     lost, other = two
@@ -634,7 +799,10 @@ def processes(ids: list[str]) -> Iterator[list[Process]]:
 
 
 class Outage(TrainerCallback):
-    """Freezes a server before one epoch, kills it with questions in flight, starts it again before the next epoch."""
+    """Freezes a server before one epoch, kills it with questions in flight, starts it again before the next epoch.
+
+    A single server is started again as soon as it is dead.
+    """
 
     IN_FLIGHT = 5
 
@@ -653,6 +821,8 @@ class Outage(TrainerCallback):
     def kill(self) -> None:
         self.process.kill()
         self.frozen, self.killed = False, True
+        if len(self.servers.clients) == 1:
+            self.restarted = asyncio.get_running_loop().run_in_executor(None, self.process.start)
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == DIES:
@@ -660,6 +830,7 @@ class Outage(TrainerCallback):
             self.frozen = True
         if state.global_step == RETURNS:
             assert self.killed
+        if state.global_step == RETURNS and len(self.servers.clients) > 1:
             self.process.start()
             self.trainer.rank_reward.scorer.run(self.until_back())
 
@@ -683,7 +854,7 @@ def train(output_dir, policy, rows, pair: list[Process], dies: Process | None = 
         judge_model="rubric-judge",
         judge_max_retries=1,
     )
-    judge = Judge(Servers(settings.clients(), probe_every=0.0), guard=True)
+    judge = Judge(Servers(settings.clients(), probe_every=0.0, wait=PATIENCE), guard=True)
     outages = [Outage(dies, judge)] if dies else []
     trainer = ScriptedTrainer(policy, settings, rows, judge=judge, callbacks=outages)
     for outage in outages:
@@ -732,3 +903,14 @@ def test_a_run_whose_server_is_killed_and_restarted_loses_nothing(tmp_path, tiny
     assert {id for id, _ in moved} == {id for id in home if home[id] == lost}, "all moved, and in the end returned"
     assert {attempts for _, attempts in moved} == {1, 2}
     assert sum(attempts == 2 for _, attempts in moved) >= Outage.IN_FLIGHT, "what was in flight was asked again"
+
+
+def test_a_run_whose_only_server_is_killed_and_restarted_loses_nothing(tmp_path, tiny_policy, rows):
+    rows = rows.select(range(QUERIES))
+    with processes(rows["query_id"]) as (only, _):
+        untroubled = train(tmp_path / "untroubled", tiny_policy, rows, [only])
+        assert train(tmp_path / "killed", tiny_policy, rows, [only], dies=only) == untroubled
+    assert ledger(tmp_path / "killed", EVERYTHING_ELSE) == ledger(tmp_path / "untroubled", EVERYTHING_ELSE)
+    assert {outcome for (outcome,) in ledger(tmp_path / "killed", "outcome")} == {"parsed"}
+    asked = [attempts for (attempts,) in ledger(tmp_path / "killed", "attempts")]
+    assert sum(attempts > 1 for attempts in asked) >= Outage.IN_FLIGHT, "what was in flight was asked again"

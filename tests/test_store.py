@@ -44,8 +44,9 @@ def ask_for(id: str) -> Query:
 
 def call(query_id: str = "q", outcome: str = "parsed", attempts: int = 1) -> Call:
     usage = Usage(100, 60, 7) if outcome == "parsed" else Usage()
+    spent, malformed = Usage(200, 60, 14), attempts if outcome == "malformed" else 0
     return Call(
-        "rankbuffer", "insert", query_id, "http://judge/v1", outcome, attempts, usage, Usage(200, 60, 14), 0.5, "why"
+        "rankbuffer", "insert", query_id, "http://judge/v1", outcome, attempts, usage, spent, 0.5, "why", malformed
     )
 
 
@@ -176,19 +177,37 @@ def test_totals_are_the_sums_of_the_calls_of_a_phase(store):
     store.commit(0, [], calls[:3])
     store.commit(1, [], calls[3:])
     store.commit(1, [], [call()], phase="eval")
-    assert store.totals() == Totals(2, 2, 11, 200, 120, 14, 800, 240, 56, 2.0) == Totals.of(calls)
-    assert store.totals("eval") == Totals(1, 0, 1, 100, 60, 7, 200, 60, 14, 0.5)
+    assert store.totals() == Totals(2, 2, 11, 3, 200, 120, 14, 800, 240, 56, 2.0) == Totals.of(calls)
+    assert store.totals("eval") == Totals(1, 0, 1, 0, 100, 60, 7, 200, 60, 14, 0.5)
 
 
 def test_a_cancelled_call_has_a_cost_but_is_neither_an_answer_nor_a_failure(store):
     calls = [call(), call(outcome="cancelled", attempts=2)]
     store.commit(0, [], calls)
-    assert store.totals() == Totals(1, 0, 3, 100, 60, 7, 400, 120, 28, 1.0) == Totals.of(calls)
+    assert store.totals() == Totals(1, 0, 3, 0, 100, 60, 7, 400, 120, 28, 1.0) == Totals.of(calls)
 
 
 def test_a_call_comes_back_as_it_went_in(store):
     store.commit(3, [], [call("q", "malformed", 2)], phase="eval")
-    row = (3, "eval", "rankbuffer", "insert", "q", "http://judge/v1", "malformed", 2, 0, 0, 0, 200, 60, 14, 0.5, "why")
+    row = (
+        3,
+        "eval",
+        "rankbuffer",
+        "insert",
+        "q",
+        "http://judge/v1",
+        "malformed",
+        2,
+        2,
+        0,
+        0,
+        0,
+        200,
+        60,
+        14,
+        0.5,
+        "why",
+    )
     assert list(store.rows("SELECT * FROM calls")) == [row]
 
 
@@ -672,7 +691,7 @@ def another_version(path: Path) -> None:
 
 def test_another_format_version_is_refused(tmp_path):
     another_version(tmp_path / "store.sqlite")
-    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1; this program reads version 3"):
+    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1; this program reads version 4"):
         BufferStore(tmp_path / "store.sqlite")
     with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1"):
         BufferStore(tmp_path / "store.sqlite", read_only=True)

@@ -102,7 +102,7 @@ async def ask_everything(
         [`JudgeError`]: if the very first question fails.
     """
     try:
-        await judge.preflight(insertion_question(queries[0], queries[0].responses, queries[0].responses[0]))
+        await judge.first_question(insertion_question(queries[0], queries[0].responses, queries[0].responses[0]))
     except BaseException:
         await judge.client.close()
         raise

@@ -4,7 +4,7 @@ from .batch import AnswerLog, AnswerLogError, Answers, ask_many
 from .chat import Chat
 from .errors import JudgeError, TransportError
 from .judge import Asked, ChatClient, Judge
-from .ledger import Call, Tally, Totals, Usage
+from .ledger import Call, Reply, Tally, Totals, Usage
 from .questions import (
     Question,
     duel_question,
@@ -30,6 +30,7 @@ __all__ = [
     "Order",
     "Position",
     "Question",
+    "Reply",
     "RubricJudge",
     "Score",
     "Scores",

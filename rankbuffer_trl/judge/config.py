@@ -1,14 +1,20 @@
-"""Every knob of the judge, for training, audit and whatever else asks one."""
+"""The settings of a judge, for training, audits, data and evaluation."""
 
 import json
+import math
+import re
 from dataclasses import dataclass, field
+from typing import cast
 
+from ..errors import SettingsError
 from .decoding import DECODINGS
 from .judge import ChatClient, Judge
 from .ledger import Totals
-from .openai_client import OpenAIClient
+from .openai_client import OpenAIClient, check_variable
 from .rubric_judge import RubricJudge
 from .servers import Servers
+
+KEY_IN_PATH = r"/(sk|pk|gsk|hf|xai|nvapi)[-_][^/]{8,}"  # how providers' keys begin
 
 
 @dataclass
@@ -24,7 +30,7 @@ class JudgeConfig:
         judge_model (`str`, *optional*):
             Name under which the servers serve the judge.
         judge_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
-            Environment variable that holds the servers' key, if they want one. Keys never stand in a config.
+            Environment variable that holds the servers' key, if they want one. Any but the default one must be set.
         judge_decoding (`str`, *optional*, defaults to `"none"`):
             How a verdict's form is imposed: `"regex"` (vLLM: no verdict can be malformed), `"json_schema"` (most
             others) or `"none"` (the judge is asked nicely, and again if need be).
@@ -38,7 +44,10 @@ class JudgeConfig:
             Quote responses in prompts, so that none can imitate a prompt's headings, rubrics or instructions. `False`
             gives the paper's prompts.
         judge_timeout (`float`, *optional*, defaults to `120.0`):
-            Seconds that a request may go without a byte from the server.
+            Seconds that a request may go without a byte from the server. In all it may take five times as long.
+        judge_wait (`float`, *optional*, defaults to `600.0`):
+            Seconds for which questions are held when no server of the judge answers any more. After that they fail.
+            `judge_step_timeout` also ends the wait.
         judge_step_timeout (`float`, *optional*):
             Seconds for judging one step, after which the run stops with an error. Default: nine tenths of
             `ddp_timeout`, since the other processes wait for the judge and give up then.
@@ -81,6 +90,9 @@ class JudgeConfig:
         default=True, metadata={"help": "Quote responses in prompts. False gives the paper's prompts."}
     )
     judge_timeout: float = field(default=120.0, metadata={"help": "Seconds that a request may go without a byte."})
+    judge_wait: float = field(
+        default=600.0, metadata={"help": "Seconds for which questions are held when all servers are down."}
+    )
     judge_step_timeout: float | None = field(
         default=None, metadata={"help": "Seconds for judging one step. Default: nine tenths of ddp_timeout."}
     )
@@ -108,34 +120,36 @@ class JudgeConfig:
             "judge_max_retries": 0,
             "judge_max_attempts": 1,
             "judge_concurrency": 1,
+            "judge_wait": 0,
+            "judge_prompt_price": 0,
+            "judge_completion_price": 0,
         }
         for key, least in at_least.items():
-            if getattr(self, key) < least:
-                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
-        for key in ("judge_prompt_price", "judge_completion_price"):
-            if getattr(self, key) is not None and getattr(self, key) < 0:
-                raise ValueError(f"{key} must be at least 0, got {getattr(self, key)}")
+            value = getattr(self, key)
+            if value is not None and not least <= value < math.inf:
+                raise SettingsError(f"{key} must be at least {least}, got {value}")
         for key in ("judge_timeout", "judge_step_timeout"):
-            if getattr(self, key) is not None and getattr(self, key) <= 0:
-                raise ValueError(f"{key} must be above 0 seconds, got {getattr(self, key)}")
+            value = getattr(self, key)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingsError(f"{key} must be above 0 seconds, got {value}")
         if not 0 <= self.judge_max_failures <= 1:
-            raise ValueError(f"judge_max_failures is a share in 0..1, got {self.judge_max_failures}")
+            raise SettingsError(f"judge_max_failures is a share in 0..1, got {self.judge_max_failures}")
         if self.judge_decoding not in DECODINGS:
-            raise ValueError(f"judge_decoding must be one of {', '.join(DECODINGS)}, got {self.judge_decoding!r}")
+            raise SettingsError(f"judge_decoding must be one of {', '.join(DECODINGS)}, got {self.judge_decoding!r}")
+        check_variable(self.judge_api_key_env)
         for url in self.judge_url or []:
-            if "@" in url.rpartition("://")[2].partition("/")[0]:
-                raise ValueError("judge_url has a user or key before an @: leave it out and set judge_api_key_env")
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"judge_url must start with http:// or https://, got {url!r}")
+            check_url("judge_url", url)
         if len(set(self.judge_url or [])) < len(self.judge_url or []):
-            raise ValueError(f"judge_url names a server twice: {self.judge_url}")
+            raise SettingsError(f"judge_url names a server twice: {self.judge_url}")
         if self.judge_url and not self.judge_model:
-            raise ValueError(f"judge_url is {self.judge_url} but judge_model is not set: name the model it serves")
+            raise SettingsError(f"judge_url is {self.judge_url} but judge_model is not set: name the model it serves")
         if not self.judge_url and self.judge_model:
-            raise ValueError(f"judge_model is {self.judge_model!r} but judge_url is not set: say where it is served")
+            raise SettingsError(
+                f"judge_model is {self.judge_model!r} but judge_url is not set: say where it is served"
+            )
 
     def clients(self) -> list[OpenAIClient]:
-        """One client per server; none for the embedded judge."""
+        """Make one client per server; none for the embedded judge."""
         if not self.judge_url or not self.judge_model:
             return []
         return [
@@ -145,7 +159,7 @@ class JudgeConfig:
                 api_key_env=self.judge_api_key_env,
                 decoding=self.judge_decoding,
                 free_tokens=self.judge_free_tokens,
-                request=read_object("judge_request", self.judge_request),
+                request=cast("dict | None", self.judge_request),  # __post_init__ has read it
                 timeout=self.judge_timeout,
                 max_retries=self.judge_max_retries,
                 concurrency=self.judge_concurrency,
@@ -154,30 +168,46 @@ class JudgeConfig:
         ]
 
     def judge(self) -> Judge:
-        """The judge that these settings describe."""
+        """Make the judge that these settings describe."""
         clients = self.clients()
-        client: ChatClient = Servers(clients) if len(clients) > 1 else clients[0] if clients else RubricJudge()
+        client: ChatClient = Servers(clients, wait=self.judge_wait) if clients else RubricJudge()
         return Judge(client, max_attempts=self.judge_max_attempts, guard=self.judge_guard)
 
     def price(self, totals: Totals) -> float | None:
-        """What all attempts cost, at `judge_prompt_price` and `judge_completion_price`; `None` if neither is set."""
+        """Return what all attempts cost at the two prices; `None` if neither price is set."""
         if self.judge_prompt_price is None and self.judge_completion_price is None:
             return None
         prompt = totals.spent_prompt_tokens * (self.judge_prompt_price or 0)
         return (prompt + totals.spent_completion_tokens * (self.judge_completion_price or 0)) / 1e6
 
 
-def read_object(key: str, value: dict | str | None) -> dict | None:
-    """A setting that is a mapping: as it stands in a YAML file, or as JSON on the command line.
+def check_url(key: str, url: str) -> None:
+    """Refuse an address that no server has, and one with a key in it. Addresses stand in checkpoints and in logs.
 
     Raises:
-        `ValueError`: if it is neither.
+        [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
+    """
+    rest = url.rpartition("://")[2]
+    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest or re.search(KEY_IN_PATH, rest):
+        raise SettingsError(
+            f"{key} has a user, a query or a key in it: leave that out, and put the key into the environment variable"
+            " that judge_api_key_env names. The address is not shown because of the key"
+        )
+    if not url.startswith(("http://", "https://")):
+        raise SettingsError(f"{key} must start with http:// or https://, got {url!r}")
+
+
+def read_object(key: str, value: dict | str | None) -> dict | None:
+    """Return a setting that is a mapping in a YAML file, or JSON on the command line.
+
+    Raises:
+        [`SettingsError`]: if it is neither.
     """
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ValueError(f"{key} is not JSON ({error}): {value!r}") from None
+            raise SettingsError(f"{key} is not JSON ({error}): {value!r}") from None
     if not isinstance(value, dict | None):
-        raise ValueError(f"{key} must be a JSON object, got {value!r}")
+        raise SettingsError(f"{key} must be a JSON object, got {value!r}")
     return value

@@ -12,7 +12,7 @@ class TransportError(JudgeError):
 
     Args:
         message (`str`):
-            The cause, without keys.
+            The cause, without keys. Characters that cannot be printed are escaped.
         kind (`str`, *optional*, defaults to `"refused"`):
             `down` (no connection, no answer in time, 502 to 504: the server seems to be gone), `busy` (429 and other
             faults that may pass) or `refused` (this request will never be answered).
@@ -21,12 +21,19 @@ class TransportError(JudgeError):
     """
 
     def __init__(self, message: str, kind: str = "refused", status: int | None = None):
-        super().__init__(message)
+        super().__init__(printable(message))
         self.kind = kind
         self.status = status
 
 
+def printable(text: str) -> str:
+    """Escape control characters, line breaks and lone surrogates, which harm a terminal, a log or the store."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def first_leaf(errors: BaseExceptionGroup) -> BaseException:
-    """The first exception that is not a group."""
+    """Return the first exception that is not a group."""
     error = errors.exceptions[0]
     return first_leaf(error) if isinstance(error, BaseExceptionGroup) else error

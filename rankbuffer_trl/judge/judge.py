@@ -1,18 +1,21 @@
 """The one seam to a judge: a question goes in, a parsed verdict comes out, and every attempt is in the ledger."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Protocol
 
-from .errors import JudgeError, TransportError
-from .ledger import Call, Tally, Usage
+from ..groups import storable
+from .errors import JudgeError, TransportError, printable
+from .ledger import ANSWER_KEPT, Call, Reply, Tally, Usage
 from .verdicts import VerdictError
 
+logger = logging.getLogger(__name__)
+
 REPEAT = "That is not a valid answer: {error}. Answer the same question again with the JSON object alone."
-
-
-def nobody(call: Call) -> None:
-    """Wants to know of no call."""
+CUT_OFF = "the answer was cut off at its token limit"
+FIRST_QUESTION_SECONDS = 600.0  # for the first question of all; a server may have to load or compile something
 
 
 class Asked(Protocol):
@@ -20,36 +23,34 @@ class Asked(Protocol):
 
     @property
     def kind(self) -> str:
-        """What the ledger calls it."""
+        """The name of this kind of question in the ledger."""
 
     @property
     def query_id(self) -> str:
-        """What it is about."""
+        """The id of the query or row that the question is about."""
 
     @property
     def afresh(self) -> bool:
         """Whether a malformed answer is asked for again as if for the first time."""
 
     def chat(self, guard: bool) -> list[dict[str, str]]:
-        """The messages."""
+        """Return the messages."""
 
     def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
-        """Fields of the request."""
+        """Return the fields of the request."""
 
     def read(self, answer: str) -> Any:
-        """The value of an answer, or [`VerdictError`]."""
+        """Return the value of an answer, or raise [`VerdictError`]."""
 
 
 class ChatClient(Protocol):
-    """What stands behind a judge: [`RubricJudge`], [`OpenAIClient`] or several of them as [`Servers`]."""
+    """What stands behind a judge: [`RubricJudge`], or one or several servers as [`Servers`]."""
 
     name: str
     """For messages to people: the endpoint and the model."""
 
-    async def complete(
-        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally
-    ) -> tuple[str, Usage]:
-        """Answer a chat about `question` deterministically: text and tokens, or raise [`TransportError`].
+    async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
+        """Answer a chat about `question` deterministically, or raise [`TransportError`].
 
         Requests, seconds and the server are added to `tally` as they happen.
         """
@@ -59,7 +60,7 @@ class ChatClient(Protocol):
 
 
 class Judge:
-    """Asks questions of a chat client and keeps the ledger.
+    """Ask questions of a chat client and keep the ledger.
 
     A malformed answer is asked for again in a follow-up turn that names the fault, so that a deterministic judge can
     answer differently. Transport faults are retried by the client, which also limits what is in flight. When nothing
@@ -67,45 +68,78 @@ class Judge:
 
     Args:
         client (`ChatClient`):
-            Who answers.
+            The client that answers.
         max_attempts (`int`, *optional*, defaults to `3`):
             How often one question is put before it counts as malformed.
         guard (`bool`, *optional*, defaults to `False`):
             Quote responses in prompts, see [`Question.prompt`].
+        method (`str`, *optional*):
+            The reward method that asks, for the ledger.
+        on_call (`Callable[[Call], None]`, *optional*):
+            Called with every call that has ended. An exception from it ends the question.
+
+    Example:
+
+    ```python
+    judge = Judge(RubricJudge())
+    query = Query("tea", [{"role": "user", "content": "Tea?"}], (Rubric("Says how long to wait.", 5),))
+    position = asyncio.run(judge.ask(insertion_question(query, ["Boil.", "Wait three minutes."], "Wait.")))
+    (call,) = judge.drain()
+    ```
     """
 
-    def __init__(self, client: ChatClient, max_attempts: int = 3, guard: bool = False):
+    def __init__(
+        self,
+        client: ChatClient,
+        max_attempts: int = 3,
+        guard: bool = False,
+        method: str = "",
+        on_call: Callable[[Call], None] | None = None,
+    ):
         self.client = client
         self.max_attempts = max_attempts
         self.guard = guard
-        self.method = ""
-        """The reward method that asks; [`GroupScorer`] names it for the ledger."""
+        self.method = method
+        self.on_call = on_call
         self.calls: list[Call] = []
-        self.on_call: Callable[[Call], None] = nobody
+
+    def asker(self, method: str = "", on_call: Callable[[Call], None] | None = None) -> "Judge":
+        """Return a judge with the same client and settings, but with a ledger, a method and a watcher of its own."""
+        return Judge(self.client, self.max_attempts, self.guard, method or self.method, on_call)
 
     async def ask(self, question: Asked) -> Any | None:
-        """The parsed verdict of `question`, or `None` if there is none. Either way one [`Call`] joins `calls`."""
+        """Return the parsed verdict of `question`, or `None` if there is none.
+
+        Either way one [`Call`] joins `calls`.
+        """
         verdict, _ = await self.put(question)
         return verdict
 
     async def put(self, question: Asked) -> tuple[Any | None, Call]:
-        """As [`Judge.ask`], with the call. `on_call` is told of it; what it raises ends the question."""
+        """Return the verdict as [`Judge.ask`] does, and the entry in the ledger.
+
+        All that a client returns passes here, so this is where it becomes storable: lone surrogates are replaced in
+        an answer and escaped in an error, and a token count that cannot be true counts as 0.
+        """
         messages = question.chat(self.guard)
         opening = len(messages)
-        verdict, outcome, error, usage, tally = None, "malformed", "", Usage(), Tally()
+        verdict, outcome, error, usage, answer, tally = None, "malformed", "", Usage(), "", Tally()
         try:
             for repeat in range(self.max_attempts):
-                answer, tokens = await self.client.complete(messages, question=question, seed=repeat, tally=tally)
+                reply = Reply(*await self.client.complete(messages, question=question, seed=repeat, tally=tally))
+                answer, tokens = storable(reply.text), reply.usage.possible
+                if tokens != reply.usage:
+                    warn_of_counts(tally.server)
                 tally.spent += tokens
                 try:
                     verdict = question.read(answer)
                 except VerdictError as fault:
                     tally.malformed += 1
-                    error = str(fault)
+                    error = f"{fault}; {CUT_OFF}" if reply.cut_off else str(fault)
                     if not question.afresh:
                         messages = messages[:opening] + [
                             {"role": "assistant", "content": answer.strip()[:500] or "(no answer)"},
-                            {"role": "user", "content": REPEAT.format(error=error)},
+                            {"role": "user", "content": REPEAT.format(error=fault)},
                         ]
                 else:
                     outcome, error, usage = "parsed", "", tokens
@@ -114,13 +148,14 @@ class Judge:
             outcome, error = "unreachable", str(fault)
         except asyncio.CancelledError:
             if tally.attempts:  # else it was still waiting for its turn, and nothing was sent
-                self._record(question, "cancelled", usage, tally, error)
+                self._record(question, "cancelled", usage, tally, error, answer)
             raise
-        call = self._record(question, outcome, usage, tally, error)
-        self.on_call(call)
+        call = self._record(question, outcome, usage, tally, error, answer)
+        if self.on_call is not None:
+            self.on_call(call)
         return verdict, call
 
-    def _record(self, question: Asked, outcome: str, usage: Usage, tally: Tally, error: str) -> Call:
+    def _record(self, question: Asked, outcome: str, usage: Usage, tally: Tally, error: str, answer: str) -> Call:
         call = Call(
             method=self.method,
             kind=question.kind,
@@ -131,14 +166,15 @@ class Judge:
             usage=usage,
             spent=tally.spent,
             seconds=tally.seconds,
-            error=error,
+            error=printable(error),
             malformed=tally.malformed,
+            answer=answer[:ANSWER_KEPT],
         )
         self.calls.append(call)
         return call
 
     async def ask_all(self, questions: Iterable[Asked]) -> list[Any | None]:
-        """The verdicts of `questions`, which are put at once and in this order.
+        """Put all questions at once, in this order, and return their verdicts.
 
         When one of them ends in an exception, the others are cancelled.
         """
@@ -153,21 +189,49 @@ class Judge:
             calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.server, c.error)
         )
 
-    async def preflight(self, question: Asked) -> None:
-        """Ask one real question before any training. The call does not enter the ledger.
+    async def first_question(self, question: Asked, timeout: float | None = None) -> Call:
+        """Ask one real question before anything is started. The call does not enter the ledger.
+
+        Args:
+            question (`Asked`):
+                The question.
+            timeout (`float`, *optional*):
+                Seconds in all, at most `FIRST_QUESTION_SECONDS`, which is the default.
 
         Raises:
             [`JudgeError`]: naming the endpoint, the cause and what to do.
         """
-        verdict = await self.ask(question)
-        call = self.calls.pop()
-        if verdict is None:
-            advice = (
-                "Is the server up, and do judge_url and judge_model name it?"
-                if call.outcome == "unreachable"
-                else f"It was asked {call.attempts} times. Is it an instruction-tuned chat model?"
-            )
+        seconds = min(timeout or FIRST_QUESTION_SECONDS, FIRST_QUESTION_SECONDS)
+        try:
+            async with asyncio.timeout(seconds):
+                _, call = await self.asker().put(question)
+        except TimeoutError:
             raise JudgeError(
-                f"the judge ({self.client.name}) failed its first question, so nothing was started. "
-                f"Outcome: {call.outcome}. Last cause: {call.error}. {advice}"
+                f"the judge ({self.client.name}) did not answer its first question within {seconds:g} s, so nothing"
+                " was started. Does the server generate, and is no proxy between that only keeps the line open?"
+            ) from None
+        if call.failed:
+            raise JudgeError(
+                f"the judge ({self.client.name}) failed its first question, so nothing was started. {explain(call)}"
             )
+        return call
+
+
+@cache
+def warn_of_counts(server: str) -> None:
+    """Say once per server that its token counts cannot be true."""
+    logger.warning("the judge server %s reports token counts that cannot be true; they count as 0", server)
+
+
+def explain(call: Call) -> str:
+    """Say how a judgment failed, what was answered, and what to do."""
+    cause = f"Outcome: {call.outcome}. Last cause: {call.error}."
+    if call.outcome == "unreachable":
+        return f"{cause} Is the server up, and do judge_url and judge_model name it?"
+    cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
+    if CUT_OFF in call.error or "inside its thinking" in call.error or not call.answer.strip():
+        return (
+            f"{cause} If the judge thinks first, give it room with judge_free_tokens, or switch thinking off with"
+            ' judge_request, such as {"chat_template_kwargs": {"enable_thinking": false}}.'
+        )
+    return f"{cause} Is it an instruction-tuned chat model?"

@@ -5,6 +5,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 FAILURES = ("malformed", "unreachable")
+MOST_TOKENS = (
+    2**31 - 1
+)  # of one request: far above any context, and four billion such counts fit into SQLite's integer
+ANSWER_KEPT = 4000  # characters of a last answer that a call keeps for messages to people
 
 
 class Usage(NamedTuple):
@@ -17,16 +21,41 @@ class Usage(NamedTuple):
     def __add__(self, other: "Usage") -> "Usage":  # type: ignore[override]  # a tuple's would concatenate
         return Usage(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
+    @property
+    def possible(self) -> "Usage":
+        """The same counts, with 0 for each that is not an integer from 0 to `MOST_TOKENS`."""
+        return Usage(*(n if type(n) is int and 0 <= n <= MOST_TOKENS else 0 for n in self))
+
+
+class Reply(NamedTuple):
+    """What a chat client returns for one request.
+
+    Args:
+        text (`str`):
+            The answer; empty if there is none.
+        usage (`Usage`):
+            Tokens as the server counts them; zero where it does not say.
+        cut_off (`bool`, *optional*, defaults to `False`):
+            Whether the answer ended at its token limit.
+        logprobs (`Any`, *optional*):
+            Log probabilities in the server's form, if the request asked for them.
+    """
+
+    text: str
+    usage: Usage
+    cut_off: bool = False
+    logprobs: Any = None
+
 
 @dataclass
 class Tally:
     """What one judgment has cost so far. The client counts as it goes, so that a fault or a cancel loses nothing."""
 
     attempts: int = 0
+    malformed: int = 0
     seconds: float = 0.0
     server: str = ""
     spent: Usage = field(default_factory=Usage)
-    malformed: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +70,7 @@ class Call:
         query_id (`str`):
             The query.
         server (`str`):
-            Who answered or failed last: the server's address.
+            The address of the server that answered or failed last.
         outcome (`str`):
             `parsed`, `malformed` (no valid verdict within the allowed attempts), `unreachable` (no answer at all) or
             `cancelled` (its step ended before the answer).
@@ -57,7 +86,9 @@ class Call:
         error (`str`, *optional*):
             Why the last attempt failed, if the judgment did.
         malformed (`int`, *optional*, defaults to `0`):
-            Answers that were not a valid verdict.
+            Answers that were not the verdict asked for.
+        answer (`str`, *optional*):
+            The beginning of the last answer, for messages to people. It is not stored.
     """
 
     method: str
@@ -70,7 +101,8 @@ class Call:
     spent: Usage
     seconds: float
     error: str = ""
-    malformed: int = 0
+    malformed: int = 0  # with a default, since answer logs of earlier versions lack it
+    answer: str = field(default="", repr=False, compare=False)
 
     @property
     def failed(self) -> bool:
@@ -78,8 +110,8 @@ class Call:
         return self.outcome in FAILURES
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, in types that JSON has."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return the stored fields by name, in types that JSON has."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "answer"}
 
 
 @dataclass(frozen=True)
@@ -89,6 +121,7 @@ class Totals:
     calls: int = 0
     failures: int = 0
     attempts: int = 0
+    malformed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -99,8 +132,11 @@ class Totals:
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> "Totals":
-        """Add up `calls`. `calls` counts parsed ones, `failures` those that ended without a verdict."""
-        rows = [(int(c.outcome == "parsed"), int(c.failed), c.attempts, *c.usage, *c.spent, c.seconds) for c in calls]
+        """Add up `calls`. The field `calls` counts parsed ones, `failures` those that ended without a verdict."""
+        rows = [
+            (int(c.outcome == "parsed"), int(c.failed), c.attempts, c.malformed, *c.usage, *c.spent, c.seconds)
+            for c in calls
+        ]
         return cls(*(sum(column) for column in zip(*rows, strict=True))) if rows else cls()
 
     def __add__(self, other: "Totals") -> "Totals":
@@ -111,6 +147,11 @@ class Totals:
         """Prompt and completion tokens of parsed calls: the paper's judge tokens."""
         return self.prompt_tokens + self.completion_tokens
 
+    @property
+    def spent_tokens(self) -> int:
+        """Prompt and completion tokens of all attempts: what a server charges for."""
+        return self.spent_prompt_tokens + self.spent_completion_tokens
+
     def as_dict(self) -> dict[str, float]:
-        """The sums by name."""
+        """Return the sums by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -2,20 +2,28 @@
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from httpx2 import Limits  # what openai is built on
+from httpx2 import Limits, ReadTimeout, Request, Response  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
+from ..errors import SettingsError
 from .decoding import constrain
 from .errors import TransportError
 from .judge import Asked
-from .ledger import Tally, Usage
+from .ledger import Reply, Tally, Usage
 from .verdicts import Verdict
 
+DEFAULT_KEY = "OPENAI_API_KEY"
 IDLE_SECONDS = 3.0
+PROBE_SECONDS = 10.0
+PATIENCE = 5  # times `timeout` that a request may take in all; some servers send blanks while a question waits
+MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text with room to spare
+ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
+ECHOED = 8  # characters in a row that are taken for a part of the key
 PING = [{"role": "user", "content": "ping"}]
 
 
@@ -23,7 +31,7 @@ class OpenAIClient:
     """The official `openai` client, on its aiohttp transport, decoding deterministically.
 
     Connection faults, 408, 409, 429 and 5xx are retried by that client with backoff and jitter, or when the server's
-    `Retry-After` says.
+    `Retry-After` says. Redirects are not followed, since they would hand prompts to another server.
 
     Args:
         url (`str`):
@@ -31,7 +39,7 @@ class OpenAIClient:
         model (`str`):
             The name under which the server serves the judge.
         api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
-            Environment variable that holds the key. A server without keys needs none.
+            Environment variable that holds the key. The default one may be unset, for a server without keys.
         decoding (`str`, *optional*, defaults to `"none"`):
             How verdicts are imposed: `regex` (vLLM's structured outputs), `json_schema` (the standard
             `response_format`) or `none`.
@@ -41,18 +49,21 @@ class OpenAIClient:
         request (`Mapping`, *optional*):
             Fields to set in every request; `None` leaves a field out.
         timeout (`float`, *optional*, defaults to `120.0`):
-            Seconds that a request may go without a byte from the server.
+            Seconds that a request may go without a byte from the server. In all it may take five times as long.
         max_retries (`int`, *optional*, defaults to `4`):
             Transport retries of one request.
         concurrency (`int`, *optional*, defaults to `64`):
             Requests in flight at once.
+
+    Raises:
+        [`SettingsError`]: if the variable of the key is not set, or holds something that cannot be sent as a key.
     """
 
     def __init__(
         self,
         url: str,
         model: str,
-        api_key_env: str = "OPENAI_API_KEY",
+        api_key_env: str = DEFAULT_KEY,
         decoding: str = "none",
         free_tokens: int = 256,
         request: Mapping[str, Any] | None = None,
@@ -66,25 +77,25 @@ class OpenAIClient:
         self.decoding = decoding
         self.free_tokens = free_tokens
         self.request = dict(request or {})
+        self.timeout = timeout
         self.max_retries = max_retries
         self.concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self.api_key_env = api_key_env
-        self._key = os.environ.get(api_key_env)
+        self._key = read_key(api_key_env)
         self._client = AsyncOpenAI(
             base_url=url,
             api_key=self._key or "none",
             timeout=timeout,
             max_retries=max_retries,
-            # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then would be lost.
-            http_client=DefaultAioHttpClient(timeout=timeout, limits=Limits(keepalive_expiry=IDLE_SECONDS)),
+            http_client=BoundedClient(timeout),
         )
         self._hasty = self._client.with_options(max_retries=0)
 
     async def complete(
         self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally, retry: bool = True
-    ) -> tuple[str, Usage]:
-        """See [`ChatClient`]. With `retry=False` the first fault is final."""
+    ) -> Reply:
+        """Answer as [`ChatClient`] says. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
         fields = {"temperature": 0, "seed": 0} | question.fields(self.decoding, self.free_tokens)
         if fields["seed"] is not None:
@@ -100,104 +111,243 @@ class OpenAIClient:
                 response = await client.chat.completions.with_raw_response.create(
                     model=self.model, messages=[], extra_body=body
                 )
-            except APIStatusError as error:
+            except (APIStatusError, APIConnectionError, UnreadableAnswer) as error:
                 tally.attempts += retries(error)
-                raise self._status_fault(error) from None
-            except APIConnectionError as error:
-                tally.attempts += retries(error)
-                raise TransportError(self._connection_fault(error), "down") from error
+                raise self._fault(error) from None
             finally:
                 tally.seconds += time.perf_counter() - started
         tally.attempts += response.retries_taken
         try:
-            completion = response.http_response.json()
-            text = completion["choices"][0]["message"].get("content")
-            if text is not None and not isinstance(text, str):
-                raise TypeError(f"the content is a {type(text).__name__}")
-            return text or "", read_usage(completion.get("usage"))
+            return read_reply(response.http_response.json())
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             fault = f"not a chat completion ({type(error).__name__}: {self._clean(str(error))})"
             raise TransportError(fault) from error
 
     async def models(self) -> dict[str, int | None]:
-        """The models that the server lists, each with its context length in tokens where it says so (vLLM does).
+        """Return the models that the server lists, each with its context length in tokens if the server says it.
 
         Raises:
-            [`TransportError`]: if it cannot be reached or lists none.
+            [`TransportError`]: if it cannot be reached, lists none, or needs longer than `timeout` for all its list.
         """
         try:
-            page = await self._client.models.list()
-            return {model.id: getattr(model, "max_model_len", None) for model in page.data}
-        except APIConnectionError as error:
-            raise TransportError(self._connection_fault(error), "down") from error
-        except APIStatusError as error:
-            raise self._status_fault(error) from None
-        except (OpenAIError, ValueError, TypeError, AttributeError) as error:
+            async with asyncio.timeout(self.timeout):
+                page = await self._client.models.list()
+            return {model.id: context_of(model) for model in page.data}
+        except TimeoutError:
+            raise TransportError(f"no list of models within {self.timeout:g} s", "down") from None
+        except (APIStatusError, APIConnectionError, UnreadableAnswer) as error:
+            raise self._fault(error) from None
+        except (OpenAIError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise TransportError(f"not a list of models ({self._clean(str(error))})") from error
 
     async def count_tokens(self, prompt: str) -> int | None:
-        """Tokens of a prompt in the server's chat template, or `None` where it cannot count (only vLLM can)."""
+        """Count the tokens of a prompt in the server's chat template; `None` if it cannot (only vLLM can)."""
         root = self.url.rstrip("/").removesuffix("/v1")
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         try:
-            answer: Any = await self._hasty.post(f"{root}/tokenize", body=body, cast_to=object)
+            async with asyncio.timeout(self.timeout):
+                answer: Any = await self._hasty.post(f"{root}/tokenize", body=body, cast_to=object)
             return int(answer["count"])
-        except (OpenAIError, ValueError, TypeError, LookupError):
+        except (OpenAIError, ValueError, TypeError, LookupError, OverflowError, RecursionError, TimeoutError):
             return None
 
     async def alive(self) -> bool:
-        """Whether the server generates one token for the model within 10 seconds."""
+        """Say whether the server generates one token for the model within 10 seconds, or `timeout` if that is less."""
         try:
-            response = await self._hasty.chat.completions.with_raw_response.create(
-                model=self.model, messages=[], extra_body=self._body(messages=PING, max_tokens=1), timeout=10
-            )
+            async with asyncio.timeout(min(PROBE_SECONDS, self.timeout)):
+                response = await self._hasty.chat.completions.with_raw_response.create(
+                    model=self.model, messages=[], extra_body=self._body(messages=PING, max_tokens=1)
+                )
             return bool(response.http_response.json()["choices"])
-        except (OpenAIError, ValueError, TypeError, LookupError):
+        except (OpenAIError, ValueError, TypeError, LookupError, RecursionError, TimeoutError):
             return False
 
     def room(self, verdict: Verdict) -> int:
-        """Tokens that an answer may have."""
+        """Return how many tokens an answer may have."""
         return constrain(verdict, self.decoding, self.free_tokens)["max_tokens"]
 
     def _body(self, **fields: Any) -> dict[str, Any]:
-        """A request's fields, those that the user sets among them."""
+        """Return a request's fields, with those that the user sets over the others."""
         return {name: value for name, value in (fields | self.request).items() if value is not None}
 
-    def _status_fault(self, error: APIStatusError) -> TransportError:
+    def _fault(self, error: "APIStatusError | APIConnectionError | UnreadableAnswer") -> TransportError:
+        if isinstance(error, UnreadableAnswer):
+            return TransportError(str(error))
+        if isinstance(error, APIConnectionError):
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the outer ones call every failed connection a timeout
+                cause = cause.__cause__
+            text = self._clean(str(cause)) or "no connection, or no answer in time"
+            return TransportError(f"{type(cause).__name__}: {text}", "down")
         status = error.status_code
-        message = error.message.removeprefix(f"Error code: {status} - ")
-        return TransportError(f"HTTP {status}: {self._clean(message)}", kind_of(status), status)
-
-    def _connection_fault(self, error: APIConnectionError) -> str:
-        cause: BaseException = error
-        while cause.__cause__ is not None:  # the outer ones call every failed connection a timeout
-            cause = cause.__cause__
-        return f"{type(cause).__name__}: {self._clean(str(cause)) or 'no connection, or no answer in time'}"
+        text = self._clean(error.message.removeprefix(f"Error code: {status} - "))
+        if 300 <= status < 400:
+            text = (
+                f"a redirect to {self._clean(error.response.headers.get('location', ''))}, which is not followed;"
+                " if that is the judge, name it in judge_url"
+            )
+        if status in (401, 403):
+            state = "" if self._key else " is not set and"
+            text += f" (the environment variable {self.api_key_env}{state} should hold the key; see judge_api_key_env)"
+        return TransportError(f"HTTP {status}: {text}", kind_of(status), status)
 
     def _clean(self, message: str) -> str:
-        """A server may echo the key; it must not reach a log."""
-        return (message.replace(self._key, "[key]") if self._key else message)[:300]
+        """Mask what a server echoes of the key, which must not reach a log, and cut the rest."""
+        return masked(message[:2000], self._key)[:300] if self._key else message[:300]
 
     async def close(self) -> None:
         """Close the connection pool."""
         await self._client.close()
 
 
+class UnreadableAnswer(OpenAIError):
+    """An answer that is not read to its end, because of its size or its encoding."""
+
+    def __init__(self, message: str, request: Request):
+        super().__init__(message)
+        self.request = request
+
+
+class BoundedClient(DefaultAioHttpClient):
+    """An HTTP client whose answers have an end, in bytes and in seconds, and that follows no redirect.
+
+    Args:
+        timeout (`float`):
+            Seconds without a byte. An answer may take `PATIENCE` times as long in all.
+    """
+
+    def __init__(self, timeout: float):
+        super().__init__(
+            timeout=timeout,
+            follow_redirects=False,
+            headers={"Accept-Encoding": ", ".join(ENCODINGS[1:])},
+            # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then would be lost.
+            limits=Limits(keepalive_expiry=IDLE_SECONDS),
+        )
+        self._seconds = PATIENCE * timeout
+
+    async def send(self, request: Request, **kwargs: Any) -> Response:
+        """Send a request and read its whole answer.
+
+        Raises:
+            [`UnreadableAnswer`]: if the answer is too large or compressed in an unknown way.
+        """
+        try:
+            async with asyncio.timeout(self._seconds):
+                response = await super().send(request, **kwargs | {"stream": True})
+                try:
+                    body = await read_body(response)
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            raise ReadTimeout(f"no whole answer within {self._seconds:g} s", request=request) from None
+        # The body is decompressed already.
+        headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
+        return Response(response.status_code, headers=headers, content=body, request=request)
+
+
+async def read_body(response: Response) -> bytes:
+    """Read and decompress a body, at most `MOST_BYTES` of it.
+
+    Raises:
+        [`UnreadableAnswer`]: if there is more, or if its encoding is not among `ENCODINGS`.
+    """
+    encoding = response.headers.get("content-encoding", "identity").lower()
+    if encoding not in ENCODINGS:
+        raise UnreadableAnswer(f"the answer has the content encoding {encoding[:50]!r}", response.request)
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > MOST_BYTES:
+            raise UnreadableAnswer(f"the answer has more than {MOST_BYTES // 2**20} MB", response.request)
+    return bytes(body)
+
+
+def read_key(variable: str) -> str | None:
+    """Return the key that an environment variable holds; `None` if the default variable is not set.
+
+    Raises:
+        [`SettingsError`]: if another variable is not set, or if the key cannot be sent in a header.
+    """
+    check_variable(variable)
+    key = os.environ.get(variable)
+    if not key and variable != DEFAULT_KEY:
+        raise SettingsError(
+            f"judge_api_key_env names the environment variable {variable}, which is not set: export the server's key"
+            " there, or leave judge_api_key_env out if the server wants none"
+        )
+    if key and not re.fullmatch("[!-~]+", key):
+        raise SettingsError(
+            f"the environment variable {variable} holds a character that no key has, such as a line break, a space or"
+            " a typographic quote: set it again to the key alone"
+        )
+    return key or None
+
+
+def check_variable(name: str) -> None:
+    """Refuse what is not the name of an environment variable, without showing it: it may be a key.
+
+    Raises:
+        [`SettingsError`]: if it is none.
+    """
+    if not re.fullmatch("[A-Z_][A-Z0-9_]*", name) and name not in os.environ:
+        raise SettingsError(
+            "judge_api_key_env must be the name of an environment variable, in capital letters, such as"
+            f" {DEFAULT_KEY}. Its value is not shown here because it may be a key: export the key in such a variable"
+        )
+
+
+def masked(message: str, key: str) -> str:
+    """Replace every part of `key` with at least `ECHOED` characters that stands in `message` by `[key]`."""
+    length = min(ECHOED, len(key))
+    hidden: set[int] = set()
+    for piece in {key[i : i + length] for i in range(len(key) - length + 1)}:
+        start = message.find(piece)
+        while start >= 0:
+            hidden.update(range(start, start + length))
+            start = message.find(piece, start + 1)
+    pieces = (each if i not in hidden else "[key]" * (i - 1 not in hidden) for i, each in enumerate(message))
+    return "".join(pieces)
+
+
 def kind_of(status: int) -> str:
-    """Which kind of [`TransportError`] an HTTP status is."""
+    """Return which kind of [`TransportError`] an HTTP status is."""
     if status in (502, 503, 504):
         return "down"
     return "busy" if status in (408, 409, 429) or status >= 500 else "refused"
 
 
-def retries(error: APIStatusError | APIConnectionError) -> int:
-    """How often the request was sent again until `error`."""
+def retries(error: APIStatusError | APIConnectionError | UnreadableAnswer) -> int:
+    """Count how often the request was sent again until `error`."""
     return int(error.request.headers.get("x-stainless-retry-count", 0))
 
 
+def context_of(model: Any) -> int | None:
+    """Return the context length of a listed model in tokens, if the server says a sane one (vLLM does)."""
+    length = getattr(model, "max_model_len", None)
+    return length if type(length) is int and length > 0 else None
+
+
+def read_reply(completion: Any) -> Reply:
+    """Read a chat completion. Some servers send the content as a list of parts, of which the texts count.
+
+    Raises:
+        `TypeError`, `LookupError`, `AttributeError`: if it is none.
+    """
+    choice = completion["choices"][0]
+    content = choice["message"].get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part["type"] == "text")
+    if not isinstance(content, str | None):
+        raise TypeError(f"the content is a {type(content).__name__}")
+    usage = read_usage(completion.get("usage"))
+    return Reply(content or "", usage, choice.get("finish_reason") == "length", choice.get("logprobs"))
+
+
 def read_usage(usage: dict | None) -> Usage:
-    """Token counts of an answer; what a server does not report counts as zero."""
+    """Read the token counts of an answer as they are. What a server does not report counts as zero."""
     usage = usage or {}
     details = usage.get("prompt_tokens_details") or {}
-    counts = usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("completion_tokens")
-    return Usage(*(int(count or 0) for count in counts))
+    return Usage(
+        usage.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, usage.get("completion_tokens") or 0
+    )

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from .errors import TransportError
 from .judge import Asked
-from .ledger import Tally, Usage
+from .ledger import Reply, Tally, Usage
 
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 RUBRIC = re.compile(r"^\d+\.\[weight=(\d+)\] (.*)$", re.MULTILINE)
@@ -45,14 +45,12 @@ class RubricJudge:
     name = "embedded rubric judge"
     model = "rubric-judge"
 
-    async def complete(
-        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally
-    ) -> tuple[str, Usage]:
+    async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
         """See [`ChatClient`]. Reads the prompt alone, as a server would."""
         started = time.perf_counter()
         tally.server, tally.attempts = self.name, tally.attempts + 1
         try:
-            return self.answer(messages)
+            return Reply(*self.answer(messages))
         finally:
             tally.seconds += time.perf_counter() - started
 

@@ -1,4 +1,4 @@
-"""Several servers of one judge: a query stays with one of them, so that its prompts find their prefix cached there."""
+"""The servers of one judge: a query stays with one of them, so that its prompts find their prefix cached there."""
 
 import asyncio
 import hashlib
@@ -9,55 +9,95 @@ from typing import Any
 
 from .errors import TransportError
 from .judge import Asked
-from .ledger import Tally, Usage
+from .ledger import Reply, Tally
 from .openai_client import OpenAIClient
 
 logger = logging.getLogger(__name__)
 
+HOLDS = 3  # times that one question is held; a question that kills its server must not do so for ever
+LOOK_SECONDS = 1.0  # between two looks of a held question at which servers are up
+
 
 class Servers:
-    """Routes each question to its query's server by rendezvous hashing, and around servers that are down.
+    """Route each question to its query's server by rendezvous hashing, and around servers that are down.
 
-    Every query has an order of servers of its own. It goes to the first one that is up: when a server fails, its
-    queries alone move, spread over the others; when it is back, they alone return. A server that gives no connection,
-    no answer in time or 502 to 504 is taken for down until it generates a token again. When all are down, a question
-    waits at its own server as long as that client retries.
+    Every query has an order of servers of its own. A question goes to the first one that is up: when a server fails,
+    its queries alone move, spread over the others; when it is back, they alone return. A server that gives no
+    connection, no answer in time or 502 to 504 is taken for down until it generates a token again.
+
+    When all servers are down, a question is held until one of them is back, for at most `wait` seconds of the outage.
+    After that, and as long as no server has ever answered, a question is put to its own server with all retries of
+    that client, and what then fails is final. With one server this is the whole behaviour.
 
     Args:
         clients (`Sequence[OpenAIClient]`):
             One per server. Each limits what is in flight at its server.
         probe_every (`float`, *optional*, defaults to `5.0`):
-            Seconds between two looks at a server that is down.
+            Seconds between two probes of a server that is down.
+        wait (`float`, *optional*, defaults to `0.0`):
+            Seconds for which questions are held when all servers are down.
     """
 
-    def __init__(self, clients: Sequence[OpenAIClient], probe_every: float = 5.0):
+    def __init__(self, clients: Sequence[OpenAIClient], probe_every: float = 5.0, wait: float = 0.0):
         self.clients = list(clients)
         self.name = ", ".join(client.name for client in clients)
         self.probe_every = probe_every
+        self.wait = wait
+        self._answered = False
+        self._gave_up = False  # whether the log has said that the wait of this outage is over
+        self._outage = 0.0  # when all servers were found down
         self._down: dict[OpenAIClient, float] = {}  # when it was last found so
         self._probes: dict[OpenAIClient, asyncio.Task] = {}
 
-    async def complete(
-        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally
-    ) -> tuple[str, Usage]:
-        """See [`ChatClient`]."""
+    async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
+        """Answer as [`ChatClient`] says."""
         order = self.order(question.query_id)
-        for client in order:
-            if not self._is_up(client):
-                continue
-            try:
-                return await ask_once(client, messages, question=question, seed=seed, tally=tally)
-            except TransportError as fault:
-                if fault.kind != "down":
-                    raise
-                self._set_down(client, str(fault))
-        answer = await order[0].complete(messages, question=question, seed=seed, tally=tally)
-        self._set_up(order[0])
-        return answer
+        asked: dict[str, Any] = {"question": question, "seed": seed, "tally": tally}
+        for hold in range(HOLDS + 1):
+            if len(order) > 1:  # a single server has nowhere to move its queries, so it gets its retries below
+                for client in filter(self._is_up, order):
+                    try:
+                        reply = await ask_once(client, messages, **asked)
+                        self._answered = True
+                        return reply
+                    except TransportError as fault:
+                        if fault.kind != "down":
+                            raise
+                        self._set_down(client, str(fault))
+            if hold == HOLDS or not self._holding():
+                try:
+                    reply = await order[0].complete(messages, **asked)
+                    self._answered = True
+                    self._set_up(order[0])
+                    return reply
+                except TransportError as fault:
+                    if fault.kind != "down":
+                        raise
+                    self._set_down(order[0], str(fault))
+                    if hold == HOLDS or not self._holding():
+                        raise
+            await self._wait_for_a_server()
+        raise AssertionError("the last round returns or raises")
 
     def order(self, query_id: str) -> list[OpenAIClient]:
-        """The servers in the order in which this query prefers them; it does not depend on how they are listed."""
+        """Return the servers as this query prefers them. The order does not depend on how they are listed."""
         return sorted(self.clients, key=lambda client: hashlib.sha256(f"{client.url} {query_id}".encode()).digest())
+
+    def _all_down(self) -> bool:
+        return len(self._down) == len(self.clients)
+
+    def _holding(self) -> bool:
+        """Whether questions wait for a server instead of being sent."""
+        return self._all_down() and self._answered and time.monotonic() < self._outage + self.wait
+
+    async def _wait_for_a_server(self) -> None:
+        while self._holding():
+            for client in self.clients:
+                self._is_up(client)  # starts a probe if one is due
+            await asyncio.sleep(max(0.01, min(self.probe_every, LOOK_SECONDS)))
+        if self._all_down() and not self._gave_up:
+            self._gave_up = True
+            logger.warning("no judge server was back within %g s, so questions fail now", self.wait)
 
     def _is_up(self, client: OpenAIClient) -> bool:
         if client not in self._down:
@@ -70,13 +110,23 @@ class Servers:
     async def _probe(self, client: OpenAIClient) -> None:
         if await client.alive():
             self._set_up(client)
-        else:
+        elif client in self._down:
             self._down[client] = time.monotonic()
 
     def _set_down(self, client: OpenAIClient, cause: str) -> None:
-        if client not in self._down:
-            logger.warning("the judge server %s is down, its queries move to another one: %s", client.url, cause)
+        known = client in self._down
         self._down[client] = time.monotonic()
+        if known:
+            return
+        if not self._all_down():
+            logger.warning("the judge server %s is down, its queries move to another one: %s", client.url, cause)
+            return
+        self._outage, self._gave_up = time.monotonic(), False
+        if self._holding():
+            text = "the judge server %s is down, questions wait up to %g s for one that answers: %s"
+            logger.warning(text, client.url, self.wait, cause)
+        else:
+            logger.warning("the judge server %s is down, there is no other one: %s", client.url, cause)
 
     def _set_up(self, client: OpenAIClient) -> None:
         if self._down.pop(client, None) is not None:
@@ -89,8 +139,8 @@ class Servers:
         await asyncio.gather(*(client.close() for client in self.clients))
 
 
-async def ask_once(client: OpenAIClient, messages: list[dict[str, str]], **kwargs: Any) -> tuple[str, Usage]:
-    """One request, so that a server that is down is noticed at once; only one that is busy gets all retries."""
+async def ask_once(client: OpenAIClient, messages: list[dict[str, str]], **kwargs: Any) -> Reply:
+    """Send one request, so that a server that is down is noticed at once. Only a busy server gets all retries."""
     try:
         return await client.complete(messages, retry=False, **kwargs)
     except TransportError as fault:

@@ -108,6 +108,7 @@ class BufferStore:
                     c.server,
                     c.outcome,
                     c.attempts,
+                    c.malformed,
                     *c.usage,
                     *c.spent,
                     c.seconds,
@@ -115,7 +116,7 @@ class BufferStore:
                 )
                 for c in calls
             ]
-            self._db.executemany(f"INSERT INTO calls VALUES ({','.join('?' * 16)})", rows)
+            self._db.executemany(f"INSERT INTO calls VALUES ({','.join('?' * 17)})", rows)
 
     def _write_group(self, group: RolloutGroup, score: GroupScore) -> None:
         key = (group.query.id, group.step)

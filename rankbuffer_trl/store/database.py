@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import RankBufferError
 
-VERSION = 3
+VERSION = 4
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS responses (          -- every answered rollout, and the initial anchors of visited queries
     query_id TEXT NOT NULL, id TEXT NOT NULL, step INTEGER NOT NULL, text TEXT NOT NULL);
@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS groups (             -- one row per scored group; JSO
 CREATE INDEX IF NOT EXISTS group_step ON groups (step);
 CREATE TABLE IF NOT EXISTS calls (              -- the judge ledger
     step INTEGER NOT NULL, phase TEXT NOT NULL, method TEXT NOT NULL, kind TEXT NOT NULL, query_id TEXT NOT NULL,
-    server TEXT NOT NULL, outcome TEXT NOT NULL, attempts INTEGER NOT NULL,
+    server TEXT NOT NULL, outcome TEXT NOT NULL, attempts INTEGER NOT NULL, malformed INTEGER NOT NULL,
     prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
     spent_prompt_tokens INTEGER NOT NULL, spent_cached_tokens INTEGER NOT NULL,
     spent_completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL, error TEXT NOT NULL);

@@ -70,7 +70,7 @@ def row_ends(db: sqlite3.Connection) -> dict[str, int]:
 def sum_calls(db: sqlite3.Connection, phase: str, after: int = 0) -> Totals:
     """Sums over the calls of a phase with a rowid above `after`."""
     sums = db.execute(
-        f"SELECT sum(outcome = 'parsed'), sum(outcome IN {FAILURES}), sum(attempts),"
+        f"SELECT sum(outcome = 'parsed'), sum(outcome IN {FAILURES}), sum(attempts), sum(malformed),"
         " sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens),"
         " sum(spent_prompt_tokens), sum(spent_cached_tokens), sum(spent_completion_tokens), sum(seconds)"
         " FROM calls WHERE rowid > ? AND phase = ?",

@@ -8,6 +8,7 @@ import asyncio
 import heapq
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -15,6 +16,8 @@ from statistics import fmean
 from ..data.queries import QueryTable
 from ..data.tokens import CHARACTERS_PER_TOKEN, context_for
 from ..judge import Call, Judge, JudgeError, Totals
+from ..judge.errors import printable
+from ..judge.judge import explain
 from ..judge.openai_client import OpenAIClient
 from ..judge.reach import LONGEST, check_server, servers_of
 from ..rewards.method import RewardMethod
@@ -32,7 +35,7 @@ class Estimate:
         calls (`tuple[int, int]`):
             Judgments.
         tokens (`tuple[float, float]`):
-            Prompt and completion tokens, at the sample's mean.
+            Prompt and completion tokens of all attempts, at the sample's mean.
         seconds (`tuple[float, float]`):
             Wall time of judging, at the sample's rate.
     """
@@ -48,9 +51,9 @@ async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
 
     Args:
         args (`RankBufferConfig`):
-            The run's settings.
+            The run's settings. With `preflight_only` the lines show a whole prompt and its answer.
         queries (`QueryTable`):
-            Its queries.
+            The run's queries.
 
     Returns:
         `list[str]`: lines for people.
@@ -69,23 +72,27 @@ async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
         if servers:
             context = min(filter(None, contexts), default=None)
             lines += await check_context(servers[0], context, judge.guard, method, queries, args)
-        first = stand_in(queries[queries.ids[0]], args.num_generations)
-        await judge.preflight(method.first_questions(first)[0])
+        question = method.first_questions(stand_in(queries[queries.ids[0]], args.num_generations))[0]
+        first = await judge.first_question(question, args.judge_step_timeout)
+        if args.preflight_only:
+            lines += shown_whole(question.chat(judge.guard), first)
         sample, seconds = await ask_sample(judge, method, queries, args)
     finally:
         await judge.client.close()
-    totals = Totals.of(sample)
+    totals, cost = Totals.of(sample), Totals.of([first, *sample])
     cached = totals.cached_tokens / max(totals.prompt_tokens, 1)
     lines.append(
         f"sample: {len(sample)} judgments in {seconds:.1f} s, {totals.prompt_tokens / max(totals.calls, 1):,.0f}"
         f" prompt tokens each ({cached:.0%} cached), {totals.failures} failed, {totals.attempts - len(sample)} asked"
-        f" again; this check cost {totals.tokens:,} tokens"
+        f" again; this check cost {cost.spent_tokens:,} tokens"
     )
+    if not totals.spent_tokens:
+        lines.append("the judge server reports no token counts, so what it costs cannot be said")
     if totals.failures and totals.failures / len(sample) > args.judge_max_failures:
-        cause = next(call.error for call in sample if call.failed)
+        last = next(call for call in sample if call.failed)
         raise JudgeError(
             f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"
-            f" than judge_max_failures={args.judge_max_failures:g} allows. Last cause: {cause}"
+            f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}"
         )
     run = estimate(args, method, queries, totals, seconds)
     lines.append(
@@ -97,6 +104,17 @@ async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
     if not method.responses_needed:
         lines.append("the queries have no reference responses to ask about, so expect other tokens and times")
     return lines
+
+
+def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:
+    """Return the lines of a whole prompt and of its answer, for `--preflight_only` alone.
+
+    A run does not print them, so that no data set gets into a log by accident.
+    """
+    prompt = [line for message in messages for line in message["content"].splitlines()]
+    answer = first.answer.splitlines() or ["(empty)"]
+    quoted = [f"  | {printable(line)}" for line in answer]
+    return ["the first prompt:", *(f"  | {printable(line)}" for line in prompt), "its answer:", *quoted]
 
 
 async def check_context(
@@ -146,11 +164,23 @@ async def check_context(
 async def ask_sample(
     judge: Judge, method: RewardMethod, queries: QueryTable, args: RankBufferConfig
 ) -> tuple[list[Call], float]:
-    """As many questions as can be in flight, of the first queries: their calls and the wall seconds they took."""
+    """Ask as many questions as can be in flight, about the first queries. Return the calls and their wall seconds.
+
+    Raises:
+        [`JudgeError`]: if they take longer than `judge_step_timeout`.
+    """
     in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
     real = (q for id in queries.ids for q in method.first_questions(stand_in(queries[id], args.num_generations)))
     started = time.perf_counter()
-    await judge.ask_all(islice(real, in_flight))
+    try:
+        async with asyncio.timeout(args.judge_step_timeout):
+            await judge.ask_all(islice(real, in_flight))
+    except TimeoutError:
+        answered = sum(call.outcome == "parsed" for call in judge.drain())
+        raise JudgeError(
+            f"the judge ({judge.client.name}) did not finish a sample within judge_step_timeout="
+            f"{args.judge_step_timeout:g} s: {answered} of {in_flight} questions were answered, so nothing was started"
+        ) from None
     return judge.drain(), time.perf_counter() - started
 
 
@@ -172,7 +202,7 @@ def estimate(
         for end in (0, 1)
     )
     asked = max(sample.calls + sample.failures, 1)
-    tokens, pace = sample.tokens / asked, seconds / asked
+    tokens, pace = sample.spent_tokens / asked, seconds / asked
     return Estimate(groups, calls, tuple(n * tokens for n in calls), tuple(n * pace for n in calls))
 
 

@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import TrainerState
 
 from ..data.queries import QueryTable
-from ..groups import Rollout, RolloutGroup
+from ..groups import Rollout, RolloutGroup, storable
 from ..judge import Judge
 from ..rewards.format import AnswerReader
 from ..rewards.method import RewardMethod
@@ -167,8 +167,3 @@ class RankBufferReward:
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None
-
-
-def storable(text: str) -> str:
-    """`text` with a question mark for each lone surrogate, which UTF-8, and so store and judge, cannot hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")

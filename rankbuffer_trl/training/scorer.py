@@ -12,7 +12,7 @@ from ..buffer import AnchorBuffer
 from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge, JudgeError
 from ..judge.errors import first_leaf
-from ..judge.judge import nobody
+from ..judge.judge import explain
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
 
@@ -75,7 +75,6 @@ class GroupScorer:
         step_timeout: float | None = None,
     ):
         self.method = method
-        judge.method = method.name
         self.judge = judge
         self.store = store
         self.max_failures = max_failures
@@ -103,13 +102,13 @@ class GroupScorer:
         if update:
             self._check_epochs(groups, buffers, done)
         phase = "train" if update else "eval"
-        self.judge.drain()  # a step that crashed or was interrupted may have left calls
+        judge = self._asker(groups, buffers)
         try:
-            scores = self.run(self._score_all(groups, buffers))
+            scores = self.run(self._score_all(judge, groups, buffers))
         except JudgeError:
-            self.store.commit(step, [], self.judge.drain(), phase)
+            self.store.commit(step, [], judge.drain(), phase)
             raise
-        calls = self.judge.drain()
+        calls = judge.drain()
         records = []
         for group, score in zip(groups, scores, strict=True) if update else ():
             if group.query.id not in done:
@@ -131,61 +130,62 @@ class GroupScorer:
                     " data, another seed or another number of processes?)"
                 )
 
-    async def _score_all(
-        self, groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None]
-    ) -> list[GroupScore]:
-        """Each group goes its own way: its fine ranking starts when its own insertions are in."""
+    def _asker(self, groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None]) -> Judge:
+        """Return the judge of one step, which has a ledger of its own and stops when too many judgments failed."""
         most = sum(
             self.method.calls(group, first=buffer is None)[1] for group, buffer in zip(groups, buffers, strict=True)
         )
-        failed: list[Call] = []
 
         def watch(call: Call) -> None:
             """Stop as soon as the failures are too many even if all questions still to come succeed."""
             if call.failed:
-                failed.append(call)
-                if len(failed) / most > self.max_failures:
-                    raise JudgeError(self._too_many(failed))
+                self._check_failures(judge.calls, of=most)
 
-        self.judge.on_call = watch
+        judge = self.judge.asker(self.method.name, watch)
+        return judge
+
+    async def _score_all(
+        self, judge: Judge, groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None]
+    ) -> list[GroupScore]:
+        """Score each group on its own: the fine ranking of a group waits for the insertions of this group alone."""
         try:
             async with asyncio.timeout(self.step_timeout), asyncio.TaskGroup() as tasks:
                 running = [
-                    tasks.create_task(self.method.score(group, buffer, self.judge))
+                    tasks.create_task(self.method.score(group, buffer, judge))
                     for group, buffer in zip(groups, buffers, strict=True)
                 ]
         except TimeoutError:
-            answered = sum(call.outcome == "parsed" for call in self.judge.calls)
+            outcomes = Counter(call.outcome for call in judge.calls)
+            failed = sum(call.failed for call in judge.calls)
             raise JudgeError(
-                f"the judge ({self.judge.client.name}) did not finish a step within"
-                f" judge_step_timeout={self.step_timeout:g} s: {answered} judgments were answered, {len(failed)}"
+                f"the judge ({judge.client.name}) did not finish a step within"
+                f" judge_step_timeout={self.step_timeout:g} s: {outcomes['parsed']} judgments were answered, {failed}"
                 f" failed. {RESUME}"
             ) from None
         except BaseExceptionGroup as errors:
             raise first_leaf(errors) from errors
-        finally:
-            if self.judge.on_call is watch:  # an interrupted step may end after the next one has begun
-                self.judge.on_call = nobody
-        if failed and len(failed) / len(self.judge.calls) > self.max_failures:
-            raise JudgeError(self._too_many(failed))
+        self._check_failures(judge.calls, of=len(judge.calls))
         return [task.result() for task in running]
 
-    def _too_many(self, failed: Sequence[Call]) -> str:
+    def _check_failures(self, calls: Sequence[Call], of: int) -> None:
+        failed = [call for call in calls if call.failed]
+        if not failed or len(failed) / of <= self.max_failures:
+            return
         outcomes = Counter(call.outcome for call in failed)
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        return (
-            f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(self.judge.calls)} judgments in one"
-            f" step ({counts}), more than judge_max_failures={self.max_failures:g} allows. Last cause:"
-            f" {failed[-1].error}. {RESUME}"
+        raise JudgeError(
+            f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(calls)} judgments in one step"
+            f" ({counts}), more than judge_max_failures={self.max_failures:g} allows. {explain(failed[-1])} {RESUME}"
         )
 
-    def preflight(self, query: Query) -> None:
-        """Ask the judge one real question about `query`; it enters no ledger.
+    def first_question(self, query: Query) -> None:
+        """Ask the judge one real question about `query`. The call does not enter the ledger.
 
         Raises:
-            [`JudgeError`]: if there is no valid answer.
+            [`JudgeError`]: if there is no valid answer in time.
         """
-        self.run(self.judge.preflight(self.method.first_questions(stand_in(query, G=2))[0]))
+        question = self.method.first_questions(stand_in(query, G=2))[0]
+        self.run(self.judge.first_question(question, self.step_timeout))
 
     def run(self, coroutine: Coroutine) -> Any:
         """Run a coroutine on the judge's event loop and wait for it. An interrupt cancels it."""

@@ -221,7 +221,7 @@ class RankBufferTrainer(GRPOTrainer):
             set_torn_aside(self.args.output_dir)
             self.rank_reward.restart(checkpoint / FOLDER)
             step = check_step(checkpoint, self.rank_reward.scorer.store)
-        self.rank_reward.scorer.preflight(self._train_queries[self._train_queries.ids[0]])
+        self.rank_reward.scorer.first_question(self._train_queries[self._train_queries.ids[0]])
         if not checkpoint:
             self.rank_reward.restart()
         set_old_aside(self.args.output_dir, step)

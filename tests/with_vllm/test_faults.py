@@ -132,4 +132,4 @@ def test_a_server_that_dies_ends_the_step_with_its_cause(doomed_server, scorer, 
     assert "unreachable), more than judge_max_failures" in str(died.value)
     assert f"judge at {doomed_server.url}" in str(died.value)
     with pytest.raises(JudgeError, match=r"nothing was started. Outcome: unreachable.*[Cc]onnect.*Is the server up"):
-        scorer.preflight(texts.query())
+        scorer.first_question(texts.query())
