@@ -29,8 +29,8 @@ class ResponsesConfig(JudgeConfig):
     Configuration of sampled responses.
 
     It adds the parameters below to those of [`JudgeConfig`], which describe the judge that ranks the responses.
-    Without `judge_url`, the embedded rubric judge ranks them. `judge_max_retries`, `judge_max_attempts` and
-    `judge_concurrency` also apply to the sampler.
+    Without `judge_url`, the embedded rubric judge ranks them. `judge_wait`, `judge_max_retries`, `judge_max_attempts`
+    and `judge_concurrency` also apply to the sampler.
 
     Parameters:
         dataset_name (`str`):
@@ -115,6 +115,7 @@ class ResponsesConfig(JudgeConfig):
             judge_timeout=self.sampler_timeout,
             judge_max_retries=self.judge_max_retries,
             judge_max_attempts=self.judge_max_attempts,
+            judge_wait=self.judge_wait,
             judge_concurrency=self.judge_concurrency,
         )
 
@@ -162,7 +163,7 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
     log = beside(check_output(config.output_file), "samples.jsonl")
     try:
         answers = asyncio.run(ask_many(sampler.judge(), chats, log, "sampling responses"))
-    except JudgeError as error:
+    except (JudgeError, SettingsError) as error:
         raise JudgeError(f"sampler_url, sampler_model: {error}") from error
     print(f"{len(answers.values):,} of {len(chats):,} responses: {cost_line(sampler, answers.totals)}")
     texts, failures = {}, {}

@@ -155,6 +155,8 @@ def test_both_endpoints_are_there_before_samples_are_paid_for(tmp_path):
     with pytest.raises(JudgeError, match=r"127\.0\.0\.1:9/v1 cannot be reached"):
         generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), judge_url=["http://127.0.0.1:9/v1"])
     assert not sampler.bodies
+    with pytest.raises(JudgeError, match=r"sampler_url, sampler_model: .*NO_KEY, which is not set"):
+        generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_api_key_env="NO_KEY")
     with pytest.raises(JudgeError, match=r"sampler_url, sampler_model: .*cannot be reached"):
         generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_url="http://127.0.0.1:9/v1")
 

@@ -24,6 +24,7 @@ from rankbuffer_trl.data.nectar import to_row
 from rankbuffer_trl.data.output import beside, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.rubrics import GENERIC, SYSTEM, USER, read_rubrics, rubric_chat
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, VerdictError
 
 
@@ -284,7 +285,7 @@ def test_an_endpoint_that_is_not_there_is_said_before_anything_is_asked(tmp_path
     assert not model.bodies and not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_wrong_key_is_said_before_anything_is_asked(tmp_path, howto):
+def test_a_wrong_key_is_said_before_anything_is_asked(tmp_path, howto, monkeypatch):
     model, status = Model(rubrics_text), [401]
     app = model.app()
 
@@ -297,6 +298,9 @@ def test_a_wrong_key_is_said_before_anything_is_asked(tmp_path, howto):
     app.middlewares.append(unlisted)
     source = queries(tmp_path, howto, 1)
     with served(app) as url:
+        with pytest.raises(SettingsError, match="variable MY_KEY, which is not set"):
+            generate_rubrics.main(settings(source, tmp_path, url, judge_api_key_env="MY_KEY"))
+        monkeypatch.setenv("MY_KEY", "sesame")
         with pytest.raises(JudgeError, match=r"does not take the key.*who are you\?.*variable MY_KEY"):
             generate_rubrics.main(settings(source, tmp_path, url, judge_api_key_env="MY_KEY"))
         assert not model.bodies
