@@ -6,6 +6,7 @@ Left to others: the format reward (`format.py`), the advantage (TRL), and where 
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
+from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, insertion_question, ranking_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
@@ -17,7 +18,7 @@ class RankBuffer:
     """Rank rewards from an ordered, persistent buffer of anchors.
 
     Raises:
-        `ValueError`: for an argument out of range.
+        [`SettingsError`]: for an argument out of range.
 
     Args:
         k0 (`int`, *optional*, defaults to `4`):
@@ -48,7 +49,7 @@ class RankBuffer:
     def __post_init__(self):
         for key, least in (("k0", 2), ("prune_after", 1), ("refine_at", 1)):
             if getattr(self, key) < least:
-                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
+                raise SettingsError(f"{key} must be at least {least}, got {getattr(self, key)}")
 
     @property
     def responses_needed(self) -> int:

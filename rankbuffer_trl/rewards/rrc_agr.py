@@ -11,6 +11,7 @@ most likely a slip; nothing here is tuned to it.
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
+from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
 from .matches import Candidate, Match, make_match, play, win_rates
@@ -25,7 +26,7 @@ class RRCAGR:
     an answer has -1, as has one that beats no reference; one whose comparisons all failed is unscored.
 
     Raises:
-        `ValueError`: for an argument out of range.
+        [`SettingsError`]: for an argument out of range.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):
@@ -40,7 +41,7 @@ class RRCAGR:
 
     def __post_init__(self):
         if self.references < 1:
-            raise ValueError(f"references must be at least 1, got {self.references}")
+            raise SettingsError(f"references must be at least 1, got {self.references}")
 
     @property
     def responses_needed(self) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
+from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
 from .matches import Candidate, Match, Points, make_match, play
@@ -31,7 +32,7 @@ class Tournament:
     are played side by side.
 
     Raises:
-        `ValueError`: for an argument out of range.
+        [`SettingsError`]: for an argument out of range.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):
@@ -47,7 +48,7 @@ class Tournament:
 
     def __post_init__(self):
         if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+            raise SettingsError(f"repeats must be at least 1, got {self.repeats}")
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
