@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
-    Selection,
     VerdictError,
     duel_question,
     insertion_question,
@@ -16,6 +15,7 @@ from rankbuffer_trl.judge import (
     pointwise_question,
     ranking_question,
     selection_question,
+    selection_verdict,
 )
 from rankbuffer_trl.judge.guard import MARKER
 
@@ -305,7 +305,7 @@ def test_without_look_ahead_its_block_is_empty():
 
 
 def test_the_manager_may_choose_from_the_ladder_alone():
-    assert manage().verdict == Selection(("A0", "A1"), ("R0",), 4)
+    assert manage().verdict == selection_verdict(("A0", "A1"), ("R0",), 4)
 
 
 @pytest.mark.parametrize("K", [2, 7, 12])

@@ -3,12 +3,12 @@
 import json
 from dataclasses import dataclass, field
 
-from .decoding import DECODINGS
 from .judge import ChatClient, Judge
 from .ledger import Totals
 from .openai_client import OpenAIClient
 from .rubric_judge import RubricJudge
 from .servers import Servers
+from .verdicts import DECODINGS
 
 
 @dataclass

@@ -9,11 +9,10 @@ from typing import Any
 from httpx2 import Limits  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
-from .decoding import constrain
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Tally, Usage
-from .verdicts import Verdict
+from .verdicts import Verdict, max_tokens
 
 IDLE_SECONDS = 3.0
 PING = [{"role": "user", "content": "ping"}]
@@ -157,7 +156,7 @@ class OpenAIClient:
 
     def room(self, verdict: Verdict) -> int:
         """Tokens that an answer may have."""
-        return constrain(verdict, self.decoding, self.free_tokens)["max_tokens"]
+        return max_tokens(verdict, self.decoding, self.free_tokens)
 
     def _body(self, **fields: Any) -> dict[str, Any]:
         """A request's fields, those that the user sets among them."""

@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from ..groups import Query, Rollout, Rubric
-from .decoding import constrain
 from .guard import defuse, quote
-from .verdicts import Order, Position, Score, Scores, Selection, Verdict, Winner
+from .verdicts import (
+    Verdict,
+    constrain,
+    order_verdict,
+    position_verdict,
+    score_verdict,
+    scores_verdict,
+    selection_verdict,
+    winner_verdict,
+)
 
 PROMPTS = Path(__file__).parent / "prompts"
 COARSE, FINE, ORDER_ONLY, POINTWISE, PAIRWISE, DUEL, MANAGE, GUARD_NOTE = (
@@ -107,7 +115,7 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
         template = ORDER_ONLY
         names = "\n".join(f"[A{i}]" for i in range(K))
         texts |= {"K": str(K), "A(K-1)": f"A{K - 1}", "[A0]\n...\n[A(K-1)]": names}
-    return Question("insert", query.id, Position(K), template, texts, responses)
+    return Question("insert", query.id, position_verdict(K), template, texts, responses)
 
 
 def ranking_question(query: Query, candidates: Sequence[Rollout], kind: str = "fine") -> Question:
@@ -123,13 +131,13 @@ def ranking_question(query: Query, candidates: Sequence[Rollout], kind: str = "f
         "{CANDIDATE_IDS}": json.dumps(ids),
     }
     blocks = [(f"R{candidate.id}", candidate.text) for candidate in candidates]
-    return Question(kind, query.id, Order(ids), FINE, texts, {"{CANDIDATE_BLOCKS}": blocks})
+    return Question(kind, query.id, order_verdict(ids), FINE, texts, {"{CANDIDATE_BLOCKS}": blocks})
 
 
 def pointwise_question(query: Query, response: str, kind: str = "score") -> Question:
     """Score `response` on its own: the verdict is an integer in 0..10. The paper prints no prompt for this."""
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
-    return Question(kind, query.id, Score(), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
+    return Question(kind, query.id, score_verdict(), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
 
 
 def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -> Question:
@@ -145,13 +153,15 @@ def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -
         "{CHOICES}": " or ".join(json.dumps(choice) for choice in choices),
     }
     blocks = [("A", first), ("B", second)]
-    return Question("pair", query.id, Winner(choices), PAIRWISE, texts, {"{RESPONSE_BLOCKS}": blocks})
+    return Question("pair", query.id, winner_verdict(choices), PAIRWISE, texts, {"{RESPONSE_BLOCKS}": blocks})
 
 
 def duel_question(query: Query, first: str, second: str) -> Question:
     """Score two responses in comparison: the verdict is two integers in 0..10. The paper prints no prompt for this."""
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
-    return Question("duel", query.id, Scores(), DUEL, texts, {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]})
+    return Question(
+        "duel", query.id, scores_verdict(), DUEL, texts, {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]}
+    )
 
 
 def selection_question(
@@ -172,7 +182,7 @@ def selection_question(
             Anchors of a buffer.
     """
     ids = [name for name, _ in ladder]
-    verdict = Selection(
+    verdict = selection_verdict(
         tuple(name for name in ids if name[0] == "A"), tuple(name for name in ids if name[0] == "R"), size
     )
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
