@@ -48,7 +48,7 @@ WHY = {
 }
 
 
-def place(p: int, K: int) -> str:
+def name_position(p: int, K: int) -> str:
     """Name the insertion position `p` among `K` anchors."""
     return "below A0" if p == 0 else f"above A{K - 1}" if p == K else f"between A{p - 1} and A{p}"
 
@@ -62,12 +62,12 @@ def show_buffer(title: str, buffer: AnchorBuffer) -> None:
 def show_ranking(ranking: Ranking, rewards: tuple[float | None, ...], K: int) -> None:
     print("\n1. Coarse ranking: each answer gets one question, where does it belong among the anchors?")
     for i, text in enumerate(ANSWERS):
-        where = place(ranking.positions[i], K) if text else "no answer"
+        where = name_position(ranking.positions[i], K) if text else "no answer"
         print(f"  R{i}  {where:<17}  {text}".rstrip())
     print("\n2. Fine ranking: each interval with two answers or more gets one question.")
     for p, rollouts in enumerate(ranking.sigma):
         if len(rollouts) >= 2:
-            print(f"  {place(p, K)}: {' < '.join(f'R{rollout.id}' for rollout in rollouts)}")
+            print(f"  {name_position(p, K)}: {' < '.join(f'R{rollout.id}' for rollout in rollouts)}")
     print(f"\n3. Rewards: r = -1 + 2 q / {len(ANSWERS) - 1}, where q is the number of answers below.")
     for q, i in enumerate(sorted(range(len(ANSWERS)), key=lambda i: rewards[i])):
         print(f"  q = {q}  R{i}  {rewards[i]:+.3f}")
