@@ -1,18 +1,22 @@
-"""The example `examples/one_group.py`: it runs without torch, and what it prints is what the method does."""
+"""Examples: `examples/one_group.py` runs without torch and prints what the method does; docstrings are true."""
 
 import asyncio
 import re
 import runpy
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-from rankbuffer_trl import RankBuffer
+from rankbuffer_trl import GroupScore, RankBuffer, RankBufferError
+from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.ranking import rank_rewards
 
 PATH = ROOT / "examples" / "one_group.py"
 HEAVY = ("torch", "transformers", "trl", "datasets", "openai")
@@ -94,3 +98,30 @@ def test_it_fits_on_a_screen(printed):
     lines = printed.splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 100
     assert len(PATH.read_text().splitlines()) <= 110
+
+
+# Examples of use in docstrings
+
+
+def example_in(documented) -> tuple[str, list[tuple[str, str]]]:
+    """The code of a docstring's example, and its lines `expression  # value`."""
+    code = textwrap.dedent(re.search(r"```python\n(.*?)```", documented.__doc__, re.DOTALL)[1])
+    return code, re.findall(r"^([\w.(\[][^#=]*|\w+\(.*\))  # ([-(\d\[].*)$", code, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("documented", "values"),
+    [(RankBuffer, 1), (GroupScore, 0), (rank_rewards, 1), (RankBufferError, 0), (replacing, 0)],
+)
+def test_the_example_of_a_docstring_runs_and_gives_what_it_says(documented, values, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, said = example_in(documented)
+    names = {"Path": Path, "replacing": replacing}
+    exec(code, names)
+    assert len(said) == values
+    for expression, value in said:
+        assert eval(expression, names) == pytest.approx(eval(value))
+    if documented is RankBufferError:
+        assert "queries.jsonl" in capsys.readouterr().out
+    if documented is replacing:
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("summary.json", "{}")]
