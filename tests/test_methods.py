@@ -485,6 +485,16 @@ def test_an_annotation_that_cannot_be_evaluated_is_left_to_the_class():
         load_method("test_methods.Unknown", {"size": "any", "k0": "4"}, seed=0)
 
 
+def test_a_bug_in_a_methods_file_is_no_unknown_method(tmp_path, monkeypatch):
+    (tmp_path / "buggy_method.py").write_text("len(1)")
+    (tmp_path / "incomplete_method.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TypeError, match="has no len"):
+        load_method("buggy_method.Method", {}, seed=0)
+    with pytest.raises(SettingsError, match="No module named 'no_such_package'"):
+        load_method("incomplete_method.Method", {}, seed=0)
+
+
 def test_a_typo_in_a_methods_name_lists_the_methods():
     with pytest.raises(SettingsError, match="rankbufer") as caught:
         load_method("rankbufer", {}, seed=0)

@@ -1,4 +1,4 @@
-"""The interface of a reward method: what it offers, what it returns, and how a recipe's name becomes one.
+"""The interface of a reward method, the score that it returns, and the loader of the method that a recipe names.
 
 A reward method is one frozen dataclass in one file, whose fields are its arguments. A new method is a new file that
 holds such a class, and a recipe that names it: `method: my_package.my_file.MyMethod`. Nothing else changes.
@@ -147,16 +147,20 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
 def find_method(name: str) -> type[Any]:
     """Return the dataclass that a recipe's `method` names."""
     module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(import_module(module), attribute) if module else import_module(f".{name}", __package__).METHOD
-        if not (isinstance(found, type) and is_dataclass(found)):
-            raise TypeError("that is not a dataclass")
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SettingsError(
-            f"there is no reward method {name!r} ({error}): set `method` to one of {', '.join(method_names())}, or to"
-            " the dotted path of a dataclass"
-        ) from error
-    return found
+    if not module:
+        module, attribute = f"{__package__}.{name}", "METHOD"
+    found, cause = None, "no dataclass has that name"
+    if all(part.isidentifier() for part in name.split(".")):
+        try:
+            found = getattr(import_module(module), attribute, None)
+        except ImportError as error:  # any other error is a bug in that file and keeps its traceback
+            cause = str(error)
+    if isinstance(found, type) and is_dataclass(found):
+        return found
+    raise SettingsError(
+        f"there is no reward method {name!r} ({cause}): set `method` to one of {', '.join(method_names())}, or to the"
+        " dotted path of a dataclass"
+    )
 
 
 def method_names() -> list[str]:
@@ -189,7 +193,7 @@ def fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= sys.float_info.max
     if annotation is int:
         return isinstance(value, int) and type(value) is not bool
-    return not isinstance(annotation, type) or annotation not in WORDS or isinstance(value, annotation)
+    return annotation not in (bool, str, NoneType) or isinstance(value, annotation)
 
 
 def expected(annotation: Any) -> str:
