@@ -533,6 +533,13 @@ def test_a_bad_answer_is_refused(answer):
         assert 0 < len(str(caught.value)) < 400, "the fault is named in a length that can be put to the judge"
 
 
+@pytest.mark.parametrize("before", ["<think>", "<think>Is it 1?</think> <think>No, ", "</think><think>\n"])
+def test_an_object_inside_an_open_thinking_block_is_no_verdict(before):
+    with pytest.raises(VerdictError, match="the answer ends inside its thinking block"):
+        coarse().verdict.parse(before + '{"position": 2}')
+    assert coarse().verdict.parse(before + '{"position": 1}</think>\n{"position": 2}') == 2
+
+
 @pytest.mark.parametrize("value", BAD_POSITIONS)
 def test_a_position_is_an_integer_from_0_to_K(value):
     for question in (coarse(), order_only()):
