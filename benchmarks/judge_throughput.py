@@ -39,8 +39,8 @@ from rich.table import Table
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.decoding import constrain
 from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.verdicts import constrain
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.scorer import GroupScorer

@@ -1,9 +1,11 @@
 """The ordered anchor buffer of one query and its rule-based update: Algorithm 2 of the paper.
 
-Pure data and pure functions: no torch, no network, no clock. An update returns a new buffer and leaves the old one
-alone. The names are the paper's: `K` anchors `a_1 < ... < a_K`, `sigma[p]` the rollouts of interval `p` from worst to
-best for `p` in 0..K, `h` an anchor's inactivity counter, `H` the pruning threshold. Only indices differ: the paper
-counts anchors from 1, Python from 0, so the paper's `a_k` is `anchors[k - 1]`.
+Everything here is immutable data and pure functions: no torch, no network, no clock. An update returns a new buffer
+and does not change the old one.
+
+The names are the paper's. A buffer has `K` anchors `a_1 < ... < a_K`. `sigma[p]` holds the rollouts of interval `p`
+from worst to best, for `p` in 0..K. `h` is an anchor's inactivity counter, and `H` is the pruning threshold. Only the
+indices differ: the paper counts anchors from 1 and Python counts from 0, so the paper's `a_k` is `anchors[k - 1]`.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,21 +18,23 @@ SOURCES = ("initial", "bootstrap", "left", "right", "refine", "selected", "candi
 
 @dataclass(frozen=True)
 class Anchor:
-    """A response kept as a mark on the query's quality scale.
+    """A response that marks a level on the quality scale of its query.
 
     Args:
         id (`str`):
-            Unique within the query, for ever: `initial-3` or, for a rollout, `<step>-<rollout id>`.
+            An id that is unique within the query and never used again: `initial-3`, or `<step>-<rollout id>` for a
+            rollout.
         text (`str`):
-            The response.
+            The text of the response.
         source (`str`):
-            Where it came from: `initial` (the data set's responses, Nectar in the paper), `bootstrap`, `left` or
-            `right` (boundary expansion), `refine` (local refinement); under an LLM manager `selected` by it, or a
-            `candidate` that waits for its decision.
+            The rule that added the anchor: `initial` (the data set's responses, Nectar in the paper), `bootstrap`,
+            `left` or `right` (boundary expansion), or `refine` (local refinement). With an LLM manager it is
+            `selected`, or `candidate` for a rollout about which the manager has not yet decided.
         epoch (`int`):
-            The epoch in which it was added, from 0.
+            The epoch in which the anchor was added, from 0.
         h (`int`, *optional*, defaults to `0`):
-            Inactivity counter: consecutive epochs in which neither of its two intervals received a rollout.
+            The inactivity counter: the number of consecutive epochs in which neither of the anchor's two intervals
+            received a rollout.
     """
 
     id: str
@@ -42,11 +46,11 @@ class Anchor:
 
 @dataclass(frozen=True)
 class AnchorBuffer:
-    """The anchors of one query from worst to best, and what the query remembers of its epochs.
+    """The anchors of one query from worst to best, and the epochs of the last changes.
 
     Args:
         anchors (`tuple[Anchor, ...]`):
-            From worst to best, at least two.
+            The anchors from worst to best, at least two.
         left_epoch (`int`, *optional*):
             The last epoch in which the left boundary was expanded.
         right_epoch (`int`, *optional*):
@@ -54,7 +58,7 @@ class AnchorBuffer:
         observed_epoch (`int`, *optional*):
             The last epoch in which inactivity was observed.
         visits (`int`, *optional*, defaults to `0`):
-            How many groups of this query have been ranked in training, the one that built the buffer included.
+            The number of this query's groups that were ranked in training. The group that built the buffer counts.
     """
 
     anchors: tuple[Anchor, ...] = field(default=())
@@ -68,11 +72,11 @@ class AnchorBuffer:
             raise ValueError(f"a buffer needs at least 2 anchors, got {len(self.anchors)}")
 
     def __len__(self) -> int:
-        """`K`, the number of anchors."""
+        """Return `K`, the number of anchors."""
         return len(self.anchors)
 
     def visited(self) -> "AnchorBuffer":
-        """The same buffer after one more ranked group."""
+        """Return the same buffer after one more ranked group."""
         return replace(self, visits=self.visits + 1)
 
     def update(
@@ -84,9 +88,10 @@ class AnchorBuffer:
         refine_at: int = 3,
         unordered: Collection[int] = (),
     ) -> "AnchorBuffer":
-        """`UpdateBuffer` (Algorithm 2; section "Rule-Based Buffer Update").
+        """Return the buffer for the next visit: `UpdateBuffer` (Algorithm 2; section "Rule-Based Buffer Update").
 
-        Additions and prunings are both decided on the coordinates of the buffer before the update and merged at once.
+        Additions and prunings are both decided on the coordinates of the buffer before the update. Then they are
+        merged at once.
 
         Args:
             sigma (`Sequence[Sequence[Rollout]]`):
@@ -94,17 +99,17 @@ class AnchorBuffer:
             epoch (`int`):
                 The epoch `e`, from 0.
             step (`int`):
-                The trainer's global step; it names the added anchors.
+                The trainer's global step. It is part of the added anchors' ids.
             H (`int`, *optional*, defaults to `3`):
-                An internal anchor is pruned once it was inactive for `H` consecutive epochs.
+                An internal anchor is pruned when it was inactive in `H` consecutive epochs. At least 1.
             refine_at (`int`, *optional*, defaults to `3`):
-                An internal interval with at least this many rollouts gives its lower median as an anchor.
+                An internal interval with at least this many rollouts adds its lower median as an anchor. At least 1.
             unordered (`Collection[int]`, *optional*):
-                Intervals whose fine ranking failed. Their rollouts count as activity, since the coarse judgments
-                stand, but nobody knows which is best or in the middle, so they add no anchor.
+                Intervals whose fine ranking failed. Their coarse judgments are valid, so their rollouts count as
+                activity. Their order is unknown, so they add no anchor.
 
-        Returns:
-            `AnchorBuffer`: the buffer for the next visit.
+        Raises:
+            `ValueError`: if `sigma` does not have `K + 1` intervals.
         """
         K = len(self)
         if len(sigma) != K + 1:
@@ -113,7 +118,7 @@ class AnchorBuffer:
         anchors = list(self.anchors)
         pruned = set()
         if self.observed_epoch != epoch:
-            for k in range(2, K):
+            for k in range(2, K):  # the two boundary anchors are never pruned
                 anchor = anchors[k - 1]
                 h = 0 if sigma[k - 1] or sigma[k] else anchor.h + 1
                 anchors[k - 1] = replace(anchor, h=h)
@@ -123,6 +128,7 @@ class AnchorBuffer:
         def new(rollout: Rollout, source: str) -> Anchor:
             return Anchor(f"{step}-{rollout.id}", rollout.text, source, epoch)
 
+        # Anchor k has the coordinate k, and a new anchor of interval p has the coordinate p + 1/2.
         merged = [(float(k), anchors[k - 1]) for k in range(1, K + 1) if k not in pruned]
         left_epoch, right_epoch = self.left_epoch, self.right_epoch
         if sigma[0] and left_epoch != epoch and 0 not in unordered:
@@ -147,10 +153,10 @@ class AnchorBuffer:
 
 
 def select_k0(ordered: Sequence, k0: int) -> list:
-    """`Select_K0`: `k0` items of a worst-to-best sequence, evenly spread, with both ends.
+    """Return `k0` evenly spread items of a worst-to-best sequence, with both ends: the paper's `Select_K0`.
 
-    Takes positions `round(i (n-1) / (k0-1))`, which gives the paper's subsets (appendix "Initial-anchor subsets"). A
-    sequence shorter than `k0` is taken whole.
+    The items are those at the positions `round(i (n-1) / (k0-1))`. This gives the paper's subsets (appendix
+    "Initial-anchor subsets"). If the sequence has fewer than `k0` items, all of them are returned.
 
     Raises:
         `ValueError`: if `k0` is below 2.
@@ -164,12 +170,12 @@ def select_k0(ordered: Sequence, k0: int) -> list:
 
 
 def initial_buffer(responses: Sequence[str], k0: int) -> AnchorBuffer:
-    """The buffer of a query whose data set has responses from worst to best (section "Buffer Initialization")."""
+    """Return the first buffer of a query with reference responses, worst to best (section "Buffer Initialization")."""
     anchors = (Anchor(f"initial-{i}", responses[i], "initial", 0) for i in select_k0(range(len(responses)), k0))
     return AnchorBuffer(tuple(anchors))
 
 
 def bootstrap_buffer(sigma: Sequence[Rollout], k0: int, epoch: int, step: int) -> AnchorBuffer:
-    """The buffer of a query whose first group was ranked listwise, worst to best (section "Buffer Initialization")."""
+    """Return the first buffer from a listwise ranking of a group, worst to best (section "Buffer Initialization")."""
     chosen = select_k0(sigma, k0)
     return AnchorBuffer(tuple(Anchor(f"{step}-{rollout.id}", rollout.text, "bootstrap", epoch) for rollout in chosen))

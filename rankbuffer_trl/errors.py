@@ -1,11 +1,22 @@
-"""The base class of every error that a user can mend."""
+"""The base class of all errors that a user can mend."""
 
 
 class RankBufferError(Exception):
-    """Something that the user can mend: a setting, a data set, a server, a file.
+    """An error that the user can mend: in a setting, a data set, a server or a file.
 
     Its text is one line that says what is wrong, where, and what to do. Commands print that line and exit with status
     1. They catch this class and `OSError` only, so that a bug in the code keeps its traceback.
+
+    Example:
+
+    ```python
+    from rankbuffer_trl import RankBufferError, load_queries
+
+    try:
+        queries = load_queries("queries.jsonl")
+    except RankBufferError as error:
+        print(f"error: {error}")
+    ```
     """
 
 

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Writing of files such that a crash leaves the old file or the new one, and never a part of a file."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,17 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write in the place of `path`, which changes only when all of it is on the disk."""
+    """Give the path of a draft, and put the draft in the place of `path` once all of it is on the disk.
+
+    If the block raises, `path` stays as it was and the draft is deleted.
+
+    Example:
+
+    ```python
+    with replacing(Path("summary.json")) as draft:
+        draft.write_text("{}")
+    ```
+    """
     draft = path.with_name(path.name + ".tmp")
     try:
         yield draft
@@ -19,7 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on the disk."""
+    """Wait until the content of a file, or the list of names of a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

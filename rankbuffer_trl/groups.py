@@ -1,6 +1,6 @@
-"""The nouns that travel: a query with its rubrics, and its rollouts as a group.
+"""The data that all parts share: a query with its rubrics, and the group of its rollouts.
 
-Plain immutable data: no torch, no network, no files.
+These classes are immutable. They need no torch, no network and no files.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Rubric:
-    """One judging criterion of a query.
+    """One criterion by which the responses to a query are judged.
 
     Args:
         text (`str`):
-            What a good response does, in a sentence or short phrase.
+            A sentence or short phrase that says what a good response does.
         weight (`int`):
-            Importance from 1 to 5.
+            The importance of the criterion, from 1 to 5.
     """
 
     text: str
@@ -27,17 +27,17 @@ class Rubric:
 
 @dataclass(frozen=True)
 class Query:
-    """A query `x` with what a judge needs to know of it.
+    """A query `x` with what a judge needs to know about it.
 
     Args:
         id (`str`):
-            Unique in the data set.
+            An id that is unique in the data set.
         prompt (`list[dict]`):
             Chat messages with `role` and `content`.
         rubrics (`tuple[Rubric, ...]`):
             The query's weighted rubrics `R_x`.
         responses (`tuple[str, ...]`, *optional*, defaults to `()`):
-            Reference responses from worst to best, from which the first anchors are selected.
+            Reference responses from worst to best. The first anchors are selected from them.
     """
 
     id: str
@@ -57,7 +57,7 @@ class Query:
 
     @property
     def text(self) -> str:
-        """The query as a judge reads it: the one user message, or all turns under their roles."""
+        """The query as a judge reads it: the only message, or all turns with their roles."""
         if len(self.prompt) == 1:
             return self.prompt[0]["content"]
         return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in self.prompt)
@@ -69,9 +69,10 @@ class Rollout:
 
     Args:
         id (`int`):
-            Its place in the group, from 0 to G-1. The judge sees it as `[R<id>]`.
+            The place of the rollout in the group, from 0 to G-1. The judge sees it as `[R<id>]`.
         text (`str`):
-            The answer alone, without the thinking. Empty if the rollout has no answer; it is then never judged.
+            The answer alone, without the thinking. It is empty if the rollout has no answer. Such a rollout is never
+            judged.
     """
 
     id: int
@@ -80,18 +81,18 @@ class Rollout:
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """The `G` rollouts sampled together for one query.
+    """The `G` rollouts that were sampled together for one query.
 
     Args:
         query (`Query`):
             The query `x`.
         rollouts (`tuple[Rollout, ...]`):
-            All `G` rollouts, the empty ones too, with ids 0 to G-1 in this order.
+            All `G` rollouts, with ids 0 to G-1 in this order. Rollouts without an answer are among them.
         step (`int`):
-            The trainer's global step when they were generated, from 0.
+            The trainer's global step at which the rollouts were generated, from 0.
         epoch (`int`, *optional*):
-            Which pass over the data this is, from 0. `None` if nobody knows; [`GroupScorer`] then counts the query's
-            visits.
+            The number of the pass over the data, from 0. `None` if the trainer does not know it. [`GroupScorer`] then
+            uses the number of the query's earlier visits.
     """
 
     query: Query
@@ -101,10 +102,10 @@ class RolloutGroup:
 
     @property
     def known_epoch(self) -> int:
-        """The epoch, in a group that a method scores: [`GroupScorer`] has seen to it.
+        """The epoch of a group that a reward method scores. [`GroupScorer`] sets it before.
 
         Raises:
-            `ValueError`: if nobody has said it.
+            `ValueError`: if the epoch is not set.
         """
         if self.epoch is None:
             raise ValueError(f"the group of query {self.query.id!r} at step {self.step} has no epoch")
@@ -112,12 +113,12 @@ class RolloutGroup:
 
     @property
     def answered(self) -> tuple[Rollout, ...]:
-        """The rollouts that have an answer, which are the ones a judge may see."""
+        """The rollouts with an answer. The judge sees only these."""
         return tuple(rollout for rollout in self.rollouts if rollout.text)
 
     @property
     def empty(self) -> tuple[Rollout, ...]:
-        """The rollouts without an answer, which stand below all others."""
+        """The rollouts without an answer. They are below all others in the order."""
         return tuple(rollout for rollout in self.rollouts if not rollout.text)
 
 

@@ -1,8 +1,7 @@
 """Coarse-to-fine ranking of one group: Algorithm 1 of the paper, lines 10 to 22, and the rank reward.
 
-The names are the paper's: `K` anchors, insertion positions `p`, buckets `C[p]`, local orders `sigma[p]`. The judge is
-asked through its one seam; `None` from it means that it gave no verdict, and what then happens is said where it
-happens.
+The names are the paper's: `K` anchors, insertion positions `p`, buckets `C[p]`, local orders `sigma[p]`. The judge
+returns `None` for a question that it failed to answer. Each function says what it does then.
 """
 
 from collections.abc import Sequence
@@ -13,22 +12,23 @@ from .groups import Query, Rollout
 from .judge import Judge, insertion_question, ranking_question
 
 INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "above")
+"""Names of the bins of [`insertion_bin`], from worst to best."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Where the rollouts of a group stand.
+    """The positions of a group's rollouts among the anchors, and their order inside each interval.
 
     Args:
         positions (`dict[int, int]`):
-            Insertion position in 0..K by rollout id. A rollout whose coarse judgment failed is missing: it is
+            Insertion position in 0..K by rollout id. A rollout whose coarse judgment failed is missing. It is
             unscored.
         sigma (`tuple[tuple[Rollout, ...], ...]`):
             `K + 1` intervals, each with its rollouts from worst to best.
         tied (`frozenset[int]`):
-            Intervals whose rollouts share their average rank, because nobody ranked them.
+            Intervals whose rollouts share their average rank, because they were not ranked among themselves.
         failed (`frozenset[int]`):
-            Those of `tied` whose fine ranking was asked for and failed.
+            The intervals of `tied` whose fine ranking failed. The others of `tied` were never to be ranked.
     """
 
     positions: dict[int, int]
@@ -38,7 +38,7 @@ class Ranking:
 
     @property
     def order(self) -> tuple[tuple[int, ...], ...]:
-        """The complete order, worst to best: intervals concatenated, one id per tier or all ids of a tied interval."""
+        """The complete order, worst to best: one tier of ids per rollout, or one per tied interval."""
         tiers: list[tuple[int, ...]] = []
         for p, rollouts in enumerate(self.sigma):
             ids = tuple(rollout.id for rollout in rollouts)
@@ -56,6 +56,8 @@ async def coarse_to_fine(
 ) -> Ranking:
     """Rank `rollouts` against `buffer` (section "Buffer-Assisted Coarse-to-Fine Ranking").
 
+    The judge gets one question per rollout and one per interval that holds two or more rollouts.
+
     Args:
         query (`Query`):
             The query `x` with its rubrics `R_x`.
@@ -67,13 +69,13 @@ async def coarse_to_fine(
             The judge `J`.
         fine (`bool`, *optional*, defaults to `True`):
             `False` leaves rollouts of one interval tied (the coarse-only ablation). The paper does not say which of
-            them the buffer update then takes; here they stand in the order in which they were sampled.
+            them the buffer update then takes. Here it uses the order in which they were sampled.
         anchor_content (`bool`, *optional*, defaults to `True`):
             `False` hides the anchors' text from the coarse judge (the order-only ablation).
 
     Returns:
-        `Ranking`: positions and local orders. A failed coarse judgment leaves its rollout out; a failed fine ranking
-        leaves its interval tied.
+        `Ranking`: positions and local orders. After a failed coarse judgment the rollout is left out. After a failed
+        fine ranking the interval is tied.
     """
     anchors = [anchor.text for anchor in buffer.anchors]
     K = len(anchors)
@@ -93,13 +95,13 @@ async def coarse_to_fine(
 
 
 def sort(rollouts: Sequence[Rollout], order: Sequence[int]) -> tuple[Rollout, ...]:
-    """`rollouts` in the order of ids that the judge gave, worst to best."""
+    """Return `rollouts` in the order of ids that the judge gave, worst to best."""
     by_id = {rollout.id: rollout for rollout in rollouts}
     return tuple(by_id[i] for i in order)
 
 
 def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = ()) -> tuple[float | None, ...]:
-    """Rewards in [-1, 1] from a complete order: `r = -1 + 2 q / (n - 1)` (section "Rank-Based Reward").
+    """Return rewards in [-1, 1] from a complete order: `r = -1 + 2 q / (n - 1)` (section "Rank-Based Reward").
 
     Args:
         order (`Sequence[Sequence[int]]`):
@@ -107,12 +109,20 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
         G (`int`):
             Size of the group.
         empty (`Sequence[int]`, *optional*):
-            Ids of rollouts without an answer. They stand below all others and share the reward -1.
+            Ids of rollouts without an answer. They are below all others and share the reward -1.
 
     Returns:
-        `tuple[float | None, ...]`: one reward per rollout id 0..G-1; `None` for an id that is neither ordered nor
-        empty. `n` is the number of ordered and empty rollouts. A single ordered one has the reward 0, since there is
-        nothing to be better than.
+        `tuple[float | None, ...]`: one reward per rollout id 0..G-1. An id that is neither ordered nor empty has
+        `None`. `n` is the number of ordered and empty rollouts. A single ordered rollout without empty ones has the
+        reward 0, since there is no other rollout to compare it with.
+
+    Example:
+
+    ```python
+    from rankbuffer_trl.ranking import rank_rewards
+
+    rank_rewards([(2,), (0,), (1,)], G=4, empty=[3])  # (1/3, 1.0, -1/3, -1.0)
+    ```
     """
     n = len(empty) + sum(len(tier) for tier in order)
     rewards: list[float | None] = [None] * G
@@ -128,7 +138,16 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
 
 
 def insertion_bin(position: int, K: int) -> str:
-    """The histogram bin of an insertion position in 0..K."""
+    """Return the histogram bin of an insertion position: `below`, `above`, or the quarter of the buffer that it is in.
+
+    Buffers have different sizes, so a run's log counts positions by bins that mean the same for every `K`.
+
+    Args:
+        position (`int`):
+            Insertion position in 0..K.
+        K (`int`):
+            Number of anchors, at least 2.
+    """
     if position == 0:
         return "below"
     if position == K:

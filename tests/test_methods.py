@@ -4,8 +4,9 @@ import dataclasses
 import importlib
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Literal, Optional
 
 import pytest
 from conftest import ROOT, scripted_judge
@@ -13,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, RUBRICS, SHOWN, fails, faulty, make, play, quality, truth
 
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import TransportError, ranking_question
 from rankbuffer_trl.ranking import rank_rewards
@@ -391,6 +393,112 @@ def test_an_unknown_method_is_named(name):
 def test_a_wrong_argument_is_named(name, arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         load_method(name, arguments, seed=0)
+
+
+@dataclass(frozen=True)
+class Typed:
+    """Arguments of every kind that a recipe can be checked for, and some that it cannot."""
+
+    needed: int
+    flag: bool = False
+    share: float = 0.5
+    word: str = ""
+    mode: Literal["a", 1] = "a"
+    limit: Optional[float] = None  # noqa: UP045  # this form too
+    either: int | str | None = None
+    ours: "tuple[int, ...] | int" = ()
+    made: int = field(default=0, init=False)
+    elsewhere: "list[str]" = field(default_factory=list)
+    seed: int = 0
+    name = "typed"
+    responses_needed = 0
+
+
+NUMBERS = st.sampled_from([0, 4, -1, 10**400, 0.5, -0.0, 1e308, math.nan, math.inf, -math.inf])
+VALUES = NUMBERS | st.sampled_from([True, False, None, "", "4", "false", "a", [], (), [1], {}])
+
+
+def suits(key: str, value) -> bool:
+    """Whether `value` is right for an argument of `Typed`, said once more."""
+    kind = type(value)
+    number = (kind is float and math.isfinite(value)) or (kind is int and value != 10**400)
+    return {
+        "needed": kind is int,
+        "seed": kind is int,
+        "flag": kind is bool,
+        "share": number,
+        "word": kind is str,
+        "mode": (kind is str and value == "a") or (kind is int and value == 1),
+        "limit": number or value is None,
+        "either": kind in (int, str) or value is None,
+    }.get(key, True)
+
+
+ARGUMENTS = [each.name for each in dataclasses.fields(Typed) if each.init]
+
+
+@settings(max_examples=400)
+@given(st.dictionaries(st.sampled_from(ARGUMENTS), VALUES))
+def test_a_value_reaches_a_method_only_if_it_fits_the_annotation(arguments):
+    arguments = {"needed": 1} | arguments
+    wrong = [key for key, value in arguments.items() if not suits(key, value)]
+    if wrong:
+        with pytest.raises(
+            SettingsError, match=r"^method_args: test_methods\.Typed needs .* for '\w+', got "
+        ) as caught:
+            load_method("test_methods.Typed", arguments, seed=5)
+        assert re.search(r" for '(\w+)', got", str(caught.value))[1] in wrong
+    else:
+        method = load_method("test_methods.Typed", arguments, seed=5)
+        assert all(getattr(method, key) is value for key, value in ({"seed": 5} | arguments).items())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("rankbuffer", {"bootstrap": "false"}, "rankbuffer needs true or false for 'bootstrap', got 'false'"),
+        ("rankbuffer", {"bootstrap": 0}, "rankbuffer needs true or false for 'bootstrap', got 0"),
+        ("rankbuffer", {"k0": 4.5}, "rankbuffer needs an integer for 'k0', got 4.5"),
+        ("rankbuffer", {"k0": "4"}, "rankbuffer needs an integer for 'k0', got '4'"),
+        ("rankbuffer", {"k0": math.nan}, "rankbuffer needs an integer for 'k0', got nan"),
+        ("rankbuffer", {"k0": True}, "rankbuffer needs an integer for 'k0', got True"),
+        ("rankbuffer", {"k0": None}, "rankbuffer needs an integer for 'k0', got None"),
+        ("rankbuffer", {"k0": 1}, "k0 must be at least 2, got 1"),
+        ("tournament", {"seed": "x"}, "tournament needs an integer for 'seed', got 'x'"),
+        ("test_methods.Shortlist", {"worst_is": math.inf}, "needs a finite number for 'worst_is', got inf"),
+        ("test_methods.Typed", {}, "test_methods.Typed needs a value for 'needed'"),
+        ("test_methods.Typed", {"needed": 1, "made": 2}, "has no argument 'made'; it has needed, flag"),
+        ("test_methods.Typed", {"needed": 1, "mode": True}, "needs one of 'a', 1 for 'mode', got True"),
+        ("test_methods.Typed", {"needed": 1, "limit": "x"}, "needs a finite number or null for 'limit', got 'x'"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(name, arguments, message):
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        load_method(name, arguments, seed=0)
+
+
+def test_an_annotation_that_cannot_be_evaluated_is_left_to_the_class():
+    unknown = dataclasses.make_dataclass("Unknown", [("size", "Missing"), ("k0", int, 4)], frozen=True)
+    globals()["Unknown"] = unknown
+    assert load_method("test_methods.Unknown", {"size": "any"}, seed=0) == unknown("any")
+    with pytest.raises(SettingsError, match="an integer for 'k0'"):
+        load_method("test_methods.Unknown", {"size": "any", "k0": "4"}, seed=0)
+
+
+def test_a_bug_in_a_methods_file_is_no_unknown_method(tmp_path, monkeypatch):
+    (tmp_path / "buggy_method.py").write_text("len(1)")
+    (tmp_path / "incomplete_method.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TypeError, match="has no len"):
+        load_method("buggy_method.Method", {}, seed=0)
+    with pytest.raises(SettingsError, match="No module named 'no_such_package'"):
+        load_method("incomplete_method.Method", {}, seed=0)
+
+
+def test_a_typo_in_a_methods_name_lists_the_methods():
+    with pytest.raises(SettingsError, match="rankbufer") as caught:
+        load_method("rankbufer", {}, seed=0)
+    assert f"set `method` to one of {', '.join(FILES)}, or to" in str(caught.value)
 
 
 def test_a_new_method_runs_through_the_scorer_and_names_itself_in_the_ledger(scorer):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
-    Selection,
     VerdictError,
     duel_question,
     insertion_question,
@@ -16,6 +15,7 @@ from rankbuffer_trl.judge import (
     pointwise_question,
     ranking_question,
     selection_question,
+    selection_verdict,
 )
 from rankbuffer_trl.judge.guard import MARKER
 
@@ -305,7 +305,7 @@ def test_without_look_ahead_its_block_is_empty():
 
 
 def test_the_manager_may_choose_from_the_ladder_alone():
-    assert manage().verdict == Selection(("A0", "A1"), ("R0",), 4)
+    assert manage().verdict == selection_verdict(("A0", "A1"), ("R0",), 4)
 
 
 @pytest.mark.parametrize("K", [2, 7, 12])
@@ -531,6 +531,13 @@ def test_a_bad_answer_is_refused(answer):
         with pytest.raises(VerdictError) as caught:
             question.verdict.parse(answer)
         assert 0 < len(str(caught.value)) < 400, "the fault is named in a length that can be put to the judge"
+
+
+@pytest.mark.parametrize("before", ["<think>", "<think>Is it 1?</think> <think>No, ", "</think><think>\n"])
+def test_an_object_inside_an_open_thinking_block_is_no_verdict(before):
+    with pytest.raises(VerdictError, match="the answer ends inside its thinking block"):
+        coarse().verdict.parse(before + '{"position": 2}')
+    assert coarse().verdict.parse(before + '{"position": 1}</think>\n{"position": 2}') == 2
 
 
 @pytest.mark.parametrize("value", BAD_POSITIONS)

@@ -13,9 +13,55 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbuffer_trl.judge import Order, Position, Score, Scores, Selection, Verdict, VerdictError, Winner
-from rankbuffer_trl.judge.decoding import DECODINGS, constrain
-from rankbuffer_trl.judge.verdicts import GRAMMAR_LIMIT
+from rankbuffer_trl.judge import (
+    VerdictError,
+    order_verdict,
+    position_verdict,
+    score_verdict,
+    scores_verdict,
+    selection_verdict,
+    winner_verdict,
+)
+from rankbuffer_trl.judge.verdicts import DECODINGS, GRAMMAR_LIMIT, constrain, max_tokens
+
+
+class Case:
+    """A verdict beside what it was made from, which its oracle needs."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+        self.verdict = self.make(*arguments)
+
+    def __getattr__(self, name):
+        return getattr(self.verdict, name)
+
+    def __repr__(self):
+        return f"{type(self).__name__}{self.arguments}"
+
+
+class Position(Case):
+    make = staticmethod(position_verdict)
+
+
+class Order(Case):
+    make = staticmethod(order_verdict)
+
+
+class Score(Case):
+    make = staticmethod(score_verdict)
+
+
+class Scores(Case):
+    make = staticmethod(scores_verdict)
+
+
+class Winner(Case):
+    make = staticmethod(winner_verdict)
+
+
+class Selection(Case):
+    make = staticmethod(selection_verdict)
+
 
 IDS = st.lists(st.integers(0, 120), min_size=1, max_size=5, unique=True).map(tuple)
 LONG = tuple(range(3, 3 + 2 * (GRAMMAR_LIMIT + 1), 2))
@@ -37,25 +83,26 @@ every_verdict = pytest.mark.parametrize("verdict", VERDICTS, ids=str)
 # Oracles
 
 
-def valid_answers(verdict: Verdict) -> set[str]:
+def valid_answers(case: Case) -> set[str]:
     """All of them, written out."""
-    if isinstance(verdict, Position):
-        return {json.dumps({"position": p}) for p in range(verdict.K + 1)}
-    if isinstance(verdict, Score):
-        return {json.dumps({"score": s}) for s in range(11)}
-    if isinstance(verdict, Scores):
-        return {json.dumps({"scores": pair}) for pair in product(range(11), repeat=2)}
-    if isinstance(verdict, Winner):
-        return {json.dumps({"winner": choice}) for choice in verdict.choices}
-    if isinstance(verdict, Selection):
-        return {
-            json.dumps({"keep_anchor_ids": chosen[:kept], "add_rollout_ids": chosen[kept:]})
-            for kept in range(verdict.size + 1)
-            for keep in permutations(verdict.anchors, kept)
-            for add in permutations(verdict.rollouts, verdict.size - kept)
-            for chosen in [keep + add]
-        }
-    return {json.dumps({"order": order}) for order in permutations(verdict.ids)}
+    match case, *case.arguments:
+        case Position(), K:
+            return {json.dumps({"position": p}) for p in range(K + 1)}
+        case Score(), *_:
+            return {json.dumps({"score": s}) for s in range(11)}
+        case Scores(), *_:
+            return {json.dumps({"scores": pair}) for pair in product(range(11), repeat=2)}
+        case Winner(), choices:
+            return {json.dumps({"winner": choice}) for choice in choices}
+        case Order(), ids:
+            return {json.dumps({"order": order}) for order in permutations(ids)}
+        case Selection(), anchors, rollouts, size:
+            return {
+                json.dumps({"keep_anchor_ids": keep, "add_rollout_ids": add})
+                for kept in range(size + 1)
+                for keep in permutations(anchors, kept)
+                for add in permutations(rollouts, size - kept)
+            }
 
 
 def read_grammar(text: str) -> dict[str, list[list[str]]]:
@@ -142,9 +189,9 @@ KEYS = ("position", "order", "score", "scores", "winner")
 OBJECTS = st.dictionaries(st.sampled_from([*KEYS, "Position", "why"]), VALUES, max_size=2)
 
 
-def nearly(verdict: Verdict) -> st.SearchStrategy[str]:
+def nearly(case: Case) -> st.SearchStrategy[str]:
     """Texts in the neighbourhood of valid answers."""
-    some = [verdict.longest, *sorted(valid_answers(verdict))[:40]]
+    some = [case.longest, *sorted(valid_answers(case))[:40]]
     layouts = [{}, {"separators": (",", ":")}, {"indent": 1}, {"separators": (" , ", " : ")}]
     return st.one_of(
         st.sampled_from(some).flatmap(edited),
@@ -276,21 +323,19 @@ CHOSEN = st.lists(NAMES | st.sampled_from([0, None, True, ["A0"]]), max_size=5)
 @settings(max_examples=300)
 @given(st.sampled_from(SELECTIONS), st.data())
 def test_a_selection_is_bounded_when_decoded_and_settled_when_read(verdict, data):
-    lists = [
-        data.draw(CHOSEN | st.lists(st.sampled_from(ids), max_size=verdict.size + 1))
-        for ids in (verdict.anchors, verdict.rollouts)
-    ]
+    anchors, rollouts, size = verdict.arguments
+    lists = [data.draw(CHOSEN | st.lists(st.sampled_from(ids), max_size=size + 1)) for ids in (anchors, rollouts)]
     value = dict(zip(("keep_anchor_ids", "add_rollout_ids"), lists, strict=True))
     keep, add = lists
-    known = all(i in verdict.anchors for i in keep) and all(i in verdict.rollouts for i in add)
-    bounded = known and all(len(chosen) <= verdict.size for chosen in lists)
+    known = all(i in anchors for i in keep) and all(i in rollouts for i in add)
+    bounded = known and all(len(chosen) <= size for chosen in lists)
     chosen = keep + add
     answer = json.dumps(value)
     assert bool(re.fullmatch(verdict.constraint["regex"], answer)) == bounded
     assert fits(value, verdict.schema) == bounded
     if bounded:
         assert len(answer.encode()) <= len(verdict.longest.encode())
-    if known and len(chosen) == verdict.size and all(chosen.count(i) == 1 for i in chosen):
+    if known and len(chosen) == size and all(chosen.count(i) == 1 for i in chosen):
         assert verdict.parse(answer) == tuple(chosen)
         assert bounded
     else:
@@ -323,8 +368,9 @@ def test_what_the_regex_of_a_selection_admits_has_one_layout(data, verdict):
 @pytest.mark.parametrize("verdict", SELECTIONS, ids=str)
 def test_no_selection_that_the_regex_admits_is_longer_than_the_longest(verdict):
     assert re.fullmatch(verdict.constraint["regex"], verdict.longest)
-    for keep, add in product(verdict.anchors, verdict.rollouts):
-        answer = json.dumps({"keep_anchor_ids": [keep] * verdict.size, "add_rollout_ids": [add] * verdict.size})
+    anchors, rollouts, size = verdict.arguments
+    for keep, add in product(anchors, rollouts):
+        answer = json.dumps({"keep_anchor_ids": [keep] * size, "add_rollout_ids": [add] * size})
         assert re.fullmatch(verdict.constraint["regex"], answer)
         assert len(answer) <= len(verdict.longest)
 
@@ -425,7 +471,9 @@ def test_the_schema_admits_what_is_read_and_else_only_doubled_ids(data, verdict)
     except VerdictError:
         valid = False
     doubled = (
-        isinstance(verdict, Order) and fits(value, verdict.schema) and len(set(value["order"])) < len(verdict.ids)
+        isinstance(verdict, Order)
+        and fits(value, verdict.schema)
+        and len(set(value["order"])) < len(verdict.arguments[0])
     )
     assert fits(value, verdict.schema) == (valid or doubled)
 
@@ -462,7 +510,7 @@ def test_the_longest_answer_is_valid_and_none_is_longer(verdict):
 def test_the_token_limit_cuts_no_valid_answer_off(decoding, verdict, free_tokens):
     limit = constrain(verdict, decoding, free_tokens)["max_tokens"]
     most = max(len(answer.encode()) for answer in valid_answers(verdict)) + 1  # a token a byte, and one for the end
-    assert limit >= most
+    assert limit == max_tokens(verdict, decoding, free_tokens) >= most
     assert limit == most + (0 if decoding == "regex" else free_tokens)
 
 
@@ -476,3 +524,9 @@ def test_each_decoding_sends_its_own_form(verdict):
     assert schema["response_format"]["type"] == "json_schema"
     assert schema["response_format"]["json_schema"]["schema"] == verdict.schema
     assert schema["response_format"]["json_schema"]["strict"] is True
+
+
+def test_verdicts_are_equal_if_they_expect_the_same():
+    assert position_verdict(4) == position_verdict(4) != position_verdict(5)
+    assert order_verdict((1, 2)) == order_verdict([1, 2]) != order_verdict((2, 1))
+    assert winner_verdict(("A", "B")) != winner_verdict(("A", "B", "tie"))

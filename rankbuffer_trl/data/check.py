@@ -17,7 +17,7 @@ from ..buffer import select_k0
 from ..errors import SettingsError
 from ..groups import Query
 from ..judge import Question, insertion_question
-from ..judge.decoding import constrain
+from ..judge.verdicts import max_tokens
 from .queries import checked
 from .tokens import TokenCounter, context_for
 
@@ -110,7 +110,7 @@ def check(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Fi
             measured.setdefault("response", []).extend(map(tokens.text, query.responses))
             for name, question in judge_questions(query, settings.k0):
                 measured.setdefault(name, []).append(tokens.text(question.prompt(settings.guard)))
-                room = constrain(question.verdict, "none", settings.free_tokens)["max_tokens"]
+                room = max_tokens(question.verdict, "none", settings.free_tokens)
                 found.context = max(found.context, context_for(measured[name][-1], room))
         wordy = max(wordy, query, key=frame_size)
     found.later_context = later(wordy, tokens, settings)
@@ -156,7 +156,7 @@ def later(query: Query, tokens: TokenCounter, settings: CheckSettings) -> int:
     question = insertion_question(query, [""] * (2 * settings.k0), "")
     frame = tokens.text(question.prompt(settings.guard))
     shown = max(2 * settings.k0 + 1, settings.num_generations) * settings.max_completion_length
-    room = constrain(question.verdict, "none", settings.free_tokens)["max_tokens"]
+    room = max_tokens(question.verdict, "none", settings.free_tokens)
     return context_for(frame, room, shown, settings.guard)
 
 

@@ -15,7 +15,16 @@ from .questions import (
     selection_question,
 )
 from .rubric_judge import RubricJudge
-from .verdicts import Order, Position, Score, Scores, Selection, Verdict, VerdictError, Winner
+from .verdicts import (
+    Verdict,
+    VerdictError,
+    order_verdict,
+    position_verdict,
+    score_verdict,
+    scores_verdict,
+    selection_verdict,
+    winner_verdict,
+)
 
 __all__ = [
     "AnswerLog",
@@ -27,26 +36,26 @@ __all__ = [
     "ChatClient",
     "Judge",
     "JudgeError",
-    "Order",
-    "Position",
     "Question",
     "Reply",
     "RubricJudge",
-    "Score",
-    "Scores",
-    "Selection",
     "Tally",
     "Totals",
     "TransportError",
     "Usage",
     "Verdict",
     "VerdictError",
-    "Winner",
     "ask_many",
     "duel_question",
     "insertion_question",
+    "order_verdict",
     "pairwise_question",
     "pointwise_question",
+    "position_verdict",
     "ranking_question",
+    "score_verdict",
+    "scores_verdict",
     "selection_question",
+    "selection_verdict",
+    "winner_verdict",
 ]

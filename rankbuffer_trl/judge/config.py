@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ..errors import SettingsError
-from .decoding import DECODINGS
 from .judge import ChatClient, Judge
 from .ledger import Totals
 from .openai_client import OpenAIClient, check_url, check_variable
 from .rubric_judge import RubricJudge
 from .servers import Servers
+from .verdicts import DECODINGS
 
 
 @dataclass

@@ -1,18 +1,21 @@
-"""Responses are hostile: a policy under optimisation pressure learns to write whatever moves its judge.
+"""The defence of a judge's prompt against the responses in it.
 
-Two layers. `defuse`, which is always on, breaks the markers that a judge's tokenizer would turn into control tokens.
-`quote`, the option `judge_guard`, also removes invisible characters and begins every line of a response with `> `, so
-that no line of it can pass for a heading, a rubric or an instruction of the prompt. What neither stops: persuasion in
-plain words, and text that is tailored to the rubrics. docs/judge.md lists the attacks that are tested.
+A policy under optimisation pressure learns to write any text that moves its judge. There are two layers against this.
+`defuse` is always on. It breaks the markers that a judge's tokenizer would turn into control tokens. `quote` is the
+option `judge_guard`. It also removes invisible characters and begins every line of a response with `> `. No line can
+then pass for a heading, a rubric or an instruction of the prompt.
+
+Neither layer stops persuasion in plain words, or text that is tailored to the rubrics. docs/judge.md lists the attacks
+that are tested.
 """
 
 import re
 import unicodedata
 from functools import lru_cache
 
-# Control tokens as common chat templates spell them: <|im_end|> and its like (Qwen, Llama 3, GPT, Phi), the full-width
-# bars of DeepSeek, Gemma's turns (<turn|> since Gemma 4), sentencepiece's <s>, GLM's [gMASK]<sop>, the brackets of
-# Mistral, Llama 2, EXAONE and MiniMax, thinking and tool tags.
+# Control tokens as common chat templates spell them: those of the form <|im_end|> (Qwen, Llama 3, GPT, Phi), the
+# full-width bars of DeepSeek, Gemma's turns (<turn|> since Gemma 4), sentencepiece's <s>, GLM's [gMASK]<sop>, the
+# brackets of Mistral, Llama 2, EXAONE and MiniMax, and thinking and tool tags.
 MARKER = re.compile(
     r"<(?=[|\uff5c]\S|/?\w+\|>)"
     r"|<(?=/?(?:s|unk|pad|bos|eos|cls|sep|mask|sop|eop|think|tool_call|tool_response|tools?|start_of_turn|end_of_turn"
@@ -26,23 +29,23 @@ MARKER = re.compile(
 )
 
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-# Letters and marks by category, though they show nothing: fillers, joiners, variation selectors, reserved tags.
+# Letters and marks by their category, but they show nothing: fillers, joiners, variation selectors, reserved tags.
 BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
 
 
 def defuse(text: str) -> str:
-    """`text` with a space in each chat marker, `< |im_end|>`, which a tokenizer then reads as plain text."""
+    """Return `text` with a space in each chat marker (`< |im_end|>`), so that a tokenizer reads it as plain text."""
     return MARKER.sub(lambda match: match.group() + " ", text)
 
 
-@lru_cache(maxsize=1024)  # an anchor stands in the prompts of all rollouts of its group
+@lru_cache(maxsize=1024)  # an anchor is in the prompts of all rollouts of its group
 def quote(text: str) -> str:
-    """`text` defused, without invisible characters, each of its lines after `> `."""
+    """Return `text` defused and without invisible characters. Each line begins with `> `."""
     return "\n".join(f"> {defuse(visible(line))}" for line in text.splitlines())
 
 
 def visible(line: str) -> str:
-    """A line without control, zero-width and direction-changing characters."""
+    """Return a line without control, zero-width and direction-changing characters."""
     line = BLANK.sub("", line)
     if line.isprintable():
         return line

@@ -11,11 +11,10 @@ from httpx2 import Limits, ReadTimeout, Request, Response  # what openai is buil
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
 from ..errors import SettingsError
-from .decoding import constrain
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Reply, Tally, Usage
-from .verdicts import Verdict
+from .verdicts import Verdict, max_tokens
 
 DEFAULT_KEY = "OPENAI_API_KEY"
 IDLE_SECONDS = 3.0
@@ -167,7 +166,7 @@ class OpenAIClient:
 
     def room(self, verdict: Verdict) -> int:
         """Return how many tokens an answer may have."""
-        return constrain(verdict, self.decoding, self.free_tokens)["max_tokens"]
+        return max_tokens(verdict, self.decoding, self.free_tokens)
 
     def _body(self, **fields: Any) -> dict[str, Any]:
         """Return a request's fields, with those that the user sets over the others."""

@@ -1,9 +1,11 @@
-"""What is asked of a judge: the prompts, and the verdict that each expects.
+"""The questions to a judge: their prompts, and the verdict that each expects.
 
 The templates `coarse`, `fine` and `order_only` in `prompts/` are the paper's, word for word (appendices "Coarse- and
-Fine-Ranking Prompts" and "Order-only configuration and judge prompt"), and so is the instruction in `manage`; for the
-others the paper prints none. The candidate comes last in a coarse prompt, so all insertions of a group
-share everything before it, which a server with prefix caching computes once.
+Fine-Ranking Prompts" and "Order-only configuration and judge prompt"). So is the instruction in `manage`. The paper
+prints no prompt for the others.
+
+The candidate comes last in a coarse prompt. All insertions of a group therefore share the text before it, and a server
+with prefix caching computes that text once.
 """
 
 import json
@@ -14,10 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from ..groups import Query, Rollout, Rubric
-from .decoding import constrain
 from .guard import defuse, quote
 from .ledger import Reply
-from .verdicts import Order, Position, Score, Scores, Selection, Verdict, Winner
+from .verdicts import (
+    Verdict,
+    constrain,
+    order_verdict,
+    position_verdict,
+    score_verdict,
+    scores_verdict,
+    selection_verdict,
+    winner_verdict,
+)
 
 PROMPTS = Path(__file__).parent / "prompts"
 COARSE, FINE, ORDER_ONLY, POINTWISE, PAIRWISE, DUEL, MANAGE, GUARD_NOTE = (
@@ -28,23 +38,23 @@ COARSE, FINE, ORDER_ONLY, POINTWISE, PAIRWISE, DUEL, MANAGE, GUARD_NOTE = (
 
 @dataclass(frozen=True)
 class Question:
-    """One judgment to ask for.
+    """One question to a judge.
 
     Args:
         kind (`str`):
-            What the ledger calls it: `insert` (coarse ranking), `fine` (an interval), `bootstrap` (a whole group),
-            `score`, `rubric`, `pair`, `duel` or `manage`.
+            The name of this kind of question in the ledger: `insert` (coarse ranking), `fine` (an interval),
+            `bootstrap` (a whole group), `score`, `rubric`, `pair`, `duel` or `manage`.
         query_id (`str`):
-            The query it belongs to.
+            The query that the question is about.
         verdict (`Verdict`):
-            What a valid answer is.
+            The answer that is expected.
         template (`str`):
-            A prompt with placeholders.
+            The prompt with placeholders.
         texts (`Mapping[str, str]`):
-            What stands for each placeholder.
+            The text for each placeholder.
         responses (`Mapping[str, Sequence[tuple[str, str]]]`):
-            The same for placeholders that stand for responses, which nobody may trust: (heading, response) pairs. An
-            empty heading is left out.
+            For each placeholder that stands for responses: (heading, response) pairs. An empty heading is left out.
+            Responses are not to be trusted, so the guard can quote them.
     """
 
     kind: str
@@ -56,7 +66,7 @@ class Question:
     afresh = False  # a repeat names the fault of the answer before it
 
     def prompt(self, guard: bool = False) -> str:
-        """The whole text for the judge.
+        """Return the whole text for the judge.
 
         Args:
             guard (`bool`, *optional*, defaults to `False`):
@@ -72,15 +82,15 @@ class Question:
         return f"{GUARD_NOTE}\n\n{prompt}" if guard else prompt
 
     def chat(self, guard: bool = False) -> list[dict[str, str]]:
-        """[`Question.prompt`] as the one message of a chat."""
+        """Return [`Question.prompt`] as the only message of a chat."""
         return [{"role": "user", "content": self.prompt(guard)}]
 
     def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
-        """Request fields that impose the verdict, see [`constrain`]."""
+        """Return the request fields that impose the verdict, see [`constrain`]."""
         return constrain(self.verdict, decoding, free_tokens)
 
     def read(self, answer: str) -> Any:
-        """The verdict in `answer`, or [`VerdictError`]."""
+        """Return the verdict in `answer`, or raise [`VerdictError`]."""
         return self.verdict.parse(answer)
 
     def read_reply(self, reply: Reply) -> Any:
@@ -89,7 +99,7 @@ class Question:
 
 
 def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anchor_content: bool = True) -> Question:
-    """Coarse ranking: where does `candidate` belong among the anchors? The verdict is an integer in 0..K.
+    """Ask where `candidate` belongs among the anchors (coarse ranking). The verdict is an integer in 0..K.
 
     Args:
         query (`Query`):
@@ -99,7 +109,7 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
         candidate (`str`):
             The rollout's answer.
         anchor_content (`bool`, *optional*, defaults to `True`):
-            `False` shows the anchors' identifiers alone (the order-only ablation).
+            `False` shows only the anchors' identifiers (the order-only ablation).
     """
     K = len(anchors)
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
@@ -112,14 +122,14 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
         template = ORDER_ONLY
         names = "\n".join(f"[A{i}]" for i in range(K))
         texts |= {"K": str(K), "A(K-1)": f"A{K - 1}", "[A0]\n...\n[A(K-1)]": names}
-    return Question("insert", query.id, Position(K), template, texts, responses)
+    return Question("insert", query.id, position_verdict(K), template, texts, responses)
 
 
 def ranking_question(query: Query, candidates: Sequence[Rollout], kind: str = "fine") -> Question:
-    """Listwise ranking: the verdict is the candidates' ids from worst to best.
+    """Ask for the order of the candidates (fine ranking). The verdict is their ids from worst to best.
 
-    Used for an interval with two rollouts or more, and for the whole group that bootstraps a buffer. Candidates stand
-    in the order given; rollouts of a group are exchangeable, so their ids favour none.
+    This question is for an interval with two or more rollouts, and for a whole group that bootstraps a buffer. The
+    prompt shows the candidates in the order given. Rollouts of a group are exchangeable, so no order is unfair.
     """
     ids = tuple(candidate.id for candidate in candidates)
     texts = {
@@ -128,20 +138,17 @@ def ranking_question(query: Query, candidates: Sequence[Rollout], kind: str = "f
         "{CANDIDATE_IDS}": json.dumps(ids),
     }
     blocks = [(f"R{candidate.id}", candidate.text) for candidate in candidates]
-    return Question(kind, query.id, Order(ids), FINE, texts, {"{CANDIDATE_BLOCKS}": blocks})
+    return Question(kind, query.id, order_verdict(ids), FINE, texts, {"{CANDIDATE_BLOCKS}": blocks})
 
 
 def pointwise_question(query: Query, response: str, kind: str = "score") -> Question:
-    """Score `response` on its own: the verdict is an integer in 0..10. The paper prints no prompt for this."""
+    """Ask for a score of `response` alone. The verdict is an integer in 0..10."""
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
-    return Question(kind, query.id, Score(), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
+    return Question(kind, query.id, score_verdict(), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
 
 
 def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -> Question:
-    """Which is better? The verdict is `A` for `first`, `B` for `second` or, if `tie`, `tie`.
-
-    The paper prints no prompt for this.
-    """
+    """Ask which response is better. The verdict is `A` for `first`, `B` for `second` or, if `tie` is true, `tie`."""
     choices = ("A", "B", "tie") if tie else ("A", "B")
     texts = {
         "{QUERY}": query.text,
@@ -150,21 +157,23 @@ def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -
         "{CHOICES}": " or ".join(json.dumps(choice) for choice in choices),
     }
     blocks = [("A", first), ("B", second)]
-    return Question("pair", query.id, Winner(choices), PAIRWISE, texts, {"{RESPONSE_BLOCKS}": blocks})
+    return Question("pair", query.id, winner_verdict(choices), PAIRWISE, texts, {"{RESPONSE_BLOCKS}": blocks})
 
 
 def duel_question(query: Query, first: str, second: str) -> Question:
-    """Score two responses in comparison: the verdict is two integers in 0..10. The paper prints no prompt for this."""
+    """Ask for the scores of two responses in comparison. The verdict is two integers in 0..10."""
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
-    return Question("duel", query.id, Scores(), DUEL, texts, {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]})
+    return Question(
+        "duel", query.id, scores_verdict(), DUEL, texts, {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]}
+    )
 
 
 def selection_question(
     query: Query, ladder: Sequence[tuple[str, str]], look_ahead: Sequence[str], size: int
 ) -> Question:
-    """Which of a ladder's responses make the next buffer? The verdict is `size` of their ids.
+    """Ask which responses of a ladder make the next buffer. The verdict is `size` of their ids.
 
-    The instruction is the paper's (appendix "LLM Buffer Variants"); what stands above it is ours.
+    The instruction is the paper's (appendix "LLM Buffer Variants"). The text above it is ours.
 
     Args:
         query (`Query`):
@@ -172,12 +181,12 @@ def selection_question(
         ladder (`Sequence[tuple[str, str]]`):
             (id, text) from worst to best: `A0` and so on for anchors, `R0` for ranked rollouts.
         look_ahead (`Sequence[str]`):
-            Unranked rollouts that may be seen but not chosen.
+            Unranked rollouts that the judge sees and may not choose.
         size (`int`):
-            Anchors of a buffer.
+            The number of anchors of a buffer.
     """
     ids = [name for name, _ in ladder]
-    verdict = Selection(
+    verdict = selection_verdict(
         tuple(name for name in ids if name[0] == "A"), tuple(name for name in ids if name[0] == "R"), size
     )
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
@@ -186,12 +195,12 @@ def selection_question(
 
 
 def weighted_rubrics(rubrics: Sequence[Rubric]) -> str:
-    """One `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`."""
+    """Return one `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`."""
     return "\n".join(f"{i}.[weight={rubric.weight}] {rubric.text}" for i, rubric in enumerate(rubrics, start=1))
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Replace each placeholder of `values` in one pass, so that placeholders and braces inside a value stay text."""
+    """Replace all placeholders in one pass, so that placeholders and braces inside a value stay text."""
     names = sorted(values, key=len, reverse=True)
     pattern = "|".join(rf"\b{name}\b" if name.isalnum() else re.escape(name) for name in names)
     return re.sub(pattern, lambda match: values[match.group()], template)

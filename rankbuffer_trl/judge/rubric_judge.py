@@ -1,17 +1,17 @@
 """The embedded judge: scores responses against the rubrics of the prompt, without a language model.
 
-It reads the very text that an LLM judge would get, finds query, rubrics, anchors and candidates in it, and answers in
-the same JSON. A run without a GPU therefore exercises every prompt and every parser of a real run. What was left out:
-meaning. A rubric is checked by its words, so write rubrics for it the way a strict but literal reader would want them:
+It reads the same text that an LLM judge gets, finds query, rubrics, anchors and candidates in it, and answers in the
+same JSON. A run without a GPU therefore uses every prompt and every parser of a real run. This judge does not
+understand meaning. It checks the words of a rubric, so a rubric for it must have one of these forms:
 
-* `Gives the steps in order: rinse, boil, simmer.` The longest run of the listed terms that appears in this order.
-* `Leaves out filler: whatever, stuff, honestly.` The share of the listed terms that is absent.
-* `Says what is needed: a pan, salt or stock, two cups.` The share of the listed terms that is present; `or` gives
-  choices.
-* `Is between 12 and 30 words long.` 1 inside the range, falling with the ratio outside.
+* `Gives the steps in order: rinse, boil, simmer.` The share of the listed terms that appear in this order.
+* `Leaves out filler: whatever, stuff, honestly.` The share of the listed terms that are absent.
+* `Says what is needed: a pan, salt or stock, two cups.` The share of the listed terms that are present.
+  `or` separates alternatives of one term.
+* `Is between 12 and 30 words long.` 1 inside the range, less outside: the ratio of length and limit.
 * `Is written in complete sentences.` The share of words in sentences with a capital first letter and a final stop.
 * `Does not repeat itself.` The share of word trigrams that are new.
-* Anything else: the share of the rubric's own content words that the response uses.
+* Any other text: the share of the rubric's own content words that the response uses.
 
 Words are compared by their stem, so that `rinsing` satisfies `rinse`.
 """
@@ -27,7 +27,7 @@ from .ledger import Reply, Tally, Usage
 
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 RUBRIC = re.compile(r"^\d+\.\[weight=(\d+)\] (.*)$", re.MULTILINE)
-# Words a rubric uses to talk about a response; a response need not repeat them.
+# Words that a rubric uses to talk about a response. A response need not repeat them.
 RUBRIC_WORDS = frozenset(
     "a about all an and answer any are as at be by can does each explains for from gives has how if in is it its "
     "lists long makes mentions name names needed no not of on or order reader recommends response say says should "
@@ -39,14 +39,14 @@ RUBRIC_WORDS = frozenset(
 class RubricJudge:
     """A deterministic judge that needs no model: the chat client behind `judge_url: null`.
 
-    Implements [`ChatClient`]; see the module's docstring for how it reads a rubric.
+    It implements [`ChatClient`]. The docstring of this module says how it reads a rubric.
     """
 
     name = "embedded rubric judge"
     model = "rubric-judge"
 
     async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
-        """See [`ChatClient`]. Reads the prompt alone, as a server would."""
+        """See [`ChatClient`]. It reads only `messages`, as a server would."""
         started = time.perf_counter()
         tally.server, tally.attempts = self.name, tally.attempts + 1
         try:
@@ -55,10 +55,10 @@ class RubricJudge:
             tally.seconds += time.perf_counter() - started
 
     def answer(self, messages: list[dict[str, str]]) -> tuple[str, Usage]:
-        """Answer the first user message; its words and punctuation marks count as tokens.
+        """Answer the first user message. Words and punctuation marks count as tokens.
 
         Raises:
-            [`TransportError`]: if it is not a prompt that this judge can read.
+            [`TransportError`]: if the message is not a prompt that this judge can read.
         """
         prompt = next(message["content"] for message in messages if message["role"] == "user")
         try:
@@ -68,17 +68,18 @@ class RubricJudge:
         return answer, Usage(count_tokens(prompt), 0, count_tokens(answer))
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: this judge has no connections."""
 
 
 def judge(prompt: str) -> str:
     """Answer any prompt of `questions.py` in JSON.
 
-    Raises `ValueError` if the text is none of them.
+    Raises:
+        `ValueError`: if the text is no such prompt.
     """
     if '"keep_anchor_ids"' in prompt[-400:]:
-        return select(prompt)
-    # The last "Return JSON only" is the template's own: a response that contains one comes before it.
+        return answer_selection(prompt)
+    # The last "Return JSON only" is that of the template. A response that contains these words comes before it.
     body, found, instruction = prompt.rpartition("\n\nReturn JSON only")
     _, _, body = body.partition("\n\nRUBRICS\n")
     if not found or not body:
@@ -99,10 +100,10 @@ def judge(prompt: str) -> str:
             return json.dumps({"scores": [round(10 * first), round(10 * second)]})
         tie = "tie" if '"tie"' in instruction else "A"
         return json.dumps({"winner": tie if first == second else "A" if first > second else "B"})
-    return place(body)
+    return answer_insertion(body)
 
 
-def place(body: str) -> str:
+def answer_insertion(body: str) -> str:
     """Answer a coarse or order-only prompt."""
     rubrics, rest = split(body, "ORDERED ANCHORS (worst to best)")
     anchors_text, separator, candidate = rest.partition("\n\nCANDIDATE\n")
@@ -110,13 +111,13 @@ def place(body: str) -> str:
         raise ValueError("the rubric judge got a prompt without CANDIDATE")
     anchors = [text for _, text in read_blocks("A", anchors_text)]
     quality = score(unquoted(candidate), rubrics)
-    if not any(anchors):  # order-only: nothing to compare with, so guess from the absolute quality, as an LLM would
+    if not any(anchors):  # order-only: there is no text to compare with, so guess from the absolute quality
         return json.dumps({"position": min(int(quality * (len(anchors) + 1)), len(anchors))})
     return json.dumps({"position": insertion_position(quality, [score(text, rubrics) for text in anchors])})
 
 
-def select(prompt: str) -> str:
-    """Choose a buffer of four from a ladder: the responses nearest to four even steps of quality, with both ends."""
+def answer_selection(prompt: str) -> str:
+    """Answer a prompt of the LLM buffer: select the responses nearest to four even steps of quality."""
     _, _, body = prompt.partition("\n\nRUBRICS\n")
     rubrics, rest = split(body, "CURRENT ANCHORS [A...] AND RANKED ROLLOUTS [R...] (worst to best)")
     ladder_text, _, _ = rest.partition("\n\nLOOK-AHEAD ROLLOUTS")
@@ -134,7 +135,7 @@ def select(prompt: str) -> str:
 
 
 def split(body: str, heading: str) -> tuple[list[tuple[int, str]], str]:
-    """The rubrics, and what stands under `heading` after them."""
+    """Return the rubrics, and the text under `heading` after them."""
     rubrics, separator, rest = body.partition(f"\n\n{heading}\n")
     if not separator:
         raise ValueError(f"the rubric judge got a prompt without {heading}")
@@ -142,17 +143,17 @@ def split(body: str, heading: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def insertion_position(quality: float, anchor_qualities: list[float]) -> int:
-    """Position in 0..K of a candidate among K anchors, worst to best, whose order may disagree with the rubrics.
+    """Return the position in 0..K of a candidate among K anchors, worst to best.
 
-    The number of anchors it beats. An equal is neither worse than the lowest nor better than the highest anchor, so it
-    stays inside.
+    It is the number of anchors that the candidate beats, since the order of the anchors may disagree with the rubrics.
+    A candidate that equals the lowest anchor is not worse than it, so its position is 1.
     """
     beaten = sum(other < quality for other in anchor_qualities)
     return 1 if beaten == 0 and quality == anchor_qualities[0] and len(anchor_qualities) > 1 else beaten
 
 
 def read_rubrics(text: str) -> list[tuple[int, str]]:
-    """(weight, text) of each `1.[weight=5] text` line."""
+    """Return (weight, text) of each `1.[weight=5] text` line."""
     rubrics = [(int(weight), rubric) for weight, rubric in RUBRIC.findall(text)]
     if not rubrics:
         raise ValueError("the rubric judge found no '1.[weight=5] text' line under RUBRICS")
@@ -160,7 +161,7 @@ def read_rubrics(text: str) -> list[tuple[int, str]]:
 
 
 def read_blocks(letter: str, text: str) -> list[tuple[str, str]]:
-    """(number, text) of each `[A0]` or `[R0]` block, in the order in which they stand."""
+    """Return (number, text) of each `[A0]` or `[R0]` block, in the order of the text."""
     pieces = re.split(rf"^\[{letter}(\d+)\]$", text, flags=re.MULTILINE)[1:]
     return [
         (number, unquoted(block.strip("\n")).strip()) for number, block in zip(pieces[::2], pieces[1::2], strict=True)
@@ -168,19 +169,19 @@ def read_blocks(letter: str, text: str) -> list[tuple[str, str]]:
 
 
 def unquoted(text: str) -> str:
-    """A response without the quote marks of a guarded prompt (`guard.py`)."""
+    """Return a response without the quote marks of a guarded prompt (`guard.py`)."""
     return re.sub("^> ", "", text, flags=re.MULTILINE)
 
 
 def score(response: str, rubrics: list[tuple[int, str]]) -> float:
-    """Weighted mean in [0, 1] of how far `response` meets each rubric; 0 for an empty response."""
+    """Return the weighted mean of [`meets`] over all rubrics, in [0, 1]. An empty response has 0."""
     if not response.strip():
         return 0.0
     return sum(weight * meets(response, rubric) for weight, rubric in rubrics) / sum(weight for weight, _ in rubrics)
 
 
 def meets(response: str, rubric: str) -> float:
-    """How far `response` meets `rubric`, in [0, 1]. The module's docstring lists the forms."""
+    """Return how far `response` meets `rubric`, in [0, 1]. The docstring of this module lists the forms."""
     lowered = rubric.lower()
     if limits := re.search(r"between (\d+) and (\d+) words", lowered):
         low, high = map(int, limits.groups())
@@ -204,7 +205,7 @@ def meets(response: str, rubric: str) -> float:
 
 @lru_cache(maxsize=4096)
 def read_terms(rubric: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """The terms that `rubric` asks for. Each is a tuple of choices, each choice a tuple of stems."""
+    """Return the terms that `rubric` lists. Each term is a tuple of choices, and each choice is a tuple of stems."""
     _, colon, listed = rubric.partition(":")
     terms: list[tuple[tuple[str, ...], ...]] = []
     for part in re.split(r",|\band\b", listed) if colon else WORD.findall(rubric):
@@ -217,18 +218,18 @@ def read_terms(rubric: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
 
 
 def content_stems(text: str) -> tuple[str, ...]:
-    """Stems of the words of `text` that carry meaning."""
+    """Return the stems of the words of `text` that are not in `RUBRIC_WORDS`."""
     return tuple(stem(word) for word in WORD.findall(text) if word not in RUBRIC_WORDS)
 
 
 def stem_all(text: str) -> list[str]:
-    """Stems of all words of `text`, in order."""
+    """Return the stems of all words of `text`, in order."""
     return [stem(word) for word in WORD.findall(text.lower())]
 
 
 @lru_cache(maxsize=65536)
 def stem(word: str) -> str:
-    """A crude English stem: `stirred`, `stirring` and `stirs` become `stir`, `rinsing` and `rinse` become `rins`."""
+    """Return a crude stem: `stirred`, `stirring` and `stirs` give `stir`; `rinsing` and `rinse` give `rins`."""
     word = word.removesuffix("'s")
     for suffix in ("ing", "ed", "es", "s", "ly", "e"):
         if word.endswith(suffix) and len(word) - len(suffix) >= 3 and not word.endswith("ss"):
@@ -238,13 +239,13 @@ def stem(word: str) -> str:
 
 
 def find(term: tuple[tuple[str, ...], ...], stems: list[str]) -> int | None:
-    """Index in `stems` at which a choice of `term` is first complete, wherever its parts stand; `None` if none is."""
+    """Return the index in `stems` at which a choice of `term` is first complete; `None` if no choice is."""
     places = [max(stems.index(part) for part in choice) for choice in term if all(part in stems for part in choice)]
     return min(places, default=None)
 
 
 def longest_rise(places: list[int]) -> int:
-    """Length of the longest strictly rising subsequence of `places`."""
+    """Return the length of the longest strictly rising subsequence of `places`."""
     best: list[int] = []
     for i, place in enumerate(places):
         best.append(1 + max((best[j] for j in range(i) if places[j] < place), default=0))
@@ -252,7 +253,10 @@ def longest_rise(places: list[int]) -> int:
 
 
 def complete_sentences(text: str) -> float:
-    """Share of words in sentences of three words or more with a capital first letter and a final `.`, `!` or `?`."""
+    """Return the share of words in complete sentences.
+
+    A sentence is complete if it has three words or more, a capital first letter and a final `.`, `!` or `?`.
+    """
     good = total = 0
     for sentence in re.findall(r"[^.!?]+[.!?]*", text):
         words = len(WORD.findall(sentence.lower()))
@@ -263,5 +267,5 @@ def complete_sentences(text: str) -> float:
 
 
 def count_tokens(text: str) -> int:
-    """Words and punctuation marks in `text`: the embedded judge's unit of cost."""
+    """Return the number of words and punctuation marks in `text`: the embedded judge's unit of cost."""
     return len(re.findall(r"\w+|[^\w\s]", text))

@@ -1,1 +1,1 @@
-"""Reward functions: one file per method."""
+"""Reward methods, one file each, and the format reward."""

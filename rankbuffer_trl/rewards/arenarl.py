@@ -1,21 +1,25 @@
-"""ArenaRL: a seeded single-elimination tournament whose matches are scored in both orders of presentation.
+"""ArenaRL: a seeded single-elimination tournament whose matches are judged in both orders of presentation.
 
-Source: paper, appendix "Baseline Implementation Details", paragraph "ArenaRL": the first rollout is a deterministic
-seed response, every other one is compared with it, then a seeded single elimination follows; each logical match is
-judged in both orders, so 8 rollouts take 14 matches and 28 judgments. Left open there, and settled here:
+Source: paper, appendix "Baseline Implementation Details", paragraph "ArenaRL". The first rollout is a deterministic
+seed response. Every other rollout is compared with it. Then a seeded single elimination follows. Each logical match is
+judged in both orders, so 8 rollouts take 14 matches and 28 judgments. The paper leaves these points open. Here:
 
-* The judge scores both responses of a match from 0 to 10; a rollout's score in it is the mean over the two orders.
-* A rollout's seed is its own score against the first rollout; the first rollout's is the mean over its matches.
-* Higher seeds meet late (1-8, 4-5, 2-7, 3-6). Where their number is no power of two, the highest ones have byes.
-* A tied match goes to the higher seed. So does one of which both judgments failed; if one failed, the other decides.
-* Final order: the champion, then the losers of the last round, of the one before, and so on; those of one round by
-  their mean score over all their matches, equal ones tied. The reward is linear in it.
-* A rollout of which no judgment was heard is unscored. Its seed is the lowest.
-* The prompt (`judge/prompts/duel.txt` is ours), and which rollout is first if the first has no answer (the next one).
+* The judge scores both responses of a match from 0 to 10. The score of a rollout in a match is its mean over both
+  orders.
+* Rollouts are seeded by their own score against the first rollout, and the first rollout by its mean over those
+  matches. A rollout whose judgments all failed is seeded last.
+* Higher seeds meet late (1-8, 4-5, 2-7, 3-6). If their number is no power of two, the highest seeds have byes.
+* The higher seed wins a tied match, and a match of which both judgments failed. If one judgment failed, the other
+  decides.
+* Final order: the champion, then the losers of the last round, then those of the round before, and so on. The losers
+  of one round are ordered by their mean score over all their matches. Equal means tie. The reward is linear in the
+  order.
+* A rollout whose judgments all failed is unscored.
+* The prompt is ours (`judge/prompts/duel.txt`). If the first rollout has no answer, the first one with an answer takes
+  its place.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
@@ -27,15 +31,15 @@ from ..ranking import rank_rewards
 from .method import GroupScore
 
 Pair = tuple[int, int]
-BYE = -1  # stands where a rollout has nobody to play
+BYE = -1  # the place in the bracket of an opponent that does not exist
 
 
 @dataclass(frozen=True)
 class ArenaRL:
-    """Rank in a seeded single elimination, from -1 to 1.
+    """A method whose reward is the place in a seeded single elimination, from -1 to 1.
 
-    Asks `4 (n - 1)` questions for `n` answered rollouts: 28 for 8. Each pair is judged in both orders, so the order of
-    presentation needs no randomness.
+    It asks `4 (n - 1)` questions for `n` answered rollouts: 28 for 8. Each pair is judged in both orders, so the order
+    of presentation needs no randomness.
     """
 
     name = "arenarl"
@@ -44,46 +48,46 @@ class ArenaRL:
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
         ids = [rollout.id for rollout in group.answered]
-        empty = [rollout.id for rollout in group.empty]
-        heard: dict[int, list[float]] = defaultdict(list)
+        heard: list[dict[int, float]] = []  # the scores of each match, where a judgment succeeded
 
-        async def play(pairs: Sequence[Pair]) -> None:
-            """Both orders of each pair; what was heard goes to `heard`."""
-            asked = [(pair, order) for pair in pairs for order in (pair, pair[::-1])]
-            verdicts = await judge.ask_all(self._question(group, order) for _, order in asked)
-            scores: dict[Pair, dict[int, list[int]]] = {pair: defaultdict(list) for pair in pairs}
-            for (pair, order), verdict in zip(asked, verdicts, strict=True):
-                for i, s in zip(order, verdict or (), strict=False):
-                    scores[pair][i].append(s)
-            results.update({pair: {i: fmean(s) for i, s in by_id.items()} for pair, by_id in scores.items()})
-            for pair in pairs:
-                for i, s in results[pair].items():
-                    heard[i].append(s)
+        def mean(i: int) -> float:
+            scores = [match[i] for match in heard if i in match]
+            return fmean(scores) if scores else -1.0  # below every score
 
-        results: dict[Pair, dict[int, float]] = {}
-        await play([(ids[0], i) for i in ids[1:]] if ids else [])
-        seeded = sorted(ids, key=lambda i: -fmean(heard[i]) if heard[i] else float("inf"))
-        out: list[list[int]] = []
+        # "compares each sampled rollout against that seed"
+        heard += (await self._play(group, opening(ids), judge)).values()
+        seeded = sorted(ids, key=mean, reverse=True)
+
+        # "then runs a seeded single-elimination tournament"
         bracket = draw(seeded)
+        out: list[list[int]] = []  # losers by round
         while len(bracket) > 1:
-            matches = [(a, b) for a, b in zip(bracket[::2], bracket[1::2], strict=True) if b != BYE]
-            await play(matches)
-            bracket, lost = advance(bracket, results, seeded)
-            out.append(lost)
-        order = [tier for lost in out for tier in by_mean(lost, heard)] + [tuple(bracket)] * bool(ids)
-        if len(ids) > 1:
-            order = [tier for tier in (tuple(i for i in tier if heard[i]) for tier in order) if tier]
+            pairs = list(zip(bracket[::2], bracket[1::2], strict=True))
+            results = await self._play(group, [pair for pair in pairs if BYE not in pair], judge)
+            heard += results.values()
+            winners = [winner(pair, results.get(pair, {}), seeded) for pair in pairs]
+            out.append([i for i in bracket if i not in winners and i != BYE])
+            bracket = winners
+
+        # Losers of a later round are above those of an earlier one. A single rollout needs no match.
+        scored = [[i for i in ids_out if mean(i) >= 0 or len(ids) == 1] for ids_out in [*out, bracket]]
+        order = [tier for ids_out in scored for tier in tiers(ids_out, mean)]
+        empty = [rollout.id for rollout in group.empty]
         return GroupScore(rank_rewards(order, len(group.rollouts), empty), tuple(order))
 
-    @staticmethod
-    def _question(group: RolloutGroup, shown: Pair) -> Question:
-        texts = {rollout.id: rollout.text for rollout in group.rollouts}
-        return duel_question(group.query, texts[shown[0]], texts[shown[1]])
+    async def _play(self, group: RolloutGroup, pairs: Sequence[Pair], judge: Judge) -> dict[Pair, dict[int, float]]:
+        """Return the mean scores of each pair's rollouts over both orders; nothing if both judgments failed."""
+        verdicts = await judge.ask_all(both_orders(group, pairs))
+        results = {}
+        for (a, b), forth, back in zip(pairs, verdicts[::2], verdicts[1::2], strict=True):
+            judged = [scores for scores in (forth, back and back[::-1]) if scores is not None]
+            by_rollout = zip(*judged, strict=True)  # the scores of a, then those of b
+            results[a, b] = {i: fmean(scores) for i, scores in zip((a, b), by_rollout, strict=False)}
+        return results
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. The seeding matches."""
-        ids = [rollout.id for rollout in group.answered]
-        return [self._question(group, shown) for i in ids[1:] for shown in ((ids[0], i), (i, ids[0]))]
+        """See [`RewardMethod`]. These are the matches against the first rollout."""
+        return both_orders(group, opening([rollout.id for rollout in group.answered]))
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""
@@ -91,34 +95,37 @@ class ArenaRL:
         return n, n
 
 
+def opening(ids: Sequence[int]) -> list[Pair]:
+    """Return the matches that seed the bracket: the first rollout against every other one."""
+    return [(ids[0], i) for i in ids[1:]]
+
+
+def both_orders(group: RolloutGroup, pairs: Sequence[Pair]) -> list[Question]:
+    """Return two questions per pair: one in the pair's order, then one in the reverse order."""
+    texts = {rollout.id: rollout.text for rollout in group.rollouts}
+    return [
+        duel_question(group.query, texts[first], texts[second]) for a, b in pairs for first, second in ((a, b), (b, a))
+    ]
+
+
 def draw(seeded: Sequence[int]) -> list[int]:
-    """The bracket: neighbours meet, and seeds 1 and 2 only in the last match; `BYE` where there is nobody."""
+    """Return the bracket: neighbours meet, and seeds 1 and 2 only in the last match. `BYE` fills the empty places."""
     places = [0]
     while len(places) < len(seeded):
         places = [place for p in places for place in (p, 2 * len(places) - 1 - p)]
     return [seeded[place] if place < len(seeded) else BYE for place in places]
 
 
-def advance(
-    bracket: Sequence[int], results: dict[Pair, dict[int, float]], seeded: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Winners, who make the next bracket, and losers of a round."""
-    winners, losers = [], []
-    for a, b in zip(bracket[::2], bracket[1::2], strict=True):
-        if b == BYE:
-            winners.append(a)
-            continue
-        scores = results[a, b]
-        better, worse = sorted((a, b), key=lambda i: (-scores.get(i, 0.0), seeded.index(i)))
-        winners.append(better)
-        losers.append(worse)
-    return winners, losers
+def winner(pair: Pair, scores: Mapping[int, float], seeded: Sequence[int]) -> int:
+    """Return the rollout with the higher score in a match; the higher seed if there is no difference."""
+    if BYE in pair:  # only the second place of a pair can be empty
+        return pair[0]
+    return min(pair, key=lambda i: (-scores.get(i, 0.0), seeded.index(i)))
 
 
-def by_mean(ids: Sequence[int], heard: dict[int, list[float]]) -> list[tuple[int, ...]]:
-    """Tiers of `ids` from worst to best by their mean score over all matches."""
-    mean = {i: fmean(heard[i]) if heard[i] else float("-inf") for i in ids}
-    return [tuple(tier) for _, tier in groupby(sorted(ids, key=mean.__getitem__), key=mean.__getitem__)]
+def tiers(ids: Sequence[int], mean: Callable[[int], float]) -> list[tuple[int, ...]]:
+    """Return `ids` in tiers from worst to best. Those of one tier have the same mean score."""
+    return [tuple(tier) for _, tier in groupby(sorted(ids, key=mean), key=mean)]
 
 
 METHOD = ArenaRL

@@ -1,10 +1,10 @@
-"""GDPO: each rubric is judged on its own, and rewards are normalised rubric by rubric before they are added.
+"""GDPO: each rubric is judged on its own, and the scores are normalised per rubric before they are added.
 
 Source: paper, appendix "Baseline Implementation Details": "GDPO separately evaluates each rubric and normalizes the
-rubric-specific rewards before aggregation". Normalisation within the group, weighting and normalisation over the batch
-are those of GDPO. Rubric counts differ by query, so the first two are done here and the last by TRL, whose
-`scale_rewards: batch` the recipe sets: advantage = (reward - group mean) / (batch std + 1e-4). Left open there: the
-prompt (the pointwise one with a single rubric), and what a failed judgment does.
+rubric-specific rewards before aggregation". GDPO normalises within the group, adds the weighted results, and
+normalises over the batch. Rubric counts differ by query, so the first two are done here. TRL does the last, since the
+recipe sets `scale_rewards: batch`: advantage = (reward - group mean) / (batch std + 1e-4). The paper leaves open the
+prompt (here the pointwise one with a single rubric) and what a failed judgment does.
 """
 
 import math
@@ -17,17 +17,19 @@ from ..groups import RolloutGroup
 from ..judge import Judge, Question, pointwise_question
 from .method import GroupScore, score_by_reward
 
-EPSILON = 1e-4  # TRL's
+EPSILON = 1e-4  # the one that TRL adds to a standard deviation
 
 
 @dataclass(frozen=True)
 class GDPO:
-    """Weighted mean over the rubrics of a rollout's normalised score in its group.
+    """A method whose reward is the weighted mean of a rollout's normalised scores, one per rubric.
 
-    Asks 1 question per answered rollout and rubric. Rollouts without an answer take part in the normalisation with the
-    score 0 and have the reward -1. A rollout with a failed judgment is unscored and takes no part. All rewards of a
-    group are divided by `(G - 1) / sqrt(G)`, the largest normalised score there is, so that they lie in [-1, 1]; for
-    one group size that is one factor, which the batch normalisation takes out again.
+    It asks 1 question per answered rollout and rubric. Rollouts without an answer take part in the normalisation with
+    the score 0 and have the reward -1. A rollout with a failed judgment is unscored and takes no part.
+
+    All rewards of a group are divided by `(G - 1) / sqrt(G)`, the largest possible normalised score, so that they lie
+    in [-1, 1]. This factor is the same for all groups of one size, so the normalisation over the batch removes it
+    again.
     """
 
     name = "gdpo"
@@ -40,6 +42,7 @@ class GDPO:
         scores = {rollout.id: [next(verdicts) for _ in rubrics] for rollout in group.answered}
         complete = {i: [s for s in row if s is not None] for i, row in scores.items() if None not in row}
         ids = list(complete)
+        # Normalise each rubric within the group. Rollouts without an answer take part as zeros.
         columns = [
             normalise([complete[i][k] for i in ids] + [0] * len(group.empty))[: len(ids)] for k in range(len(rubrics))
         ]
@@ -52,7 +55,7 @@ class GDPO:
         return score_by_reward(group, rewards)
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. Rollout by rollout, and rubric by rubric within."""
+        """See [`RewardMethod`]. There is one question per rollout and rubric, in this order."""
         alone = [replace(group.query, rubrics=(rubric,)) for rubric in group.query.rubrics]
         return [pointwise_question(query, rollout.text, "rubric") for rollout in group.answered for query in alone]
 
@@ -63,7 +66,7 @@ class GDPO:
 
 
 def normalise(values: Sequence[float]) -> list[float]:
-    """z-scores as TRL computes them: sample standard deviation, plus epsilon."""
+    """Return z-scores as TRL computes them: with the sample standard deviation, plus epsilon."""
     if len(values) < 2:
         return [0.0] * len(values)
     mean, std = fmean(values), stdev(values)

@@ -1,8 +1,12 @@
 """RankBuffer with a language model in place of the update rules: the paper's LLM and LLM + look-ahead variants.
 
-Source: paper, section "LLM buffer variants" and appendix "LLM Buffer Variants". Left open there, and settled here: the
-manager is the judge itself, the prompt around the printed instruction is ours (`judge/prompts/manage.txt`), and an
-invalid selection is asked for again, as any malformed answer is, before it leaves the buffer unchanged.
+Source: paper, section "LLM buffer variants" and appendix "LLM Buffer Variants". The paper leaves three
+points open. Here:
+
+* The manager is the judge itself.
+* The prompt around the printed instruction is ours (`judge/prompts/manage.txt`).
+* An invalid selection is asked for again, like any malformed answer. If it stays invalid, the anchors stay as they
+  are.
 """
 
 from dataclasses import dataclass, replace
@@ -13,22 +17,22 @@ from ..judge import Judge, Question, insertion_question, selection_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards
 from .method import GroupScore
 
-SIZE = 4  # the instruction asks for "exactly four"
+SIZE = 4  # the paper's instruction asks for "exactly four"
 
 
 @dataclass(frozen=True)
 class LLMBuffer:
-    """Coarse-to-fine ranking against four anchors, which the judge chooses anew at every visit.
+    """A method that ranks against four anchors, which the judge selects at every visit.
 
-    After a group is ranked, the manager sees query, rubrics and the combined ladder of anchors and rollouts, and
-    selects four of them, verbatim and in the established order. Asks 1 question per answered rollout, 1 per interval
-    with two or more of them, and 1 of the manager.
+    After a group is ranked, the manager sees query, rubrics and the combined ladder of anchors and rollouts. It
+    selects four of them, verbatim and in the established order. The method asks 1 question per answered rollout, 1 per
+    interval with two or more of them, and 1 question to the manager.
 
     Args:
         look_ahead (`bool`, *optional*, defaults to `False`):
-            Put the manager's question off to the query's next visit, and show it that visit's rollouts, which it may
-            not choose. Until then the ranked rollouts stand in the stored buffer as anchors of the source `candidate`.
-            A visit without any answer asks nothing, and the decision waits for the one after.
+            Ask the manager at the query's next visit, and show it that visit's rollouts, which it may not select.
+            Until then the stored buffer holds the ranked rollouts as anchors of the source `candidate`. If that visit
+            has no answered rollout, the manager is asked at the visit after it.
     """
 
     look_ahead: bool = False
@@ -56,7 +60,7 @@ class LLMBuffer:
         )
 
     async def _select(self, query: Query, ladder: AnchorBuffer, seen: list[str], judge: Judge) -> AnchorBuffer:
-        """The four that the manager chooses; the present anchors if it does not answer validly."""
+        """Return the four that the manager selects as a buffer, or the present anchors if its answer is not valid."""
         counts = {"A": 0, "R": 0}
         names = []
         for anchor in ladder.anchors:
@@ -87,9 +91,9 @@ class LLMBuffer:
 
 
 def ladder(buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:
-    """Anchors and ranked rollouts in their established order, worst to best.
+    """Return anchors and ranked rollouts in their established order, worst to best.
 
-    Rollouts of an interval that nobody could rank stand in the order in which they were sampled.
+    Rollouts of an interval whose fine ranking failed keep the order in which they were sampled.
     """
     rungs: list[Anchor] = []
     for p, rollouts in enumerate(ranking.sigma):

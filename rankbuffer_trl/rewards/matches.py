@@ -1,7 +1,8 @@
-"""What the pairwise methods share: matches in a random order of presentation, and win rates.
+"""Matches in a random order of presentation and win rates, which the pairwise methods share.
 
-A match gives 1 point to the winner and 0 to the loser, or half a point to each for a tie. A match whose judgment
-failed is not counted: rates are over completed comparisons (paper, appendix "Baseline Implementation Details").
+A match gives 1 point to the winner and 0 to the loser. After a tie it gives half a point to each. A match whose
+judgment failed is not counted: win rates are over completed comparisons (paper, appendix "Baseline Implementation
+Details").
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,21 +15,21 @@ from ..judge import Judge, Question, pairwise_question
 from .presentation import shuffle
 
 Candidate = int | str
-"""A rollout by its id, or a reference response by its name."""
+"""The id of a rollout, or the name of a reference response."""
 
 Points = dict[Candidate, float]
-"""Points of a match by candidate."""
+"""The points of a match by candidate."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """Two candidates in the order in which the judge sees them."""
+    """A match of two candidates, in the order in which the judge sees them, with its question."""
 
     shown: tuple[Candidate, Candidate]
     question: Question
 
     def points(self, verdict: str) -> Points:
-        """What the judge's verdict gives to each."""
+        """Return the points that the judge's verdict gives to each candidate."""
         first = {"A": 1.0, "tie": 0.5, "B": 0.0}[verdict]
         return {self.shown[0]: first, self.shown[1]: 1 - first}
 
@@ -41,19 +42,34 @@ def make_match(
     purpose: object = "",
     tie: bool = True,
 ) -> Match:
-    """A match of two candidates, named by what `texts` has for them. `purpose` tells matches of the same two apart."""
+    """Return a match of two candidates in a random order of presentation.
+
+    Args:
+        group (`RolloutGroup`):
+            The group whose query is judged.
+        pair (`tuple[Candidate, Candidate]`):
+            The two candidates.
+        texts (`Mapping[Candidate, str]`):
+            The response of each candidate.
+        seed (`int`):
+            The seed of the order of presentation.
+        purpose (*optional*):
+            A name for the match, so that a later match of the same two can have another order.
+        tie (`bool`, *optional*, defaults to `True`):
+            Whether the judge may answer `tie`.
+    """
     first, second = shuffle(pair, seed, group, (purpose, *sorted(map(str, pair))))
     return Match((first, second), pairwise_question(group.query, texts[first], texts[second], tie))
 
 
 def all_pairs(group: RolloutGroup, seed: int) -> list[Match]:
-    """A match for every unordered pair of answered rollouts."""
+    """Return a match for every unordered pair of answered rollouts."""
     texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.answered}
     return [make_match(group, pair, texts, seed) for pair in combinations(texts, 2)]
 
 
 async def play(matches: Sequence[Match], judge: Judge) -> list[Points | None]:
-    """The points of each match, `None` where the judge gave no verdict. All are asked at once."""
+    """Ask about all matches at once and return the points of each; `None` if its judgment failed."""
     verdicts = await judge.ask_all(match.question for match in matches)
     return [
         None if verdict is None else match.points(verdict) for match, verdict in zip(matches, verdicts, strict=True)
@@ -61,16 +77,16 @@ async def play(matches: Sequence[Match], judge: Judge) -> list[Points | None]:
 
 
 def win_rates(group: RolloutGroup, played: Iterable[Points | None], by_default: int = 0) -> dict[int, float | None]:
-    """Mean points of each answered rollout over its completed matches, in [0, 1]; `None` if none was completed.
+    """Return the mean points of each answered rollout over its completed matches, in [0, 1]; `None` if it has none.
 
     Args:
         group (`RolloutGroup`):
             The group.
         played (`Iterable[Points | None]`):
-            Its matches.
+            The points of its matches.
         by_default (`int`, *optional*, defaults to `0`):
-            Wins that each has besides, over rollouts without an answer. They alone make no rate: a rollout about which
-            nobody was heard has none.
+            The wins that each rollout also has over rollouts without an answer. They count only for a rollout with at
+            least one completed match.
     """
     completed = [points for points in played if points is not None]
     rates: dict[int, float | None] = {}

@@ -1,37 +1,53 @@
-"""What a reward method is: one frozen dataclass in one file, whose fields are its arguments.
+"""The interface of a reward method, the score that it returns, and the loader of the method that a recipe names.
 
-A new method is a new file that holds such a class, and a recipe that names it: `method: my_package.my_file.MyMethod`.
-Nothing else changes.
+A reward method is one frozen dataclass in one file, whose fields are its arguments. A new method is a new file that
+holds such a class, and a recipe that names it: `method: my_package.my_file.MyMethod`. Nothing else changes.
 """
 
-import dataclasses
+import sys
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from pkgutil import iter_modules
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Protocol
 
 from ..buffer import AnchorBuffer
+from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
+
+WORDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "a text", NoneType: "null"}
 
 
 @dataclass(frozen=True)
 class GroupScore:
-    """What a reward method returns for one group.
+    """The rewards of one group, with the order and the buffer that they come from.
 
     Args:
         rewards (`tuple[float | None, ...]`):
-            One per rollout, in rollout order, each in [-1, 1]; `None` where no judge could say.
-        order (`tuple[tuple[int, ...], ...]`):
+            One reward per rollout, in rollout order, each in [-1, 1]. `None` marks an unscored rollout: its judgment
+            failed.
+        order (`tuple[tuple[int, ...], ...]`, *optional*, defaults to `()`):
             The complete order from worst to best as tiers of rollout ids: one id per tier, several where they tie.
-        positions (`dict[int, int]`):
+        positions (`dict[int, int]`, *optional*, defaults to `{}`):
             Insertion position in 0..K by rollout id. Empty where there was no coarse ranking.
-        fine_ranked (`bool`):
+        fine_ranked (`bool`, *optional*, defaults to `False`):
             Whether at least one interval held two or more rollouts, so that they had to be ranked among themselves.
         before (`AnchorBuffer`, *optional*):
-            The buffer the group was ranked against. `None` if there was none yet.
+            The buffer against which the group was ranked. `None` if there was none yet.
         after (`AnchorBuffer`, *optional*):
             The buffer for the next visit.
+
+    Example:
+
+    ```python
+    from rankbuffer_trl import GroupScore
+
+    # Rollout 2 has no answer. Rollout 1 is better than rollout 0.
+    score = GroupScore(rewards=(0.0, 1.0, -1.0), order=((0,), (1,)))
+    ```
     """
 
     rewards: tuple[float | None, ...]
@@ -43,33 +59,53 @@ class GroupScore:
 
 
 class RewardMethod(Protocol):
-    """Turns a group into a reward per rollout. All judge calls go through the one seam."""
+    """A method that turns a group into one reward per rollout. It asks the judge through [`Judge`] only."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     name: str
-    """Goes into the ledger."""
+    """The name of the method in the ledger."""
 
     @property
     def responses_needed(self) -> int:
-        """How many reference responses every query must have."""
+        """The number of reference responses that every query must have."""
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """Rewards in [-1, 1], one per rollout, `None` where no judge could say; and the next buffer, if it keeps one.
+        """Return one reward in [-1, 1] per rollout and, if the method keeps one, the next buffer.
 
-        A rollout without an answer is never judged and has the reward -1. A failed judgment is never a score.
+        A rollout without an answer is never judged and has the reward -1. A failed judgment is never a score: the
+        rollouts that it was about have the reward `None`.
+
+        Args:
+            group (`RolloutGroup`):
+                The rollouts of one query. [`GroupScorer`] has set its epoch.
+            buffer (`AnchorBuffer`, *optional*):
+                The query's buffer, `None` on its first visit.
+            judge (`Judge`):
+                The judge to ask.
         """
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """How many questions a group costs at least and at most. `first`: the query has no buffer yet."""
+        """Return how many questions a group costs at least and at most.
+
+        Args:
+            group (`RolloutGroup`):
+                The rollouts of one query.
+            first (`bool`):
+                Whether the query has no buffer yet.
+        """
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """What the first visit of a query asks for certain and at once."""
+        """Return the questions that the first visit of a query asks at once, whatever the judge answers."""
 
 
 def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) -> GroupScore:
-    """The score of a method without a buffer, from the rewards of the answered rollouts by id.
+    """Return the score of a method without a buffer. The order is that of the rewards; equal rewards share a tier.
 
-    Rollouts without an answer get -1. The order is that of the rewards; equal ones share a tier.
+    Args:
+        group (`RolloutGroup`):
+            The rollouts of one query. Those without an answer get the reward -1.
+        rewards (`Mapping[int, float | None]`):
+            The reward of each answered rollout by id, in [-1, 1]; `None` if it is unscored.
     """
     known = {reward for reward in rewards.values() if reward is not None}
     order = (tuple(i for i, reward in rewards.items() if reward == level) for level in sorted(known))
@@ -79,30 +115,92 @@ def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) ->
 
 
 def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMethod:
-    """The method that a recipe names.
+    """Return the method that a recipe names, with its arguments.
 
     Args:
         name (`str`):
             A file of this folder, such as `pairwise_rank`, or the dotted path of a dataclass elsewhere.
         arguments (`Mapping[str, Any]`):
-            Its arguments.
+            The method's arguments. Each value is checked against the annotation of its field.
         seed (`int`):
             The run's seed, for methods that have an argument `seed`.
 
     Raises:
-        `ValueError`: if there is no such method, or no such argument.
+        [`SettingsError`]: if there is no such method or no such argument, or if a value does not fit.
     """
-    module, _, attribute = name.rpartition(".")
-    try:
-        cls = getattr(import_module(module), attribute) if module else import_module(f".{name}", __package__).METHOD
-        fields = dataclasses.fields(cls)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"there is no reward method {name!r} ({error}): name a file of rankbuffer_trl/rewards, such as"
-            " rankbuffer, or the dotted path of a dataclass"
-        ) from None
-    known = [field.name for field in fields]
+    cls = find_method(name)
+    known = {field.name: field for field in fields(cls) if field.init}
+    values = ({"seed": seed} if "seed" in known else {}) | dict(arguments)
     for key in arguments:
         if key not in known:
-            raise ValueError(f"method_args: {name} has no argument {key!r}; it has {', '.join(known) or 'none'}")
-    return cls(**({"seed": seed} if "seed" in known else {}) | dict(arguments))
+            raise SettingsError(f"method_args: {name} has no argument {key!r}; it has {', '.join(known) or 'none'}")
+    for key, each in known.items():
+        if key not in values and each.default is MISSING and each.default_factory is MISSING:
+            raise SettingsError(f"method_args: {name} needs a value for {key!r}")
+    annotations = resolved_annotations(cls)
+    for key, value in values.items():
+        if not fits(value, annotations[key]):
+            raise SettingsError(f"method_args: {name} needs {expected(annotations[key])} for {key!r}, got {value!r}")
+    return cls(**values)
+
+
+def find_method(name: str) -> type[Any]:
+    """Return the dataclass that a recipe's `method` names."""
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        module, attribute = f"{__package__}.{name}", "METHOD"
+    found, cause = None, "no dataclass has that name"
+    if all(part.isidentifier() for part in name.split(".")):
+        try:
+            found = getattr(import_module(module), attribute, None)
+        except ImportError as error:  # any other error is a bug in that file and keeps its traceback
+            cause = str(error)
+    if isinstance(found, type) and is_dataclass(found):
+        return found
+    raise SettingsError(
+        f"there is no reward method {name!r} ({cause}): set `method` to one of {', '.join(method_names())}, or to the"
+        " dotted path of a dataclass"
+    )
+
+
+def method_names() -> list[str]:
+    """Return the names of the methods in this folder: its files that define `METHOD`."""
+    folder = import_module(__package__)
+    names = (file.name for file in iter_modules(folder.__path__))
+    return [name for name in names if hasattr(import_module(f".{name}", __package__), "METHOD")]
+
+
+def resolved_annotations(cls: type[Any]) -> dict[str, Any]:
+    """Return the annotation of each field. One that cannot be evaluated here stays a text, which [`fits`] ignores."""
+    try:
+        return typing.get_type_hints(cls)
+    except (NameError, AttributeError, TypeError):
+        return {field.name: field.type for field in fields(cls)}
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Return whether `value` fits an annotation, without any conversion.
+
+    Known are `bool`, `int`, `float`, `str`, `None`, `Literal` and unions of them. Every value fits any other
+    annotation, since the class itself must check that. An integer fits `float`, but a bool is no number.
+    """
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, UnionType):
+        return any(fits(value, choice) for choice in typing.get_args(annotation))
+    if origin is Literal:  # by type too, since `True == 1`
+        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(annotation))
+    if annotation is float:  # the comparison is false for nan, and exact for integers that no float can hold
+        return isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= sys.float_info.max
+    if annotation is int:
+        return isinstance(value, int) and type(value) is not bool
+    return annotation not in (bool, str, NoneType) or isinstance(value, annotation)
+
+
+def expected(annotation: Any) -> str:
+    """Return in words what fits an annotation that [`fits`] knows."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(expected(choice) for choice in typing.get_args(annotation))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, typing.get_args(annotation)))}"
+    return WORDS[annotation]

@@ -1,8 +1,8 @@
 """Pairwise Rank: all pairs are compared, and the reward is the rank by win rate.
 
-Source: paper, appendix "Baseline Implementation Details", paragraph "Exhaustive pairwise ranking", which settles
-ranks, ties and empty responses. Left open there: verdicts of a tie (here half a win to each) and the prompt
-(`judge/prompts/pairwise.txt` is ours).
+Source: paper, appendix "Baseline Implementation Details", paragraph "Exhaustive pairwise ranking", which defines
+ranks, ties and empty responses. The paper leaves open what a verdict of a tie counts (here half a win to each) and the
+prompt (`judge/prompts/pairwise.txt` is ours).
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,15 @@ from .method import GroupScore, score_by_reward
 
 @dataclass(frozen=True)
 class PairwiseRank:
-    """Rank `s` (1 is best) among the `n` non-empty rollouts by win rate: `2 (n - s) / (n - 1) - 1`, or 0 for `n = 1`.
+    """A method whose reward is the rank `s` (1 is best) by win rate: `2 (n - s) / (n - 1) - 1`, or 0 for `n = 1`.
 
-    Equal win rates share the first rank they occupy (1, 1, 3). Asks `n (n - 1) / 2` questions: 28 for 8. A rollout
-    without an answer has -1. A rollout whose comparisons all failed is unscored, and `n` counts the ranked ones.
+    `n` is the number of ranked rollouts. Equal win rates share the first rank they occupy (1, 1, 3). The method asks
+    one question per pair of answered rollouts: 28 for 8. A rollout without an answer has the reward -1. A rollout
+    whose comparisons all failed is unscored.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):
-            Of the order of presentation; a recipe gives the run's seed.
+            The seed of the order of presentation. A recipe sets it to the run's seed.
     """
 
     seed: int = 0

@@ -1,7 +1,7 @@
-"""Pointwise scores: the reward of GRPO, Dr. GRPO, DAPO and GPG in the paper, which differ in their objectives.
+"""Pointwise scores: the reward of GRPO, Dr. GRPO, DAPO and GPG in the paper. These differ in their objectives.
 
-Source: paper, appendix "Baseline Implementation Details", paragraph "Pointwise reward methods". Left open there: the
-prompt (`judge/prompts/pointwise.txt` is ours), and whether scores are integers (here they are).
+Source: paper, appendix "Baseline Implementation Details", paragraph "Pointwise reward methods". The paper leaves
+open the prompt (`judge/prompts/pointwise.txt` is ours) and whether scores are integers (here they are).
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from .method import GroupScore, score_by_reward
 
 @dataclass(frozen=True)
 class Pointwise:
-    """Each rollout is scored once on its own, from 0 to 10: reward `2 s / 10 - 1`.
+    """A method that scores each rollout on its own, from 0 to 10: reward `2 s / 10 - 1`.
 
-    Asks 1 question per answered rollout: 8 for a group of 8. A rollout without an answer has -1, as has one with the
-    score 0. A failed judgment leaves its rollout unscored.
+    It asks 1 question per answered rollout: 8 for a group of 8. A rollout without an answer has the reward -1, like
+    one with the score 0. A failed judgment leaves its rollout unscored.
     """
 
     name = "pointwise"

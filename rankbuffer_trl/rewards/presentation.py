@@ -1,4 +1,4 @@
-"""In which order a judge sees candidates: random, yet the same in every rerun.
+"""The order in which a judge sees candidates: random, but the same in every rerun.
 
 "Candidate presentation order is randomized with a deterministic hash of the global seed, query, training step, and
 candidate identifiers" (paper, appendix "Baseline Implementation Details").
@@ -11,7 +11,7 @@ from ..groups import RolloutGroup
 
 
 def shuffle(ids: Iterable[object], seed: int, group: RolloutGroup, purpose: object = "") -> list:
-    """`ids` in the order of the hashes of (seed, query, step, purpose, id).
+    """Return `ids` in the order of the hashes of (seed, query, step, purpose, id).
 
     Args:
         ids (`Iterable`):
@@ -19,9 +19,9 @@ def shuffle(ids: Iterable[object], seed: int, group: RolloutGroup, purpose: obje
         seed (`int`):
             The run's global seed.
         group (`RolloutGroup`):
-            Whose query and step enter.
+            The group whose query and step go into the hash.
         purpose (*optional*):
-            What is shuffled, so that two shuffles of the same candidates differ.
+            A name for the shuffle. Two shuffles of the same candidates with different purposes differ.
     """
     common = f"{seed}/{group.query.id}/{group.step}/{purpose}"
     return sorted(ids, key=lambda i: hashlib.sha256(f"{common}/{i}".encode()).digest())

@@ -1,11 +1,12 @@
 """RankBuffer's reward for one group: the frame of Algorithm 1 around ranking and buffer update.
 
-Left to others: the format reward (`format.py`), the advantage (TRL), and where buffers are kept (`store/`).
+Other parts compute the format reward (`format.py`) and the advantage (TRL), and keep the buffers (`store/`).
 """
 
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
+from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, insertion_question, ranking_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
@@ -14,26 +15,48 @@ from .method import GroupScore
 
 @dataclass(frozen=True)
 class RankBuffer:
-    """Rank rewards from an ordered, persistent buffer of anchors.
-
-    Raises:
-        `ValueError`: for an argument out of range.
+    """The paper's reward method: rank rewards from an ordered, persistent buffer of anchors.
 
     Args:
         k0 (`int`, *optional*, defaults to `4`):
-            `K0`, the initial number of anchors.
+            `K0`, the initial number of anchors. At least 2.
         prune_after (`int`, *optional*, defaults to `3`):
-            `H`: an internal anchor is pruned after this many inactive epochs in a row.
+            `H`: an internal anchor is pruned after this many inactive epochs in a row. At least 1.
         refine_at (`int`, *optional*, defaults to `3`):
-            An internal interval with at least this many rollouts adds its lower median as an anchor.
+            An internal interval with at least this many rollouts adds its lower median as an anchor. At least 1.
         bootstrap (`bool`, *optional*, defaults to `False`):
             Build a query's buffer from its first ranked group instead of from the data set's responses.
         static (`bool`, *optional*, defaults to `False`):
             Freeze all buffers at the end of epoch 0 (the starred variants).
         fine (`bool`, *optional*, defaults to `True`):
-            `False` is the coarse-only ablation.
+            `False` leaves rollouts of one interval tied (the coarse-only ablation).
         anchor_content (`bool`, *optional*, defaults to `True`):
-            `False` is the order-only ablation.
+            `False` hides the anchors' text from the judge (the order-only ablation).
+
+    Raises:
+        [`SettingsError`]: if an argument is out of range.
+
+    Example:
+
+    ```python
+    import asyncio
+
+    from rankbuffer_trl import Judge, RankBuffer
+    from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+    from rankbuffer_trl.judge import RubricJudge
+
+    query = Query(
+        id="tea",
+        prompt=[{"role": "user", "content": "How do I make tea?"}],
+        rubrics=(Rubric("Names what is needed: water, tea, cup.", weight=5),),
+        responses=("no idea", "use water", "put tea in water", "put tea and water in a cup"),
+    )
+    rollouts = (Rollout(0, "take tea"), Rollout(1, ""), Rollout(2, "water, tea, cup"))
+    group = RolloutGroup(query, rollouts, step=0, epoch=0)
+    score = asyncio.run(RankBuffer().score(group, None, Judge(RubricJudge())))
+    score.rewards  # (0.0, -1.0, 1.0)
+    score.after  # the buffer for the next visit of this query
+    ```
     """
 
     k0: int = 4
@@ -48,27 +71,27 @@ class RankBuffer:
     def __post_init__(self):
         for key, least in (("k0", 2), ("prune_after", 1), ("refine_at", 1)):
             if getattr(self, key) < least:
-                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
+                raise SettingsError(f"{key} must be at least {least}, got {getattr(self, key)}")
 
     @property
     def responses_needed(self) -> int:
-        """How many reference responses every query must have: `K0`, or 0 if buffers are bootstrapped."""
+        """The number of reference responses that every query must have: `K0`, or 0 if buffers are bootstrapped."""
         return 0 if self.bootstrap else self.k0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """Rewards and the next buffer of one group (Algorithm 1).
+        """Return the rewards and the next buffer of one group (Algorithm 1).
 
         Args:
             group (`RolloutGroup`):
-                `G` rollouts of one query. Empty ones are never judged and share the reward -1.
+                `G` rollouts of one query. Those without an answer are never judged and share the reward -1.
             buffer (`AnchorBuffer`, *optional*):
                 The query's buffer, `None` on its first visit.
             judge (`Judge`):
-                Asked 1 question per answered rollout and 1 per interval that holds two or more of them; when the
-                buffer is bootstrapped, 1 in all.
+                The judge. It gets 1 question per answered rollout and 1 per interval that holds two or more of them.
+                When the buffer is bootstrapped, it gets 1 question in all.
 
         Returns:
-            `GroupScore`: whose `after` is `None` if the query is still without a buffer.
+            `GroupScore`: the score. Its `after` is `None` if the query still has no buffer.
         """
         if buffer is None and not self.bootstrap:
             buffer = initial_buffer(group.query.responses, self.k0)
@@ -87,14 +110,14 @@ class RankBuffer:
         )
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]. One per answer, and at most one per two of them for the intervals."""
+        """See [`RewardMethod`]. There is 1 question per answer, and at most 1 per two answers for the intervals."""
         n = len(group.answered)
         if self.bootstrap and first:
             return int(n >= 2), int(n >= 2)
         return n, n + n // 2 * self.fine
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. The insertions, or the ranking that makes a buffer."""
+        """See [`RewardMethod`]. These are the insertions, or the ranking that bootstraps the buffer."""
         if self.bootstrap:
             enough = len(group.answered) >= 2
             return [ranking_question(group.query, group.answered, kind="bootstrap")] if enough else []
@@ -104,10 +127,10 @@ class RankBuffer:
         ]
 
     async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
-        """The first group of a query without reference responses: one ranking gives both rewards and anchors.
+        """Score the first group of a query without reference responses: one ranking gives both rewards and anchors.
 
-        With fewer than two answers there is nothing to rank, and the query tries again at its next visit; so it does
-        when the judgment fails, which leaves the group unscored.
+        With fewer than two answers there is nothing to rank. If the judgment fails, the group is unscored. In both
+        cases the query still has no buffer, and its next visit tries again.
         """
         if len(group.answered) < 2:
             order = tuple((rollout.id,) for rollout in group.answered)
@@ -121,7 +144,10 @@ class RankBuffer:
         return GroupScore(self._rewards(group, order), order, fine_ranked=True, after=buffer)
 
     def _updated(self, buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:
-        """The buffer for the next visit. A visit that placed no rollout tells nothing, so it changes no anchor."""
+        """Return the buffer for the next visit.
+
+        If no rollout was placed, then no anchor is changed: such a visit says nothing about the anchors' activity.
+        """
         frozen = self.static and group.known_epoch >= 1
         if ranking.positions and not frozen:
             buffer = buffer.update(

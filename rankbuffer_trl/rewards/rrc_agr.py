@@ -1,16 +1,17 @@
 """RRC-AGR: rollouts are compared with fixed reference responses, and the reward is the win rate.
 
 Source: paper, appendix "Baseline Implementation Details": "RRC-AGR compares each rollout against the seven fixed
-Nectar responses for its query", whose ranks are not exposed. Left open there: the map from win rate to reward (here
-`2 * rate - 1`), ties (half a win to each), and the prompt (`judge/prompts/pairwise.txt` is ours).
+Nectar responses for its query". The judge does not see their ranks. The paper leaves open the map from win rate to
+reward (here `2 * rate - 1`), ties (half a win to each) and the prompt (`judge/prompts/pairwise.txt` is ours).
 
 The paper's table gives RRC-AGR and RRC-SCR the same token total, 200,817,235, for 218,914 and 104,028 calls. That is
-most likely a slip; nothing here is tuned to it.
+most likely a slip. Nothing here is tuned to it.
 """
 
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
+from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
 from .matches import Candidate, Match, make_match, play, win_rates
@@ -19,19 +20,20 @@ from .method import GroupScore, score_by_reward
 
 @dataclass(frozen=True)
 class RRCAGR:
-    """Comparison with references: `2 * (win rate over completed comparisons) - 1`.
+    """A method that compares rollouts with references: `2 * (win rate over completed comparisons) - 1`.
 
-    Asks 1 question per answered rollout and reference response: 56 for 8 rollouts and 7 references. A rollout without
-    an answer has -1, as has one that beats no reference; one whose comparisons all failed is unscored.
-
-    Raises:
-        `ValueError`: for an argument out of range.
+    It asks 1 question per answered rollout and reference response: 56 for 8 rollouts and 7 references. A rollout
+    without an answer has the reward -1, like one that beats no reference. A rollout whose comparisons all failed is
+    unscored.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):
-            Of the order of presentation; a recipe gives the run's seed.
+            The seed of the order of presentation. A recipe sets it to the run's seed.
         references (`int`, *optional*, defaults to `7`):
-            Reference responses of a query; if it has more, the worst ones are taken.
+            The number of reference responses of a query, at least 1. If a query has more, the worst ones are taken.
+
+    Raises:
+        [`SettingsError`]: if an argument is out of range.
     """
 
     seed: int = 0
@@ -40,11 +42,11 @@ class RRCAGR:
 
     def __post_init__(self):
         if self.references < 1:
-            raise ValueError(f"references must be at least 1, got {self.references}")
+            raise SettingsError(f"references must be at least 1, got {self.references}")
 
     @property
     def responses_needed(self) -> int:
-        """Every query must have all its references."""
+        """The number of reference responses that every query must have: `references`."""
         return self.references
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:

@@ -1,8 +1,9 @@
 """RRC-SCR: rollouts are compared with each other, and the reward is the win rate.
 
-Source: paper, appendix "Baseline Implementation Details": "RRC-SCR compares every unordered pair in the group". Left
-open there: the map from win rate to reward (here `2 * rate - 1`), ties (half a win to each), empty rollouts (they lose
-without being asked about, and have -1), and the prompt (`judge/prompts/pairwise.txt` is ours).
+Source: paper, appendix "Baseline Implementation Details": "RRC-SCR compares every unordered pair in the group". The
+paper leaves open the map from win rate to reward (here `2 * rate - 1`), ties (half a win to each) and the prompt
+(`judge/prompts/pairwise.txt` is ours). It also leaves open empty rollouts: here they lose without a question and have
+the reward -1.
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from .method import GroupScore, score_by_reward
 
 @dataclass(frozen=True)
 class RRCSCR:
-    """Self-comparison within the group: `2 * (win rate over completed comparisons) - 1`.
+    """A method that compares a group with itself: `2 * (win rate over completed comparisons) - 1`.
 
-    Asks `n (n - 1) / 2` questions for `n` answered rollouts: 28 for 8. A single answered rollout has 1
-    if it beats empty ones, and 0 if it is alone. One whose comparisons all failed is unscored.
+    It asks one question per pair of answered rollouts: 28 for 8. A single answered rollout has the reward 1 if there
+    are empty ones, and 0 if it is alone. A rollout whose comparisons all failed is unscored.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):
-            Of the order of presentation; a recipe gives the run's seed.
+            The seed of the order of presentation. A recipe sets it to the run's seed.
     """
 
     seed: int = 0

@@ -1,21 +1,24 @@
 """Tournament-GRPO: the number of matches won in repeated knockout tournaments.
 
 Source: paper, appendix "Baseline Implementation Details": "three independently shuffled binary tournaments for each
-group of eight rollouts, requiring 21 logical comparisons". Left open there, and settled here:
+group of eight rollouts, requiring 21 logical comparisons". The paper leaves these points open. Here:
 
-* Pairings are drawn afresh in every round. Where the number of candidates is odd, the last one drawn goes on without a
-  match and without a point.
-* A match has a winner and no tie. If its judgment fails, nobody gets a point, and the candidate shown first goes on.
-* Reward: the points over all repeats, mapped from their range in the group to [-1, 1]; all equal gives 0. A rollout
-  without an answer plays no match and stands one point below zero, so it has -1.
+* The pairs of every round are drawn at random. If the number of candidates is odd, the last one drawn reaches the next
+  round without a match and without a point.
+* A match has a winner and no tie. If its judgment fails, no candidate gets a point, and the one that the judge saw
+  first reaches the next round.
+* Reward: the points over all tournaments, mapped from their range in the group to [-1, 1]. If all are equal, it is 0.
+* A rollout without an answer plays no match. It has -1 points, one less than the lowest possible number, and so the
+  reward -1.
 * A rollout whose matches all failed is unscored.
-* The prompt (`judge/prompts/pairwise.txt` is ours).
+* The prompt is ours (`judge/prompts/pairwise.txt`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
+from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
 from .matches import Candidate, Match, Points, make_match, play
@@ -25,19 +28,19 @@ from .presentation import shuffle
 
 @dataclass(frozen=True)
 class Tournament:
-    """Wins in `repeats` knockout tournaments.
+    """A method whose reward is the number of matches won in `repeats` knockout tournaments.
 
-    Asks `repeats (n - 1)` questions for `n` answered rollouts: 21 for 8. Rounds follow one another; the tournaments
-    are played side by side.
-
-    Raises:
-        `ValueError`: for an argument out of range.
+    It asks `repeats (n - 1)` questions for `n` answered rollouts: 21 for 8. The next rounds of all tournaments are
+    asked at once.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):
-            Of pairings and order of presentation; a recipe gives the run's seed.
+            The seed of pairs and order of presentation. A recipe sets it to the run's seed.
         repeats (`int`, *optional*, defaults to `3`):
-            Tournaments.
+            The number of tournaments, at least 1.
+
+    Raises:
+        [`SettingsError`]: if an argument is out of range.
     """
 
     seed: int = 0
@@ -47,36 +50,39 @@ class Tournament:
 
     def __post_init__(self):
         if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+            raise SettingsError(f"repeats must be at least 1, got {self.repeats}")
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
         ids = [rollout.id for rollout in group.answered]
-        points: dict[Candidate, float] = dict.fromkeys(ids, 0.0)
-        heard: set[Candidate] = set()
+        points: dict[Candidate, float] = {}  # of those with at least one successful judgment
+        if len(ids) == 1:
+            points[ids[0]] = 0.0  # a single candidate plays no match
         left: list[list[Candidate]] = [list(ids) for _ in range(self.repeats)]
         while any(len(candidates) > 1 for candidates in left):
+            # "independently shuffled": each tournament draws its own next round. All these matches are asked at once.
             rounds = [self._draw(group, candidates, repeat) for repeat, candidates in enumerate(left)]
             played = iter(await play([match for matches, _ in rounds for match in matches], judge))
             left = []
             for matches, bye in rounds:
-                results = [(match, next(played)) for match in matches]
-                left.append([winner(match, result) for match, result in results] + bye)
-                for candidate, point in (pair for _, result in results if result for pair in result.items()):
-                    points[candidate] += point
-                    heard.add(candidate)
-        known = [points[i] for i in ids if i in heard or len(ids) == 1] + [-1.0] * len(group.empty)
+                results = [next(played) for _ in matches]
+                left.append([winner(*pair) for pair in zip(matches, results, strict=True)] + bye)
+                for result in results:
+                    for candidate, point in (result or {}).items():
+                        points[candidate] = points.get(candidate, 0.0) + point
+
+        known = [*points.values(), *([-1.0] * len(group.empty))]
         low, high = min(known, default=0.0), max(known, default=0.0)
         rewards: dict[int, float | None] = dict.fromkeys(ids)
         for i in ids:
-            if i in heard or len(ids) == 1:
+            if i in points:
                 rewards[i] = 2 * (points[i] - low) / (high - low) - 1 if high > low else 0.0
         return score_by_reward(group, rewards)
 
     def _draw(
         self, group: RolloutGroup, candidates: Sequence[Candidate], repeat: int
     ) -> tuple[list[Match], list[Candidate]]:
-        """The matches of a tournament's next round, and who goes on without one."""
+        """Return the matches of a tournament's next round, and the candidate without a match, if there is one."""
         purpose = (repeat, len(candidates))
         drawn = shuffle(candidates, self.seed, group, purpose)
         texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.rollouts}
@@ -85,7 +91,7 @@ class Tournament:
         return matches, drawn[len(matches) * 2 :]
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. The first round of each tournament."""
+        """See [`RewardMethod`]. These are the first rounds of all tournaments."""
         ids = [rollout.id for rollout in group.answered]
         rounds = (self._draw(group, ids, repeat)[0] for repeat in range(self.repeats))
         return [match.question for matches in rounds for match in matches]
@@ -97,7 +103,7 @@ class Tournament:
 
 
 def winner(match: Match, result: Points | None) -> Candidate:
-    """Who goes on: the one with the point; the first if there is none."""
+    """Return the candidate with the point; the one shown first if the judgment failed."""
     return max(match.shown, key=result.__getitem__) if result else match.shown[0]
 
 

@@ -1,0 +1,127 @@
+"""Examples: `examples/one_group.py` runs without torch and prints what the method does; docstrings are true."""
+
+import asyncio
+import re
+import runpy
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from rankbuffer_trl import GroupScore, RankBuffer, RankBufferError
+from rankbuffer_trl.files import replacing
+from rankbuffer_trl.groups import Rollout, RolloutGroup
+from rankbuffer_trl.judge import Judge, RubricJudge
+from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.ranking import rank_rewards
+
+PATH = ROOT / "examples" / "one_group.py"
+HEAVY = ("torch", "transformers", "trl", "datasets", "openai")
+RUN = f"""
+import runpy, sys
+runpy.run_path(sys.argv[1], run_name="__main__")
+print("loaded", [name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def printed():
+    done = subprocess.run([sys.executable, "-c", RUN, PATH], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr == "loaded []\n", "it starts at once because it loads no heavy library"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def example():
+    return runpy.run_path(str(PATH))
+
+
+def block(printed: str, title: str) -> list[str]:
+    """The lines under a title."""
+    return re.search(rf"^{title}.*\n((?:  .*\n)*)", printed, re.MULTILINE)[1].splitlines()
+
+
+def test_the_printed_rewards_follow_from_the_rubrics(printed, example):
+    rubrics = [(rubric.weight, rubric.text) for rubric in example["QUERY"].rubrics]
+    qualities = [score(text, rubrics) if text else -1 for text in example["ANSWERS"]]
+    assert len(set(qualities)) == len(qualities) == 8
+    found = re.findall(r"^  q = (\d)  R(\d)  (\S+)$", printed, re.MULTILINE)
+    worst_first = sorted(range(8), key=qualities.__getitem__)
+    assert found == [(str(q), str(i), f"{-1 + 2 * q / 7:+.3f}") for q, i in enumerate(worst_first)]
+
+
+def test_the_printed_visits_are_those_of_the_reward_method(printed, example):
+    method, judge = RankBuffer(prune_after=example["H"]), Judge(RubricJudge())
+    buffer, positions = None, []
+    for epoch in range(4):
+        texts = example["ANSWERS"] if epoch == 0 else example["BETTER"]
+        rollouts = tuple(Rollout(i, text) for i, text in enumerate(texts))
+        group = RolloutGroup(example["QUERY"], rollouts, step=50 * epoch, epoch=epoch)
+        visit = asyncio.run(method.score(group, buffer, judge))
+        positions.append(list(visit.positions.values()))
+        if epoch == 0:
+            questions = len(judge.calls)
+            first = visit
+        buffer = visit.after
+
+    def ladder(anchors):
+        return [f"  A{k}  {anchor.id:<10} {anchor.text}" for k, anchor in enumerate(anchors)]
+
+    assert block(printed, "BUFFER before") == ladder(first.before.anchors)
+    assert block(printed, f"BUFFER after {questions} questions") == ladder(first.after.anchors)
+    assert block(printed, "BUFFER after the last visit") == ladder(buffer.anchors)
+    for epoch in (1, 2, 3):
+        assert f"epoch {epoch}: positions {', '.join(map(str, positions[epoch]))} of 0.." in printed
+    placed = re.findall(r"^  R(\d)  (below|between|above)", printed, re.MULTILINE)
+    assert [int(i) for i, _ in placed] == list(first.positions)
+
+
+def test_everything_that_can_happen_to_an_answer_or_an_anchor_is_seen(printed):
+    for sight in (
+        r"^  R\d  below A0 ",
+        r"^  R\d  between A\d and A\d ",
+        r"^  R\d  above A3 ",
+        r"^  R\d  no answer$",
+        r"^  between A\d and A\d: R\d < R\d < R\d$",
+        r"\+ 0-\d: the worst answer below",
+        r"\+ 0-\d: the best answer above",
+        r"\+ 0-\d: the lower median",
+        r"- initial-\d: no answer next to it in 2 epochs",
+    ):
+        assert re.search(sight, printed, re.MULTILINE), sight
+
+
+def test_it_fits_on_a_screen(printed):
+    lines = printed.splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 100
+    assert len(PATH.read_text().splitlines()) <= 110
+
+
+# Examples of use in docstrings
+
+
+def example_in(documented) -> tuple[str, list[tuple[str, str]]]:
+    """The code of a docstring's example, and its lines `expression  # value`."""
+    code = textwrap.dedent(re.search(r"```python\n(.*?)```", documented.__doc__, re.DOTALL)[1])
+    return code, re.findall(r"^([\w.(\[][^#=]*|\w+\(.*\))  # ([-(\d\[].*)$", code, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("documented", "values"),
+    [(RankBuffer, 1), (GroupScore, 0), (rank_rewards, 1), (RankBufferError, 0), (replacing, 0)],
+)
+def test_the_example_of_a_docstring_runs_and_gives_what_it_says(documented, values, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, said = example_in(documented)
+    names = {"Path": Path, "replacing": replacing}
+    exec(code, names)
+    assert len(said) == values
+    for expression, value in said:
+        assert eval(expression, names) == pytest.approx(eval(value))
+    if documented is RankBufferError:
+        assert "queries.jsonl" in capsys.readouterr().out
+    if documented is replacing:
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("summary.json", "{}")]
