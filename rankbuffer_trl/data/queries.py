@@ -110,6 +110,11 @@ class QueryTable:
         )
 
     @property
+    def prompts(self) -> Dataset:
+        """The rows with the columns `prompt` and `query_id` alone, for a trainer."""
+        return self._dataset.select_columns(["prompt", "query_id"])
+
+    @property
     def ids(self) -> list[str]:
         """All query ids, in the order of the rows."""
         return list(self._row)
