@@ -18,9 +18,7 @@ RUBRICS = [
     {"text": "Is between 5 and 20 words long.", "weight": 2},
 ]
 parser = TrlParser((RankBufferConfig, ModelConfig))
-parser.set_defaults(
-    method_args={"bootstrap": True}
-)  # no reference responses: the first ranked group gives the anchors
+parser.set_defaults(method_args={"bootstrap": True})  # no responses: the first ranked group gives the anchors
 args, model = parser.parse_args_and_config()
 occasions = ["a birthday", "a wedding", "a new job", "an exam", "a move", "a first flat", "a new year", "a holiday"]
 prompts = [[{"role": "user", "content": f"Write one friendly sentence for {occasion}."}] for occasion in occasions]
