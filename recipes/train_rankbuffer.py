@@ -11,13 +11,14 @@ needs no GPU, no judge and no policy. `--preflight_only` checks data and judge, 
 stops. `--resume_from_checkpoint true` resumes from the newest whole checkpoint in `output_dir`.
 """
 
+import sys
 from pathlib import Path
 
 import yaml
 from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
 from rankbuffer_trl.data.queries import QueryTable, load_queries
-from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.training.batches import Batches
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.distributed import on_main_process
@@ -114,4 +115,7 @@ def make_parser() -> TrlParser:
 
 
 if __name__ == "__main__":
-    main(*make_parser().parse_args_and_config())
+    try:
+        main(*make_parser().parse_args_and_config())
+    except RankBufferError as error:  # not OSError: after hours of training, its traceback is worth more than one line
+        sys.exit(f"train_rankbuffer: {error}")
