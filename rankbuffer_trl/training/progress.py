@@ -99,6 +99,7 @@ class RunProgress(TrainerCallback):
                 f"epoch {int(state.epoch)}/{self.epochs:g}  step {state.global_step}  {self.bar.status}",
                 highlight=False,
                 markup=False,
+                soft_wrap=True,  # one line in a file, too
             )
 
     def status(self, logs: dict[str, float]) -> str:
