@@ -1,8 +1,8 @@
-"""Writes `docs/configuration.md` from the dataclasses and their docstrings.
+"""Write `docs/configuration.md` from the dataclasses and their docstrings.
 
     python docs/make_configuration.py
 
-`tests/test_docs.py` fails when the page is not what this makes.
+`tests/test_docs.py` fails if the page differs from the output of this program.
 """
 
 import dataclasses
@@ -22,31 +22,31 @@ ENTRY = re.compile(r"^(\w+) \(`([^)]*)\):\n((?:    .*\n|\n)+)", re.MULTILINE)
 TRL = "https://huggingface.co/docs/trl/v{version}/en"
 HEAD = """# Configuration
 
-Made by `python docs/make_configuration.py` from the dataclasses; do not edit it by hand.
+`python docs/make_configuration.py` writes this page from the dataclasses. Do not edit it by hand.
 
-Every key can stand in a YAML file (`--config run.yaml`) and on the command line of `recipes/train_rankbuffer.py`,
-where it wins. A file in `recipes/` may name another one as its `base`. An unknown key, or a value out of range, is an
-error before anything is loaded.
+Every key can be set in a YAML file (`--config run.yaml`) or on the command line of `recipes/train_rankbuffer.py`. The
+command line wins. A file in `recipes/` can name another file as its `base`. An unknown key or a value out of range is
+an error before anything is loaded.
 
-Beside the keys on this page, a run takes those of TRL's [`GRPOConfig`]({trl}/grpo_trainer#trl.GRPOConfig) (rollouts,
-batch, objective, log, checkpoints, Hub), [`ScriptArguments`]({trl}/script_utils#trl.ScriptArguments) (data set) and
-[`ModelConfig`]({trl}/model_utils#trl.ModelConfig) (policy, LoRA, quantisation), whose defaults are left alone. What
-the paper's runs set of them stands in `recipes/base.yaml`, with a note where each value comes from.
+A run also takes the keys of three classes of TRL: [`GRPOConfig`]({trl}/grpo_trainer#trl.GRPOConfig) (rollouts, batch,
+objective, log, checkpoints, Hub), [`ScriptArguments`]({trl}/script_utils#trl.ScriptArguments) (data set) and
+[`ModelConfig`]({trl}/model_utils#trl.ModelConfig) (policy, LoRA, quantisation). Their defaults are unchanged.
+`recipes/base.yaml` has the values of the paper's runs, with the source of each value.
 """
 METHODS = """## Reward methods
 
-`method` names one of these or the dotted path of a class of yours ([how to write one](extending.md)); `method_args`
-holds its arguments. A method with an argument `seed` gets the run's `seed`.
+`method` is one of these names, or the dotted path of your own class ([how to write one](extending.md)). `method_args`
+holds the arguments of the method. A method with an argument `seed` gets the `seed` of the run.
 """
 
 
 def fields(cls: type) -> list[dataclasses.Field]:
-    """The fields that `cls` itself declares."""
+    """Return the fields that `cls` itself declares."""
     return [field for field in dataclasses.fields(cls) if field.name in vars(cls).get("__annotations__", {})]
 
 
 def entries(cls: type) -> dict[str, tuple[str, str]]:
-    """(type, text) by field, from the docstring.
+    """Read type and text of each field from the docstring.
 
     Raises:
         `ValueError`: if a field is not in the docstring.
@@ -60,7 +60,7 @@ def entries(cls: type) -> dict[str, tuple[str, str]]:
 
 
 def default(field: dataclasses.Field) -> str:
-    """A field's default as it is written in YAML."""
+    """Format the default of a field as in YAML."""
     value = field.default
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
@@ -68,7 +68,7 @@ def default(field: dataclasses.Field) -> str:
 
 
 def table(cls: type) -> str:
-    """A table of what a class declares."""
+    """Build a table of the fields that a class declares."""
     found = entries(cls)
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in fields(cls):
@@ -79,7 +79,7 @@ def table(cls: type) -> str:
 
 
 def method_sections() -> list[str]:
-    """A section per reward method, with the arguments it takes in `method_args`."""
+    """Build a section per reward method, with its arguments in `method_args`."""
     sections = []
     for path in sorted(Path(rankbuffer_trl.rewards.__path__[0]).glob("*.py")):
         module = import_module(f"rankbuffer_trl.rewards.{path.stem}")
@@ -92,12 +92,12 @@ def method_sections() -> list[str]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Build the whole page."""
     version = re.search(r"^trl==(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1]
     parts = [
         HEAD.format(trl=TRL.format(version=version)),
         f"## The reward, prompts and answers, the start\n\n{table(RankBufferConfig)}\n",
-        f"## The judge\n\n[`docs/judge.md`](judge.md) says what to choose.\n\n{table(JudgeConfig)}\n",
+        f"## The judge\n\n[`docs/judge.md`](judge.md) helps to choose.\n\n{table(JudgeConfig)}\n",
         METHODS,
         *method_sections(),
     ]

@@ -3,7 +3,8 @@
     python examples/train_on_your_own.py --output_dir runs/mine --model_name_or_path Qwen/Qwen3-0.6B \
         --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge
 
-Every knob of TRL and RankBuffer is a flag (docs/configuration.md). Without `--judge_url` the embedded judge answers.
+Every setting of TRL and RankBuffer is a flag (docs/configuration.md). Without `--judge_url`, the embedded judge
+answers.
 """
 
 from datasets import Dataset
@@ -16,8 +17,9 @@ RUBRICS = [
     {"text": "Names the occasion and wishes something: happy, wish or best.", "weight": 5},
     {"text": "Is between 5 and 20 words long.", "weight": 2},
 ]
-args, model = TrlParser((RankBufferConfig, ModelConfig)).parse_args_and_config()
-args.method_args = {"bootstrap": True}  # no reference responses: the first ranked group makes the first anchors
+parser = TrlParser((RankBufferConfig, ModelConfig))
+parser.set_defaults(method_args={"bootstrap": True})  # no responses: the first ranked group gives the anchors
+args, model = parser.parse_args_and_config()
 occasions = ["a birthday", "a wedding", "a new job", "an exam", "a move", "a first flat", "a new year", "a holiday"]
 prompts = [[{"role": "user", "content": f"Write one friendly sentence for {occasion}."}] for occasion in occasions]
 rows = [{"query_id": o, "prompt": p, "rubrics": RUBRICS} for o, p in zip(occasions, prompts, strict=True)]

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 from pathlib import Path
 
 from datasets import Dataset
@@ -121,6 +122,7 @@ class FailingJudge:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
     parser = argparse.ArgumentParser()
     parser.add_argument("output_dir", type=Path)
     parser.add_argument("--policy")

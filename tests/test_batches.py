@@ -56,9 +56,46 @@ def test_steps_and_straddling_are_those_of_the_real_sampler(
     assert (layout.steps_per_epoch, layout.steps) == (updates, updates * epochs)
     assert layout.generations_per_epoch * iterations * generation == batches
 
+    # TRL generates where its count of micro steps is a multiple of this; a resumed run generates at once.
+    every, micro_steps, generations, exact = iterations * generation, 0, 0, [True]
+    for _ in range(epochs):
+        for batch in range(1, batches + 1):
+            generations += micro_steps % every == 0
+            micro_steps += 1
+            if batch % accumulation == 0 or batch == batches:
+                exact.append(micro_steps % every == 0)
+    assert [layout.ends_generation(step) for step in range(layout.steps + 1)] == exact
+    assert layout.generations == generations
+
     process_of = [row // (per_device * generation) for row in range(rollouts)]
     groups = [set(process_of[start : start + G]) for start in range(0, rollouts, G)]
     assert layout.straddles == any(len(processes) > 1 for processes in groups)
+
+
+INSIDE = {
+    "max_steps": {"steps_per_generation": 2, "save_steps": 2, "max_steps": 3},
+    "epochs": {"num_iterations": 2, "save_strategy": "epoch", "num_train_epochs": 1.3},
+    "save_strategy": {"num_iterations": 2, "save_strategy": "epoch", "max_steps": 3},
+    "best": {
+        "num_iterations": 2,
+        "save_strategy": "best",
+        "eval_strategy": "epoch",
+        "metric_for_best_model": "loss",
+        "max_steps": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_a_run_that_ends_inside_a_generation_is_refused_if_it_saves(case):
+    changes = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8} | INSIDE[case]
+    with pytest.raises(
+        BatchError, match=r"the run ends at step \d+, inside a generation .*exactly: set max_steps to"
+    ) as error:
+        plan(2, 10, **changes)
+    ends = int(re.search(r"set max_steps to (\d+)", str(error.value))[1])
+    assert plan(2, 10, **changes | {"max_steps": ends}).steps == ends
+    assert plan(2, 10, **changes | {"save_strategy": "no"}).steps == ends - 1
 
 
 class StopAtOnce(TrainerCallback):

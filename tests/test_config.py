@@ -1,6 +1,9 @@
 """The configuration: bad values are named before anything is loaded, good ones reach what they configure."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 
@@ -23,6 +26,7 @@ RECIPES = sorted([*ROOT.glob("recipes/**/*.yaml"), *ROOT.glob("recipes/**/*.yml"
 STOCK = {field.name for field in fields(GRPOConfig)}
 OWN = [field for field in fields(RankBufferConfig) if field.name not in STOCK]
 DOCS = JudgeConfig.__doc__ + RankBufferConfig.__doc__
+NAN = float("nan")
 SERVER = {"judge_url": "http://127.0.0.1:8001/v1", "judge_model": "judge"}
 
 
@@ -72,6 +76,14 @@ def make(tmp_path):
         ("format_check", "(?P<answer"),
         ("max_prompt_length", 0),
         ("max_prompt_length", -5),
+        ("format_check", "thnik"),
+        ("format_weight", NAN),
+        ("judge_timeout", NAN),
+        ("judge_step_timeout", NAN),
+        ("judge_max_failures", NAN),
+        ("judge_prompt_price", NAN),
+        ("learning_rate", NAN),
+        ("temperature", NAN),
     ],
 )
 def test_a_bad_value_is_refused_with_key_and_value(make, key, value):
@@ -148,6 +160,45 @@ def test_reward_weights_are_not_the_users(make):
 def test_a_generation_batch_holds_whole_groups(make):
     with pytest.raises(ValueError, match=r"generation_batch_size \(12\).*num_generations \(8\)"):
         make(per_device_train_batch_size=12)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"load_best_model_at_end": True},
+        {"log_completions_hub_repo": "me/completions"},
+        {"vllm_importance_sampling_clip_min": 5.0},
+        {"num_generations": 1},
+    ],
+    ids=str,
+)
+def test_what_trl_refuses_is_refused_in_its_own_words(make, tmp_path, values):
+    base = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
+    with pytest.raises(ValueError) as stock:
+        GRPOConfig(**base | values)
+    with pytest.raises(SettingsError) as ours:
+        make(**values)
+    assert str(ours.value) == str(stock.value)
+
+
+def test_a_machine_without_a_gpu_gets_trls_words(tmp_path):
+    """What the README's example says there."""
+    program = (
+        "import sys; from {} import {} as Config\ntry: Config(sys.argv[1])\nexcept ValueError as error: print(error)"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program.format(module, name), str(tmp_path)],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for module, name in (("trl", "GRPOConfig"), ("rankbuffer_trl", "RankBufferConfig"))
+    ]
+    assert said[0] == said[1]
+    assert "bf16" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -994,12 +994,16 @@ def test_a_step_that_lasts_too_long_drops_what_is_in_flight(scorer):
 def test_an_interrupt_drops_what_is_in_flight(scorer):
     main = threading.main_thread().ident
     withheld = Withheld(8, then=lambda: signal.pthread_kill(main, signal.SIGINT))
-    with judged_by(withheld) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3)))
-        with pytest.raises(KeyboardInterrupt):
-            made.score([group(numbers(), EIGHT, 0)], 0)
-        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
-        assert nothing_else(made)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
+    try:
+        with judged_by(withheld) as url:
+            made = scorer(Judge(OpenAIClient(url, "m", max_retries=3)))
+            with pytest.raises(KeyboardInterrupt):
+                made.score([group(numbers(), EIGHT, 0)], 0)
+            assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
+            assert nothing_else(made)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_dropped_step_frees_all_slots(scorer):

@@ -1,6 +1,7 @@
 """The format check and the format reward: what counts as an answer, and that no text breaks the reader."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.rewards.format import (
     Answer,
     AnswerReader,
-    FormatReward,
     check_format,
     completion_text,
+    format_reward,
     read_answer,
 )
 
@@ -76,9 +78,10 @@ def test_none_wants_any_text(text, answer, well_formed):
         (TAGGED, "<answer>b", "", False),
         (TAGGED, "<answer> </answer>", "", False),
         (TAGGED, "<answer></answer>", "", False),
-        (r"A: .+", "A: b", "A: b", True),
-        (r"A: .+", "b", "", False),
-        (r"\s*", " ", "", False),
+        (r"(?P<answer>A: .+)", "A: b", "A: b", True),
+        (r"(?P<answer>A: .+)", "b", "", False),
+        (r"(?P<answer>\s*)", " ", "", False),
+        (r"(?P<answer>a)?b", "b", "", False),
     ],
 )
 def test_a_regex_must_match_the_whole_text(check, text, answer, well_formed):
@@ -220,12 +223,16 @@ def test_completions_are_taken_as_they_come_without_ids():
 
 
 def test_format_reward_is_one_or_zero():
-    reward = FormatReward(AnswerReader("think"))
-    assert reward(PROMPTS, ["<think>a</think>b", "b", "<think>a</think>"], query_id=["x"] * 3) == [1.0, 0.0, 0.0]
-    assert reward.__name__ == "format_reward"
+    answers = AnswerReader("think").read(PROMPTS, ["<think>a</think>b", "b", "<think>a</think>"], None)
+    assert format_reward(extracted_answer=answers, query_id=["x"] * 3) == [1.0, 0.0, 0.0]
+    assert format_reward.__name__ == "format_reward"
 
 
-def test_check_format_reads_or_names_the_fault():
-    check_format(TAGGED)
-    with pytest.raises(ValueError, match=r"format_check must be .*'\(\?P<answer' is not one: "):
-        check_format("(?P<answer")
+@pytest.mark.parametrize("check", [check_format, AnswerReader])
+def test_check_format_reads_or_names_the_fault(check):
+    check(TAGGED)
+    with pytest.raises(SettingsError, match=r"format_check must be .*'\(\?P<answer' is not one: "):
+        check("(?P<answer")
+    for typo in ("thnk", r"<answer>(.*)</answer>", r"(?P<anwser>.*)"):
+        with pytest.raises(SettingsError, match=re.escape(f"{typo!r} has no such group")):
+            check(typo)

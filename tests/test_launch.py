@@ -38,9 +38,9 @@ def training(launched: Launch, processes: int):
     plan = ["--dry_run", "--num_processes", str(processes)]
     assert dry.argv == ["recipes/train_rankbuffer.py", *accelerate.training_script_args, *plan]
     parsed = train_rankbuffer.make_parser().parse_args_and_config([*accelerate.training_script_args, *plan])
-    layout = Batches(parsed[1], 1000)
-    assert parsed[1].seed == 7
-    assert (layout.rollouts, layout.queries_per_generation, layout.steps) == (160, 20, 200)
+    args = parsed[1]
+    assert args.seed == 7
+    assert (args.generation_batch_size, args.queries_per_generation, Batches(args, 1000).steps) == (160, 20, 200)
     return accelerate, *parsed
 
 

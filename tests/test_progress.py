@@ -57,6 +57,18 @@ def test_the_bar_counts_steps_and_epochs_and_each_epoch_leaves_one_line():
     assert bar.bar is None
 
 
+def test_a_console_that_is_no_terminal_gets_one_line_an_epoch_and_no_bar():
+    console = Console(file=io.StringIO(), width=20)
+    bar = progress(console)
+    bar.on_train_begin(None, state(0, 0), None)
+    for step in range(1, 9):
+        bar.on_log(None, state(step, step / 4), None, logs=dict(LOGS))
+        bar.on_step_end(None, state(step, step / 4), None)
+    bar.on_train_end(None, state(8, 2.0), None)
+    lines = console.file.getvalue().splitlines()
+    assert [line.partition("  spread 0.65")[0] for line in lines] == ["epoch 1/2  step 4", "epoch 2/2  step 8"]
+
+
 def test_an_evaluation_is_seen_and_its_log_changes_nothing():
     bar = progress(terminal())
     bar.on_train_begin(None, state(0, 0), None)

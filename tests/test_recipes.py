@@ -69,6 +69,24 @@ def test_the_quickstart_runs_to_its_end(tmp_path):
     assert (tmp_path / "policy" / "model.safetensors").stat().st_mtime_ns == made, "the policy was built twice"
 
 
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (("--dataset_name", "missing.jsonl"), "the data set missing.jsonl does not exist"),
+        (("--format_check", "thnik"), "format_check must be 'think', 'none' or a regular expression with a group"),
+        (("--num_iterations", "2", "--max_steps", "3", "--save_strategy", "epoch"), "the run ends at step 3, inside"),
+    ],
+    ids=lambda part: part[0],
+)
+def test_a_fault_that_a_user_can_mend_ends_the_recipe_in_one_line(fault, line):
+    command = ["recipes/train_rankbuffer.py", "--config", "recipes/quickstart/quickstart.yaml", "--dry_run", *fault]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"train_rankbuffer: {line}")
+
+
 def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judge_url):
     import train_rankbuffer
     from scripted import contents

@@ -276,6 +276,30 @@ def test_sigterm_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
 
 
+class SaveAt(TrainerCallback):
+    """A callback of the user's that saves a checkpoint after one step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_save = state.global_step == self.step
+
+
+@pytest.mark.parametrize("method", ["rankbuffer", "pointwise"])
+def test_a_checkpoint_inside_a_generation_is_not_resumed(tmp_path, tiny_policy, rows, method):
+    """Its queries would be scored twice, and a method without buffers would not notice it."""
+    settings = config(tmp_path, max_steps=4, num_iterations=2, method=method)
+    for resume in (None, True):
+        trainer = RankBufferTrainer(tiny_policy, settings, rows, callbacks=[SaveAt(3)])
+        if resume:
+            with pytest.raises(StoreError, match="checkpoint-3 was saved inside a generation"):
+                trainer.train(resume_from_checkpoint=resume)
+        else:
+            trainer.train()
+        trainer.close()
+
+
 def test_sigterm_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, tiny_policy, rows):
     """With `save_strategy: best`, the evaluation of a step decides whether to save."""
     settings = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="constant")

@@ -1,6 +1,7 @@
 """Thinking mode in the real trainer: what reaches the judge, and what a rollout without an answer gets."""
 
 import json
+import re
 
 import pytest
 import trl.chat_template_utils
@@ -9,6 +10,7 @@ from scripted import ScriptedTrainer, config, contents
 from test_format import TEMPLATES
 from transformers import AutoTokenizer
 
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.store.places import LIVE_STORE
 
@@ -110,3 +112,52 @@ def test_a_policy_that_does_not_think_where_it_must_has_no_answers(tmp_path, tin
     assert len(seen) == 1, "only the preflight"
     assert set(json.loads(groups[0][6])) == {-1}
     assert log["rewards/format_reward/mean"] == 0
+
+
+class LateTrainer(PlainTrainer):
+    """Answers in these steps alone."""
+
+    answers = ()
+
+    def script(self, step, prompt, place):
+        text = super().script(step, prompt, place)
+        return f"<think>{THOUGHT}</think>{text}" if step in self.answers else text
+
+
+def late(tmp_path, tiny_policy, rows, answers, **settings) -> LateTrainer:
+    args = config(tmp_path, max_steps=6, per_device_train_batch_size=8, format_check="think", **settings)
+    trainer = LateTrainer(tiny_policy, args, rows, eval_dataset=rows.select([0, 1]))
+    trainer.answers = answers
+    return trainer
+
+
+def test_a_run_whose_first_generations_hold_no_answer_stops(tmp_path, tiny_policy, rows):
+    trainer = late(tmp_path, tiny_policy, rows, answers=(3, 4, 5), eval_strategy="steps", eval_steps=1)
+    with pytest.raises(SettingsError, match="nothing to rank in the first 3 generations") as error:
+        trainer.train()
+    trainer.close()
+    assert trainer.state.global_step == 2, "evaluations do not count"
+    message = str(error.value)
+    tokens = len(trainer._tokenizer("Answer 0 is: wait three minutes.")["input_ids"]) + 1
+    for part in ("none of the 8 rollouts", "format_check='think'", "max_completion_length", "Answer 0 is: wait"):
+        assert part in message
+    assert f"The longest has {tokens} tokens" in message
+    assert {row[1] for row in contents(tmp_path / LIVE_STORE)["groups"]} == {0, 1}
+
+
+def test_after_the_first_answer_a_generation_without_one_is_a_warning(tmp_path, tiny_policy, rows, caplog):
+    trainer = late(tmp_path, tiny_policy, rows, answers=(2,))
+    with caplog.at_level("WARNING"):
+        trainer.train()
+    trainer.close()
+    assert trainer.state.global_step == 6
+    assert re.findall(r"step (\d): none of the 8 rollouts has an answer", caplog.text) == ["0", "1", "3", "4", "5"]
+
+
+def test_every_training_gets_its_own_first_generations(tmp_path, tiny_policy, rows):
+    trainer = late(tmp_path, tiny_policy, rows, answers=())
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="nothing to rank"):
+            trainer.train()
+        assert trainer.state.global_step == 2
+    trainer.close()

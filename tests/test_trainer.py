@@ -6,13 +6,14 @@ import sqlite3
 
 import pytest
 import torch
-from conftest import scripted_judge
+from conftest import QUICKSTART, scripted_judge
 from scripted import ScriptedTrainer, config, contents, run
 from trl import GRPOConfig, GRPOTrainer
 
-from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.data.queries import DataError, QueryTable
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
+from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE
@@ -186,6 +187,42 @@ def test_further_reward_functions_stand_beside_the_rank(tmp_path, tiny_policy, r
     assert trainer.reward_weights.tolist() == pytest.approx([1.0, 0.2, 1.0])
     assert trainer.state.log_history[0]["rewards/length_reward/mean"] < 0
     trainer.close()
+
+
+def test_what_the_reward_functions_get_is_read_once_a_step(tmp_path, tiny_policy, rows, monkeypatch):
+    read, got = [], []
+    stock = AnswerReader.read
+    monkeypatch.setattr(AnswerReader, "read", lambda *args: read.append(stock(*args)) or read[-1])
+
+    def spy(completions, query_id, split, epoch, extracted_answer, **kwargs):
+        got.append((set(split), set(epoch), [answer.text for answer in extracted_answer], len(set(query_id))))
+        return [0.0] * len(completions)
+
+    args = config(tmp_path, max_steps=5, per_device_eval_batch_size=8)
+    trainer = ScriptedTrainer(tiny_policy, args, rows, rows.select([0]), reward_funcs=[spy])
+    trainer.train()
+    trainer.evaluate()
+    trainer.close()
+    assert args.reward_weights is None, "the caller's settings stay as they were"
+    assert [answers for *_, answers, _ in got] == [[answer.text for answer in answers] for answers in read]
+    steps = [({"train"}, {step // 4}, 3) for step in range(5)] + [({"eval"}, {None}, 1)]
+    assert [(split, epoch, queries) for split, epoch, _, queries in got] == steps
+
+
+def test_a_run_reads_its_data_once(tmp_path, tiny_policy, data_file, monkeypatch):
+    import train_rankbuffer
+
+    tables = []
+    stock = QueryTable.__init__
+    monkeypatch.setattr(QueryTable, "__init__", lambda self, *args: tables.append(self) or stock(self, *args))
+    arguments = [
+        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
+        *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "1"),
+        *("--per_device_train_batch_size", "8", "--max_completion_length", "8"),
+    ]
+    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    assert len(tables) == 1
+    assert f"{data_file.name}, 12 queries" in (tmp_path / "README.md").read_text()
 
 
 def test_real_sampling_trains_the_weights(tmp_path, tiny_policy, rows):

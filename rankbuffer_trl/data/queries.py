@@ -121,6 +121,11 @@ class QueryTable:
         return Query.from_row(self._dataset[number])
 
     @property
+    def prompts(self) -> Dataset:
+        """The rows with the columns `prompt` and `query_id` alone, for a trainer."""
+        return self._dataset.select_columns(["prompt", "query_id"])
+
+    @property
     def ids(self) -> list[str]:
         """The query ids, in the order of the rows."""
         return list(self._row)

@@ -1,20 +1,22 @@
-"""What counts as an answer: the format check, and the format reward of the paper (section "Rank-Based Reward").
+"""The format check, which finds the answer in a completion, and the format reward of the paper ("Rank-Based Reward").
 
-Three checks: `think` wants exactly one closed `<think>...</think>` block first and a non-empty answer after it; `none`
-wants any text; everything else is a regular expression that the whole text must match, whose group `answer`, if it has
-one, is the answer. Judge and buffer see the answer alone, never the thinking.
+There are three checks. `think` demands exactly one closed `<think>...</think>` block first and a non-empty answer
+after it. `none` accepts any text. Everything else is a regular expression that the whole text must match; its group
+`answer` is the answer. Judge and buffer see the answer alone, never the thinking.
 
-A rollout that was cut off while it thought has no closed block, so no answer, and is never judged. One that was cut
-off in its answer is judged by what is there.
+A rollout that was cut off while it was thinking has no closed block, so it has no answer and is never judged. A
+rollout that was cut off in its answer is judged by the part that is there.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..errors import SettingsError
+
 
 class Answer(NamedTuple):
-    """What a completion says. `text` is empty if it holds no answer; `well_formed` is the paper's format indicator."""
+    """The answer in a completion. `text` is empty if there is none. `well_formed` is the paper's format indicator."""
 
     text: str
     well_formed: bool
@@ -23,8 +25,8 @@ class Answer(NamedTuple):
 def read_answer(text: str, check: str = "none") -> Answer:
     """Apply a format check to a completion's text.
 
-    A completion that breaks the format can still hold an answer: under `think`, what follows the last `</think>`;
-    under a regular expression, nothing.
+    A completion that breaks the format can still have an answer. Under `think`, the answer is the text after the last
+    `</think>`. Under a regular expression, such a completion has no answer.
     """
     if check == "none":
         answer = text.strip()
@@ -37,24 +39,32 @@ def read_answer(text: str, check: str = "none") -> Answer:
     match = re.fullmatch(check, text, re.DOTALL)
     if match is None:
         return Answer("", False)
-    answer = ((match["answer"] or "") if "answer" in match.groupdict() else match.group()).strip()
+    answer = (match["answer"] or "").strip()
     return Answer(answer, bool(answer))
 
 
 class AnswerReader:
-    """Reads the answers out of what TRL hands to a reward function.
+    """The reader that finds the answers in the arguments of a TRL reward function.
 
     Args:
         check (`str`, *optional*, defaults to `"none"`):
             `think`, `none` or a regular expression; see the module's docstring.
         tokenizer (*optional*):
-            Decodes the completion ids, so that the text is what the policy wrote, whatever TRL made of it. Without it
-            the completions are taken as they come.
+            Decodes the completion ids into the text that the policy wrote, before TRL parses it. Default: the
+            completions are read as TRL passes them.
         chat_template_kwargs (`dict`, *optional*):
-            What the prompts are rendered with.
+            The arguments that the prompts are rendered with.
+
+    Raises:
+        [`SettingsError`]: if `check` is none of the three checks.
+
+    Example:
+        >>> AnswerReader("think").read(["Hi"], ["<think>They greet.</think>Hello!"], None)
+        [Answer(text='Hello!', well_formed=True)]
     """
 
     def __init__(self, check: str = "none", tokenizer: Any = None, chat_template_kwargs: dict | None = None):
+        check_format(check)
         self.check = check
         self.tokenizer = tokenizer
         self.chat_template_kwargs = chat_template_kwargs or {}
@@ -63,7 +73,7 @@ class AnswerReader:
     def read(
         self, prompts: Sequence, completions: Sequence, completion_ids: Sequence[list[int]] | None
     ) -> list[Answer]:
-        """One [`Answer`] per completion."""
+        """Return one [`Answer`] per completion."""
         if self.tokenizer is None or completion_ids is None:
             texts = [completion_text(completion) for completion in completions]
         else:
@@ -73,10 +83,10 @@ class AnswerReader:
         return [read_answer(text, self.check) for text in texts]
 
     def _begun_by_prompt(self, prompt: Any) -> str:
-        """The thinking with which the chat template begins each completion, inside the prompt.
+        """Return the thinking that the chat template puts at the end of the prompt, before the completion.
 
-        Some templates end with `<think>`, so completions start inside the block; with `enable_thinking: false`,
-        Qwen3's ends with a closed empty one, and the completion is the answer.
+        Some templates end with `<think>`, so that completions start inside the block. With `enable_thinking: false`,
+        Qwen3's template ends with a closed empty block, and the completion is the answer.
         """
         if self._begun is None:
             self._begun = ""
@@ -92,27 +102,13 @@ class AnswerReader:
         return self._begun
 
 
-class FormatReward:
-    """1 if the completion has the required format, else 0. A reward function with weight 0.2 in the paper."""
-
-    __name__ = "format_reward"
-
-    def __init__(self, reader: AnswerReader):
-        self.reader = reader
-
-    def __call__(
-        self,
-        prompts: Sequence,
-        completions: Sequence,
-        completion_ids: Sequence[list[int]] | None = None,
-        **kwargs,
-    ) -> list[float]:
-        """Rewards in {0, 1}, one per completion."""
-        return [float(answer.well_formed) for answer in self.reader.read(prompts, completions, completion_ids)]
+def format_reward(extracted_answer: Sequence[Answer], **kwargs) -> list[float]:
+    """Return 1 for each completion that has the required format, else 0. The paper weighs this reward by 0.2."""
+    return [float(answer.well_formed) for answer in extracted_answer]
 
 
 def completion_text(completion: str | list[dict]) -> str:
-    """The text of a completion, its thinking put back where TRL had split it off."""
+    """Return the text of a completion. If TRL has split the thinking off, put it back in front."""
     if isinstance(completion, str):
         return completion
     message = completion[-1]
@@ -121,16 +117,17 @@ def completion_text(completion: str | list[dict]) -> str:
 
 
 def check_format(check: str) -> None:
-    """Refuse a format check that is neither `think`, `none` nor a regular expression.
+    """Refuse a format check that is neither `think`, `none` nor a regular expression with a group `answer`.
 
     Raises:
-        `ValueError`: naming it.
+        [`SettingsError`]: naming the check.
     """
     if check in ("think", "none"):
         return
+    known = "format_check must be 'think', 'none' or a regular expression with a group (?P<answer>...);"
     try:
-        re.compile(check)
+        groups = re.compile(check).groupindex
     except re.error as error:
-        raise ValueError(
-            f"format_check must be 'think', 'none' or a regular expression; {check!r} is not one: {error}"
-        ) from None
+        raise SettingsError(f"{known} {check!r} is not one: {error}") from None
+    if "answer" not in groups:
+        raise SettingsError(f"{known} {check!r} has no such group")

@@ -1,12 +1,13 @@
-"""The arithmetic of a run: how rollouts, queries and steps follow from the settings, and what cannot work.
+"""The batch arithmetic of a run: rollouts, queries, generations and steps, and the settings that cannot work.
 
 One optimizer step takes `processes x per_device_train_batch_size x gradient_accumulation_steps` rollouts. One
-generation makes `processes x per_device_train_batch_size x steps_per_generation`, whole groups of `num_generations`,
-and is used for `steps_per_generation x num_iterations` micro steps.
+generation samples `processes x per_device_train_batch_size x steps_per_generation` rollouts, in whole groups of
+`num_generations`. It is used for `steps_per_generation x num_iterations` micro steps.
 """
 
 import math
 from dataclasses import dataclass
+from itertools import count
 
 from ..data.queries import DataError
 from .config import RankBufferConfig
@@ -18,18 +19,22 @@ class BatchError(DataError):
 
 @dataclass(frozen=True)
 class Batches:
-    """What a run will do.
+    """The batches and steps of a run.
 
     Args:
         args (`RankBufferConfig`):
-            Its settings, with the number of its processes as `world_size`.
+            The settings, with the number of processes as `world_size`.
         queries (`int`):
-            Queries to train on.
+            Number of queries to train on.
         eval_queries (`int`, *optional*):
-            Queries to evaluate on, if it evaluates.
+            Number of queries to evaluate on, if the run evaluates.
 
     Raises:
-        [`BatchError`]: naming what does not fit, and what would.
+        [`BatchError`]: if something does not fit. The message says what would fit.
+
+    Example:
+        >>> Batches(RankBufferConfig("out", dry_run=True), queries=1000).steps_per_epoch
+        1000
     """
 
     args: RankBufferConfig
@@ -37,48 +42,52 @@ class Batches:
     eval_queries: int | None = None
 
     def __post_init__(self):
-        if self.queries < self.queries_per_generation:
+        if self.queries < self.args.queries_per_generation:
             raise BatchError(
-                f"the data set has {self.queries} queries, fewer than the {self.queries_per_generation} of one"
-                f" generation batch ({self.rollouts} rollouts / num_generations {self.args.num_generations}): lower"
-                " per_device_train_batch_size or gradient_accumulation_steps"
+                f"the data set has {self.queries} queries, fewer than the {self.args.queries_per_generation} of one"
+                f" generation batch ({self.args.generation_batch_size} rollouts / num_generations"
+                f" {self.args.num_generations}): lower per_device_train_batch_size or gradient_accumulation_steps"
             )
         if self.eval_queries == 0:
             raise BatchError("the data set has no query to evaluate on: set eval_strategy to no")
-
-    @property
-    def rollouts(self) -> int:
-        """Of one generation, over all processes."""
-        return self.args.generation_batch_size
-
-    @property
-    def queries_per_generation(self) -> int:
-        """Whole groups of one generation."""
-        return self.rollouts // self.args.num_generations
-
-    @property
-    def steps_in_generation(self) -> float:
-        """Optimizer steps that one generation is used for; below 1 if one step takes several generations."""
-        micro_steps = self.args.steps_per_generation * self.args.num_iterations
-        return micro_steps / self.args.gradient_accumulation_steps
+        if self.args.save_strategy != "no" and not self.ends_generation(self.steps):
+            whole = next(step for step in count(self.steps) if self.ends_generation(step))
+            raise BatchError(
+                f"the run ends at step {self.steps}, inside a generation of {self.args.steps_in_generation:g} steps,"
+                f" so its last checkpoint could not be resumed exactly: set max_steps to {whole}, or save_strategy to"
+                " no"
+            )
 
     @property
     def generations_per_epoch(self) -> int:
-        """Whole ones; queries that fill none are left out of the epoch."""
-        return self.queries // self.queries_per_generation
+        """The number of whole generations in an epoch. Queries that fill no whole generation are left out."""
+        return self.queries // self.args.queries_per_generation
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the data."""
-        micro_steps = self.generations_per_epoch * self.args.steps_per_generation * self.args.num_iterations
+        """The number of optimizer steps in an epoch. The last step of an epoch may take fewer rollouts."""
+        micro_steps = self.generations_per_epoch * self.args.micro_steps_per_generation
         return max(math.ceil(micro_steps / self.args.gradient_accumulation_steps), 1)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the run."""
+        """The number of optimizer steps of the run."""
         if self.args.max_steps > 0:
             return self.args.max_steps
         return math.ceil(self.args.num_train_epochs * self.steps_per_epoch)
+
+    @property
+    def generations(self) -> int:
+        """The number of generations of the run."""
+        epochs, steps = divmod(self.steps, self.steps_per_epoch)
+        begun = min(math.ceil(steps / self.args.steps_in_generation), self.generations_per_epoch)
+        return epochs * self.generations_per_epoch + begun
+
+    def ends_generation(self, step: int) -> bool:
+        """Return whether a generation ends after so many optimizer steps, so that a checkpoint there is exact."""
+        # An epoch begins with a new generation, whatever the last step of the epoch before has accumulated.
+        micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
+        return micro_steps % self.args.micro_steps_per_generation == 0
 
     @property
     def straddles(self) -> bool:
@@ -88,7 +97,7 @@ class Batches:
 
     @property
     def saved_steps(self) -> list[int]:
-        """The steps after which a checkpoint is written, as far as they are known before."""
+        """The steps after which a checkpoint is written, as far as they are known before the run."""
         kind, every = self.args.save_strategy, self.args.save_steps
         if kind in ("no", "best"):
             return []
@@ -100,7 +109,7 @@ class Batches:
         return steps if steps and steps[-1] == self.steps else [*steps, self.steps]
 
     def splits(self, most: int = 16) -> list[str]:
-        """`processes x per device x accumulation` of the same rollouts in one optimizer step."""
+        """Return each `processes x per device x accumulation` that gives as many rollouts in one optimizer step."""
         args = self.args
         total = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
         per_device = args.per_device_train_batch_size
@@ -111,27 +120,27 @@ class Batches:
         ]
 
     def lines(self) -> list[str]:
-        """The layout for people."""
+        """Describe the run in lines of text, for the dry run."""
         args, N = self.args, self.args.world_size
         step = N * args.per_device_train_batch_size * args.gradient_accumulation_steps
-        left_out = self.queries - self.generations_per_epoch * self.queries_per_generation
+        left_out = self.queries - self.generations_per_epoch * args.queries_per_generation
         longest = (args.max_prompt_length or 0) + args.max_completion_length
         saved = self.saved_steps
         lines = [
-            f"processes: {N}" + (", not launched: as told" if args.num_processes else ""),
+            f"processes: {N}" + (", as given by num_processes" if args.num_processes else ""),
             f"one generation: {N} processes x {args.per_device_train_batch_size} per device x"
-            f" {args.steps_per_generation} micro steps = {self.rollouts} rollouts = {self.queries_per_generation}"
-            f" queries x {args.num_generations}",
+            f" {args.steps_per_generation} micro steps = {args.generation_batch_size} rollouts ="
+            f" {args.queries_per_generation} queries x {args.num_generations}",
             f"one optimizer step: {N} x {args.per_device_train_batch_size} x {args.gradient_accumulation_steps} ="
-            f" {step} rollouts; a generation is used for {self.steps_in_generation:g} of them",
+            f" {step} rollouts; a generation is used for {args.steps_in_generation:g} of them",
             f"the same {step} rollouts by processes x per device x accumulation: {', '.join(self.splits())}",
             "groups: some lie on two processes, which changes nothing: the main one gathers and judges them whole"
             if self.straddles
             else "groups: each lies on one process",
             f"data: {self.queries:,} queries, {self.steps_per_epoch} steps an epoch"
-            + (f"; {left_out} queries, others each time, are left out of an epoch" if left_out else ""),
+            + (f"; each epoch leaves out {left_out} queries" if left_out else ""),
             f"the run: {self.steps} steps, {self.steps / self.steps_per_epoch:g} epochs,"
-            f" {math.ceil(self.steps / self.steps_in_generation) * self.rollouts:,} rollouts",
+            f" {self.generations * args.generation_batch_size:,} rollouts",
             f"checkpoints: {len(saved)}, after steps {shortened(saved)}"
             if saved
             else f"checkpoints: {'at the best evaluations' if args.save_strategy == 'best' else 'none'}",
@@ -149,7 +158,7 @@ class Batches:
 
 
 def rollout_source(args: RankBufferConfig) -> str:
-    """Who samples."""
+    """Describe where rollouts are generated."""
     if not args.use_vllm:
         return "the training processes themselves, without vLLM"
     if args.vllm_mode == "colocate":
@@ -158,5 +167,5 @@ def rollout_source(args: RankBufferConfig) -> str:
 
 
 def shortened(steps: list[int]) -> str:
-    """`10, 20, ..., 200`."""
+    """Format steps as `10, 20, ..., 200`."""
     return ", ".join(map(str, steps)) if len(steps) < 6 else f"{steps[0]}, {steps[1]}, ..., {steps[-1]}"

@@ -203,7 +203,6 @@ def write_store(store: BufferStore, checkpoint: Path, run: Mapping[str, Any]) ->
 
 def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries: QueryTable) -> dict[str, Any]:
     """What buffers depend on, as it stands in a checkpoint's `run.json`."""
-    generation = args.steps_per_generation * args.num_iterations
     found = {
         "method": args.method,
         "method_args": dataclasses.asdict(method),
@@ -214,8 +213,8 @@ def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries
         "data_sha256": queries.sha256,
         "seed": args.seed if args.data_seed is None else [args.seed, args.data_seed],
         "num_generations": args.num_generations,
-        "queries_per_generation": args.generation_batch_size // args.num_generations,
-        "steps_per_generation": generation / args.gradient_accumulation_steps,
+        "queries_per_generation": args.queries_per_generation,
+        "steps_per_generation": args.steps_in_generation,
         "processes": args.world_size,
     }
     return json.loads(json.dumps(found, default=str))
@@ -241,3 +240,32 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
         for key, meaning in BINDING.items()
         if saved.get(key) != current[key]
     ]
+
+
+def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool) -> None:
+    """Refuse a DeepSpeed checkpoint from elsewhere, unless the user trusts it.
+
+    DeepSpeed loads its folder `global_step<N>` with `torch.load(weights_only=False)`, which executes code that the
+    files contain. All other files of a checkpoint are read without executing code. A checkpoint is from elsewhere if
+    it is not a folder `checkpoint-<N>` in `output_dir`, or if `hf download` put it there.
+
+    Args:
+        checkpoint (`Path`):
+            The checkpoint to resume from.
+        output_dir (`str` or `Path`):
+            The folder of the run.
+        trusted (`bool`):
+            The setting `trust_checkpoint`.
+
+    Raises:
+        [`StoreError`]: naming the checkpoint and the setting.
+    """
+    real, home = checkpoint.resolve(), Path(output_dir).resolve()
+    # `hf download --local-dir` keeps a record of each file that it wrote.
+    downloaded = (home / ".cache" / "huggingface" / "download" / real.name).exists()
+    own = real.parent == home and real.name.removeprefix("checkpoint-").isdigit() and not downloaded
+    if not trusted and not own and any(real.glob("global_step*")):
+        raise StoreError(
+            f"{checkpoint} is a DeepSpeed checkpoint that this output_dir did not write, and loading it would execute"
+            " code that it contains: set trust_checkpoint to true if you trust its author"
+        )

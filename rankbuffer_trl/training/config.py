@@ -1,10 +1,11 @@
-"""Every knob of a RankBuffer run, on top of TRL's `GRPOConfig`, checked before anything is loaded."""
+"""The settings of a RankBuffer run, on top of TRL's `GRPOConfig`. They are checked before anything is loaded."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from trl import GRPOConfig
 
+from ..errors import SettingsError
 from ..judge.config import JudgeConfig, read_object
 from ..rewards.format import check_format
 from ..rewards.method import RewardMethod, load_method
@@ -15,50 +16,53 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     r"""
     Configuration class for the [`RankBufferTrainer`].
 
-    It adds the parameters below and those of [`JudgeConfig`] to those of TRL's [`~trl.GRPOConfig`], whose defaults it
-    leaves alone. Defaults are the paper's, except that no format is required (`format_check`) and that responses are
-    quoted in prompts (`judge_guard`).
+    It adds the parameters below and those of [`JudgeConfig`] to the parameters of TRL's [`~trl.GRPOConfig`]. The
+    defaults of TRL stay as they are. The new defaults are the paper's, with two exceptions: no format is required
+    (`format_check`), and responses are quoted in prompts (`judge_guard`).
 
     Parameters:
         > Parameters that control the reward
 
         method (`str`, *optional*, defaults to `"rankbuffer"`):
-            The reward method: a file of `rankbuffer_trl/rewards`, or the dotted path of a class of yours.
+            The reward method: the name of a file in `rankbuffer_trl/rewards`, or the dotted path of your own class.
         method_args (`dict`, *optional*):
-            Its arguments, as JSON on the command line. They stand in the method's own file.
+            The arguments of the reward method, as JSON on the command line. The file of the method lists them.
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling).
 
         > Parameters that control prompts and answers
 
         format_check (`str`, *optional*, defaults to `"none"`):
-            The format a completion must have: `"think"` (one closed `<think>` block, then an answer; the paper's),
-            `"none"`, or a regular expression for the whole text, whose group `answer` is the answer. The judge sees
-            the answer alone.
+            The format that a completion must have. `"think"` (the paper's) demands one closed `<think>` block and then
+            an answer. `"none"` accepts any text. Everything else is a regular expression for the whole text, with a
+            group named `answer`. The judge sees the answer alone.
         format_weight (`float`, *optional*, defaults to `0.2`):
-            Weight of the format reward (0 or 1) beside the rank reward in [-1, 1].
+            Weight of the format reward (0 or 1). The rank reward in [-1, 1] has the weight 1.
         max_prompt_length (`int`, *optional*):
-            Longest rendered prompt in tokens; a longer one is refused at start. Default: not checked.
+            Largest number of tokens in a rendered prompt. A longer prompt is refused at start. Default: no check.
 
         > Parameters that control the start
 
         preflight_only (`bool`, *optional*, defaults to `False`):
             Check data and judge, print what the run will cost, and stop (`recipes/train_rankbuffer.py`).
         resume_with_changes (`bool`, *optional*, defaults to `False`):
-            Go on from a checkpoint though data, method, judge model or another setting that buffers depend on is not
-            what it was (`docs/robustness.md`).
+            Resume from a checkpoint although the data, the method, the judge model or another setting that the buffers
+            depend on has changed (`docs/robustness.md`).
+        trust_checkpoint (`bool`, *optional*, defaults to `False`):
+            Resume from a DeepSpeed checkpoint that this `output_dir` did not write. Loading it executes code that the
+            checkpoint contains (`docs/hub.md`).
         dry_run (`bool`, *optional*, defaults to `False`):
-            Check settings and data, print the batch arithmetic, and stop: no GPU, no judge, no policy.
+            Check settings and data, print the batch arithmetic, and stop. It needs no GPU, no judge and no policy.
         num_processes (`int`, *optional*):
-            How many processes a dry run is for. Default: as many as run.
+            Number of processes that a dry run computes for. Default: the number of running processes.
     """
 
     method: str = field(
         default="rankbuffer",
-        metadata={"help": "The reward method: a file of rankbuffer_trl/rewards, or the dotted path of a class."},
+        metadata={"help": "The reward method: a file in rankbuffer_trl/rewards, or the dotted path of a class."},
     )
     method_args: dict | str | None = field(
-        default=None, metadata={"help": "JSON object of the method's arguments, which stand in its own file."}
+        default=None, metadata={"help": "JSON object with the arguments of the reward method."}
     )
     scale_by_signal: bool = field(
         default=False,
@@ -66,121 +70,152 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     )
     format_check: str = field(
         default="none",
-        metadata={
-            "help": "Required format: 'think', 'none', or a regular expression with an optional group 'answer'."
-        },
+        metadata={"help": "Required format: 'think', 'none', or a regular expression with a group 'answer'."},
     )
-    format_weight: float = field(default=0.2, metadata={"help": "Weight of the format reward beside the rank reward."})
+    format_weight: float = field(
+        default=0.2, metadata={"help": "Weight of the format reward. The rank reward has the weight 1."}
+    )
     max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Longest rendered prompt in tokens; a longer one is refused at start."}
+        default=None,
+        metadata={"help": "Largest number of tokens in a rendered prompt; a longer prompt is refused at start."},
     )
     preflight_only: bool = field(
         default=False, metadata={"help": "Check data and judge, print what the run will cost, and stop."}
     )
     resume_with_changes: bool = field(
         default=False,
-        metadata={
-            "help": "Resume though data, method or judge model is not what it was when the checkpoint was saved."
-        },
+        metadata={"help": "Resume although data, method or judge model has changed since the checkpoint was saved."},
+    )
+    trust_checkpoint: bool = field(
+        default=False,
+        metadata={"help": "Resume from a DeepSpeed checkpoint of another output_dir, whose code is executed."},
     )
     dry_run: bool = field(
         default=False, metadata={"help": "Check settings and data, print the batch arithmetic, and stop."}
     )
     num_processes: int | None = field(
-        default=None, metadata={"help": "How many processes a dry run is for. Default: as many as run."}
+        default=None, metadata={"help": "Number of processes that a dry run computes for. Default: those that run."}
     )
 
     def __post_init__(self):
+        self._check_numbers()
         self._check_processes()
         try:
             GRPOConfig.__post_init__(self)
         except ValueError as error:
-            raise ValueError(f"{error}{self._what_fits(str(error))}") from None
+            raise SettingsError(f"{error}{self._what_fits()}") from error
         JudgeConfig.__post_init__(self)
         self._check_step_timeout()
         if self.format_weight < 0:
-            raise ValueError(f"format_weight must be at least 0, got {self.format_weight}")
+            raise SettingsError(f"format_weight must be at least 0, got {self.format_weight}")
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            raise ValueError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
+            raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         check_format(self.format_check)
         if self.reward_weights is not None:
-            raise ValueError(
+            raise SettingsError(
                 "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
             )
         self.method_args = read_object("method_args", self.method_args)
         self.reward_method()
-        self._check_save_steps()
-        if self.save_total_limit == 1 and self.metric_for_best_model is not None:
-            raise ValueError(
-                "save_total_limit=1 with metric_for_best_model or load_best_model_at_end leaves only the best"
-                " checkpoint when training ends, so that of a SIGTERM would be lost; set at least 2"
-            )
+        self._check_saves()
 
     @property
     def world_size(self) -> int:
-        """Processes that train; in a dry run those that it is for."""
+        """The number of processes that train. In a dry run, the number that the dry run computes for."""
         return self.num_processes or super().world_size
+
+    @property
+    def queries_per_generation(self) -> int:
+        """The number of queries in one generation batch. Each has a whole group of `num_generations` rollouts."""
+        return self.generation_batch_size // self.num_generations
+
+    @property
+    def micro_steps_per_generation(self) -> int:
+        """The number of forward and backward passes that use one generation."""
+        return self.steps_per_generation * self.num_iterations
+
+    @property
+    def steps_in_generation(self) -> float:
+        """The number of optimizer steps that use one generation. Below 1 if one step takes several generations."""
+        return self.micro_steps_per_generation / self.gradient_accumulation_steps
+
+    def _check_numbers(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, float) and math.isnan(value):
+                raise SettingsError(f"{each.name} must be a number, got {value}")
 
     def _check_processes(self) -> None:
         if self.num_processes is not None and not self.dry_run:
-            raise ValueError(
+            raise SettingsError(
                 "num_processes is for dry_run; the processes of a run are those of `accelerate launch --num_processes`"
             )
         if self.num_processes is not None and self.num_processes < 1:
-            raise ValueError(f"num_processes must be at least 1, got {self.num_processes}")
-        if self.dry_run:  # the settings may be those of another machine
+            raise SettingsError(f"num_processes must be at least 1, got {self.num_processes}")
+        if self.dry_run:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
 
-    def _what_fits(self, error: str) -> str:
-        """For TRL's two errors of batches that hold no whole groups: what would."""
+    def _what_fits(self) -> str:
+        """Return the batch sizes that would hold whole groups, if the present ones do not."""
+        if not self.num_processes and not hasattr(self, "distributed_state"):
+            return ""  # TRL refused another setting before it counted the processes
         N, G = self.world_size, self.num_generations
-        if error.startswith("generation_batch_size") and "num_generations" in error:
+        if self.eval_strategy != "no":
+            G_eval = self.num_generations_eval or G
+            if N * self.per_device_eval_batch_size % G_eval:
+                return (
+                    f" With {N} processes, per_device_eval_batch_size must be a multiple of"
+                    f" {G_eval // math.gcd(N, G_eval)}, got {self.per_device_eval_batch_size}."
+                )
+        if self.generation_batch_size and self.generation_batch_size % G:
             rollouts = N * self.per_device_train_batch_size
             return (
                 f" With {N} processes x per_device_train_batch_size {self.per_device_train_batch_size},"
                 f" gradient_accumulation_steps (or steps_per_generation) must be a multiple of"
                 f" {G // math.gcd(rollouts, G)}, got {self.steps_per_generation}."
             )
-        if error.startswith("The global eval batch size"):
-            G = self.num_generations_eval or G
-            return (
-                f" With {N} processes, per_device_eval_batch_size must be a multiple of {G // math.gcd(N, G)}, got"
-                f" {self.per_device_eval_batch_size}."
-            )
         return ""
 
     def _check_step_timeout(self) -> None:
-        """The other processes wait in a collective while the main one judges; when that gives up, the run is lost."""
+        # The other processes wait in a collective while the main process judges. If they give up, the run is lost.
         if self.judge_step_timeout is None:
             self.judge_step_timeout = 0.9 * self.ddp_timeout
         if self.judge_step_timeout >= self.ddp_timeout:
-            raise ValueError(
+            raise SettingsError(
                 f"judge_step_timeout is {self.judge_step_timeout:g} s, but the other processes give up after"
                 f" ddp_timeout={self.ddp_timeout} s: raise ddp_timeout or lower judge_step_timeout"
             )
 
-    def _check_save_steps(self) -> None:
-        """A resumed run generates anew at once, so a checkpoint inside a generation would score its queries twice."""
+    def _check_saves(self) -> None:
+        """Refuse settings that save a checkpoint inside a generation, or delete the checkpoint of a SIGTERM.
+
+        A resumed run generates at once. From a checkpoint inside a generation, it would score the queries of that
+        generation a second time. `Batches` checks the end of the run, which depends on the number of queries.
+        """
         if self.enable_jit_checkpoint:
-            raise ValueError(
+            raise SettingsError(
                 "enable_jit_checkpoint can save inside a generation, and at another step on each process; leave it"
                 " off: SIGTERM is handled without it"
             )
-        generation = self.steps_per_generation * self.num_iterations  # micro steps that use one generation
-        step = self.gradient_accumulation_steps  # micro steps in one optimizer step
+        if self.save_total_limit == 1 and self.metric_for_best_model is not None:
+            raise SettingsError(
+                "save_total_limit=1 with metric_for_best_model or load_best_model_at_end leaves only the best"
+                " checkpoint when training ends, so that of a SIGTERM would be lost; set at least 2"
+            )
         best = "eval_steps" if self.eval_strategy == "steps" else None
         key = {"steps": "save_steps", "best": best}.get(self.save_strategy)
+        generation, step = self.micro_steps_per_generation, self.gradient_accumulation_steps
         if key is None or step % generation == 0:
             return
         if generation % step or getattr(self, key) % (generation // step):
-            raise ValueError(
+            raise SettingsError(
                 f"{key}={getattr(self, key):g} would save inside a generation, and that cannot be resumed exactly:"
                 f" one generation lasts steps_per_generation * num_iterations / gradient_accumulation_steps ="
-                f" {generation / step:g} steps. Choose a multiple of it."
+                f" {self.steps_in_generation:g} steps. Choose a multiple of it."
             )
 
     def reward_method(self) -> RewardMethod:
-        """The reward method with its arguments.
+        """Build the reward method with its arguments.
 
         Raises:
             `ValueError`: if there is no such method or argument.

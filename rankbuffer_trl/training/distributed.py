@@ -1,4 +1,4 @@
-"""The one thing this project asks of several processes: the main one works, all get the result or the error."""
+"""Work that the main process does for all processes: each of them gets the result or the error."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,13 +10,25 @@ T = TypeVar("T")
 
 
 class MainProcessError(RuntimeError):
-    """Raised on the other processes when the main process failed, so that none waits for it."""
+    """The error of the other processes when the main process has failed, so that no process waits for it."""
 
 
 def on_main_process(work: Callable[[], T]) -> T:
     """Run `work` on the main process; return its result, or raise its error, on every process.
 
-    A collective: every process must call it. An interrupt is not broadcast, since every process gets its own.
+    This is a collective: every process must call it. An interrupt (Ctrl-C) is not broadcast, because the terminal
+    sends it to every process.
+
+    Args:
+        work (`Callable[[], T]`):
+            The work. Its result is pickled, unless there is one process.
+
+    Raises:
+        [`MainProcessError`]: on the other processes, if `work` raised an error on the main process.
+
+    Example:
+        >>> on_main_process(lambda: 6 * 7)
+        42
     """
     state = PartialState()
     failure = None

@@ -1,4 +1,4 @@
-"""What a step says in the trainer's log, and so in every tracker of `report_to`."""
+"""The metrics of a step in the trainer's log, which goes to every tracker of `report_to`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,12 +12,18 @@ from .scorer import StepScore
 
 
 def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, float]:
-    """Metrics of one generation step, by name. The same names every step, so that processes can average them.
+    """Return the metrics of one generation step, by name.
 
-    `buffer/*` are means per query over the groups of the step, after their update. `insert/*` is the histogram of
-    insertion positions as shares: `below` and `above` all anchors, and quarters of the intervals between. `judge/*`
-    are sums over the step; tokens are those of parsed calls, as in the paper, and `judge/spent_tokens` those of all
-    attempts.
+    The names are the same in every step, so that processes can average the metrics. `buffer/*` are means per query
+    over the groups of the step, after their update. `insert/*` is the histogram of insertion positions, as shares:
+    `below` and `above` all anchors, and the quarters of the intervals between them. `judge/*` are sums over the step.
+    Tokens are those of parsed calls, as in the paper; `judge/spent_tokens` counts the tokens of all attempts.
+
+    Args:
+        groups (`Sequence[RolloutGroup]`):
+            The groups of the step.
+        step (`StepScore`):
+            Their scores and calls.
     """
     scores, totals = step.scores, Totals.of(step.calls)
     buffers = [score.after for score in scores if score.after]
@@ -50,6 +56,6 @@ def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, f
 
 
 def tied_share(score: GroupScore) -> float:
-    """Share of a group's rewards that another rollout of the group has too."""
+    """Return the share of a group's rewards that another rollout of the group has too."""
     counts = Counter(reward for reward in score.rewards if reward is not None)
     return sum(count for count in counts.values() if count > 1) / len(score.rewards)

@@ -21,6 +21,7 @@ from ..judge.judge import explain
 from ..judge.openai_client import OpenAIClient
 from ..judge.reach import LONGEST, check_server, servers_of
 from ..rewards.method import RewardMethod
+from .batches import Batches
 from .config import RankBufferConfig
 from .scorer import stand_in
 
@@ -188,22 +189,18 @@ def estimate(
     args: RankBufferConfig, method: RewardMethod, queries: QueryTable, sample: Totals, seconds: float
 ) -> Estimate:
     """Multiply a sample's cost by the judgments of the run, the mean over queries of what the method may ask."""
-    G, per_batch = args.num_generations, args.generation_batch_size // args.num_generations
-    batches = args.num_train_epochs * (len(queries) // per_batch)
-    if args.max_steps > 0:
-        generation = args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
-        batches = args.max_steps / generation
-    groups = int(batches) * per_batch
+    G = args.num_generations
+    groups = Batches(args, len(queries)).generations * args.queries_per_generation
     firsts = min(groups, len(queries))
     visits = ((firsts, True), (groups - firsts, False))
     stand_ins = [stand_in(queries[query_id], G) for query_id in queries.ids]
-    calls = tuple(
+    low, high = (
         round(sum(count * fmean(method.calls(group, first)[end] for group in stand_ins) for count, first in visits))
         for end in (0, 1)
     )
     asked = max(sample.calls + sample.failures, 1)
     tokens, pace = sample.spent_tokens / asked, seconds / asked
-    return Estimate(groups, calls, tuple(n * tokens for n in calls), tuple(n * pace for n in calls))
+    return Estimate(groups, (low, high), (low * tokens, high * tokens), (low * pace, high * pace))
 
 
 def between(low: str, high: str) -> str:

@@ -1,6 +1,6 @@
-"""A run in a terminal: how far it is, what its rewards and buffers do, what its judge costs.
+"""The progress of a run in a terminal: its steps, its rewards and buffers, and the cost of its judge.
 
-Only a terminal gets it. In a file, and under `disable_tqdm`, the trainer prints as it always does.
+Where stdout is a file, or with `disable_tqdm`, the trainer prints its usual lines instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,33 +14,36 @@ from transformers import ProgressCallback, TrainerCallback
 from ..judge import Totals
 from .trainer import RankBufferTrainer
 
-HOUR = 3600.0  # seconds of steps whose pace the remaining time assumes; a step can take minutes
+HOUR = 3600.0  # seconds; the remaining time assumes the pace of the last hour, since a step can take minutes
 
 
 class StatusProgress(Progress):
-    """rich's bar with a line of text under it."""
+    """A progress bar of rich with a line of text below it."""
 
     status = ""
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """The bar, then the text, cut where the terminal ends."""
+        """Yield the bar, then the text, which is cut at the width of the terminal."""
         yield from super().get_renderables()
         if self.status:
             yield Text(self.status, no_wrap=True, overflow="ellipsis", style="dim")
 
 
 class RunProgress(TrainerCallback):
-    """Epoch, step, pace and remaining time in a bar; rewards, buffers and judge under it; a line that stays per epoch.
+    """The callback that draws a bar with a status line, and prints one line per epoch that stays.
+
+    The bar shows epoch, steps, elapsed time and remaining time. The status line shows rewards, buffers and judge. A
+    console that is no terminal gets the lines of the epochs alone.
 
     Args:
         epochs (`float`):
-            Epochs of the run.
+            Number of epochs of the run.
         totals (`Callable[[], Totals]`):
-            Judge costs so far. A resumed run's hold those from before.
+            Returns the cost of the judge so far. A resumed run counts the cost before the checkpoint, too.
         price (`Callable[[Totals], float | None]`):
-            What they come to, `None` if nobody knows.
+            Returns the price of this cost, or `None` if no prices are set.
         console (`Console`):
-            Where to draw.
+            The console to draw on.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class RunProgress(TrainerCallback):
         self.evaluated = 0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Draw the bar, from where a resumed run goes on."""
+        """Draw the bar. A resumed run starts it at its step."""
         if args and args.max_steps > 0:
             self.epochs = state.num_train_epochs
         self.bar = StatusProgress(
@@ -68,25 +71,26 @@ class RunProgress(TrainerCallback):
             TimeRemainingColumn(),
             console=self.console,
             refresh_per_second=4,
+            disable=not self.console.is_terminal,
             speed_estimate_period=HOUR,
         )
         self.bar.add_task("train", total=state.max_steps, completed=state.global_step, epoch=self._epoch(state))
         self.bar.start()
 
     def on_step_end(self, args, state, control, **kwargs):
-        """One step further."""
+        """Move the bar one step further."""
         if self.bar:
             self.evaluated = 0
             self.bar.update(self.bar.task_ids[0], completed=state.global_step, epoch=self._epoch(state))
 
     def on_prediction_step(self, args, state, control, **kwargs):
-        """An evaluation can take long."""
+        """Say which batch is being evaluated, since an evaluation can take long."""
         if self.bar:
             self.evaluated += 1
             self.bar.status = f"evaluating, batch {self.evaluated}"
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """New numbers; at the end of an epoch they stay."""
+        """Show the new numbers in the status line. At the end of an epoch, print them in a line that stays."""
         if self.bar is None or "judge/calls" not in logs:
             return
         self.bar.status = self.status(logs)
@@ -95,10 +99,11 @@ class RunProgress(TrainerCallback):
                 f"epoch {int(state.epoch)}/{self.epochs:g}  step {state.global_step}  {self.bar.status}",
                 highlight=False,
                 markup=False,
+                soft_wrap=True,  # one line in a file, too
             )
 
     def status(self, logs: dict[str, float]) -> str:
-        """A log entry in a line."""
+        """Format a log entry as the status line."""
         totals = self.totals()
         price = self.price(totals)
         rate = logs["judge/calls"] / max(logs["judge/seconds"], 1e-9)
@@ -118,18 +123,18 @@ class RunProgress(TrainerCallback):
         return f"{min(int(done) + 1, int(-(-self.epochs // 1)))}/{self.epochs:g}"
 
     def on_train_end(self, args, state, control, **kwargs):
-        """The bar stays as it stands last."""
+        """Stop the bar. Its last state stays in the terminal."""
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back, also after an error."""
+        """Give the terminal back. Call it after an error, too."""
         if self.bar:
             self.bar.stop()
             self.bar = None
 
 
 def short(tokens: int) -> str:
-    """1234567 as 1.2M."""
+    """Format a number of tokens: 1234567 as 1.2M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if tokens >= size:
             return f"{tokens / size:.1f}{letter}"
@@ -138,15 +143,19 @@ def short(tokens: int) -> str:
 
 @contextmanager
 def run_progress(trainer: RankBufferTrainer, console: Console | None = None) -> Iterator[None]:
-    """Show how `trainer` gets on in the terminal instead of tqdm's bar, on the main process.
+    """Show the progress of `trainer` in the terminal, on the main process, instead of tqdm's bar.
 
-    Nothing changes where stdout is no terminal, under `disable_tqdm`, and on the other processes.
+    Nothing changes where stdout is no terminal or with `disable_tqdm`.
 
     Args:
         trainer (`RankBufferTrainer`):
             The trainer, before `train()`.
         console (`Console`, *optional*):
-            Where to draw; stdout by default.
+            The console to draw on. Default: stdout.
+
+    Example:
+        >>> with run_progress(trainer):
+        ...     trainer.train()
     """
     console = console or Console()
     if not console.is_terminal or trainer.args.disable_tqdm:

@@ -1,7 +1,7 @@
-"""RankBuffer as a reward function, for `reward_funcs` of a stock `GRPOTrainer` and inside `RankBufferTrainer`.
+"""Rank rewards as reward functions, for `RankBufferTrainer` and for `reward_funcs` of a stock `GRPOTrainer`.
 
-Every process calls it with its slice of the rollouts. The slices are gathered into whole groups, the main process
-scores them once, and every process gets its rewards or the error.
+Every process calls the function with its slice of the rollouts. The slices are gathered into whole groups, and the
+main process scores each group once. Then every process gets the rewards of its slice, or the error.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ from datasets import Dataset
 from transformers import TrainerState
 
 from ..data.queries import QueryTable
+from ..errors import SettingsError
 from ..groups import Rollout, RolloutGroup, storable
 from ..judge import Judge
-from ..rewards.format import AnswerReader
+from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
@@ -26,36 +27,201 @@ from .scorer import GroupScorer
 
 logger = get_logger(__name__)
 
+PATIENCE = 3  # generations without any answer, from the start of a run, after which the run stops
+
+
+class GroupReward:
+    """The rank reward of [`RankBufferTrainer`], which passes answers, split and epoch as columns of the rows.
+
+    Args:
+        queries (`QueryTable`):
+            The queries to train on.
+        open_scorer (`Callable[[], GroupScorer]`):
+            Opens the scorer, with judge and store. It is called once, on the main process alone.
+        num_generations (`int`):
+            `G`, the number of rollouts per query.
+        format_check (`str`, *optional*, defaults to `"none"`):
+            The format check that the answers were read with, for messages.
+        eval_queries (`QueryTable`, *optional*):
+            The queries to evaluate on. Default: `queries`.
+        num_generations_eval (`int`, *optional*):
+            The number of rollouts per query in an evaluation. Default: `num_generations`.
+    """
+
+    __name__ = "rank_reward"
+
+    def __init__(
+        self,
+        queries: QueryTable,
+        open_scorer: Callable[[], GroupScorer],
+        num_generations: int,
+        format_check: str = "none",
+        eval_queries: QueryTable | None = None,
+        num_generations_eval: int | None = None,
+    ):
+        self.queries = queries
+        self.eval_queries = queries if eval_queries is None else eval_queries
+        self.num_generations = num_generations
+        self.num_generations_eval = num_generations_eval or num_generations
+        self.format_check = format_check
+        self._started = False
+        self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
+        self._scorer: GroupScorer | None = None
+
+        def open_here() -> None:
+            self._scorer = open_scorer()
+
+        on_main_process(open_here)
+
+    @property
+    def scorer(self) -> GroupScorer:
+        """The scorer, with method, judge and store. Only the main process has one.
+
+        Raises:
+            `RuntimeError`: on another process, or after `close`.
+        """
+        if self._scorer is None:
+            raise RuntimeError("only the main process has judge and store, and only until close()")
+        return self._scorer
+
+    @property
+    def method(self) -> RewardMethod:
+        """The reward method. Only the main process has it."""
+        return self.scorer.method
+
+    def __call__(
+        self,
+        completions: Sequence,
+        query_id: Sequence[str],
+        extracted_answer: Sequence[Answer],
+        split: Sequence[str] = ("train",),
+        epoch: Sequence[int | None] = (None,),
+        completion_ids: Sequence[list[int]] | None = None,
+        trainer_state: TrainerState | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs,
+    ) -> list[float | None]:
+        """Return one reward per completion of this process. A collective: every process must call it."""
+        rows = gather_object([(id, answer.text) for id, answer in zip(query_id, extracted_answer, strict=True)])
+        step = trainer_state.global_step if trainer_state else 0
+
+        def score() -> tuple[list[float | None], dict[str, float]]:
+            training = split[0] == "train"
+            groups = self._groups(rows, training, step, epoch[0])
+            if not any(group.answered for group in groups):
+                self._no_answers(step, len(rows), training, completions, completion_ids)
+            elif training:
+                self._unanswered = None
+            if training and not self._started:
+                self.scorer.store.rewind(step)
+                self._started = True
+            outcome = self.scorer.score(groups, step, update=training)
+            return [reward for score in outcome.scores for reward in score.rewards], step_metrics(groups, outcome)
+
+        rewards, metrics = on_main_process(score)
+        if log_metric:
+            for name, value in metrics.items():
+                log_metric(name, value)
+        first = PartialState().process_index * len(completions)
+        return rewards[first : first + len(completions)]
+
+    def _groups(
+        self, rows: Sequence[tuple[str, str]], training: bool, step: int, epoch: int | None
+    ) -> list[RolloutGroup]:
+        """Cut the rows of all processes into groups. TRL's sampler yields each query `G` times in a row."""
+        queries, G = self.queries, self.num_generations
+        if not training:
+            queries, G = self.eval_queries, self.num_generations_eval
+        if len(rows) % G:
+            raise ValueError(f"{len(rows)} rollouts do not make whole groups of num_generations={G}")
+        groups = []
+        for start in range(0, len(rows), G):
+            ids = {query_id for query_id, _ in rows[start : start + G]}
+            if len(ids) != 1:
+                raise ValueError(
+                    f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(ids)}"
+                )
+            rollouts = tuple(Rollout(i, storable(text)) for i, (_, text) in enumerate(rows[start : start + G]))
+            groups.append(RolloutGroup(queries[ids.pop()], rollouts, step, epoch))
+        return groups
+
+    def _no_answers(
+        self,
+        step: int,
+        count: int,
+        training: bool,
+        completions: Sequence,
+        completion_ids: Sequence[list[int]] | None,
+    ) -> None:
+        """Warn that a generation has no answer. Stop the run if none of its first generations has one."""
+        if training and self._unanswered is not None:
+            self._unanswered += 1
+        text = completion_text(completions[0])
+        longest = max(map(len, completion_ids)) if completion_ids else None
+        what = (
+            f"none of the {count} rollouts has an answer under format_check={self.format_check!r}. The first"
+            f" completion has {len(text)} characters, begins with {text[:60]!r} and ends with {text[-60:]!r}."
+            + (f" The longest has {longest} tokens." if longest else "")
+            + " If completions are cut off, raise max_completion_length. Else the policy does not write this format:"
+            " change format_check, or ask for the format in the prompt."
+        )
+        if self._unanswered is not None and self._unanswered >= PATIENCE:
+            raise SettingsError(f"nothing to rank in the first {PATIENCE} generations, so the run stops: {what}")
+        logger.warning(f"step {step}: {what}")
+
+    def restart(self, saved: Path | None = None) -> None:
+        """Get ready for a run: from the store of a checkpoint, or with an empty store. Main process only.
+
+        An empty store is ready at once, so that an evaluation before the first step does not see the buffers of
+        another run. A stock trainer does not call `restart`: its store goes back to the step of the first call.
+        """
+        self._unanswered = 0
+        self._started = saved is None
+        if saved is None:
+            self.scorer.store.rewind(0)
+        else:
+            self.scorer.store.restore(saved)
+
+    def close(self) -> None:
+        """Close the store and the judge's connections."""
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
+
 
 class RankBufferReward:
-    """A reward function whose rewards are ranks in [-1, 1], and `None` for rollouts that no judge could place.
+    """A reward function for a stock `GRPOTrainer`. Its rewards are ranks in [-1, 1], and `None` for unscored rollouts.
 
-    In a stock `GRPOTrainer`, use it alone or know that TRL counts the `None` of one reward function as 0 when another
-    one has a value; `RankBufferTrainer` has no such gap. A stock trainer does not say whether it evaluates, so give
-    evaluation rows a column `split` with another value than `train`, else they update the buffers.
+    Use it as the only reward function. TRL counts the `None` of one reward function as 0 if another one has a value;
+    [`RankBufferTrainer`] does not. A stock trainer does not say whether it evaluates. So give evaluation rows a column
+    `split` with another value than `train`, or they will update the buffers.
 
     Args:
         dataset (`Dataset`):
-            The queries, with the columns of `docs/data.md`. The rows that the trainer trains on need `prompt` and
+            The queries, with the columns of `docs/data.md`. The rows that the trainer gets need `prompt` and
             `query_id` only.
         judge (`Judge`):
-            Who is asked. Used on the main process alone.
+            The judge. Used on the main process alone.
         store (`str` or `Path`):
             The SQLite file for buffers, history and ledger.
         num_generations (`int`):
-            `G`, the trainer's `num_generations`.
+            `G`, the `num_generations` of the trainer.
         method (`RewardMethod`, *optional*, defaults to `RankBuffer()`):
-            The method with its arguments.
+            The reward method with its arguments.
         reader (`AnswerReader`, *optional*):
-            What counts as an answer.
+            Reads the answers out of completions. Default: the whole completion is the answer.
         max_failures (`float`, *optional*, defaults to `0.25`):
-            Share of failed judgments in a step above which the run stops.
+            Share of failed judgments in a step, in 0..1, above which the run stops.
         step_timeout (`float`, *optional*):
-            Seconds for judging one step, above which the run stops.
+            Seconds for judging one step, above which the run stops. Default: no limit.
 
     Raises:
         [`DataError`]: if the data set cannot be trained on.
         [`StoreError`]: if the store cannot be written.
+
+    Example:
+        >>> reward = RankBufferReward(dataset, Judge(RubricJudge()), "buffers.sqlite", num_generations=8)
+        >>> trainer = GRPOTrainer(model, reward_funcs=[reward], args=args, train_dataset=dataset)
     """
 
     __name__ = "rank_reward"
@@ -71,29 +237,14 @@ class RankBufferReward:
         max_failures: float = 0.25,
         step_timeout: float | None = None,
     ):
-        self.method = method or RankBuffer()
-        self.queries = QueryTable(dataset, anchors_needed=self.method.responses_needed)
+        method = method or RankBuffer()
         self.reader = reader or AnswerReader()
-        self.num_generations = num_generations
-        self.training = True
-        self.epoch: Callable[[], int] | None = None
-        self._started = False
-        self._scorer: GroupScorer | None = None
-        on_main_process(lambda: self._open(judge, store, max_failures, step_timeout))
-
-    def _open(self, judge: Judge, store: str | Path, max_failures: float, step_timeout: float | None) -> None:
-        self._scorer = GroupScorer(self.method, judge, BufferStore(store), max_failures, step_timeout)
-
-    @property
-    def scorer(self) -> GroupScorer:
-        """Method, judge and store, which the main process alone has.
-
-        Raises:
-            `RuntimeError`: on another process, or after `close`.
-        """
-        if self._scorer is None:
-            raise RuntimeError("only the main process has judge and store, and only until close()")
-        return self._scorer
+        self._reward = GroupReward(
+            QueryTable(dataset, anchors_needed=method.responses_needed),
+            lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout),
+            num_generations,
+            self.reader.check,
+        )
 
     def __call__(
         self,
@@ -106,64 +257,17 @@ class RankBufferReward:
         split: Sequence[str] = ("train",),
         **kwargs,
     ) -> list[float | None]:
-        """One reward per completion of this process. A collective: every process must call it."""
-        answers = self.reader.read(prompts, completions, completion_ids)
-        rows = gather_object([(id, answer.text) for id, answer in zip(query_id, answers, strict=True)])
-        step = trainer_state.global_step if trainer_state else 0
-        training = self.training and split[0] == "train"
-        rewards, metrics = on_main_process(lambda: self._score(rows, step, training))
-        if log_metric:
-            for name, value in metrics.items():
-                log_metric(name, value)
-        first = PartialState().process_index * len(completions)
-        return rewards[first : first + len(completions)]
-
-    def _score(self, rows: Sequence[tuple[str, str]], step: int, training: bool) -> tuple[list[float | None], dict]:
-        """On the main process: all rows in rank order to all rewards in the same order, and the step's metrics."""
-        if training and not self._started:
-            self.scorer.store.rewind(step)
-            self._started = True
-        groups = self._groups(rows, step, self.epoch() if self.epoch and training else None)
-        outcome = self.scorer.score(groups, step, update=training)
-        if not any(group.answered for group in groups):
-            logger.warning(
-                f"step {step}: none of the {len(rows)} rollouts has an answer under"
-                f" format_check={self.reader.check!r}. Is max_completion_length long enough, and does the policy write"
-                " this format?"
-            )
-        rewards = [reward for score in outcome.scores for reward in score.rewards]
-        return rewards, step_metrics(groups, outcome)
-
-    def _groups(self, rows: Sequence[tuple[str, str]], step: int, epoch: int | None) -> list[RolloutGroup]:
-        """Cut the rows into groups of `G`; TRL's sampler yields each query `G` times in a row."""
-        G = self.num_generations
-        if len(rows) % G:
-            raise ValueError(f"{len(rows)} rollouts do not make whole groups of num_generations={G}")
-        groups = []
-        for start in range(0, len(rows), G):
-            ids = {query_id for query_id, _ in rows[start : start + G]}
-            if len(ids) != 1:
-                raise ValueError(
-                    f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(ids)}"
-                )
-            rollouts = tuple(Rollout(i, storable(text)) for i, (_, text) in enumerate(rows[start : start + G]))
-            groups.append(RolloutGroup(self.queries[ids.pop()], rollouts, step, epoch))
-        return groups
-
-    def restart(self, saved: Path | None = None) -> None:
-        """Get ready for a run: from a checkpoint's store, or from nothing.
-
-        Main process only. Nothing is there at once, so that an evaluation before the first step sees no other run's
-        buffers. Without this call, as in a stock trainer, the store goes back to the step that the first call names.
-        """
-        self._started = saved is None
-        if saved is None:
-            self.scorer.store.rewind(0)
-        else:
-            self.scorer.store.restore(saved)
+        """Return one reward per completion of this process. A collective: every process must call it."""
+        return self._reward(
+            completions,
+            query_id,
+            self.reader.read(prompts, completions, completion_ids),
+            split,
+            completion_ids=completion_ids,
+            trainer_state=trainer_state,
+            log_metric=log_metric,
+        )
 
     def close(self) -> None:
-        """Close store and judge."""
-        if self._scorer is not None:
-            self._scorer.close()
-            self._scorer = None
+        """Close the store and the judge's connections."""
+        self._reward.close()

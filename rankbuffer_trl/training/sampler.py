@@ -1,4 +1,4 @@
-"""The order of the data, exact across resume."""
+"""The order of the data, which a resumed run keeps."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,15 @@ from trl.trainer.utils import RepeatSampler
 class EpochSampler(RepeatSampler):
     """TRL's [`RepeatSampler`] with the permutation that belongs to the current epoch.
 
-    The stock sampler draws its permutations one after the other and starts over when a run is resumed, so that a run
-    resumed in epoch 2 would see the order of epoch 0 and visit queries twice or never. This one draws up to the
-    current epoch's each time, which gives an uninterrupted run the stock order.
+    The stock sampler draws one permutation per epoch and starts with the first again when a run is resumed. A run that
+    is resumed in epoch 2 would see the order of epoch 0, and visit queries twice or never. This sampler draws all
+    permutations up to the current epoch each time. An uninterrupted run therefore has the stock order.
 
     Args:
         stock (`RepeatSampler`):
-            The sampler to follow.
+            The sampler whose settings are taken.
         epoch (`Callable[[], int]`):
-            The epoch that is about to begin or to be resumed, from 0.
+            Returns the epoch that is about to begin or to be resumed, from 0.
     """
 
     def __init__(self, stock: RepeatSampler, epoch: Callable[[], int]):

@@ -1,8 +1,8 @@
 """GRPO with RankBuffer rewards: a thin subclass of TRL's trainer.
 
-It adds whole groups whatever the split over processes (the reward function gathers them), an exact data order across
-resume, the unscored rows, and checkpoints that hold the buffers. What was left out, because TRL has it: generation,
-loss, logging, Hub.
+It adds four things: groups that are scored whole for any number of processes (by the reward function), a data order
+that a resumed run keeps, unscored rollouts, and checkpoints that hold the buffers. TRL does the rest: generation,
+loss, logging and pushes to the Hub.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from trl import GRPOTrainer
 from ..data.queries import DataError, QueryTable
 from ..judge import Judge
 from ..report.card import write_card
-from ..rewards.format import AnswerReader, FormatReward
-from ..store import StoreError
+from ..rewards.format import AnswerReader, format_reward
+from ..store import BufferStore, StoreError
 from ..store.export import FILE, export_buffers
 from ..store.places import FOLDER, LIVE_STORE, STATE
 from .batches import Batches
@@ -29,6 +29,7 @@ from .checkpoint import (
     check_not_uploaded,
     check_resumable,
     check_step,
+    check_trusted,
     describe,
     identity,
     newest_checkpoint,
@@ -38,39 +39,46 @@ from .checkpoint import (
 )
 from .config import RankBufferConfig
 from .distributed import on_main_process
-from .reward_function import RankBufferReward
+from .reward_function import GroupReward
 from .sampler import EpochSampler
+from .scorer import GroupScorer
 
 logger = get_logger(__name__)
 
-RANK = 0  # column of the rank reward
+RANK, FORMAT = 0, 1  # columns of the rank reward and the format reward
 
 
 class RankBufferTrainer(GRPOTrainer):
     """
-    Trainer for GRPO whose reward of a rollout is its rank (RankBuffer).
+    The GRPO trainer whose reward of a rollout is its rank (RankBuffer).
 
     Args:
         model (`str` or `PreTrainedModel`):
             The policy, as for [`~trl.GRPOTrainer`].
         args ([`RankBufferConfig`]):
             The configuration.
-        train_dataset (`Dataset`):
-            Queries with the columns of `docs/data.md`: `query_id`, `prompt`, `rubrics` and, unless buffers are
-            bootstrapped, `responses`.
-        eval_dataset (`Dataset`, *optional*):
-            Queries of the same form. Evaluation reads buffers and writes none.
+        train_dataset (`Dataset` or `QueryTable`):
+            The queries to train on, with the columns of `docs/data.md`: `query_id`, `prompt`, `rubrics` and, unless
+            buffers are bootstrapped, `responses`. A table that is already checked is taken as it is.
+        eval_dataset (`Dataset` or `QueryTable`, *optional*):
+            The queries to evaluate on, in the same form. Evaluation reads buffers and writes none.
         reward_funcs (`list[Callable]`, *optional*):
-            Further reward functions, each with weight 1, beside the rank reward and the format reward.
+            More reward functions, each with the weight 1. TRL passes them the columns `query_id`, `split`, `epoch` and
+            `extracted_answer`, an [`~rewards.format.Answer`] per completion.
         judge ([`Judge`], *optional*):
-            Who is asked, if not the judge that `args` names.
+            The judge. Default: the judge that `args` describes.
         dataset_name (`str`, *optional*):
-            What the model card calls the data: an id on the Hub, or a path, of which it shows the last part.
+            The name of the data in the model card: an id on the Hub, or a path, of which the card shows the last part.
         kwargs:
-            Everything else that [`~trl.GRPOTrainer`] takes.
+            The other arguments of [`~trl.GRPOTrainer`].
 
     Raises:
-        [`DataError`], [`StoreError`], `ValueError`: before training, naming what is wrong.
+        [`DataError`], [`StoreError`], [`SettingsError`]: before training. The message names the fault.
+
+    Example:
+        >>> args = RankBufferConfig("runs/mine", judge_url="http://127.0.0.1:8001/v1", judge_model="my-judge")
+        >>> trainer = RankBufferTrainer("Qwen/Qwen3-0.6B", args, train_dataset=load_queries("my_queries.jsonl"))
+        >>> trainer.train()
     """
 
     _tag_names = ["trl", "grpo", "rankbuffer"]
@@ -92,67 +100,43 @@ class RankBufferTrainer(GRPOTrainer):
         self,
         model: str | PreTrainedModel,
         args: RankBufferConfig,
-        train_dataset: Dataset,
-        eval_dataset: Dataset | None = None,
+        train_dataset: Dataset | QueryTable,
+        eval_dataset: Dataset | QueryTable | None = None,
         reward_funcs: list[Callable] | None = None,
         judge: Judge | None = None,
         dataset_name: str | None = None,
         **kwargs,
     ):
-        reader = AnswerReader(args.format_check, chat_template_kwargs=args.chat_template_kwargs)
-        self.rank_reward = RankBufferReward(
-            train_dataset,
-            judge=judge or args.judge(),
-            store=Path(args.output_dir) / LIVE_STORE,
-            num_generations=args.num_generations,
-            method=args.reward_method(),
-            reader=reader,
-            max_failures=args.judge_max_failures,
-            step_timeout=args.judge_step_timeout,
+        responses_needed = args.reward_method().responses_needed
+        queries = as_table(train_dataset, responses_needed)
+        eval_queries = None if eval_dataset is None else as_table(eval_dataset, responses_needed)
+        self._train_queries = queries
+        self._batches = Batches(args, len(queries), None if eval_queries is None else len(eval_queries))
+        self.rank_reward = GroupReward(
+            queries,
+            lambda: open_scorer(args, judge),
+            args.num_generations,
+            args.format_check,
+            eval_queries,
+            args.num_generations_eval,
         )
-        self._train_queries = self.rank_reward.queries
-        self._eval_queries = None
-        if eval_dataset is not None:
-            self._eval_queries = QueryTable(eval_dataset, self.rank_reward.method.responses_needed)
-            eval_dataset = eval_dataset.select_columns(["prompt", "query_id"])
-        extra = reward_funcs or []
-        args.reward_weights = [1.0, args.format_weight] + [1.0] * len(extra)
         super().__init__(
             model,
-            reward_funcs=[self.rank_reward, FormatReward(reader), *extra],
+            reward_funcs=[self.rank_reward, format_reward, *(reward_funcs or [])],
             args=args,
-            train_dataset=train_dataset.select_columns(["prompt", "query_id"]),
-            eval_dataset=eval_dataset,
+            train_dataset=queries.prompts,
+            eval_dataset=None if eval_queries is None else eval_queries.prompts,
             **kwargs,
         )
+        self.reward_weights[FORMAT] = args.format_weight
         self.dataset_name = dataset_name
+        self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
+        self._sigterm = StopOnSigterm(self._batches.ends_generation)
         self.add_callback(BeforePush(self._prepare_push))
-        reader.tokenizer = self._tokenizer
-        self.rank_reward.epoch = self.current_epoch
-        self._sigterm = StopOnSigterm(self._ends_generation)
         self.add_callback(self._sigterm)
         on_main_process(self._check_prompts)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the data, which leaves out queries that fill no whole generation batch."""
-        return Batches(self.args, len(self.train_dataset)).steps_per_epoch
-
-    def current_epoch(self) -> int:
-        """The pass over the data that the next step belongs to, from 0; unlike the trainer state's, an integer."""
-        return self.state.global_step // self.steps_per_epoch
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a SIGTERM ended the last call of `train`; its checkpoint is written."""
-        return self._sigterm.stopped
-
-    def _ends_generation(self, step: int) -> bool:
-        micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
-        return micro_steps % (self.args.steps_per_generation * self.num_iterations) == 0
-
     def _check_prompts(self) -> None:
-        Batches(self.args, len(self.train_dataset))  # raises where there are too few queries
         limit = self.args.max_prompt_length
         for row in self.train_dataset if limit else ():
             ids = self._tokenizer.apply_chat_template(
@@ -163,26 +147,40 @@ class RankBufferTrainer(GRPOTrainer):
                     f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}"
                 )
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of optimizer steps in an epoch, which leaves out queries that fill no whole generation batch."""
+        return self._batches.steps_per_epoch
+
+    def current_epoch(self) -> int:
+        """Return the epoch that the next step belongs to, an integer from 0. The trainer state's epoch is a float."""
+        return self.state.global_step // self.steps_per_epoch
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a SIGTERM ended the last call of `train`; its checkpoint is written."""
+        return self._sigterm.stopped
+
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
-        """TRL's sampler, in the order that an uninterrupted run has, whenever it is resumed."""
+        """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
         return EpochSampler(super()._get_train_sampler(dataset), self.current_epoch)
 
     def _calculate_rewards(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
-        """TRL's rewards, shape (rollouts of all processes, reward functions).
+        """Compute TRL's rewards, of shape (rollouts of all processes, reward functions).
 
-        A rollout that no judge could place has NaN in its whole row: TRL then leaves it out of the baseline and gives
-        it no advantage, where a NaN beside a format reward would count as a rank reward of 0.
+        A rollout that no judge could place has NaN in its whole row. TRL then leaves it out of the baseline and gives
+        it no advantage. With a NaN in the rank column alone, TRL would take the rank reward for 0.
         """
-        self.rank_reward.training = self.model.training
-        self.rank_reward.num_generations = self.num_generations if self.model.training else self.num_generations_eval
-        self.rank_reward.queries = (
-            self._train_queries if self.model.training else self._eval_queries or self._train_queries
-        )
+        training = self.model.training
+        # TRL passes the columns of a row to every reward function: the answers are read once, for all of them.
+        step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
+        answers = self._answers.read(prompts, completions, completion_ids_list)
+        inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, answers, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
-        if self.args.scale_by_signal and self.model.training:
+        if self.args.scale_by_signal and training:
             rewards = scale_by_signal(rewards, self.reward_weights, self.num_generations)
         return rewards
 
@@ -215,12 +213,18 @@ class RankBufferTrainer(GRPOTrainer):
             )
         if resume:
             checkpoint = newest_checkpoint(self.args.output_dir) if resume is True else Path(resume)
+            check_trusted(checkpoint, self.args.output_dir, self.args.trust_checkpoint)
             if self.args.push_to_hub:
                 check_not_uploaded(checkpoint, self.args.output_dir)
             check_resumable(checkpoint, self._identity(), self.args.resume_with_changes)
             set_torn_aside(self.args.output_dir)
             self.rank_reward.restart(checkpoint / FOLDER)
             step = check_step(checkpoint, self.rank_reward.scorer.store)
+            if not self._batches.ends_generation(step):
+                raise StoreError(
+                    f"{checkpoint} was saved inside a generation, whose queries would be scored a second time: resume"
+                    " from another checkpoint"
+                )
         self.rank_reward.scorer.first_question(self._train_queries[self._train_queries.ids[0]])
         if not checkpoint:
             self.rank_reward.restart()
@@ -281,11 +285,27 @@ class RankBufferTrainer(GRPOTrainer):
         self.rank_reward.close()
 
 
-def scale_by_signal(rewards: torch.Tensor, weights: torch.Tensor, G: int) -> torch.Tensor:
-    """GPG's rescaling: rewards, shape (groups * G, functions), over the share of groups whose total rewards differ.
+def as_table(dataset: Dataset | QueryTable, responses_needed: int) -> QueryTable:
+    """Check a data set and index it by query id, unless that is done."""
+    return dataset if isinstance(dataset, QueryTable) else QueryTable(dataset, responses_needed)
 
-    Groups without a difference have no gradient, and this gives the others their weight (GPG's alpha). All zero, or
-    all different, changes nothing.
+
+def open_scorer(args: RankBufferConfig, judge: Judge | None = None) -> GroupScorer:
+    """Open the scorer of a run: its reward method, its judge and the store in its folder."""
+    return GroupScorer(
+        args.reward_method(),
+        judge or args.judge(),
+        BufferStore(Path(args.output_dir) / LIVE_STORE),
+        args.judge_max_failures,
+        args.judge_step_timeout,
+    )
+
+
+def scale_by_signal(rewards: torch.Tensor, weights: torch.Tensor, G: int) -> torch.Tensor:
+    """Divide rewards, of shape (groups * G, functions), by the share of groups whose total rewards differ (GPG).
+
+    Groups without a difference have no gradient, and the division gives their weight to the others (GPG's alpha). If
+    no group has a difference, or all have one, nothing changes.
     """
     totals = (rewards * weights.to(rewards)).nansum(dim=1).view(-1, G)
     scored = ~torch.isnan(rewards[:, RANK]).view(-1, G)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One machine with eight GPUs of 80 GB: 4 train, 2 sample rollouts, 2 judge.
+# One machine with eight GPUs of 80 GB: 4 GPUs train, 2 sample rollouts, and 2 judge.
 #
 #   recipes/launch/one_node.sh [further arguments of train_rankbuffer.py]
 #
@@ -9,21 +9,21 @@
 # 6, 7   judge: vLLM, tensor parallel                  8001
 #
 # Batch: 4 processes x 2 per device x 20 accumulation = 160 rollouts = 20 queries x 8. Groups: 2 x 20 is a multiple of 8,
-# so each lies on one process.
+# so each group lies on one process.
 #
 # Memory of a GPU, by arithmetic (1 GB = 10^9 bytes):
 #   training   Qwen3-8B has 8.2e9 parameters of 16 bytes (2 weights, 2 gradients, 4 + 8 master weights and Adam):
 #              131 GB / 4                                                                            = 33 GB
 #              checkpointed activations: 36 layers x 2 sequences x 8,192 tokens x 4,096 x 2 bytes    =  5 GB
 #              logits of the answers: 2 x 4,096 x 151,936 x about 10 bytes (bf16, fp32, gradient)    = 12 GB
-#              together about 50 of 80 GB. Short of memory: per_device_train_batch_size 1, accumulation 40.
+#              together about 50 of 80 GB. If memory is short: per_device_train_batch_size 1, accumulation 40.
 #   rollouts   weights 16.4 GB / 2 = 8 GB. Cache: 36 layers x 2 x 8 heads x 128 x 2 bytes = 147 kB a token, 74 kB on each
 #              GPU; 0.9 x 80 - 8 - 4 = 60 GB hold 800,000 tokens, 100 of 160 sequences at their longest (8,192). The rest
-#              waits its turn.
+#              waits.
 #   judge      Qwen3-30B-A3B: 61 GB / 2 = 31 GB. Cache: 48 x 2 x 4 x 128 x 2 = 98 kB a token, 49 kB on each GPU;
 #              0.9 x 80 - 31 - 4 = 37 GB hold 750,000 tokens, 64 questions of up to 11,000.
 #
-# Has not been run on GPUs. The tests run it with stand-ins for vllm, accelerate and curl.
+# This script has not been run on GPUs. The tests run it with stand-ins for vllm, accelerate and curl.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=recipes/launch/servers.sh
@@ -36,7 +36,7 @@ ARGUMENTS=(
     --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --gradient_accumulation_steps 20 "$@"
 )
 
-# What cannot work is refused before a weight is loaded.
+# The dry run refuses settings that cannot work before any weights are loaded.
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 4
 
 start judge env CUDA_VISIBLE_DEVICES=6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
@@ -48,6 +48,6 @@ start rollouts env CUDA_VISIBLE_DEVICES=4,5 VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_D
 wait_healthy judge http://127.0.0.1:8001/health
 wait_healthy rollouts http://127.0.0.1:8000/health
 
-# VLLM_HOST_IP is where the trainer meets the rollout server to hand over weights.
+# VLLM_HOST_IP is the address at which the trainer sends weights to the rollout server.
 train env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP=127.0.0.1 \
     accelerate launch --config_file accelerate_configs/zero3_4gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

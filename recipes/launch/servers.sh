@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# For the scripts beside this one: start servers, wait until they are ready, train, and end all of it again.
+# Functions for the other scripts in this folder: start servers, wait until they are ready, train, and end everything.
 #
-# A server runs in a process group of its own and writes to $LOGS/NAME.log. Whatever a script started ends with the
-# script, however that ends. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which finish their step,
-# write a checkpoint and end; a second one ends everything at once.
+# A server runs in its own process group and writes to $LOGS/NAME.log. Everything that a script started ends with the
+# script, for whatever reason the script ends. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which
+# finish their step, write a checkpoint and end. A second signal ends everything at once.
 
 LOGS=${LOGS:-runs/logs}
 START_SECONDS=${START_SECONDS:-1200} # for a server to be ready, loading its weights included
@@ -20,7 +20,8 @@ die() {
     exit 1
 }
 
-# start NAME COMMAND...: in the background. Set its environment by `start NAME env KEY=VALUE ... COMMAND...`.
+# start NAME COMMAND...: run the command in the background. To set its environment, use
+# `start NAME env KEY=VALUE ... COMMAND...`.
 start() {
     local name=$1
     shift
@@ -30,7 +31,7 @@ start() {
     SERVERS[$name]=$!
 }
 
-# wait_healthy NAME URL: until the server answers, or has ended, or the time is over.
+# wait_healthy NAME URL: wait until the server answers. Stop the script if the server ends or START_SECONDS are over.
 wait_healthy() {
     local name=$1 url=$2 deadline=$((SECONDS + START_SECONDS))
     until curl --silent --fail --max-time 5 --output /dev/null "$url"; do
@@ -44,7 +45,7 @@ wait_healthy() {
     say "$name is ready"
 }
 
-# train COMMAND...: in the foreground, with the exit status of the command.
+# train COMMAND...: run the command in the foreground and return its exit status.
 train() {
     local status=0
     say "training: $*"
@@ -53,14 +54,14 @@ train() {
     while true; do
         status=0
         wait "$TRAINING" || status=$?
-        kill -0 "$TRAINING" 2>/dev/null || break # else a signal ended the wait, and the training goes on
+        kill -0 "$TRAINING" 2>/dev/null || break # otherwise a signal ended the wait, and the training still runs
     done
     TRAINING=
     return "$status"
 }
 
-# Children of a process: of `accelerate launch`, the training processes. The launcher itself is not told, since it would
-# kill them after 30 seconds, which a checkpoint may exceed.
+# children PID: print the child processes. For `accelerate launch` they are the training processes. They get the signal
+# and the launcher does not, because it would kill them after 30 seconds, and a checkpoint may take longer.
 children() { ps -o pid= --ppid "$1" || true; }
 
 family() {
@@ -69,8 +70,8 @@ family() {
     for pid in $(children "$1"); do family "$pid"; done
 }
 
-# With TELL_LAUNCHER, the launcher is srun. It hands SIGUSR1 on to its tasks, where this function runs again; a SIGTERM
-# it answers by killing them.
+# With TELL_LAUNCHER, the launcher is srun. It passes SIGUSR1 on to its tasks, where this function runs again. On SIGTERM,
+# srun would kill its tasks.
 warn() {
     local pid told=$TRAINING signal=USR1
     [[ -n $TRAINING && -z $WARNED ]] || exit 143

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One GPU of 80 GB: LoRA on Qwen3-8B, rollouts by vLLM on the same GPU, the judge somewhere else.
+# One GPU of 80 GB: LoRA on Qwen3-8B, rollouts by vLLM on the same GPU, the judge on another machine.
 #
 #   JUDGE_URL=http://10.0.0.2:8001/v1 recipes/launch/single_gpu_lora.sh [further arguments of train_rankbuffer.py]
 #
 # JUDGE_URL is any OpenAI-compatible endpoint, JUDGE its model, OPENAI_API_KEY its key. If it is not vLLM, add
-# `--judge_decoding json_schema` (docs/judge.md). No server is started here.
+# `--judge_decoding json_schema` (docs/judge.md). This script starts no server.
 #
 # Batch: 1 process x 1 per device x 160 accumulation = 160 rollouts = 20 queries x 8.
 #
@@ -14,12 +14,12 @@
 #   training   frozen weights 8.2e9 x 2 bytes = 16.4 GB; LoRA of rank 32 on all linear layers, 87e6 parameters x 16 bytes
 #              = 1.4 GB; activations 36 layers x 8,192 tokens x 4,096 x 2 bytes = 2.4 GB; logits of one answer 4,096 x
 #              151,936 x about 10 bytes = 6 GB: 26 GB
-#   together about 62 of 80 GB. With 48 GB take Qwen/Qwen3-4B by POLICY.
+#   together about 62 of 80 GB. With 48 GB, set POLICY to Qwen/Qwen3-4B.
 #
-# The learning rate is not the paper's, which trains all weights: LoRA usually wants about ten times as much.
+# The learning rate is not the paper's. The paper trains all weights, and LoRA usually needs a rate ten times as high.
 #
-# Has not been run on a GPU. The tests run it with stand-ins for accelerate and curl; LoRA itself is trained, saved,
-# pushed and resumed on the CPU by the tests.
+# This script has not been run on a GPU. The tests run it with stand-ins for accelerate and curl. They also train, save,
+# push and resume LoRA on the CPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=recipes/launch/servers.sh

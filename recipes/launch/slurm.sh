@@ -9,7 +9,7 @@
 #SBATCH --signal=B:TERM@900
 #SBATCH --requeue
 #SBATCH --output=runs/slurm-%j.log
-# Slurm: the first of three nodes serves, the other two train on 16 GPUs.
+# Slurm with three nodes: the first node serves, and the other two train on 16 GPUs.
 #
 #   mkdir -p runs && sbatch recipes/launch/slurm.sh [further arguments of train_rankbuffer.py]
 #
@@ -20,20 +20,21 @@
 # 0      4-7   judge: vLLM, tensor parallel                   8001
 # 1, 2   0-7   training, ZeRO-3 over 16 processes             29500 (processes), 51216 (weights), both on node 1
 #
-# The servers listen at node 0's address in the cluster's network and take no key; do not use this where others share it.
+# The servers listen at node 0's address in the cluster's network and take no key. Do not use this script in a network
+# that you share with others.
 #
 # Batch: 16 processes x 2 per device x 5 accumulation = 160 rollouts = 20 queries x 8. Some groups lie on two or more
-# processes, which changes nothing. Another number of nodes: set ACCUMULATION = 80 / training GPUs; 3 and 6 training
-# nodes cannot make 160.
+# processes, and the result is the same. For another number of nodes, set ACCUMULATION = 80 / training GPUs. 3 and 6
+# training nodes cannot make 160.
 #
-# Memory of a GPU, by arithmetic (the terms stand in one_node.sh; 1 GB = 10^9 bytes): training 131 GB / 16 = 8 GB,
+# Memory of a GPU, by arithmetic (one_node.sh has the terms; 1 GB = 10^9 bytes): training 131 GB / 16 = 8 GB,
 # activations 5 GB, logits 12 GB, about 25 of 80 GB; servers as in two_nodes.sh.
 #
-# 15 minutes before its time is over, Slurm sends SIGTERM to this script, which tells the training nodes by SIGUSR1: the
-# training finishes its step, writes a checkpoint and ends, and the job goes back into the queue. Any start goes on from
-# the newest whole checkpoint in OUTPUT.
+# 15 minutes before its time is over, Slurm sends SIGTERM to this script, which sends SIGUSR1 to the training nodes.
+# The training finishes its step, writes a checkpoint and ends, and the job returns to the queue. Every start resumes
+# from the newest whole checkpoint in OUTPUT.
 #
-# Has not been run on a cluster. The tests run it with stand-ins for srun, scontrol, vllm, accelerate and curl.
+# This script has not been run on a cluster. The tests run it with stand-ins for srun, scontrol, vllm, accelerate and curl.
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?this is a script for sbatch}"
 # shellcheck source=recipes/launch/servers.sh
@@ -45,9 +46,9 @@ JUDGE=${JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}
 OUTPUT=${OUTPUT:-runs/rankbuffer}
 ACCUMULATION=${ACCUMULATION:-5}
 
-# On each training node: SLURM_NODEID counts the nodes of this step.
+# This part runs on each training node. SLURM_NODEID counts the nodes of this step.
 if [[ ${RANKBUFFER_ROLE:-} == train ]]; then
-    # Some clusters hand srun's signals to all processes of a task: those of the training get theirs from this script.
+    # Some clusters pass srun's signals to all processes of a task. The training gets its signals from this script alone.
     train env --ignore-signal=USR1 VLLM_HOST_IP="$TRAIN_HOST" \
         accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml --num_machines "$SLURM_NNODES" \
         --num_processes "$((8 * SLURM_NNODES))" --machine_rank "$SLURM_NODEID" --main_process_ip "$TRAIN_HOST" \
@@ -87,7 +88,7 @@ start rollouts "${serve[@]}" CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_H
 wait_healthy judge "http://$SERVE_HOST:8001/health"
 wait_healthy rollouts "http://$SERVE_HOST:8000/health"
 
-TELL_LAUNCHER=yes # by SIGUSR1, which srun passes on to this script on each node, and that tells the training processes
+TELL_LAUNCHER=yes # srun passes SIGUSR1 on to this script on each node, which sends SIGTERM to the training processes
 RANKBUFFER_ROLE=train train srun --overlap --cpu-bind=none --nodes="$TRAINERS" --ntasks="$TRAINERS" --export=ALL \
     --nodelist="$(IFS=, && echo "${NODES[*]:1}")" bash recipes/launch/slurm.sh "${ARGUMENTS[@]}"
 if [[ -n $WARNED ]]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two machines with eight GPUs each: one trains on all eight, as in the paper, the other one serves.
+# Two machines with eight GPUs each: one trains on all eight, as in the paper, and the other one serves.
 #
 #   on the serving machine:   SERVE_HOST=10.0.0.2 recipes/launch/two_nodes.sh serve
 #   on the training machine:  SERVE_HOST=10.0.0.2 TRAIN_HOST=10.0.0.1 recipes/launch/two_nodes.sh train [arguments]
@@ -13,15 +13,15 @@
 # reaches the rollout server replace its weights. There is no default, and 0.0.0.0 is refused.
 #
 # Batch: 8 processes x 2 per device x 10 accumulation = 160 rollouts = 20 queries x 8. Groups: 2 x 10 is no multiple of
-# 8, so 4 of 20 lie on two processes, which changes nothing: they are gathered and judged whole.
+# 8, so 4 of 20 groups lie on two processes. The result is the same: groups are gathered and judged whole.
 #
-# Memory of a GPU, by arithmetic (the terms stand in one_node.sh; 1 GB = 10^9 bytes):
+# Memory of a GPU, by arithmetic (one_node.sh has the terms; 1 GB = 10^9 bytes):
 #   training   131 GB / 8 = 16 GB, activations 5 GB, logits 12 GB: about 35 of 80 GB
 #   rollouts   weights 16.4 GB / 4 = 4 GB; the other 64 of 0.9 x 80 GB hold 1,700,000 tokens at 37 kB on each GPU:
 #              all 160 sequences at their longest (1,310,720 tokens)
 #   judge      61 GB / 4 = 15 GB; the other 53 hold 2,100,000 tokens at 25 kB on each GPU
 #
-# Has not been run on GPUs. The tests run it with stand-ins for vllm, accelerate and curl.
+# This script has not been run on GPUs. The tests run it with stand-ins for vllm, accelerate and curl.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=recipes/launch/servers.sh

@@ -1,9 +1,9 @@
-"""Builds the quickstart's policy: a tiny Qwen3 with its own tokenizer, warm-started on answers of mixed quality.
+"""Build the quickstart's policy: a tiny Qwen3 with its own tokenizer, warm-started on answers of mixed quality.
 
     python recipes/quickstart/policy.py --output_dir runs/quickstart/policy
 
-It has read every answer of the data set, good and bad, equally often, so it writes both; what it lacks is a
-preference. That is what RankBuffer then teaches it. Nothing is downloaded.
+The policy has read the good and the bad answers of the data set equally often, so it writes both. It has no preference
+between them; RankBuffer then teaches it one. Nothing is downloaded.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with 1,024 entries, trained on `texts`, with Qwen's chat markers."""
+    """Train a byte-level BPE with 1,024 entries on `texts`, with Qwen's chat markers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,7 +45,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, **size: int) -> Qwen3ForCausalLM:
-    """An untrained Qwen3 of about a million parameters; `size` overrides entries of its configuration."""
+    """Build an untrained Qwen3 of about a million parameters. `size` overrides entries of its configuration."""
     default = {
         "hidden_size": 192,
         "intermediate_size": 512,
@@ -68,7 +68,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, **size: int) -> Qwen3ForCaus
 
 
 def build_policy(output_dir: Path, queries: Dataset, seed: int = 0, steps: int = 250) -> None:
-    """Build, warm-start by TRL's `SFTTrainer` and save a policy of a million parameters, unless it is there."""
+    """Build a policy of a million parameters, warm-start it by TRL's `SFTTrainer`, and save it, unless it exists."""
     recipe = {"seed": seed, "steps": steps, "data": DATA.stat().st_size}
     made = output_dir / "made_with.json"
     if made.is_file() and json.loads(made.read_text()) == recipe:

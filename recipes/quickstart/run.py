@@ -1,11 +1,11 @@
-"""The quickstart: train a tiny policy with RankBuffer on the CPU, end to end, and show what happened.
+"""The quickstart: train a tiny policy with RankBuffer on the CPU, end to end, and show the result.
 
     python recipes/quickstart/run.py            # or: make quickstart
 
 1. Build a policy and warm-start it on answers of mixed quality (`policy.py`).
-2. Measure it: rubric score, grade of the nearest written answer, overlap with the best written answer, real words.
-3. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks, never one of these numbers.
-4. Measure it again; print tables and examples, draw figures, write `summary.json` and the report page.
+2. Train it with `recipes/train_rankbuffer.py` and `quickstart.yaml`. Training sees ranks and none of the measures.
+3. Measure both policies: rubric score, grade of the nearest written answer, overlap with the best one, real words.
+4. Print tables and examples, draw figures, and write `summary.json` and the report page.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
 from rankbuffer_trl.data.queries import QueryTable, load_queries
@@ -29,6 +29,7 @@ from rankbuffer_trl.report.report import write_report
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.progress import RunProgress
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -46,7 +47,7 @@ console = Console(highlight=False)
 
 
 class Measure:
-    """The four measures of a response. Only the first uses the rubrics; the others use the written answers' text."""
+    """The four measures of a response. The first uses the rubrics; the others use the text of the written answers."""
 
     def __init__(self, queries: Dataset):
         self.rubrics = {row["query_id"]: [(r["weight"], r["text"]) for r in row["rubrics"]] for row in queries}
@@ -54,11 +55,11 @@ class Measure:
         self.vocabulary = {word for answers in self.answers.values() for text in answers for word in words(text)}
 
     def rubric_score(self, query_id: str, text: str) -> float:
-        """Weighted rubrics, 0 to 100."""
+        """Return the weighted rubric score, 0 to 100."""
         return 100 * score(text, self.rubrics[query_id])
 
     def __call__(self, query_id: str, text: str) -> dict[str, float]:
-        """All measures of one response, by name."""
+        """Return all measures of one response, by name."""
         overlaps = [overlap(text, answer) for answer in self.answers[query_id]]
         known = [word in self.vocabulary for word in words(text)]
         return {
@@ -70,18 +71,18 @@ class Measure:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+    """Split a text into words in lower case, without punctuation."""
     return WORD.findall(text.lower())
 
 
 def overlap(text: str, reference: str) -> float:
-    """F1 of the word sets of two texts."""
+    """Return the F1 of the word sets of two texts."""
     mine, theirs = set(words(text)), set(words(reference))
     return 2 * len(mine & theirs) / max(len(mine) + len(theirs), 1)
 
 
 def sample(path: Path, queries: Dataset, args: RankBufferConfig) -> dict[str, list[str]]:
-    """`SAMPLES` responses per query, sampled as in training."""
+    """Sample `SAMPLES` responses per query, with the settings of training."""
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(path)
     batch = tokenizer.apply_chat_template(
@@ -103,42 +104,24 @@ def sample(path: Path, queries: Dataset, args: RankBufferConfig) -> dict[str, li
 
 
 def mean_measures(measure: Measure, responses: dict[str, list[str]]) -> dict[str, float]:
-    """The measures of a policy: means over all its responses."""
+    """Return the measures of a policy, as means over all its responses."""
     rows = [measure(query_id, text) for query_id, texts in responses.items() for text in texts]
     return {name: sum(row[name] for row in rows) / len(rows) for name in MEASURES}
 
 
-class EpochLines(TrainerCallback):
-    """One readable line per epoch instead of one dictionary per step."""
-
-    def __init__(self, epochs: float):
-        self.epochs = int(epochs)
-        self.calls = self.tokens = 0.0
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if "judge/calls" not in logs:
-            return
-        self.calls += logs["judge/calls"]
-        self.tokens += logs["judge/prompt_tokens"] + logs["judge/completion_tokens"]
-        if state.epoch == int(state.epoch):
-            console.print(
-                f"epoch {int(state.epoch):>2}/{self.epochs}  step {state.global_step:>2}/{state.max_steps}"
-                f"  anchors {logs['buffer/size']:5.2f}  judge {self.calls:5,.0f} calls {self.tokens:9,.0f} tokens"
-            )
-
-
 def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferConfig:
-    """Run `recipes/train_rankbuffer.py` in this process; returns the settings it used."""
+    """Run the parts of `recipes/train_rankbuffer.py` in this process. Return the settings that it used."""
     command = ["--config", str(HERE / "quickstart.yaml"), "--model_name_or_path", str(model_path)]
     arguments = train_rankbuffer.make_parser().parse_args_and_config(
         [*command, "--output_dir", str(output_dir), *extra]
     )
     script_args, training_args, model_args = arguments
     data = train_rankbuffer.load_data(script_args, training_args)
-    trainer = train_rankbuffer.build_trainer(training_args, model_args, *data)
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(EpochLines(trainer.args.num_train_epochs))
+    trainer = train_rankbuffer.build_trainer(script_args, training_args, model_args, *data)
+    for callback in (ProgressCallback, PrinterCallback):  # they print a dictionary per step
+        trainer.remove_callback(callback)
+    totals = trainer.rank_reward.scorer.store.totals
+    trainer.add_callback(RunProgress(training_args.num_train_epochs, totals, training_args.price, console))
     try:
         trainer.train()
         trainer.save_model()
@@ -148,7 +131,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
 
 
 def quality_table(before: dict[str, float], after: dict[str, float]) -> Table:
-    """The measures before and after training."""
+    """Build the table of the measures before and after training."""
     table = Table("quality (mean)", "before", "after", "what it is", title="The policy")
     for name, meaning in MEASURES.items():
         table.add_row(name, f"{before[name]:.1f}", f"{after[name]:.1f}", meaning)
@@ -156,7 +139,7 @@ def quality_table(before: dict[str, float], after: dict[str, float]) -> Table:
 
 
 def epoch_table(store: BufferStore, curve: list[tuple[int, float]]) -> Table:
-    """Quality, buffers and costs by epoch."""
+    """Build the table of quality, buffers and costs by epoch."""
     epochs, costs = buffers_by_epoch(store), costs_by_epoch(store)
     steps_per_epoch = len(curve) // len(epochs)
     sources = [source for source in epochs[-1].sources if any(entry.sources[source] for entry in epochs)]
@@ -177,7 +160,7 @@ def epoch_table(store: BufferStore, curve: list[tuple[int, float]]) -> Table:
 
 
 def main() -> None:
-    """Build, train, measure, show."""
+    """Build the policy, train it, measure it, and show the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--seed", type=int, default=0)
@@ -190,13 +173,13 @@ def main() -> None:
 
     queries = load_queries(str(policy.DATA))
     measure = Measure(queries)
-    console.rule("1. A policy that has read good and bad answers alike")
+    console.rule("1. A policy that has read good and bad answers equally often")
     policy.build_policy(out / "policy", queries, arguments.seed, arguments.warm_start_steps)
 
     console.rule("2. RankBuffer")
     args = train(out / "policy", out / "train", ["--seed", str(arguments.seed), *extra])
 
-    console.rule("3. What it learned")
+    console.rule("3. What the policy has learned")
     responses = {
         "before": sample(out / "policy", queries, args),
         "after": sample(out / "train", queries, args),
@@ -226,10 +209,10 @@ def main() -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     page = write_report([out / "train"], out / "report", QueryTable(queries))
     console.print(f"Figures: {out / 'quality.png'}, {out / 'buffers.png'}. Numbers: {out / 'summary.json'}.")
-    console.print(f"The whole run, every buffer at every step: open {page} in a browser.")
+    console.print(f"To see every buffer at every step, open {page} in a browser.")
     console.print(
         f"{totals.calls:,} judge calls, {totals.tokens:,} judge tokens, {totals.failures} failed."
-        f" All of it took {summary['seconds']:.0f} seconds."
+        f" The quickstart took {summary['seconds']:.0f} seconds."
     )
 
 
