@@ -46,7 +46,7 @@ from transformers.utils import logging
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.report.history import buffers_by_epoch, quality_by_step
+from rankbuffer_trl.report.tables import growth_table, quality_table
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -152,8 +152,8 @@ class Run:
             trainer.close()
         samples = sample(trainer.model, trainer.processing_class, queries, self.settings.samples, self.seed)
         store = BufferStore(folder / LIVE_STORE)
-        totals, buffers = store.totals(), buffers_by_epoch(store)
-        curve = quality_by_step(store, true_quality(queries))
+        totals, growth = store.totals(), growth_table(store)
+        curve = quality_table(store, true_quality(queries))
         store.close()
         if not self.keep:
             shutil.rmtree(folder)
@@ -164,8 +164,8 @@ class Run:
             calls=totals.calls,
             tokens=totals.tokens,
             failures=totals.failures,
-            anchors=buffers[-1].size - buffers[-1].sources["candidate"] if buffers else None,
-            curve=[round(value, 2) for _, value in curve],
+            anchors=growth[-1]["anchors"] - growth[-1]["candidate"] if growth else None,
+            curve=[round(row["quality"], 2) for row in curve],
             seconds=round(time.perf_counter() - started, 1),
             cpu_seconds=round(time.process_time() - cpu, 1),
         )

@@ -14,6 +14,7 @@ from rankbuffer_trl.judge import Call
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store.numbers import AnchorRow
 from rankbuffer_trl.training.scorer import GroupScorer
 
 
@@ -91,6 +92,6 @@ def record_hostile(path: Path) -> list[str]:
     return list(HOSTILE)
 
 
-def anchor_rows(buffer) -> list[list]:
-    """A buffer as the store writes it."""
-    return [[a.id, a.source, a.epoch, a.h] for a in buffer.anchors] if buffer else []
+def anchor_rows(buffer) -> list[AnchorRow]:
+    """A buffer as the store's numbers have it."""
+    return [AnchorRow(a.id, a.source, a.epoch, a.h) for a in buffer.anchors] if buffer else []

@@ -20,12 +20,11 @@ from reports import HOSTILE, anchor_rows, record, record_hostile
 
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.report import collect
+from rankbuffer_trl.report import tables
 from rankbuffer_trl.report.browser import query_pages, visits_of
 from rankbuffer_trl.report.chart import Chart, panels, plain, thousands
-from rankbuffer_trl.report.charts import judge_charts, run_charts
+from rankbuffer_trl.report.charts import advantage_chart, judge_charts, run_charts, score_chart
 from rankbuffer_trl.report.command import main
-from rankbuffer_trl.report.comparison import advantage_chart, advantage_table, score_chart
 from rankbuffer_trl.report.page import pack
 from rankbuffer_trl.report.report import write_report
 from rankbuffer_trl.report.runs import open_runs, run_names, trainer_log
@@ -72,7 +71,7 @@ def test_the_runs_under_test_have_everything_to_count(run):
 
 
 def test_rewards_by_step(run, store):
-    table = collect.reward_table(store)
+    table = tables.reward_table(store)
     for row, (step, visits) in zip(table, by_step(run), strict=True):
         rewards = [list(score.rewards) for _, score in visits]
         flat = [reward for group in rewards for reward in group]
@@ -88,7 +87,7 @@ def test_rewards_by_step(run, store):
 
 
 def test_judge_costs_by_step_and_kind(run, store):
-    table = collect.judge_table(store, [{"step": 3, "judge/seconds": 7.5}, {"step": 4, "loss": 1.0}])
+    table = tables.judge_table(store, [{"step": 3, "judge/seconds": 7.5}, {"step": 4, "loss": 1.0}])
     for row in table:
         calls = [call for step, call in run.calls if step == row["step"]]
         parsed = [call for call in calls if call.outcome == "parsed"]
@@ -100,7 +99,7 @@ def test_judge_costs_by_step_and_kind(run, store):
         assert row["completion_tokens"] == 3 * len(parsed)
         assert row["seconds"] == (7.5 if row["step"] == 2 else None)
     assert sum(row["calls"] for row in table) == sum(call.outcome == "parsed" for _, call in run.calls)
-    kinds = {row["kind"]: row for row in collect.kind_table(store)}
+    kinds = {row["kind"]: row for row in tables.kind_table(store)}
     for kind in {call.kind for _, call in run.calls}:
         of_kind = [call for _, call in run.calls if call.kind == kind and call.outcome == "parsed"]
         assert kinds[kind]["calls"] == len(of_kind) and kinds[kind]["tokens"] == 13 * len(of_kind)
@@ -109,15 +108,15 @@ def test_judge_costs_by_step_and_kind(run, store):
 def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
     steps = [step for step, _ in by_step(run)]
     log = [{"step": step + 1, "judge/seconds": 2.0} for step in steps]
-    charts = {chart.name: chart for chart in judge_charts(collect.judge_table(store, log))}
+    charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log))}
     assert charts["judge_seconds"].caption == f"{2 * len(steps)} seconds in all. Wall time of judging."
-    charts = {chart.name: chart for chart in judge_charts(collect.judge_table(store, log[1:]))}
+    charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log[1:]))}
     assert "judge_seconds" not in charts  # the scripted judge takes no time
     assert charts["judge_calls"].caption.startswith(f"{sum(call.outcome == 'parsed' for _, call in run.calls)} calls")
 
 
 def test_anchors_by_source_at_the_end_of_each_epoch(run, store):
-    for row in collect.growth_table(store):
+    for row in tables.growth_table(store):
         buffers = last_buffers(run, row["epoch"]).values()
         assert row["anchors"] == fmean(map(len, buffers))
         for source in SOURCES:
@@ -126,7 +125,7 @@ def test_anchors_by_source_at_the_end_of_each_epoch(run, store):
 
 
 def test_sources_along_the_quality_scale(run, store):
-    table = collect.composition_table(store)
+    table = tables.composition_table(store)
     assert [(row["epoch"], row["from"], row["to"]) for row in table] == [
         (epoch, low, low + 10) for epoch in range(4) for low in range(0, 100, 10)
     ]
@@ -143,13 +142,13 @@ def test_sources_along_the_quality_scale(run, store):
 
 @pytest.mark.parametrize("K", [2, 3, 4, 7, 11, 21, 30])
 def test_the_ends_of_a_buffer_stand_in_the_outer_bins(K):
-    bins = [collect.scale_bin(rank, K) for rank in range(K)]
+    bins = [tables.scale_bin(rank, K) for rank in range(K)]
     assert bins[0] == 0 and bins[-1] == 9 and bins == sorted(bins)
     assert K != 11 or bins == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
 
 
 def test_insertions_and_occupied_intervals(run, store):
-    insertions, occupied = collect.insertion_table(store), collect.occupancy_table(store)
+    insertions, occupied = tables.insertion_table(store), tables.occupancy_table(store)
     for place, intervals, (_, visits) in zip(insertions, occupied, by_step(run), strict=True):
         positions = [(p, len(score.before)) for _, score in visits for p in score.positions.values()]
         assert place["placed"] == len(positions)
@@ -164,7 +163,7 @@ def test_insertions_and_occupied_intervals(run, store):
 
 
 def test_anchors_added_and_pruned(run, store):
-    for row in collect.maintenance_table(store):
+    for row in tables.maintenance_table(store):
         visits = [score for group, score in run.visits if group.epoch == row["epoch"]]
         ids = [({a.id: a.source for a in s.before.anchors}, {a.id: a.source for a in s.after.anchors}) for s in visits]
         added = Counter(source for old, new in ids for id, source in new.items() if id not in old)
@@ -175,7 +174,7 @@ def test_anchors_added_and_pruned(run, store):
 
 
 def test_advantages_are_group_normalised_over_the_scored(run, store):
-    found = collect.advantages(store)
+    found = tables.advantages(store)
     for step, visits in by_step(run):
         for (_, score), values in zip(visits, found[step], strict=True):
             known = [reward for reward in score.rewards if reward is not None]
@@ -184,17 +183,17 @@ def test_advantages_are_group_normalised_over_the_scored(run, store):
                     assert value is None
                 else:
                     assert value == pytest.approx((reward - fmean(known)) / (stdev(known) + 1e-4))
-    assert collect.group_advantages([None, 0.5, None]) == [None, 0.0, None]
-    assert collect.group_advantages([]) == []
+    assert tables.group_advantages([None, 0.5, None]) == [None, 0.0, None]
+    assert tables.group_advantages([]) == []
 
 
 def test_quality_and_what_it_cost_so_far(run, store):
-    curve = collect.quality_table(store, lambda query_id, text: float(text))
+    curve = tables.quality_table(store, lambda query_id, text: float(text))
     steps = list(by_step(run))
     for row, (_, visits) in zip(curve, steps, strict=True):
         assert row["quality"] == pytest.approx(fmean(float(r.text) for group, _ in visits for r in group.answered))
-    judge = collect.judge_table(store)
-    table = collect.efficiency_table(judge, curve, window=3)
+    judge = tables.judge_table(store)
+    table = tables.efficiency_table(judge, curve, window=3)
     for i, row in enumerate(table):
         parsed = [call for step, call in run.calls if step <= row["step"] and call.outcome == "parsed"]
         assert (row["calls"], row["tokens"]) == (len(parsed), 13 * len(parsed))
@@ -207,15 +206,20 @@ def test_the_trainers_log_says_what_it_has():
         {"step": 2, "loss": 1.0},
         {"step": 3, "entropy": 0.5, "eval_rewards/mine/mean": 2.0},
     ]
-    assert collect.log_table(log) == [
+    assert tables.log_table(log) == [
         {"step": 1, "rewards/format_reward/mean": 1.0, "entropy": None, "eval_rewards/mine/mean": None},
         {"step": 3, "rewards/format_reward/mean": None, "entropy": 0.5, "eval_rewards/mine/mean": 2.0},
     ]
-    assert collect.log_table([{"step": 1, "loss": 2.0}]) == []
+    assert tables.log_table([{"step": 1, "loss": 2.0}]) == []
 
 
 def test_advantage_bins_count_every_scored_rollout():
-    table = advantage_table({"a": [[-1.0, 0.04, None], [0.06, 1.0, 1.0]], "b": [[0.0, 0.0]]})
+    table = tables.joined(
+        {
+            "a": tables.advantage_bins([[-1.0, 0.04, None], [0.06, 1.0, 1.0]]),
+            "b": tables.advantage_bins([[0.0, 0.0]]),
+        }
+    )
     assert table == [
         {"run": "a", "advantage": -1.0, "share": 0.2},
         {"run": "a", "advantage": 0.0, "share": 0.2},
@@ -259,7 +263,7 @@ def test_texts_are_cut_where_asked_and_measured_whole(run, store):
     }
     texts = pages["q0"]["texts"]
     assert texts["initial-0"] == "1 […]" and pages["q0"]["quality"]["initial-0"] == 2
-    assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [[1, "Is high."]]
+    assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [{"text": "Is high.", "weight": 1}]
 
 
 class Table(dict):
@@ -430,7 +434,7 @@ def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
     assert not [name for name in files if name.endswith(".tmp")]
     assert page.read_text().count('data-run="') == 2
     store = BufferStore(run.path)
-    for name, table in (("reward", collect.reward_table(store)), ("composition", collect.composition_table(store))):
+    for name, table in (("reward", tables.reward_table(store)), ("composition", tables.composition_table(store))):
         with open(tmp_path / "out" / "charts" / "run-0" / f"{name}.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         assert rows == [{key: "" if v is None else str(v) for key, v in row.items()} for row in table]
