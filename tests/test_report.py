@@ -10,27 +10,35 @@ import shutil
 import sqlite3
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
 from html.parser import HTMLParser
+from itertools import chain
 from statistics import fmean, stdev
 
+import conftest
 import pytest
-from conftest import QUICKSTART, numbers
+from conftest import QUICKSTART
+from huggingface_hub import ModelCard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reports import HOSTILE, anchor_rows, record, record_hostile
 
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.report import tables
 from rankbuffer_trl.report.browser import query_pages, visits_of
+from rankbuffer_trl.report.card import CardFacts, write_card
 from rankbuffer_trl.report.chart import Chart, panels, plain, thousands
 from rankbuffer_trl.report.charts import advantage_chart, judge_charts, run_charts, score_chart
 from rankbuffer_trl.report.command import main
 from rankbuffer_trl.report.page import pack
-from rankbuffer_trl.report.report import write_report
+from rankbuffer_trl.report.report import advantage_lanes, write_report
 from rankbuffer_trl.report.runs import open_runs, run_names, trainer_log
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store import BufferStore, StoreError, numbers
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
 
 
@@ -103,6 +111,75 @@ def test_judge_costs_by_step_and_kind(run, store):
     for kind in {call.kind for _, call in run.calls}:
         of_kind = [call for _, call in run.calls if call.kind == kind and call.outcome == "parsed"]
         assert kinds[kind]["calls"] == len(of_kind) and kinds[kind]["tokens"] == 13 * len(of_kind)
+
+
+CALLS = st.lists(
+    st.builds(
+        Call,
+        method=st.sampled_from(["rankbuffer", "pointwise"]),
+        kind=st.sampled_from(["insert", "fine"]),
+        query_id=st.sampled_from(["q0", "q1"]),
+        server=st.just("judge"),
+        outcome=st.sampled_from(["parsed", "malformed", "unreachable", "cancelled"]),
+        attempts=st.integers(0, 5),
+        usage=st.builds(Usage, *[st.integers(0, 99)] * 3),
+        spent=st.builds(Usage, *[st.integers(0, 999)] * 3),
+        seconds=st.integers(0, 9).map(float),
+    ),
+    max_size=12,
+)
+
+
+@given(steps=st.lists(CALLS, min_size=1, max_size=4), evaluation=CALLS)
+@settings(max_examples=30, deadline=None)
+def test_the_ledgers_sums_in_sql_are_those_over_its_calls(steps, evaluation):
+    store = BufferStore()
+    for step, calls in enumerate(steps):
+        store.commit(step, [], calls)
+    store.commit(len(steps), [], evaluation, phase="eval")
+    every = list(chain.from_iterable(steps))
+    assert numbers.totals(store) == Totals.of(every)
+    assert numbers.totals(store, "eval") == Totals.of(evaluation)
+    assert numbers.totals_by(store, "step") == {i: Totals.of(calls) for i, calls in enumerate(steps) if calls}
+    for column in ("kind", "outcome", "method"):
+        values = sorted({getattr(call, column) for call in every})
+        by_value = {value: [call for call in every if getattr(call, column) == value] for value in values}
+        assert numbers.totals_by(store, column) == {value: Totals.of(calls) for value, calls in by_value.items()}
+    assert numbers.totals_by(store, "epoch") == {}, "no group of these calls was committed"
+    for row in tables.judge_table(store):
+        calls = [call for call in steps[row["step"]] if call.outcome != "cancelled"]
+        assert row["attempts"] == sum(call.attempts for call in calls)
+        assert row["calls"] + row["failures"] == len(calls)
+    store.close()
+
+
+def test_costs_by_epoch_are_those_of_its_steps(run, store):
+    epochs = {group.step: group.epoch for group, _ in run.visits}
+    for epoch, sums in numbers.totals_by(store, "epoch").items():
+        assert sums == Totals.of(call for step, call in run.calls if epochs[step] == epoch)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        numbers.query_ids,
+        numbers.epochs,
+        numbers.groups,
+        numbers.buffers,
+        numbers.answers_by_step,
+        numbers.totals,
+        lambda store: numbers.responses(store, "q0"),
+        lambda store: numbers.totals_by(store, "step"),
+    ],
+)
+def test_a_reader_of_numbers_leaves_no_lock_behind(run, read):
+    reader = BufferStore(run.path, read_only=True)
+    found = read(reader)
+    assert next(iter(found)) is not None if isinstance(found, Iterable) else found.calls
+    writer = sqlite3.connect(run.path, timeout=0, isolation_level=None)
+    writer.execute("BEGIN EXCLUSIVE")  # would raise "database is locked"
+    writer.close()
+    reader.close()
 
 
 def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
@@ -229,6 +306,22 @@ def test_advantage_bins_count_every_scored_rollout():
     ]
 
 
+def test_the_lanes_of_the_page_are_the_bins_of_the_chart():
+    groups = [[-1.0, 0.04, None], [0.06, 1.0, 1.0]]
+    data = advantage_lanes({"a": {3: groups}, "b": {3: [[0.0]], 4: [[3.24, None]]}})
+    first, second = data["runs"]
+    assert first["steps"] == {3: {"bins": tables.advantage_bins(groups), "levels": 2.0, "rollouts": 5}}
+    assert second["steps"][4] == {"bins": [{"advantage": 3.2, "share": 1.0}], "levels": 1.0, "rollouts": 1}
+    assert (first["name"], data["reach"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
+    assert advantage_lanes({"a": {0: groups}})["reach"] == 2.5
+
+
+def test_the_share_of_anchors_below_a_rollout_by_step(run, store):
+    for row, (step, visits) in zip(tables.standing_table(store), by_step(run), strict=True):
+        shares = [p / len(score.before) for _, score in visits for p in score.positions.values()]
+        assert row == {"step": step, "standing": pytest.approx(fmean(shares))}
+
+
 # What the browser shows
 
 
@@ -263,6 +356,10 @@ def test_texts_are_cut_where_asked_and_measured_whole(run, store):
     }
     texts = pages["q0"]["texts"]
     assert texts["initial-0"] == "1 […]" and pages["q0"]["quality"]["initial-0"] == 2
+    visits = visits_of(store, "q0")
+    assert [page["positions"] for page in pages["q0"]["visits"]] == [visit.positions for visit in visits]
+    assert [page["after"] for page in pages["q0"]["visits"]] == [[vars(a) for a in visit.after] for visit in visits]
+    assert set(pages["q0"]["visits"][0]["before"][0]) == {"id", "source", "epoch", "h"}
     assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [{"text": "Is high.", "weight": 1}]
 
 
@@ -273,7 +370,7 @@ class Table(dict):
         return True
 
     def __getitem__(self, query_id):
-        return numbers(query_id)
+        return conftest.numbers(query_id)
 
 
 # Opening a run
@@ -478,16 +575,53 @@ def test_a_data_set_of_other_queries_is_refused(run, tmp_path):
         (["nowhere"], "does not exist"),
         (["{run}", "--step", "99"], "step 99 is not in every run"),
         (["{run}", "--scores", "{scores}"], "scores names a run 'other'"),
+        (["{run}", "--scores", "{list}"], r"list.json must hold a JSON object such as {\"run\": 7.5}"),
+        (["{run}", "--scores", "{missing}"], "No such file"),
         (["{run}", "--dataset_name", "none.jsonl"], "does not exist"),
         (["{run}", "--judge_prompt_price", "-1"], "judge_prompt_price"),
     ],
 )
 def test_the_command_says_what_is_wrong(run, tmp_path, monkeypatch, arguments, message):
     (tmp_path / "scores.json").write_text('{"other": 1}')
-    names = {"run": run.path, "scores": tmp_path / "scores.json"}
+    (tmp_path / "list.json").write_text("[1]")
+    names = {"run": run.path, "missing": tmp_path / "missing.json"}
+    names |= {name: tmp_path / f"{name}.json" for name in ("scores", "list")}
     monkeypatch.setattr("sys.argv", ["rankbuffer-report", *(word.format(**names) for word in arguments)])
     with pytest.raises(SystemExit, match=message):
         main()
+
+
+def test_a_bug_keeps_its_traceback(run, tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise ValueError("zip() argument 2 is shorter than argument 1")
+
+    monkeypatch.setattr("rankbuffer_trl.report.command.write_report", broken)
+    monkeypatch.setattr("sys.argv", ["rankbuffer-report", str(run.path), "--output", str(tmp_path)])
+    with pytest.raises(ValueError, match="shorter"):
+        main()
+
+
+def test_a_card_needs_no_trainer(run, store, tmp_path):
+    given = {
+        "method": "rankbuffer", "hub_model_id": None, "hub_strategy": "every_save", "push_to_hub": False,
+        "save_strategy": "no", "judge_model": "/models/judge", "judge_guard": True, "judge_decoding": "none",
+        "num_generations": 8, "max_completion_length": 64, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
+        "format_check": "none", "format_weight": 0.2, "generation_batch_size": 16, "loss_type": "dapo",
+        "scale_rewards": "group", "beta": 0.0, "learning_rate": 1e-6, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    paper = {"title": "A paper", "citation": "@misc{paper}"}
+    facts = CardFacts(given, {"k0": 4}, 4, 4, "/models/base", False, 8, 12, 4.0, 6.0, paper, ["trl"])
+    write_card(tmp_path / "run", store, facts)
+    card = ModelCard.load(tmp_path / "run" / "README.md")
+    totals, last = Totals.of(call for _, call in run.calls), tables.growth_table(store)[-1]
+    for part in (
+        "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4)", "4 queries", "| judge | judge;", "2 queries a gen",
+        f"| all | {totals.calls:,} | {totals.tokens:,} |", f"| 3 | {last['anchors']:.2f} |", "@misc{paper}",
+    ):  # fmt: skip
+        assert part in card.text, part
+    assert "/models" not in card.text and card.data.tags == ["generated_from_trainer", "trl"]
+    for name in ("buffers", "standing"):
+        assert (tmp_path / "run" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_writes_next_to_the_run_where_no_upload_looks(run, tmp_path, monkeypatch, capsys):

@@ -186,7 +186,7 @@ def composition_chart(table: Sequence[Row]) -> Chart:
         each.yaxis.set_major_formatter(PercentFormatter(1))
     for spare in axes[len(shown) :]:
         spare.set_visible(False)
-    axes[len(shown) - 1 - (columns - 1) // 2].set_xlabel("normalised anchor rank: 0 worst, 100 best")
+    figure.supxlabel("normalised anchor rank: 0 worst, 100 best", fontsize=9, color=INK)
     legend(axes[0])
     caption = "Share of each source among the anchors in each tenth of the scale, at the end of an epoch."
     if len(shown) < len(epochs):
@@ -340,7 +340,7 @@ def advantage_chart(advantages: Mapping[str, Sequence[Sequence[float | None]]], 
         each.set_title(f"{plain(run)}: {distinct(advantages[run]):.1f} levels in a group", fontsize=9, loc="left")
         each.yaxis.set_major_formatter(PercentFormatter(1))
     axes[-1].set_xlabel("normalised advantage")
-    figure.supylabel("share of rollouts", fontsize=9)
+    figure.supylabel("share of rollouts", fontsize=9, color=INK)
     caption = f"Advantages from the method's reward, without the format reward, in bins of {LEVEL:g}."
     return Chart("advantages", f"Advantages at step {step}", caption, figure, joined(tables))
 
