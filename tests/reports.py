@@ -14,7 +14,6 @@ from rankbuffer_trl.judge import Call
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.numbers import AnchorRow
 from rankbuffer_trl.training.scorer import GroupScorer
 
 
@@ -92,6 +91,7 @@ def record_hostile(path: Path) -> list[str]:
     return list(HOSTILE)
 
 
-def anchor_rows(buffer) -> list[AnchorRow]:
-    """A buffer as the store's numbers have it."""
-    return [AnchorRow(a.id, a.source, a.epoch, a.h) for a in buffer.anchors] if buffer else []
+def anchor_rows(buffer) -> list[dict]:
+    """A buffer as the page has it."""
+    names = ("id", "source", "epoch", "h")
+    return [{name: getattr(anchor, name) for name in names} for anchor in buffer.anchors] if buffer else []

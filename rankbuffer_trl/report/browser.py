@@ -1,7 +1,7 @@
 """The data of the page's buffer browser: for each query its visits, the buffer before and after each, and texts."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ..data.queries import QueryTable
@@ -9,38 +9,12 @@ from ..store import BufferStore, numbers
 from ..store.numbers import AnchorRow
 
 
-@dataclass(frozen=True)
-class Visit:
-    """One group of a query. The page reads these fields by their names.
+def visits_of(store: BufferStore, query_id: str) -> list[dict[str, Any]]:
+    """Return all visits of a query, the oldest first, by the names that the page reads.
 
-    Args:
-        step (`int`):
-            The trainer's step, from 0.
-        epoch (`int`):
-            The epoch, from 0.
-        before (`list[AnchorRow]`):
-            The anchors that the group was placed among, from worst to best; empty if there was no buffer.
-        after (`list[AnchorRow]`):
-            The anchors after the update.
-        positions (`dict[str, int]`):
-            Insertion position by rollout id.
-        order (`list[list[int]]`):
-            Rollout ids from worst to best, in tiers of equal rank.
-        rewards (`list[float | None]`):
-            One per rollout, in rollout order.
+    A visit is a scored group, see [`GroupRow`], with the anchors `before` it, empty if there was no buffer, and
+    `after` it, from worst to best.
     """
-
-    step: int
-    epoch: int
-    before: list[AnchorRow]
-    after: list[AnchorRow]
-    positions: dict[str, int]
-    order: list[list[int]]
-    rewards: list[float | None]
-
-
-def visits_of(store: BufferStore, query_id: str) -> list[Visit]:
-    """Return all visits of a query, the oldest first."""
     versions = {version.step: version.anchors for version in numbers.buffers(store, query_id=query_id)}
     # The store has no version of a buffer before its first visit: the data set's responses are its anchors then.
     initial = sorted(
@@ -51,7 +25,17 @@ def visits_of(store: BufferStore, query_id: str) -> list[Visit]:
     for group in numbers.groups(store, query_id=query_id):
         before = buffer if group.k else []
         buffer = versions.get(group.step, before)
-        visits.append(Visit(group.step, group.epoch, before, buffer, group.positions, group.order, group.rewards))
+        visits.append(
+            {
+                "step": group.step,
+                "epoch": group.epoch,
+                "before": [asdict(anchor) for anchor in before],
+                "after": [asdict(anchor) for anchor in buffer],
+                "positions": group.positions,
+                "order": group.order,
+                "rewards": group.rewards,
+            }
+        )
     return visits
 
 
@@ -77,12 +61,12 @@ def query_pages(
         query = queries[id] if queries is not None and id in queries else None
         visits, responses = visits_of(store, id), numbers.responses(store, id)
         index = {"id": id, "prompt": query.text[:200] if query else "", "visits": len(visits)}
-        index["anchors"] = len(visits[-1].after)
+        index["anchors"] = len(visits[-1]["after"])
         page: dict[str, Any] = {
             "prompt": query.text if query else None,
             "rubrics": [asdict(rubric) for rubric in query.rubrics] if query else [],
             "texts": {r.id: r.text if len(r.text) <= limit else r.text[:limit] + " […]" for r in responses},
-            "visits": [asdict(visit) for visit in visits],
+            "visits": visits,
         }
         if quality and query:
             page["quality"] = {r.id: round(quality(id, r.text), 1) for r in responses}

@@ -5,15 +5,17 @@ The card goes to the Hub, so it names no folder and no address: of a local path 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
+from transformers import TrainerState
 
 from .. import __version__
 from ..buffer import SOURCES
+from ..rewards.method import RewardMethod
 from ..store import BufferStore, numbers
 from ..store.export import FILE
 from .chart import save
@@ -32,20 +34,16 @@ class CardFacts:
     Args:
         settings (`Mapping[str, Any]`):
             The training arguments by name, in types that JSON has.
-        method_args (`Mapping[str, Any]`):
-            The arguments of the reward method.
-        responses_needed (`int`):
-            Number of reference responses that the method needs for each query; 0 for none.
+        state (`TrainerState`):
+            Steps and epochs, done and in all.
+        method ([`RewardMethod`]):
+            The reward method with its arguments.
         queries (`int`):
             Number of queries of the training set.
         base_model (`str`):
             The policy before training: its id on the Hub, or a path.
         peft (`bool`):
             Whether the policy is saved as an adapter.
-        step (`int`), steps (`int`):
-            Optimizer steps done, and in all.
-        epoch (`float`), epochs (`float`):
-            Epochs done, and in all.
         paper (`Mapping[str, str]`):
             The `title` and the `citation` of the paper.
         tags (`list[str]`):
@@ -57,15 +55,11 @@ class CardFacts:
     """
 
     settings: Mapping[str, Any]
-    method_args: Mapping[str, Any]
-    responses_needed: int
+    state: TrainerState
+    method: RewardMethod
     queries: int
     base_model: str
     peft: bool
-    step: int
-    steps: int
-    epoch: float
-    epochs: float
     paper: Mapping[str, str]
     tags: list[str]
     repo_id: str | None = None
@@ -83,9 +77,9 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
         facts ([`CardFacts`]):
             Settings and state of the run.
     """
-    given, base, data = facts.settings, facts.base_model, facts.dataset_name
+    given, state, base, data = facts.settings, facts.state, facts.base_model, facts.dataset_name
     name = (given["hub_model_id"] or folder.absolute().name).rpartition("/")[2]
-    checkpoints = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{facts.step}"}
+    checkpoints = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{state.global_step}"}
     pushed = given["push_to_hub"] and given["save_strategy"] != "no"
     card = ModelCard.from_template(
         ModelCardData(
@@ -102,10 +96,10 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
         repo_id=facts.repo_id or given["hub_model_id"] or name,
         peft=facts.peft,
         method=given["method"],
-        step=facts.step,
-        steps=facts.steps,
-        epoch=f"{facts.epoch:g}"[:5],
-        epochs=f"{facts.epochs:g}",
+        step=state.global_step,
+        steps=state.max_steps,
+        epoch=f"{state.epoch or 0:g}"[:5],
+        epochs=f"{state.num_train_epochs:g}",
         settings=settings_table(facts),
         checkpoint=checkpoints.get(given["hub_strategy"]) if pushed else None,
         paper_title=facts.paper["title"],
@@ -120,7 +114,7 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
 def settings_table(facts: CardFacts) -> list[tuple[str, str]]:
     """Return the settings of the run as rows of the card's table."""
     given, data = facts.settings, facts.dataset_name
-    method_args = ", ".join(f"{key}: {value}" for key, value in facts.method_args.items())
+    method_args = ", ".join(f"{key}: {value}" for key, value in asdict(facts.method).items())
     judge = public(given["judge_model"]) if given["judge_model"] else "the embedded rubric judge"
     quoted = "quoted" if given["judge_guard"] else "not quoted"
     G = given["num_generations"]
@@ -135,8 +129,8 @@ def settings_table(facts: CardFacts) -> list[tuple[str, str]]:
         ("objective", f"`{given['loss_type']}`, rewards scaled by `{given['scale_rewards']}`, beta {given['beta']:g}"),
         ("learning rate", f"{given['learning_rate']:g}, {given['lr_scheduler_type']}"),
     ]
-    if facts.responses_needed:
-        rows.insert(2, ("references", f"at least {facts.responses_needed} responses a query, from worst to best"))
+    if needed := facts.method.responses_needed:
+        rows.insert(2, ("references", f"at least {needed} responses a query, from worst to best"))
     return rows
 
 

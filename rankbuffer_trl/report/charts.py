@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from ..buffer import SOURCES
 from ..ranking import INSERTION_BINS
 from ..store import BufferStore
+from . import tables
 from .chart import (
     BLUE,
     GOLD,
@@ -27,22 +28,7 @@ from .chart import (
     plain,
     thousands,
 )
-from .tables import (
-    LEVEL,
-    Row,
-    advantage_bins,
-    composition_table,
-    distinct,
-    growth_table,
-    insertion_table,
-    joined,
-    judge_table,
-    log_table,
-    maintenance_table,
-    occupancy_table,
-    reward_table,
-    trailing_means,
-)
+from .tables import LEVEL, Row, advantage_bins, distinct, joined, trailing_means
 
 SOURCE_COLOURS = {
     "initial": GREY,
@@ -273,19 +259,19 @@ def run_colour(number: int) -> str:
 
 
 def curve_chart(
-    name: str, title: str, caption: str, label: str, tables: Mapping[str, Sequence[Row]], values: str = "quality"
+    name: str, title: str, caption: str, label: str, runs: Mapping[str, Sequence[Row]], values: str = "quality"
 ) -> Chart:
     """Draw a column by step: a dot per step, and the mean over the last twentieth of the run's steps as a line."""
     figure, (axes,) = panels()
-    for number, (run, table) in enumerate(tables.items()):
+    for number, (run, table) in enumerate(runs.items()):
         steps, dots, colour = column(table, "step"), column(table, values), run_colour(number)
         means = trailing_means(dots, smoothing(len(dots)))
         axes.plot(steps, dots, ".", color=colour, alpha=0.35, markersize=4)
         axes.plot(steps, means, color=colour, linewidth=1.8, label=plain(run))
     axes.set(xlabel="training step", ylabel=label)
-    if len(tables) > 1:
+    if len(runs) > 1:
         legend(axes, columns=3)
-    return Chart(name, title, caption, figure, joined(tables))
+    return Chart(name, title, caption, figure, joined(runs))
 
 
 def smoothing(steps: int) -> int:
@@ -293,11 +279,11 @@ def smoothing(steps: int) -> int:
     return max(1, steps // 20)
 
 
-def efficiency_chart(tables: Mapping[str, Sequence[Row]], label: str) -> Chart:
+def efficiency_chart(runs: Mapping[str, Sequence[Row]], label: str) -> Chart:
     """Draw score against judge tokens and calls, one line per run (figures "Average score versus ...")."""
     figure, axes = panels(1, 2, sharey=True)
     for each, (key, unit) in zip(axes, COSTS, strict=True):
-        for number, (run, table) in enumerate(tables.items()):
+        for number, (run, table) in enumerate(runs.items()):
             costs, scores = column(table, key), column(table, "quality")
             each.plot(costs, scores, color=run_colour(number), alpha=0.6)
             each.plot(costs[-1:], scores[-1:], "o", color=run_colour(number), label=plain(run))
@@ -305,7 +291,7 @@ def efficiency_chart(tables: Mapping[str, Sequence[Row]], label: str) -> Chart:
     axes[0].set_ylabel(label)
     legend(axes[0], columns=3)
     caption = "Up and to the left is better. Each line is one run, from its first step to its last."
-    return Chart("efficiency", "Score against judging cost", caption, figure, joined(tables))
+    return Chart("efficiency", "Score against judging cost", caption, figure, joined(runs))
 
 
 def score_chart(scores: Mapping[str, float], totals: Mapping[str, tuple[int, int]]) -> Chart:
@@ -333,31 +319,31 @@ def _cost_axis(axes: Axes, unit: str) -> None:
 def advantage_chart(advantages: Mapping[str, Sequence[Sequence[float | None]]], step: int) -> Chart:
     """Draw the normalised advantages of each run at one step (figure "Advantages at step 191")."""
     figure, axes = panels(len(advantages), height=0.8 + 1.0 * len(advantages), sharex=True, sharey=True)
-    tables = {run: advantage_bins(groups) for run, groups in advantages.items()}
+    runs = {run: advantage_bins(groups) for run, groups in advantages.items()}
     for number, (each, run) in enumerate(zip(axes, advantages, strict=True)):
-        bins = tables[run]
+        bins = runs[run]
         each.bar(column(bins, "advantage"), column(bins, "share"), width=0.9 * LEVEL, color=run_colour(number))
         each.set_title(f"{plain(run)}: {distinct(advantages[run]):.1f} levels in a group", fontsize=9, loc="left")
         each.yaxis.set_major_formatter(PercentFormatter(1))
     axes[-1].set_xlabel("normalised advantage")
     figure.supylabel("share of rollouts", fontsize=9, color=INK)
     caption = f"Advantages from the method's reward, without the format reward, in bins of {LEVEL:g}."
-    return Chart("advantages", f"Advantages at step {step}", caption, figure, joined(tables))
+    return Chart("advantages", f"Advantages at step {step}", caption, figure, joined(runs))
 
 
 def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
     """Draw every chart that a run has data for. A method without a buffer has no buffer charts."""
-    charts = [reward_chart(reward_table(store))]
-    if growth := growth_table(store):
-        compositions, changes = composition_table(store), maintenance_table(store)
+    charts = [reward_chart(tables.reward_table(store))]
+    if growth := tables.growth_table(store):
+        compositions, changes = tables.composition_table(store), tables.maintenance_table(store)
         charts += [growth_chart(growth), composition_chart(compositions), maintenance_chart(changes)]
-    insertions = insertion_table(store)
+    insertions = tables.insertion_table(store)
     if any(row["placed"] for row in insertions):
-        charts += [insertion_chart(insertions), occupancy_chart(occupancy_table(store))]
-    if judge := judge_table(store, log):
+        charts += [insertion_chart(insertions), occupancy_chart(tables.occupancy_table(store))]
+    if judge := tables.judge_table(store, log):
         charts += judge_charts(judge)
         if any(row["attempts"] > row["calls"] for row in judge):
             charts.append(failure_chart(judge))
-    if measures := log_table(log):
+    if measures := tables.log_table(log):
         charts.append(log_chart(measures))
     return charts

@@ -13,22 +13,12 @@ from ..errors import SettingsError
 from ..judge import Totals
 from ..judge.rubric_judge import score
 from ..store import numbers
+from . import tables
 from .browser import query_pages
 from .chart import Chart, save
 from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
 from .page import RunSection, browser_index, format_number, pack, render
 from .runs import Run, open_runs
-from .tables import (
-    advantage_bins,
-    advantages,
-    distinct,
-    efficiency_table,
-    growth_table,
-    judge_table,
-    kind_table,
-    quality_table,
-    reward_table,
-)
 
 MEASURE = "rubric score"
 REACH = 2.5  # the least end of the axis of advantages
@@ -82,7 +72,7 @@ def write_report(
             quality = cache(rubric_quality(queries))
             for run in runs:
                 check_queries(run, queries)
-        signals = {run.name: advantages(run.store) for run in runs}
+        signals = {run.name: tables.advantages(run.store) for run in runs}
         step = chosen_step(step, signals)
         comparison = comparison_charts(runs, quality, scores or {})
         fixed = advantage_chart({name: steps[step] for name, steps in signals.items()}, step)
@@ -147,18 +137,20 @@ def advantage_lanes(signals: dict[str, Advantages]) -> dict:
 def lane(groups: Sequence[Sequence[float | None]]) -> dict:
     """Return the advantages of one run at one step: its bins, levels in a group, and rollouts that have a reward."""
     rollouts = sum(value is not None for group in groups for value in group)
-    return {"bins": advantage_bins(groups), "levels": distinct(groups), "rollouts": rollouts}
+    return {"bins": tables.advantage_bins(groups), "levels": tables.distinct(groups), "rollouts": rollouts}
 
 
 def comparison_charts(runs: Sequence[Run], quality: Quality | None, scores: dict[str, float]) -> list[Chart]:
     """Draw quality and efficiency if there is a measure, and the given scores."""
     charts = []
     if quality:
-        curves = {run.name: quality_table(run.store, quality) for run in track_rows(runs, "measuring rollouts")}
+        curves = {run.name: tables.quality_table(run.store, quality) for run in track_rows(runs, "measuring rollouts")}
         caption = "Score by the embedded judge, from 0 to 100, of each rollout that has an answer."
         charts.append(curve_chart("quality", "Quality of the rollouts", caption, MEASURE, curves))
         costs = {
-            run.name: efficiency_table(judge_table(run.store), curves[run.name], smoothing(len(curves[run.name])))
+            run.name: tables.efficiency_table(
+                tables.judge_table(run.store), curves[run.name], smoothing(len(curves[run.name]))
+            )
             for run in runs
         }
         charts.append(efficiency_chart(costs, MEASURE))
@@ -185,7 +177,7 @@ def section_of(
         name=run.name,
         facts=facts_of(run, total, price),
         charts=run_charts(run.store, run.log),
-        kinds=kind_table(run.store),
+        kinds=tables.kind_table(run.store),
         index=browser_index(run.name, entries, MEASURE if quality else None),
         pages=pages,
     )
@@ -193,7 +185,7 @@ def section_of(
 
 def facts_of(run: Run, queries: int, price: Price | None) -> dict[str, str]:
     """Return the numbers at the top of a run's section, by label."""
-    rewards, totals, growth = reward_table(run.store), numbers.totals(run.store), growth_table(run.store)
+    rewards, totals, growth = tables.reward_table(run.store), numbers.totals(run.store), tables.growth_table(run.store)
     last = rewards[-1]
     rollouts = sum(row["rollouts"] for row in rewards)
     unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)

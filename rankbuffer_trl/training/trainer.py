@@ -6,7 +6,6 @@ loss, logging, Hub.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -279,18 +278,13 @@ class RankBufferTrainer(GRPOTrainer):
             self._write_card(self.dataset_name)
 
     def _write_card(self, dataset_name: str | None, tags: list[str] | tuple[()] = ()) -> None:
-        method, state = self.rank_reward.method, self.state
         facts = CardFacts(
             settings=self.args.to_dict(),
-            method_args=asdict(method),
-            responses_needed=method.responses_needed,
+            state=self.state,
+            method=self.rank_reward.method,
             queries=len(self._train_queries),
             base_model=self.model.config.name_or_path,
             peft=is_peft_model(self.model),
-            step=state.global_step,
-            steps=state.max_steps,
-            epoch=state.epoch or 0.0,
-            epochs=state.num_train_epochs,
             paper=self._paper,
             tags=[*self._tag_names, *tags],
             repo_id=self.hub_model_id,
