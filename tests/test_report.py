@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 
 import conftest
 import pytest
-from conftest import QUICKSTART
+from conftest import QUICKSTART, ROOT
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -181,6 +181,13 @@ def test_a_reader_of_numbers_leaves_no_lock_behind(run, read):
     writer.execute("BEGIN EXCLUSIVE")  # would raise "database is locked"
     writer.close()
     reader.close()
+
+
+def test_all_sql_of_the_package_is_in_the_folder_of_the_store():
+    package = ROOT / "rankbuffer_trl"
+    outside = [path for path in package.rglob("*.py") if path.parent != package / "store"]
+    assert len(outside) > 50
+    assert not [path for path in outside if re.search(r"\b(SELECT|INSERT|DELETE FROM|PRAGMA)\b", path.read_text())]
 
 
 def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
