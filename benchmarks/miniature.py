@@ -1,17 +1,18 @@
-"""The paper's comparison in small: every method trains the same tiny policy, and the truth about it is known.
+"""The paper's comparison in small: every method trains the same tiny policy, whose true quality is known.
 
     python benchmarks/miniature.py                      # three methods, one seed: minutes
     python benchmarks/miniature.py --full --seeds 5     # all rows of the paper's tables: an hour, resumable
 
-Real training by TRL's trainer of the quickstart's policy (`recipes/quickstart/policy.py`), warm-started once and
-shared by all runs. A row is a file of `recipes/paper`: method, arguments and objective are read from it, and only what
-makes the run small is overridden, the same for all. The judge errs to a known degree, the same for all
-(`miniature_judge.py`). What is reported is what no method sees: the rubric score, without error, of responses sampled
-from the trained policy. Runs of one seed share data order and sampling seeds, so methods are compared seed by seed.
+TRL's trainer trains the quickstart's policy (`recipes/quickstart/policy.py`), which is warm-started once and shared by
+all runs. A row of the tables is a file of `recipes/paper`. Method, arguments and objective are read from this file;
+only the settings that make a run small are overridden, and they are the same for all. The judge makes errors of a
+known size, the same for all (`miniature_judge.py`). The result is a number that no method sees: the rubric score,
+without error, of responses sampled from the trained policy. Runs of one seed share data order and sampling seeds, so
+methods are compared seed by seed.
 
-Seeds are the outer loop and each finished run is one line of `results.jsonl`, so an interrupted comparison is fair as
-far as it got: the tables take the seeds that every method has finished. Prints tables for people and one JSON line
-last, and writes two figures.
+Seeds are the outer loop, and each finished run is one line of `results.jsonl`. The tables use the seeds that every
+method has finished, so an interrupted comparison is fair too. The program prints tables for people and one JSON line
+at the end, and writes two figures.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from transformers.utils import logging
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.report.history import buffers_by_epoch, quality_by_step
+from rankbuffer_trl.report.tables import growth_table, quality_table
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -59,8 +60,8 @@ import train_rankbuffer  # noqa: E402
 ALL = tuple(path.stem for path in sorted((RECIPES / "paper").glob("*.yaml")))
 SHORT = ("grpo", "rrc_scr", "rankbuffer")
 G = 8
-START_SAMPLES = 16  # responses per query that place the policy on the judge's scale
-LENGTH = 64  # tokens of a response at most
+START_SAMPLES = 16  # responses per query that calibrate the judge's scale
+LENGTH = 64  # largest number of tokens of a response
 SAMPLING = {"temperature": 1.0, "top_p": 0.95, "top_k": 0}
 SMALL = {
     "use_cpu": True,
@@ -83,21 +84,21 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs of a comparison share.
+    """The settings that all runs of a comparison share.
 
     Args:
         policy (`str`):
             Folder of the warm-started policy.
         steps (`int`):
-            Training steps of every run.
+            Number of training steps of every run.
         queries_per_step (`int`):
-            Each has a group of 8 rollouts.
+            Number of queries in a step; each has a group of 8 rollouts.
         learning_rate (`float`):
-            Constant.
+            Learning rate, which is constant.
         samples (`int`):
-            Responses per query by which a policy is measured.
+            Number of responses per query that measure a policy.
         noise (`float`):
-            The judge's, see `miniature_judge.py`.
+            The judge's error, see `miniature_judge.py`.
     """
 
     policy: str
@@ -116,15 +117,15 @@ class Run:
         method (`str`):
             A file of `recipes/paper`.
         seed (`int`):
-            Of data order, sampling and method.
+            Seed of data order, sampling and method.
         settings (`Settings`):
-            What all runs share.
-        mean, deviation (`float`):
-            Rubric scores of the policy before training, for the judge.
+            The settings that all runs share.
+        mean (`float`), deviation (`float`):
+            Mean and deviation of the policy's rubric scores before training, in 0..1, for the judge's scale.
         folder (`str`):
-            Where it may write.
-        keep (`bool`):
-            Leave the folder there for `rankbuffer-report`.
+            The folder of the run.
+        keep (`bool`, *optional*, defaults to `False`):
+            Keep the folder, for `rankbuffer-report`.
     """
 
     method: str
@@ -152,8 +153,8 @@ class Run:
             trainer.close()
         samples = sample(trainer.model, trainer.processing_class, queries, self.settings.samples, self.seed)
         store = BufferStore(folder / LIVE_STORE)
-        totals, buffers = store.totals(), buffers_by_epoch(store)
-        curve = quality_by_step(store, true_quality(queries))
+        totals, growth = store.totals(), growth_table(store)
+        curve = quality_table(store, true_quality(queries))
         store.close()
         if not self.keep:
             shutil.rmtree(folder)
@@ -164,22 +165,22 @@ class Run:
             calls=totals.calls,
             tokens=totals.tokens,
             failures=totals.failures,
-            anchors=buffers[-1].size - buffers[-1].sources["candidate"] if buffers else None,
-            curve=[round(value, 2) for _, value in curve],
+            anchors=growth[-1]["anchors"] - growth[-1]["candidate"] if growth else None,
+            curve=[round(row["quality"], 2) for row in curve],
             seconds=round(time.perf_counter() - started, 1),
             cpu_seconds=round(time.process_time() - cpu, 1),
         )
 
 
 def quieten() -> None:
-    """No progress bars of models and data sets."""
+    """Turn off the progress bars of models and data sets."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     disable_progress_bars()
 
 
 def recipe_arguments(run: Run):
-    """The recipe's arguments with what makes the run small."""
+    """Return the recipe's arguments, overridden by the settings that make the run small."""
     settings = run.settings
     overrides = SMALL | {
         "model_name_or_path": settings.policy,
@@ -199,7 +200,7 @@ def recipe_arguments(run: Run):
 def sample(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, queries: Dataset, samples: int, seed: int
 ) -> list[list[str]]:
-    """Responses by query, sampled as in training."""
+    """Sample responses of each query, as in training."""
     tokenizer.padding_side = "left"
     batch = tokenizer.apply_chat_template(
         queries["prompt"][:], add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
@@ -215,20 +216,20 @@ def sample(
 
 
 def true_quality(queries: Dataset):
-    """The rubric score without error, 0 to 100, by query and text."""
+    """Return a function of query id and text that gives the rubric score without error, 0 to 100."""
     rubrics = {row["query_id"]: [(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]] for row in queries}
     return lambda query_id, text: 100 * score(text, rubrics[query_id])
 
 
 def qualities(samples: Sequence[Sequence[str]], queries: Dataset) -> list[list[float]]:
-    """The true quality of each response."""
+    """Return the true quality of each response."""
     quality = true_quality(queries)
     pairs = zip(queries["query_id"], samples, strict=True)
     return [[quality(query_id, text) for text in texts] for query_id, texts in pairs]
 
 
 def measure_start(path: str) -> tuple[float, float]:
-    """Mean rubric score of the policy before training, and the deviation within a group, both in 0..1."""
+    """Return the mean rubric score of the policy before training and its deviation within a group, both in 0..1."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     queries = load_queries(str(policy.DATA))
@@ -239,10 +240,10 @@ def measure_start(path: str) -> tuple[float, float]:
 
 
 def prepare(output_dir: Path, settings: Settings) -> tuple[float, float]:
-    """The policy, and where it stands. The same settings must have made what is already in `output_dir`.
+    """Make the policy if it is missing, and return mean and deviation of its rubric scores.
 
     Raises:
-        `ValueError`: if others have.
+        `ValueError`: if `output_dir` holds runs that were made with other settings.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     policy.build_policy(Path(settings.policy), load_queries(str(policy.DATA)))
@@ -261,7 +262,7 @@ def prepare(output_dir: Path, settings: Settings) -> tuple[float, float]:
 
 
 def read_results(path: Path) -> list[Result]:
-    """The runs that have finished. A last line without its end was being written and is dropped from the file."""
+    """Return the runs that have finished, and remove a last line that was only written in part."""
     if not path.is_file():
         return []
     whole, newline, rest = path.read_text().rpartition("\n")
@@ -271,7 +272,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def execute(runs: Sequence[Run], workers: int) -> Iterator[Result]:
-    """The results, as they come. With one worker everything happens in this process."""
+    """Yield the results in the order in which runs finish. With one worker, all runs train in this process."""
     if workers == 1:
         yield from (run() for run in runs)
         return
@@ -280,7 +281,7 @@ def execute(runs: Sequence[Run], workers: int) -> Iterator[Result]:
 
 
 def work_off(runs: Sequence[Run], path: Path, workers: int, console: Console) -> None:
-    """Do the runs and write each down as soon as it has finished."""
+    """Do the runs, and write each result to the file as soon as its run has finished."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with path.open("a") as file, Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=len(runs))
@@ -296,23 +297,27 @@ def work_off(runs: Sequence[Run], path: Path, workers: int, console: Console) ->
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/miniature"))
-    parser.add_argument("--policy", type=Path, help="warm-started policy, made if it is not there (OUTPUT_DIR/policy)")
-    parser.add_argument("--methods", nargs="+", choices=ALL, metavar="METHOD", help=f"of {', '.join(ALL)}")
+    parser.add_argument(
+        "--policy", type=Path, help="warm-started policy, made if it is missing (default: OUTPUT_DIR/policy)"
+    )
+    parser.add_argument("--methods", nargs="+", choices=ALL, metavar="METHOD", help=f"one or more of {', '.join(ALL)}")
     parser.add_argument("--full", action="store_true", help="all methods")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to N-1, the outer loop")
-    parser.add_argument("--workers", type=int, default=1, help="runs side by side, one thread each")
+    parser.add_argument("--workers", type=int, default=1, help="runs at the same time, one thread each")
     parser.add_argument("--steps", type=int, default=36, help="training steps of every run")
-    parser.add_argument("--queries_per_step", type=int, default=6, help="with 8 rollouts each")
-    parser.add_argument("--learning_rate", type=float, default=2e-4, help="of the policy, constant")
+    parser.add_argument("--queries_per_step", type=int, default=6, help="queries in a step, with 8 rollouts each")
+    parser.add_argument("--learning_rate", type=float, default=2e-4, help="constant learning rate of the policy")
     parser.add_argument("--samples", type=int, default=16, help="responses per query that measure a policy")
     parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in benchmarks/judge_cost.py")
-    parser.add_argument("--keep_runs", action="store_true", help="leave each run's folder there for rankbuffer-report")
-    parser.add_argument("--report_only", action="store_true", help="tables and figures of the runs that have finished")
+    parser.add_argument("--keep_runs", action="store_true", help="keep each run's folder, for rankbuffer-report")
     parser.add_argument(
-        "--docs", type=Path, help="folder of docs, whose miniature.md and images are brought up to date"
+        "--report_only", action="store_true", help="train nothing; make tables and figures of the finished runs"
+    )
+    parser.add_argument(
+        "--docs", type=Path, help="folder of the documentation, whose miniature.md and images are updated"
     )
     arguments = parser.parse_args(words)
     if arguments.full and arguments.methods:
@@ -323,7 +328,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def report(results: Iterable[Result], arguments: argparse.Namespace, start: float, console: Console) -> dict:
-    """Tables, figures and the JSON line of the seeds that all methods have finished."""
+    """Print the tables and draw the figures of the seeds that all methods have finished; return the JSON line."""
     wanted = [r for r in results if r.method in arguments.methods and r.seed < arguments.seeds]
     complete = whole_seeds(wanted, arguments.methods)
     line: dict = {"benchmark": "miniature", "seeds": len({r.seed for r in complete}), "runs": len(wanted)}
@@ -351,7 +356,7 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
 
 
 def main() -> None:
-    """Do the runs that are missing, then report."""
+    """Do the runs that are missing, then print the report."""
     arguments = parse()
     quieten()
     console = Console(width=max(Console().width, 110), highlight=False)

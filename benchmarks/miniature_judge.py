@@ -1,14 +1,14 @@
-"""A judge of known error for responses that a policy has really written.
+"""A judge that makes errors of a known size, for responses that a policy has written.
 
-What a response is worth is what the rubrics of the prompt say (`rankbuffer_trl/judge/rubric_judge.py`), without error.
-The judge's looks at it, its acuity, its miscalibration and its way of answering each kind of question are those of
-`simulated_judge.py`, where a group's rollouts have the deviation 0.25 around a mean that starts at 1.2, and a look
-errs by 0.09. One straight line takes rubric scores to that scale, so that the responses of the policy as it stands
-before training have this mean and this deviation. The line, like all else here, is the same for every query, every
-method and every seed: nothing here knows which method asks.
+The true worth of a response is the score that the rubrics of the prompt give it
+(`rankbuffer_trl/judge/rubric_judge.py`), without error. The judge sees this worth with the errors of
+`simulated_judge.py`, and answers each kind of question in the same way. There, the rollouts of a group have a
+deviation of 0.25 around a mean that starts at 1.2, and the error of one look is 0.09. A linear function maps rubric
+scores to that scale, so that the policy's responses before training have this mean and this deviation. The function is
+the same for every query, method and seed. The judge does not know which method asks.
 
-Two differences. A rubric that is asked about alone has a worth of its own, where the simulated world gives a response
-one quality. And responses of a prompt that are word for word the same look the same in it.
+Two things differ from the simulated judge. If a question is about one rubric only, a response has a worth for this
+rubric; there, a response has one quality. Responses of one prompt with the same words look the same to the judge.
 """
 
 from hashlib import blake2b
@@ -23,7 +23,7 @@ NOISE = 0.09  # standard deviation of the error of one look
 
 
 class NoisyRubricJudge:
-    """Answers any question of the package in JSON; implements [`ChatClient`].
+    """A client that answers every question of the package in JSON; it implements [`ChatClient`].
 
     Args:
         mean (`float`):
@@ -31,7 +31,7 @@ class NoisyRubricJudge:
         deviation (`float`):
             Standard deviation of its rubric scores within a group, above 0.
         noise (`float`, *optional*, defaults to `0.09`):
-            Standard deviation of the error of one look, where `deviation` is 0.25.
+            Standard deviation of the error of one look, on the scale on which `deviation` is 0.25.
     """
 
     name = "noisy rubric judge"
@@ -42,7 +42,7 @@ class NoisyRubricJudge:
     async def complete(
         self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
     ) -> tuple[str, Usage]:
-        """See [`ChatClient`]. Words and punctuation marks count as tokens."""
+        """Answer as [`ChatClient`] says. Each word and each punctuation mark counts as one token."""
         tally.attempts += 1
         prompt = messages[0]["content"]
         shown = [pair for pairs in question.responses.values() for pair in pairs]
@@ -50,7 +50,7 @@ class NoisyRubricJudge:
         return answer, Usage(count_tokens(prompt), 0, count_tokens(answer))
 
     def looks(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
-        """How the responses of a prompt look to the judge, by their headings."""
+        """Return how good each response of a prompt looks to the judge, by its heading."""
         rubrics = read_rubrics(prompt.partition("\n\nRUBRICS\n")[2].partition("\n\n")[0])
         seed = blake2b(prompt.encode(), digest_size=8).hexdigest()
         return {
@@ -59,7 +59,7 @@ class NoisyRubricJudge:
         }
 
     def worth(self, text: str, rubrics: list[tuple[int, str]]) -> float:
-        """A response's rubric score on the scale of the simulated world."""
+        """Return the rubric score of a response on the scale of the simulated judge."""
         return World.start + World.within * (score(text, rubrics) - self.mean) / self.deviation
 
     async def close(self) -> None:

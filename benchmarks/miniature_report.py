@@ -1,4 +1,4 @@
-"""What the miniature's runs say: a table of methods, the paper's claims one by one, and the two efficiency figures."""
+"""The results of the miniature: a table of methods, the paper's claims one by one, and two efficiency figures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ BUFFERS = (
     "llm_buffer",
     "llm_buffer_look_ahead",
 )
-COLOURS = {"pointwise": "#c9822b", "ranking": "#3d7ea6", "buffer": "#2e8b57", "ablation": "#9aa5b1"}
+FAMILY_COLOURS = {"pointwise": "#c9822b", "ranking": "#3d7ea6", "buffer": "#2e8b57", "ablation": "#9aa5b1"}
 MARKERS = "osD^vP"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-NEAR = 0.95  # share of the strongest method's gain that counts as near it; the paper's RankBuffer has 0.98
-HALF = 0.5  # of the strongest method's tokens
-# Student's t, two-sided 95 %, by degrees of freedom; above them the last one, which makes intervals rather too wide.
+NEAR = 0.95  # a method is near the strongest one from this share of its gain; the paper's RankBuffer has 0.98
+HALF = 0.5  # share of the strongest method's tokens
+# Student's t, two-sided 95 %, by degrees of freedom. The last value serves for more degrees too: intervals get wider.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
@@ -34,17 +34,17 @@ class Result:
 
     Args:
         method (`str`), seed (`int`):
-            Which.
+            The method and the seed of the run.
         quality (`float`):
             Mean true quality of responses of the trained policy, 0 to 100.
         calls, tokens, failures (`int`):
-            Of the judge: parsed calls, their prompt and completion tokens, calls without a verdict.
+            The judge's parsed calls, their prompt and completion tokens, and its calls without a verdict.
         anchors (`float`, *optional*):
-            Mean buffer size at the end, where there are buffers.
+            Mean buffer size at the end, if the method has buffers.
         curve (`list[float]`):
             Mean true quality of the rollouts of each step.
         seconds, cpu_seconds (`float`):
-            Of the whole run.
+            Wall time and CPU time of the whole run.
     """
 
     method: str
@@ -61,14 +61,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds with its 95 % interval by Student's t, which one seed does not give."""
+    """A mean over seeds with its 95 % interval by Student's t; one seed gives no interval."""
 
     mean: float
     half: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
-        """Of one value per seed."""
+        """Return the interval of one value per seed."""
         n = len(values)
         t = T[min(n - 2, len(T) - 1)] if n > 1 else 0.0
         return cls(fmean(values), t * stdev(values) / sqrt(n) if n > 1 else None)
@@ -88,14 +88,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim of the paper and what the runs say: each comparison has a difference that should be above 0."""
+    """A claim of the paper with its comparisons, whose differences are above 0 if the claim is true."""
 
     claim: str
     comparisons: dict[str, Interval]
 
     @property
     def verdict(self) -> str:
-        """`holds` if each comparison does, `does not hold` if one does not, else `open`."""
+        """The verdict `holds` if each comparison holds, `does not hold` if one does not, else `open`."""
         verdicts = {interval.verdict for interval in self.comparisons.values()}
         if "does not hold" in verdicts:
             return "does not hold"
@@ -103,13 +103,13 @@ class Outcome:
 
 
 def family(method: str) -> str:
-    """What kind of method it is."""
+    """Return the kind of a method."""
     kinds = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS}
     return next((kind for kind, methods in kinds.items() if method in methods), "ablation")
 
 
 def whole_seeds(results: Iterable[Result], methods: Sequence[str]) -> list[Result]:
-    """The results of the seeds that all `methods` have finished, by seed and in the order of the paper's tables."""
+    """Return the results of the seeds that all `methods` have finished, in the order of the paper's tables."""
     by_seed: dict[int, dict[str, Result]] = {}
     for result in results:
         by_seed.setdefault(result.seed, {})[result.method] = result
@@ -119,7 +119,7 @@ def whole_seeds(results: Iterable[Result], methods: Sequence[str]) -> list[Resul
 
 
 def by_method(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Results of each method, seed by seed."""
+    """Group the results by method, seed by seed."""
     found: dict[str, list[Result]] = {}
     for result in results:
         found.setdefault(result.method, []).append(result)
@@ -127,7 +127,7 @@ def by_method(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def methods_table(results: Sequence[Result], start: float) -> Table:
-    """Final true quality and cost of each method."""
+    """Return the table of final true quality and cost of each method."""
     seeds = len({result.seed for result in results})
     table = Table(
         *(Column("method", no_wrap=True), "kind", "true quality", "judge calls", "judge tokens", "anchors", "CPU s"),
@@ -150,11 +150,11 @@ def methods_table(results: Sequence[Result], start: float) -> Table:
 
 
 def judge_claims(results: Sequence[Result], start: float) -> list[Outcome]:
-    """The paper's claims about methods that are all there, compared seed by seed."""
+    """Judge the paper's claims, seed by seed, as far as all methods of a claim have results."""
     runs = by_method(results)
 
     def above(claim: str, *pairs: tuple[str, str]) -> Outcome | None:
-        """The first of each pair has the higher quality."""
+        """Return the claim that the first method of each pair has the higher quality."""
         if any(name not in runs for pair in pairs for name in pair):
             return None
         return Outcome(claim, {f"{a} - {b}": Interval.of(differences(runs[a], runs[b])) for a, b in pairs})
@@ -179,12 +179,12 @@ ORDER_ONLY = (("rankbuffer", "order_only"), ("rankbuffer_bootstrap", "order_only
 
 
 def differences(a: Sequence[Result], b: Sequence[Result]) -> list[float]:
-    """Of true quality, seed by seed."""
+    """Return the differences of true quality, seed by seed."""
     return [x.quality - y.quality for x, y in zip(a, b, strict=True)]
 
 
 def near_the_strongest(runs: dict[str, list[Result]], start: float) -> list[Outcome]:
-    """RankBuffer beside the ranking method of the highest mean quality: most of its gain, half its tokens."""
+    """Compare RankBuffer with the best ranking method: most of its gain, less than half of its tokens."""
     ranking = [method for method in RANKING if method in runs]
     if not ranking or "rankbuffer" not in runs:
         return []
@@ -199,9 +199,9 @@ def near_the_strongest(runs: dict[str, list[Result]], start: float) -> list[Outc
 
 
 def claims_table(outcomes: Sequence[Outcome]) -> Table:
-    """Each claim with its comparisons: a difference above 0 speaks for it."""
+    """Return the table of claims and their comparisons, where a difference above 0 supports the claim."""
     table = Table("the paper says of RankBuffer", "difference", Column("mean", justify="right"), "verdict")
-    table.title = "The paper's claims; points of true quality where nothing else is said"
+    table.title = "The paper's claims; means are points of true quality unless the difference says otherwise"
     for outcome in outcomes:
         for i, (what, interval) in enumerate(outcome.comparisons.items()):
             last = i == len(outcome.comparisons) - 1
@@ -211,7 +211,7 @@ def claims_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def markdown(table: Table) -> str:
-    """A table as a page shows it, its title as the sentence above it."""
+    """Return a table in Markdown, with its title as a sentence above it."""
     marks = ("---:" if column.justify == "right" else "---" for column in table.columns)
     rows = zip(*(column.cells for column in table.columns), strict=True)
     lines = ([str(column.header) for column in table.columns], marks, *rows)
@@ -222,7 +222,7 @@ def refresh(page: Path, tables: Sequence[Table]) -> None:
     """Put tables between the two marks of a page.
 
     Raises:
-        `ValueError`: if it has not both marks.
+        `ValueError`: if a mark is missing.
     """
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -232,7 +232,7 @@ def refresh(page: Path, tables: Sequence[Table]) -> None:
 
 
 def efficiency_figures(results: Sequence[Result], start: float, folder: Path) -> list[Path]:
-    """Quality against judge tokens and against calls (figures "Average score versus ..."), ablations left out."""
+    """Draw quality against judge tokens and against calls, without ablations (figures "Average score versus ...")."""
     runs = {method: found for method, found in by_method(results).items() if family(method) != "ablation"}
     seeds = len({result.seed for result in results})
     paths = []
@@ -242,13 +242,13 @@ def efficiency_figures(results: Sequence[Result], start: float, folder: Path) ->
             kind = family(method)
             place = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS}[kind].index(method)
             x, qualities = fmean(getattr(run, what) for run in found) / 1e3, [run.quality for run in found]
-            axes.plot([x, x], [min(qualities), max(qualities)], color=COLOURS[kind], linewidth=1)
+            axes.plot([x, x], [min(qualities), max(qualities)], color=FAMILY_COLOURS[kind], linewidth=1)
             axes.plot(
                 x,
                 fmean(qualities),
                 marker=MARKERS[place],
                 markersize=10 if method == "rankbuffer" else 6,
-                color=COLOURS[kind],
+                color=FAMILY_COLOURS[kind],
                 linestyle="none",
                 label=method,
             )

@@ -91,6 +91,7 @@ def record_hostile(path: Path) -> list[str]:
     return list(HOSTILE)
 
 
-def anchor_rows(buffer) -> list[list]:
-    """A buffer as the store writes it."""
-    return [[a.id, a.source, a.epoch, a.h] for a in buffer.anchors] if buffer else []
+def anchor_rows(buffer) -> list[dict]:
+    """A buffer as the page has it."""
+    names = ("id", "source", "epoch", "h")
+    return [{name: getattr(anchor, name) for name in names} for anchor in buffer.anchors] if buffer else []

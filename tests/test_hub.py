@@ -150,7 +150,7 @@ def test_the_card_says_what_was_done_and_nothing_of_the_machine(published):
     for part in ("`rankbuffer` (k0: 3, ", "mine.jsonl, 12 queries", "the embedded rubric judge", "8 a query", "dapo"):
         assert part in text, part
     assert "@inproceedings{yang2027rankbuffer" in text
-    assert "cannot go on exactly" in text, "no checkpoint is pushed without save_strategy"
+    assert "cannot be continued exactly" in text, "no checkpoint is pushed without save_strategy"
     store = read_store(published)
     ((calls, tokens),) = store.rows("SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls")
     store.close()

@@ -10,28 +10,36 @@ import shutil
 import sqlite3
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
 from html.parser import HTMLParser
+from itertools import chain
 from statistics import fmean, stdev
 
+import conftest
 import pytest
-from conftest import QUICKSTART, numbers
+from conftest import QUICKSTART, ROOT
+from huggingface_hub import ModelCard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reports import HOSTILE, anchor_rows, record, record_hostile
+from transformers import TrainerState
 
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.report import collect
+from rankbuffer_trl.judge import Call, Totals, Usage
+from rankbuffer_trl.report import tables
 from rankbuffer_trl.report.browser import query_pages, visits_of
+from rankbuffer_trl.report.card import CardFacts, write_card
 from rankbuffer_trl.report.chart import Chart, panels, plain, thousands
-from rankbuffer_trl.report.charts import judge_charts, run_charts
+from rankbuffer_trl.report.charts import advantage_chart, judge_charts, run_charts, score_chart
 from rankbuffer_trl.report.command import main
-from rankbuffer_trl.report.comparison import advantage_chart, advantage_table, score_chart
 from rankbuffer_trl.report.page import pack
-from rankbuffer_trl.report.report import write_report
+from rankbuffer_trl.report.report import advantage_lanes, write_report
 from rankbuffer_trl.report.runs import open_runs, run_names, trainer_log
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store import BufferStore, StoreError, numbers
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
 
 
@@ -72,7 +80,7 @@ def test_the_runs_under_test_have_everything_to_count(run):
 
 
 def test_rewards_by_step(run, store):
-    table = collect.reward_table(store)
+    table = tables.reward_table(store)
     for row, (step, visits) in zip(table, by_step(run), strict=True):
         rewards = [list(score.rewards) for _, score in visits]
         flat = [reward for group in rewards for reward in group]
@@ -88,7 +96,7 @@ def test_rewards_by_step(run, store):
 
 
 def test_judge_costs_by_step_and_kind(run, store):
-    table = collect.judge_table(store, [{"step": 3, "judge/seconds": 7.5}, {"step": 4, "loss": 1.0}])
+    table = tables.judge_table(store, [{"step": 3, "judge/seconds": 7.5}, {"step": 4, "loss": 1.0}])
     for row in table:
         calls = [call for step, call in run.calls if step == row["step"]]
         parsed = [call for call in calls if call.outcome == "parsed"]
@@ -100,24 +108,100 @@ def test_judge_costs_by_step_and_kind(run, store):
         assert row["completion_tokens"] == 3 * len(parsed)
         assert row["seconds"] == (7.5 if row["step"] == 2 else None)
     assert sum(row["calls"] for row in table) == sum(call.outcome == "parsed" for _, call in run.calls)
-    kinds = {row["kind"]: row for row in collect.kind_table(store)}
+    kinds = {row["kind"]: row for row in tables.kind_table(store)}
     for kind in {call.kind for _, call in run.calls}:
         of_kind = [call for _, call in run.calls if call.kind == kind and call.outcome == "parsed"]
         assert kinds[kind]["calls"] == len(of_kind) and kinds[kind]["tokens"] == 13 * len(of_kind)
 
 
+CALLS = st.lists(
+    st.builds(
+        Call,
+        method=st.sampled_from(["rankbuffer", "pointwise"]),
+        kind=st.sampled_from(["insert", "fine"]),
+        query_id=st.sampled_from(["q0", "q1"]),
+        server=st.just("judge"),
+        outcome=st.sampled_from(["parsed", "malformed", "unreachable", "cancelled"]),
+        attempts=st.integers(0, 5),
+        usage=st.builds(Usage, *[st.integers(0, 99)] * 3),
+        spent=st.builds(Usage, *[st.integers(0, 999)] * 3),
+        seconds=st.integers(0, 9).map(float),
+    ),
+    max_size=12,
+)
+
+
+@given(steps=st.lists(CALLS, min_size=1, max_size=4), evaluation=CALLS)
+@settings(max_examples=30, deadline=None)
+def test_the_ledgers_sums_in_sql_are_those_over_its_calls(steps, evaluation):
+    store = BufferStore()
+    for step, calls in enumerate(steps):
+        store.commit(step, [], calls)
+    store.commit(len(steps), [], evaluation, phase="eval")
+    every = list(chain.from_iterable(steps))
+    assert numbers.totals(store) == Totals.of(every)
+    assert numbers.totals(store, "eval") == Totals.of(evaluation)
+    assert numbers.totals_by(store, "step") == {i: Totals.of(calls) for i, calls in enumerate(steps) if calls}
+    for column in ("kind", "outcome", "method"):
+        values = sorted({getattr(call, column) for call in every})
+        by_value = {value: [call for call in every if getattr(call, column) == value] for value in values}
+        assert numbers.totals_by(store, column) == {value: Totals.of(calls) for value, calls in by_value.items()}
+    assert numbers.totals_by(store, "epoch") == {}, "no group of these calls was committed"
+    for row in tables.judge_table(store):
+        calls = [call for call in steps[row["step"]] if call.outcome != "cancelled"]
+        assert row["attempts"] == sum(call.attempts for call in calls)
+        assert row["calls"] + row["failures"] == len(calls)
+    store.close()
+
+
+def test_costs_by_epoch_are_those_of_its_steps(run, store):
+    epochs = {group.step: group.epoch for group, _ in run.visits}
+    for epoch, sums in numbers.totals_by(store, "epoch").items():
+        assert sums == Totals.of(call for step, call in run.calls if epochs[step] == epoch)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        numbers.query_ids,
+        numbers.epochs,
+        numbers.groups,
+        numbers.buffers,
+        numbers.answers_by_step,
+        numbers.totals,
+        lambda store: numbers.responses(store, "q0"),
+        lambda store: numbers.totals_by(store, "step"),
+    ],
+)
+def test_a_reader_of_numbers_leaves_no_lock_behind(run, read):
+    reader = BufferStore(run.path, read_only=True)
+    found = read(reader)
+    assert next(iter(found)) is not None if isinstance(found, Iterable) else found.calls
+    writer = sqlite3.connect(run.path, timeout=0, isolation_level=None)
+    writer.execute("BEGIN EXCLUSIVE")  # would raise "database is locked"
+    writer.close()
+    reader.close()
+
+
+def test_all_sql_of_the_package_is_in_the_folder_of_the_store():
+    package = ROOT / "rankbuffer_trl"
+    outside = [path for path in package.rglob("*.py") if path.parent != package / "store"]
+    assert len(outside) > 50
+    assert not [path for path in outside if re.search(r"\b(SELECT|INSERT|DELETE FROM|PRAGMA)\b", path.read_text())]
+
+
 def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
     steps = [step for step, _ in by_step(run)]
     log = [{"step": step + 1, "judge/seconds": 2.0} for step in steps]
-    charts = {chart.name: chart for chart in judge_charts(collect.judge_table(store, log))}
+    charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log))}
     assert charts["judge_seconds"].caption == f"{2 * len(steps)} seconds in all. Wall time of judging."
-    charts = {chart.name: chart for chart in judge_charts(collect.judge_table(store, log[1:]))}
+    charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log[1:]))}
     assert "judge_seconds" not in charts  # the scripted judge takes no time
     assert charts["judge_calls"].caption.startswith(f"{sum(call.outcome == 'parsed' for _, call in run.calls)} calls")
 
 
 def test_anchors_by_source_at_the_end_of_each_epoch(run, store):
-    for row in collect.growth_table(store):
+    for row in tables.growth_table(store):
         buffers = last_buffers(run, row["epoch"]).values()
         assert row["anchors"] == fmean(map(len, buffers))
         for source in SOURCES:
@@ -126,7 +210,7 @@ def test_anchors_by_source_at_the_end_of_each_epoch(run, store):
 
 
 def test_sources_along_the_quality_scale(run, store):
-    table = collect.composition_table(store)
+    table = tables.composition_table(store)
     assert [(row["epoch"], row["from"], row["to"]) for row in table] == [
         (epoch, low, low + 10) for epoch in range(4) for low in range(0, 100, 10)
     ]
@@ -143,13 +227,13 @@ def test_sources_along_the_quality_scale(run, store):
 
 @pytest.mark.parametrize("K", [2, 3, 4, 7, 11, 21, 30])
 def test_the_ends_of_a_buffer_stand_in_the_outer_bins(K):
-    bins = [collect.scale_bin(rank, K) for rank in range(K)]
+    bins = [tables.scale_bin(rank, K) for rank in range(K)]
     assert bins[0] == 0 and bins[-1] == 9 and bins == sorted(bins)
     assert K != 11 or bins == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
 
 
 def test_insertions_and_occupied_intervals(run, store):
-    insertions, occupied = collect.insertion_table(store), collect.occupancy_table(store)
+    insertions, occupied = tables.insertion_table(store), tables.occupancy_table(store)
     for place, intervals, (_, visits) in zip(insertions, occupied, by_step(run), strict=True):
         positions = [(p, len(score.before)) for _, score in visits for p in score.positions.values()]
         assert place["placed"] == len(positions)
@@ -164,7 +248,7 @@ def test_insertions_and_occupied_intervals(run, store):
 
 
 def test_anchors_added_and_pruned(run, store):
-    for row in collect.maintenance_table(store):
+    for row in tables.maintenance_table(store):
         visits = [score for group, score in run.visits if group.epoch == row["epoch"]]
         ids = [({a.id: a.source for a in s.before.anchors}, {a.id: a.source for a in s.after.anchors}) for s in visits]
         added = Counter(source for old, new in ids for id, source in new.items() if id not in old)
@@ -175,7 +259,7 @@ def test_anchors_added_and_pruned(run, store):
 
 
 def test_advantages_are_group_normalised_over_the_scored(run, store):
-    found = collect.advantages(store)
+    found = tables.advantages(store)
     for step, visits in by_step(run):
         for (_, score), values in zip(visits, found[step], strict=True):
             known = [reward for reward in score.rewards if reward is not None]
@@ -184,17 +268,17 @@ def test_advantages_are_group_normalised_over_the_scored(run, store):
                     assert value is None
                 else:
                     assert value == pytest.approx((reward - fmean(known)) / (stdev(known) + 1e-4))
-    assert collect.group_advantages([None, 0.5, None]) == [None, 0.0, None]
-    assert collect.group_advantages([]) == []
+    assert tables.group_advantages([None, 0.5, None]) == [None, 0.0, None]
+    assert tables.group_advantages([]) == []
 
 
 def test_quality_and_what_it_cost_so_far(run, store):
-    curve = collect.quality_table(store, lambda query_id, text: float(text))
+    curve = tables.quality_table(store, lambda query_id, text: float(text))
     steps = list(by_step(run))
     for row, (_, visits) in zip(curve, steps, strict=True):
         assert row["quality"] == pytest.approx(fmean(float(r.text) for group, _ in visits for r in group.answered))
-    judge = collect.judge_table(store)
-    table = collect.efficiency_table(judge, curve, window=3)
+    judge = tables.judge_table(store)
+    table = tables.efficiency_table(judge, curve, window=3)
     for i, row in enumerate(table):
         parsed = [call for step, call in run.calls if step <= row["step"] and call.outcome == "parsed"]
         assert (row["calls"], row["tokens"]) == (len(parsed), 13 * len(parsed))
@@ -207,15 +291,20 @@ def test_the_trainers_log_says_what_it_has():
         {"step": 2, "loss": 1.0},
         {"step": 3, "entropy": 0.5, "eval_rewards/mine/mean": 2.0},
     ]
-    assert collect.log_table(log) == [
+    assert tables.log_table(log) == [
         {"step": 1, "rewards/format_reward/mean": 1.0, "entropy": None, "eval_rewards/mine/mean": None},
         {"step": 3, "rewards/format_reward/mean": None, "entropy": 0.5, "eval_rewards/mine/mean": 2.0},
     ]
-    assert collect.log_table([{"step": 1, "loss": 2.0}]) == []
+    assert tables.log_table([{"step": 1, "loss": 2.0}]) == []
 
 
 def test_advantage_bins_count_every_scored_rollout():
-    table = advantage_table({"a": [[-1.0, 0.04, None], [0.06, 1.0, 1.0]], "b": [[0.0, 0.0]]})
+    table = tables.joined(
+        {
+            "a": tables.advantage_bins([[-1.0, 0.04, None], [0.06, 1.0, 1.0]]),
+            "b": tables.advantage_bins([[0.0, 0.0]]),
+        }
+    )
     assert table == [
         {"run": "a", "advantage": -1.0, "share": 0.2},
         {"run": "a", "advantage": 0.0, "share": 0.2},
@@ -225,6 +314,22 @@ def test_advantage_bins_count_every_scored_rollout():
     ]
 
 
+def test_the_lanes_of_the_page_are_the_bins_of_the_chart():
+    groups = [[-1.0, 0.04, None], [0.06, 1.0, 1.0]]
+    data = advantage_lanes({"a": {3: groups}, "b": {3: [[0.0]], 4: [[3.24, None]]}})
+    first, second = data["runs"]
+    assert first["steps"] == {3: {"bins": tables.advantage_bins(groups), "levels": 2.0, "rollouts": 5}}
+    assert second["steps"][4] == {"bins": [{"advantage": 3.2, "share": 1.0}], "levels": 1.0, "rollouts": 1}
+    assert (first["name"], data["reach"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
+    assert advantage_lanes({"a": {0: groups}})["reach"] == 2.5
+
+
+def test_the_share_of_anchors_below_a_rollout_by_step(run, store):
+    for row, (step, visits) in zip(tables.standing_table(store), by_step(run), strict=True):
+        shares = [p / len(score.before) for _, score in visits for p in score.positions.values()]
+        assert row == {"step": step, "standing": pytest.approx(fmean(shares))}
+
+
 # What the browser shows
 
 
@@ -232,12 +337,12 @@ def test_the_browser_has_each_visit_as_it_was(run, store):
     for query_id in {group.query.id for group, _ in run.visits}:
         expected = [(group, score) for group, score in run.visits if group.query.id == query_id]
         for visit, (group, score) in zip(visits_of(store, query_id), expected, strict=True):
-            assert (visit.step, visit.epoch) == (group.step, group.epoch)
-            assert visit.before == anchor_rows(score.before)
-            assert visit.after == anchor_rows(score.after)
-            assert visit.positions == {str(id): p for id, p in score.positions.items()}
-            assert visit.order == [list(tier) for tier in score.order]
-            assert visit.rewards == list(score.rewards)
+            assert (visit["step"], visit["epoch"]) == (group.step, group.epoch)
+            assert visit["before"] == anchor_rows(score.before)
+            assert visit["after"] == anchor_rows(score.after)
+            assert visit["positions"] == {str(id): p for id, p in score.positions.items()}
+            assert visit["order"] == [list(tier) for tier in score.order]
+            assert visit["rewards"] == list(score.rewards)
 
 
 @pytest.mark.parametrize("method", [RankBuffer(bootstrap=True), Pointwise()])
@@ -245,9 +350,9 @@ def test_a_first_visit_without_a_buffer_has_none_before_it(tmp_path, method):
     found = record(tmp_path / "run.sqlite", epochs=2, method=method)
     store = BufferStore(found.path)
     for group, score in found.visits:
-        visit = next(visit for visit in visits_of(store, group.query.id) if visit.step == group.step)
-        assert visit.before == anchor_rows(score.before) and visit.after == anchor_rows(score.after)
-        assert (not visit.before) == (isinstance(method, Pointwise) or group.epoch == 0)
+        visit = next(visit for visit in visits_of(store, group.query.id) if visit["step"] == group.step)
+        assert visit["before"] == anchor_rows(score.before) and visit["after"] == anchor_rows(score.after)
+        assert (not visit["before"]) == (isinstance(method, Pointwise) or group.epoch == 0)
     names = [chart.name for chart in run_charts(store, [])]
     assert ("buffer_growth" in names) == isinstance(method, RankBuffer)
     store.close()
@@ -259,7 +364,8 @@ def test_texts_are_cut_where_asked_and_measured_whole(run, store):
     }
     texts = pages["q0"]["texts"]
     assert texts["initial-0"] == "1 […]" and pages["q0"]["quality"]["initial-0"] == 2
-    assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [[1, "Is high."]]
+    assert pages["q0"]["visits"] == visits_of(store, "q0")
+    assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [{"text": "Is high.", "weight": 1}]
 
 
 class Table(dict):
@@ -269,7 +375,7 @@ class Table(dict):
         return True
 
     def __getitem__(self, query_id):
-        return numbers(query_id)
+        return conftest.numbers(query_id)
 
 
 # Opening a run
@@ -430,7 +536,7 @@ def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
     assert not [name for name in files if name.endswith(".tmp")]
     assert page.read_text().count('data-run="') == 2
     store = BufferStore(run.path)
-    for name, table in (("reward", collect.reward_table(store)), ("composition", collect.composition_table(store))):
+    for name, table in (("reward", tables.reward_table(store)), ("composition", tables.composition_table(store))):
         with open(tmp_path / "out" / "charts" / "run-0" / f"{name}.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         assert rows == [{key: "" if v is None else str(v) for key, v in row.items()} for row in table]
@@ -474,16 +580,54 @@ def test_a_data_set_of_other_queries_is_refused(run, tmp_path):
         (["nowhere"], "does not exist"),
         (["{run}", "--step", "99"], "step 99 is not in every run"),
         (["{run}", "--scores", "{scores}"], "scores names a run 'other'"),
+        (["{run}", "--scores", "{list}"], r"list.json must hold a JSON object such as {\"run\": 7.5}"),
+        (["{run}", "--scores", "{missing}"], "No such file"),
         (["{run}", "--dataset_name", "none.jsonl"], "does not exist"),
         (["{run}", "--judge_prompt_price", "-1"], "judge_prompt_price"),
     ],
 )
 def test_the_command_says_what_is_wrong(run, tmp_path, monkeypatch, arguments, message):
     (tmp_path / "scores.json").write_text('{"other": 1}')
-    names = {"run": run.path, "scores": tmp_path / "scores.json"}
+    (tmp_path / "list.json").write_text("[1]")
+    names = {"run": run.path, "missing": tmp_path / "missing.json"}
+    names |= {name: tmp_path / f"{name}.json" for name in ("scores", "list")}
     monkeypatch.setattr("sys.argv", ["rankbuffer-report", *(word.format(**names) for word in arguments)])
     with pytest.raises(SystemExit, match=message):
         main()
+
+
+def test_a_bug_keeps_its_traceback(run, tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise ValueError("zip() argument 2 is shorter than argument 1")
+
+    monkeypatch.setattr("rankbuffer_trl.report.command.write_report", broken)
+    monkeypatch.setattr("sys.argv", ["rankbuffer-report", str(run.path), "--output", str(tmp_path)])
+    with pytest.raises(ValueError, match="shorter"):
+        main()
+
+
+def test_a_card_needs_no_trainer(run, store, tmp_path):
+    values = {
+        "method": "rankbuffer", "hub_model_id": None, "hub_strategy": "every_save", "push_to_hub": False,
+        "save_strategy": "no", "judge_model": "/models/judge", "judge_guard": True, "judge_decoding": "none",
+        "num_generations": 8, "max_completion_length": 64, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
+        "format_check": "none", "format_weight": 0.2, "generation_batch_size": 16, "loss_type": "dapo",
+        "scale_rewards": "group", "beta": 0.0, "learning_rate": 1e-6, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    paper = {"title": "A paper", "citation": "@misc{paper}"}
+    state = TrainerState(global_step=8, max_steps=12, epoch=4.0, num_train_epochs=6)
+    facts = CardFacts(values, state, RankBuffer(), 4, "/models/base", False, paper, ["trl"])
+    write_card(tmp_path / "run", store, facts)
+    card = ModelCard.load(tmp_path / "run" / "README.md")
+    totals, last = Totals.of(call for _, call in run.calls), tables.growth_table(store)[-1]
+    for part in (
+        "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4, ", "4 queries", "| judge | judge;", "2 queries a gen",
+        f"| all | {totals.calls:,} | {totals.tokens:,} |", f"| 3 | {last['anchors']:.2f} |", "@misc{paper}",
+    ):  # fmt: skip
+        assert part in card.text, part
+    assert "/models" not in card.text and card.data.tags == ["generated_from_trainer", "trl"]
+    for name in ("buffers", "standing"):
+        assert (tmp_path / "run" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_writes_next_to_the_run_where_no_upload_looks(run, tmp_path, monkeypatch, capsys):

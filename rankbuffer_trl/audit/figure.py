@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ..report.figures import COLOURS
+from ..report.chart import BLUE, GREEN, GREY, RED
 from .results import Audit, Result
 
-GOOD, UNCLEAR, CHANCE = COLOURS["right"], COLOURS["left"], COLOURS["initial"]
-SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", COLOURS["refine"]])
+GOOD, UNCLEAR, CHANCE = GREEN, RED, GREY
+SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", BLUE])
 CELL_LIMIT = 10
 """Up to this number of responses, the heat map shows its numbers."""
 

@@ -1,17 +1,17 @@
-// The buffer browser: a query, its visits, and the ladder of each with the group that was placed into it.
+// The buffer browser shows a query, its visits, and for each visit the anchors with the group that was placed among them.
 
-const SHOWN = 400; // entries of the list; a search finds the others
+const SHOWN = 400; // number of queries in the list; a search finds the others
 let run = null; // { index, blocks }
-let found = []; // numbers of the queries that are listed
-let chosen = 0; // the query that the list marks
-let query = null; // { number, page }, the one that is shown: the chosen one as soon as it is unpacked
-let visit = 0; // the last position is the buffer after the last visit
+let found = []; // numbers of the listed queries
+let chosen = 0; // number of the query that is marked in the list
+let query = null; // { number, page } of the query that is shown: the chosen one, once it is unpacked
+let visit = 0; // the last position shows the buffer after the last visit
 let wholeTexts = false;
-let search = 0; // counts, so that an old search notices a new one
-let opening = 0;
+let search = 0; // number of the newest search, so that an older one stops
+let opening = 0; // number of the newest query to open, so that an older one stops
 
 async function openRun(number) {
-  search++; // one that goes on is of the run before
+  search++; // stop a search in the run before
   const [head, ...pages] = blocks(`run-data-${number}`);
   run = { index: await unpack(head), pages };
   query = null;
@@ -54,7 +54,7 @@ function markQuery() {
   } else $("queries").removeAttribute("aria-activedescendant");
 }
 
-// Ids and prompts are searched at once, responses page by page behind them.
+// Search ids and prompts first and list what they hold, then unpack one query after the other and search its responses.
 async function find(words) {
   const mine = ++search, needle = words.toLowerCase();
   const entries = run.index.queries;
@@ -83,8 +83,6 @@ async function openQuery(number) {
   markQuery();
   const page = await unpack(run.pages[number]);
   if (mine !== opening) return;
-  const names = ["step", "epoch", "before", "after", "positions", "order", "rewards"];
-  page.visits = page.visits.map((values) => Object.fromEntries(values.map((value, i) => [names[i], value])));
   query = { number, page };
   $("query-id").textContent = visible(run.index.queries[number].id);
   $("query-id").dir = "auto";
@@ -92,7 +90,7 @@ async function openQuery(number) {
     "The store holds no prompts: name the data set (--dataset_name) to see prompts and rubrics here.")];
   if (page.rubrics.length) {
     const rubrics = element("ul");
-    rubrics.append(...page.rubrics.map(([weight, text]) => element("li", "text", `${text} (weight ${weight})`)));
+    rubrics.append(...page.rubrics.map(({ weight, text }) => element("li", "text", `${text} (weight ${weight})`)));
     about.push(rubrics);
   }
   $("query-text").replaceChildren(...about);
@@ -116,10 +114,10 @@ function showVisit(number) {
 }
 
 function rungs(now) {
-  const after = new Map(now.after.map((anchor) => [anchor[0], anchor]));
-  const before = new Set(now.before.map(([id]) => id));
-  const added = new Map(now.after.filter(([id]) => !before.has(id)).map((anchor) => [anchor[0], anchor[1]]));
-  const pruned = now.before.filter(([id]) => !after.has(id));
+  const after = new Map(now.after.map((anchor) => [anchor.id, anchor]));
+  const before = new Set(now.before.map(({ id }) => id));
+  const added = new Map(now.after.filter(({ id }) => !before.has(id)).map(({ id, source }) => [id, source]));
+  const pruned = now.before.filter(({ id }) => !after.has(id));
   $("changes").textContent = `${now.before.length} anchors, ${added.size} added, ${pruned.length} pruned, ` +
     `${now.after.length} for the next visit`;
   const ranks = new Map();
@@ -129,12 +127,12 @@ function rungs(now) {
   const nodes = [];
   for (let p = now.before.length; p > 0; p--) {
     nodes.push(...placed(p));
-    const [id, source, epoch, h] = now.before[p - 1];
-    nodes.push(anchor(`a${p}`, [id, source, epoch, h], now.epoch, after.get(id) ?? null));
+    const old = now.before[p - 1];
+    nodes.push(anchor(`a${p}`, old, now.epoch, after.get(old.id) ?? null));
   }
   nodes.push(...placed(0));
   const free = best.filter((id) => now.positions[id] === undefined);
-  if (free.length && now.before.length) nodes.push(element("li", "end", "ranked without a place in the buffer"));
+  if (free.length && now.before.length) nodes.push(element("li", "end", "ranked, but not placed in the buffer"));
   nodes.push(...free.map((id) => rollout(now, id, ranks, added)));
   const rest = now.rewards.map((_, id) => id).filter((id) => !ranks.has(id));
   const silent = rest.filter((id) => query.page.texts[`${now.step}-${id}`] === undefined);
@@ -148,14 +146,14 @@ function rungs(now) {
 
 function resting(now) {
   $("changes").textContent = now.after.length ? `${now.after.length} anchors` : "This method keeps no buffer.";
-  return now.after.map((values, i) => anchor(`a${i + 1}`, values, now.epoch, values)).reverse();
+  return now.after.map((each, i) => anchor(`a${i + 1}`, each, now.epoch, each)).reverse();
 }
 
-function anchor(name, [id, source, epoch, h], today, next) {
+function anchor(name, { id, source, epoch, h }, today, next) {
   const node = element("li", next ? "anchor" : "anchor gone");
   node.style.setProperty("--source", run.index.colours[source] || "var(--soft)");
   const line = element("div", "line");
-  const idle = next && next[3] !== h ? `h ${h} → ${next[3]}` : `h ${h}`;
+  const idle = next && next.h !== h ? `h ${h} → ${next.h}` : `h ${h}`;
   const age = today - epoch;
   line.append(
     element("span", "name", name),
@@ -163,7 +161,7 @@ function anchor(name, [id, source, epoch, h], today, next) {
     element("span", "soft", `from epoch ${epoch}, ${age} ${age === 1 ? "epoch" : "epochs"} old`),
     element("span", "soft", idle),
     ...quality(id));
-  line.children[3].title = "epochs in a row in which no rollout fell next to this anchor";
+  line.children[3].title = "number of epochs in a row in which no rollout fell next to this anchor";
   if (!next) line.append(element("span", "badge minus", "pruned"));
   node.append(line, response(id));
   return node;
@@ -204,7 +202,7 @@ function response(id) {
   button.setAttribute("aria-expanded", String(wholeTexts));
   button.append(text);
   button.addEventListener("click", () => {
-    if (!getSelection().isCollapsed) return; // someone copies a part of it
+    if (!getSelection().isCollapsed) return; // a part of the text is being selected
     button.setAttribute("aria-expanded", String(button.getAttribute("aria-expanded") !== "true"));
   });
   return button;

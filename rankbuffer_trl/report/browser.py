@@ -1,70 +1,42 @@
-"""What the page's buffer browser shows, query by query: every visit with the buffer before and after it, and texts."""
+"""The data of the page's buffer browser: for each query its visits, the buffer before and after each, and texts."""
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ..data.queries import QueryTable
-from ..store import BufferStore
+from ..store import BufferStore, numbers
+from ..store.numbers import AnchorRow
 
 
-@dataclass(frozen=True)
-class Visit:
-    """One group of a query.
+def visits_of(store: BufferStore, query_id: str) -> list[dict[str, Any]]:
+    """Return all visits of a query, the oldest first, by the names that the page reads.
 
-    Args:
-        step (`int`):
-            The trainer's step, from 0.
-        epoch (`int`):
-            The epoch, from 0.
-        before (`list`):
-            The anchors the group was placed among, `[id, source, epoch, h]` each, from worst to best; empty if there
-            was no buffer.
-        after (`list`):
-            The anchors after it.
-        positions (`dict[str, int]`):
-            Insertion position by rollout id.
-        order (`list[list[int]]`):
-            Rollout ids from worst to best in tiers.
-        rewards (`list[float | None]`):
-            One per rollout, in rollout order.
+    A visit is a scored group, see [`GroupRow`], with the anchors `before` it, empty if there was no buffer, and
+    `after` it, from worst to best.
     """
-
-    step: int
-    epoch: int
-    before: list[list]
-    after: list[list]
-    positions: dict[str, int]
-    order: list[list[int]]
-    rewards: list[float | None]
-
-
-def visits_of(store: BufferStore, query_id: str) -> list[Visit]:
-    """All visits of a query, oldest first."""
-    versions = {
-        step: json.loads(anchors)
-        for step, anchors in store.rows("SELECT step, anchors FROM buffers WHERE query_id = ?", (query_id,))
-    }
-    visits, buffer = [], _initial(store, query_id)
-    for step, epoch, k, *columns in store.rows(
-        "SELECT step, epoch, k, positions, tiers, rewards FROM groups WHERE query_id = ? ORDER BY step", (query_id,)
-    ):
-        before = buffer if k else []
-        buffer = versions.get(step, before)
-        visits.append(Visit(step, epoch, before, buffer, *map(json.loads, columns)))
+    versions = {version.step: version.anchors for version in numbers.buffers(store, query_id=query_id)}
+    # The store has no version of a buffer before its first visit: the data set's responses are its anchors then.
+    initial = sorted(
+        (r.id for r in numbers.responses(store, query_id) if r.initial),
+        key=lambda id: int(id.removeprefix("initial-")),
+    )
+    visits, buffer = [], [AnchorRow(id, "initial", 0, 0) for id in initial]
+    for group in numbers.groups(store, query_id=query_id):
+        before = buffer if group.k else []
+        buffer = versions.get(group.step, before)
+        visits.append(
+            {
+                "step": group.step,
+                "epoch": group.epoch,
+                "before": [asdict(anchor) for anchor in before],
+                "after": [asdict(anchor) for anchor in buffer],
+                "positions": group.positions,
+                "order": group.order,
+                "rewards": group.rewards,
+            }
+        )
     return visits
-
-
-def _initial(store: BufferStore, query_id: str) -> list[list]:
-    """The anchors that the data set gave, which no version holds as they were before the first visit."""
-    ids = store.rows("SELECT id FROM responses WHERE query_id = ? AND id LIKE 'initial-%'", (query_id,))
-    return [[id, "initial", 0, 0] for (id,) in sorted(ids, key=lambda row: int(row[0].removeprefix("initial-")))]
-
-
-def texts_of(store: BufferStore, query_id: str) -> dict[str, str]:
-    """Responses of a query by id."""
-    return dict(store.rows("SELECT id, text FROM responses WHERE query_id = ?", (query_id,)))
 
 
 def query_pages(
@@ -73,30 +45,29 @@ def query_pages(
     quality: Callable[[str, str], float] | None = None,
     limit: int = 4000,
 ) -> Iterator[tuple[dict, dict]]:
-    """(index entry, page) of each query in the order of their first visits, both ready for JSON.
+    """Yield index entry and page of each query in the order of their first visits, both ready for JSON.
 
     Args:
         store (`BufferStore`):
-            The run's.
+            The store of the run.
         queries (`QueryTable`, *optional*):
             The data set, for prompts and rubrics.
         quality (`Callable[[str, str], float]`, *optional*):
-            A measure to show beside each response.
+            A measure `quality(query_id, text)` to show beside each response.
         limit (`int`, *optional*, defaults to `4000`):
-            Characters of a response that are kept.
+            Number of characters of a response that are kept.
     """
-    ids = [id for (id,) in store.rows("SELECT query_id FROM groups GROUP BY query_id ORDER BY min(step), query_id")]
-    for id in ids:
+    for id in numbers.query_ids(store):
         query = queries[id] if queries is not None and id in queries else None
-        visits, texts = visits_of(store, id), texts_of(store, id)
+        visits, responses = visits_of(store, id), numbers.responses(store, id)
         index = {"id": id, "prompt": query.text[:200] if query else "", "visits": len(visits)}
-        index["anchors"] = len(visits[-1].after)
+        index["anchors"] = len(visits[-1]["after"])
         page: dict[str, Any] = {
             "prompt": query.text if query else None,
-            "rubrics": [[rubric.weight, rubric.text] for rubric in query.rubrics] if query else [],
-            "texts": {key: text if len(text) <= limit else text[:limit] + " […]" for key, text in texts.items()},
-            "visits": [list(vars(visit).values()) for visit in visits],
+            "rubrics": [asdict(rubric) for rubric in query.rubrics] if query else [],
+            "texts": {r.id: r.text if len(r.text) <= limit else r.text[:limit] + " […]" for r in responses},
+            "visits": visits,
         }
         if quality and query:
-            page["quality"] = {key: round(quality(id, text), 1) for key, text in texts.items()}
+            page["quality"] = {r.id: round(quality(id, r.text), 1) for r in responses}
         yield index, page

@@ -1,77 +1,109 @@
 """The model card of a run, with the figures it shows: `card.md`, filled in from settings and store.
 
-It goes to the Hub, so it names neither folders nor addresses: of a local path it shows the last part.
+The card goes to the Hub, so it names no folder and no address: of a local path it shows the last part.
 """
 
 import re
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
-from transformers.trainer_utils import HubStrategy
+from transformers import TrainerState
 
 from .. import __version__
 from ..buffer import SOURCES
-from ..store import BufferStore
+from ..rewards.method import RewardMethod
+from ..store import BufferStore, numbers
 from ..store.export import FILE
-from .figures import growth_figure, quality_figure
-from .history import buffers_by_epoch, costs_by_epoch, standing_by_step
-
-if TYPE_CHECKING:
-    from ..training.trainer import RankBufferTrainer
+from .chart import save
+from .charts import curve_chart, growth_chart
+from .tables import growth_table, standing_table
 
 TEMPLATE = Path(__file__).with_name("card.md")
 GROWTH, STANDING = "figures/buffers.png", "figures/standing.png"
 VERSIONS = ("trl", "transformers", "torch", "datasets")
 
 
-def write_card(trainer: "RankBufferTrainer", dataset_name: str | None = None, tags: list[str] | None = None) -> None:
-    """Write `README.md` and its figures into the run's folder. Reads every buffer, so it is meant for pushes.
+@dataclass(frozen=True)
+class CardFacts:
+    """What the card says of a run beside what its store holds.
 
     Args:
-        trainer ([`RankBufferTrainer`]):
-            The run. Main process only.
+        settings (`Mapping[str, Any]`):
+            The training arguments by name, in types that JSON has.
+        state (`TrainerState`):
+            Steps and epochs, done and in all.
+        method ([`RewardMethod`]):
+            The reward method with its arguments.
+        queries (`int`):
+            Number of queries of the training set.
+        base_model (`str`):
+            The policy before training: its id on the Hub, or a path.
+        peft (`bool`):
+            Whether the policy is saved as an adapter.
+        paper (`Mapping[str, str]`):
+            The `title` and the `citation` of the paper.
+        tags (`list[str]`):
+            Tags of the model on the Hub.
+        repo_id (`str`, *optional*):
+            The repository on the Hub, if it is known.
         dataset_name (`str`, *optional*):
             The data set: its id on the Hub, or a path.
-        tags (`list[str]`, *optional*):
-            Tags beside the trainer's own.
     """
-    args, store = trainer.args, trainer.rank_reward.scorer.store
-    folder = Path(args.output_dir)
-    base = trainer.model.config.name_or_path
-    peft = is_peft_model(trainer.model)
-    name = (args.hub_model_id or folder.absolute().name).rpartition("/")[2]
-    checkpoint = {
-        HubStrategy.CHECKPOINT: "last-checkpoint",
-        HubStrategy.ALL_CHECKPOINTS: f"checkpoint-{trainer.state.global_step}",
-    }.get(HubStrategy(args.hub_strategy))
-    data = ModelCardData(
-        base_model=base if on_hub(base) else None,
-        datasets=dataset_name if on_hub(dataset_name) else None,
-        library_name="peft" if peft else "transformers",
-        pipeline_tag="text-generation",
-        model_name=name,
-        tags=sorted({"generated_from_trainer", *trainer._tag_names, *(tags or [])}),
-    )
+
+    settings: Mapping[str, Any]
+    state: TrainerState
+    method: RewardMethod
+    queries: int
+    base_model: str
+    peft: bool
+    paper: Mapping[str, str]
+    tags: list[str]
+    repo_id: str | None = None
+    dataset_name: str | None = None
+
+
+def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
+    """Write `README.md` and its figures into `folder`. It reads every buffer, so it is meant for pushes.
+
+    Args:
+        folder (`Path`):
+            The output folder of the run.
+        store (`BufferStore`):
+            The store of the run.
+        facts ([`CardFacts`]):
+            Settings and state of the run.
+    """
+    given, state, base, data = facts.settings, facts.state, facts.base_model, facts.dataset_name
+    name = (given["hub_model_id"] or folder.absolute().name).rpartition("/")[2]
+    checkpoints = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{state.global_step}"}
+    pushed = given["push_to_hub"] and given["save_strategy"] != "no"
     card = ModelCard.from_template(
-        data,
+        ModelCardData(
+            base_model=base if on_hub(base) else None,
+            datasets=data if on_hub(data) else None,
+            library_name="peft" if facts.peft else "transformers",
+            pipeline_tag="text-generation",
+            model_name=name,
+            tags=sorted({"generated_from_trainer", *facts.tags}),
+        ),
         template_path=str(TEMPLATE),
         model_name=name,
         base_model=base if on_hub(base) else None,
-        repo_id=trainer.hub_model_id or args.hub_model_id or name,
-        peft=peft,
-        method=args.method,
-        step=trainer.state.global_step,
-        steps=trainer.state.max_steps,
-        epoch=f"{trainer.state.epoch or 0:g}"[:5],
-        epochs=f"{trainer.state.num_train_epochs:g}",
-        settings=settings(trainer, dataset_name),
-        checkpoint=checkpoint if args.push_to_hub and args.save_strategy != "no" else None,
-        paper_title=trainer._paper["title"],
-        citation=trainer._paper["citation"],
+        repo_id=facts.repo_id or given["hub_model_id"] or name,
+        peft=facts.peft,
+        method=given["method"],
+        step=state.global_step,
+        steps=state.max_steps,
+        epoch=f"{state.epoch or 0:g}"[:5],
+        epochs=f"{state.num_train_epochs:g}",
+        settings=settings_table(facts),
+        checkpoint=checkpoints.get(given["hub_strategy"]) if pushed else None,
+        paper_title=facts.paper["title"],
+        citation=facts.paper["citation"],
         versions=[("rankbuffer-trl", __version__), *((package, version(package)) for package in VERSIONS)],
         **judging(store),
         **buffers(store, folder),
@@ -79,47 +111,50 @@ def write_card(trainer: "RankBufferTrainer", dataset_name: str | None = None, ta
     card.save(folder / "README.md")
 
 
-def settings(trainer: "RankBufferTrainer", dataset_name: str | None) -> list[tuple[str, str]]:
-    """What the run does, as rows of the card's table."""
-    args, method = trainer.args, trainer.rank_reward.method
-    given = ", ".join(f"{key}: {value}" for key, value in asdict(method).items())
-    judge = public(args.judge_model) if args.judge_model else "the embedded rubric judge"
-    quoted = "quoted" if args.judge_guard else "not quoted"
+def settings_table(facts: CardFacts) -> list[tuple[str, str]]:
+    """Return the settings of the run as rows of the card's table."""
+    given, data = facts.settings, facts.dataset_name
+    method_args = ", ".join(f"{key}: {value}" for key, value in asdict(facts.method).items())
+    judge = public(given["judge_model"]) if given["judge_model"] else "the embedded rubric judge"
+    quoted = "quoted" if given["judge_guard"] else "not quoted"
+    G = given["num_generations"]
     rows = [
-        ("method", f"`{args.method}`" + (f" ({given})" if given else "")),
-        ("data", f"{public(dataset_name) + ', ' if dataset_name else ''}{len(trainer._train_queries):,} queries"),
-        ("judge", f"{judge}; verdicts by `judge_decoding: {args.judge_decoding}`, responses {quoted} in prompts"),
-        ("rollouts", f"{args.num_generations} a query, up to {args.max_completion_length} tokens"),
-        ("sampling", f"temperature {args.temperature:g}, top-p {args.top_p:g}, top-k {args.top_k}"),
-        ("format", f"`{args.format_check}`, weight {args.format_weight:g}"),
-        ("batch", f"{args.generation_batch_size // args.num_generations} queries a generation"),
-        ("objective", f"`{args.loss_type}`, rewards scaled by `{args.scale_rewards}`, beta {args.beta:g}"),
-        ("learning rate", f"{args.learning_rate:g}, {args.lr_scheduler_type.value}"),
+        ("method", f"`{given['method']}`" + (f" ({method_args})" if method_args else "")),
+        ("data", f"{public(data) + ', ' if data else ''}{facts.queries:,} queries"),
+        ("judge", f"{judge}; verdicts by `judge_decoding: {given['judge_decoding']}`, responses {quoted} in prompts"),
+        ("rollouts", f"{G} a query, up to {given['max_completion_length']} tokens"),
+        ("sampling", f"temperature {given['temperature']:g}, top-p {given['top_p']:g}, top-k {given['top_k']}"),
+        ("format", f"`{given['format_check']}`, weight {given['format_weight']:g}"),
+        ("batch", f"{given['generation_batch_size'] // G} queries a generation"),
+        ("objective", f"`{given['loss_type']}`, rewards scaled by `{given['scale_rewards']}`, beta {given['beta']:g}"),
+        ("learning rate", f"{given['learning_rate']:g}, {given['lr_scheduler_type']}"),
     ]
-    if method.responses_needed:
-        rows.insert(2, ("references", f"at least {method.responses_needed} responses a query, from worst to best"))
+    if needed := facts.method.responses_needed:
+        rows.insert(2, ("references", f"at least {needed} responses a query, from worst to best"))
     return rows
 
 
 def judging(store: BufferStore) -> dict[str, Any]:
-    """What the card says of the judge's cost."""
-    totals = store.totals()
-    costs = [(epoch, f"{calls:,}", f"{tokens:,}") for epoch, (calls, tokens) in costs_by_epoch(store).items()]
+    """Return what the card says of the judge's cost."""
+    totals = numbers.totals(store)
+    costs = [
+        (epoch, f"{sums.calls:,}", f"{sums.tokens:,}") for epoch, sums in numbers.totals_by(store, "epoch").items()
+    ]
     counts = ("calls", "tokens", "failures", "attempts")
     return {"costs": costs, "totals": {name: f"{getattr(totals, name):,}" for name in counts}}
 
 
 def buffers(store: BufferStore, folder: Path) -> dict[str, Any]:
-    """What the card says of the buffers; draws the figures."""
-    epochs, standing = buffers_by_epoch(store), standing_by_step(store)
-    if epochs:
-        growth_figure(folder / GROWTH, epochs)
+    """Return what the card says of the buffers, and draw its figures."""
+    growth, standing = growth_table(store), standing_table(store)
+    if growth:
+        save(folder / GROWTH, growth_chart(growth).png())
     if standing:
-        window = max(1, min(10, len(standing) // 4))
-        quality_figure(folder / STANDING, standing, "standing among the anchors", window)
+        label = "standing among the anchors"
+        save(folder / STANDING, curve_chart("standing", label, "", label, {"run": standing}, "standing").png())
     return {
-        "buffers": epochs,
-        "sources": [source for source in SOURCES if any(entry.sources[source] for entry in epochs)],
+        "buffers": growth,
+        "sources": [source for source in SOURCES if any(row[source] for row in growth)],
         "growth": GROWTH,
         "standing": STANDING if standing else None,
         "table": FILE,
@@ -127,10 +162,10 @@ def buffers(store: BufferStore, folder: Path) -> dict[str, Any]:
 
 
 def on_hub(name: str | None) -> bool:
-    """Whether a name looks like an id on the Hub, and is no path here."""
+    """Return whether a name looks like an id on the Hub and is no local path."""
     return name is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
 def public(name: str) -> str:
-    """A name as it may be published: an id as it is, of a path the last part."""
+    """Return a name as it may be published: an id as it is, of a path the last part."""
     return name if on_hub(name) else Path(name).name

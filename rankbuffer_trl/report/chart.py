@@ -1,19 +1,23 @@
-"""A chart of a report: drawn once, from the very table that its CSV file holds, as PNG and as SVG."""
+"""The drawing kit: colours, axes and the `Chart`, which is drawn once from a table and saved as PNG, SVG and CSV."""
 
 import csv
 import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .collect import Row
+from ..files import replacing
+from .tables import Row
 
-INK, LINE = "#2b3036", "#dfe3e8"  # in the page they follow its theme
+BLUE, GREEN, RED, GOLD, GREY = "#3d7ea6", "#2e8b57", "#b5485d", "#c9a227", "#9aa5b1"
+PURPLE, ORANGE, TEAL, SLATE = "#8265a7", "#c77b3b", "#4aa3a2", "#7d8794"
+INK, LINE = "#2b3036", "#dfe3e8"  # the page replaces these two by the colours of its theme
 STYLE = {
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -39,7 +43,7 @@ class Chart:
 
     Args:
         name (`str`):
-            Of its files.
+            Name of its files, without suffix.
         title (`str`):
             What it shows.
         caption (`str`):
@@ -57,14 +61,17 @@ class Chart:
     table: Sequence[Row]
 
     def png(self) -> bytes:
-        """For documents, on white."""
+        """Return the picture on white, for documents."""
         file = io.BytesIO()
         with matplotlib.rc_context(STYLE):
             self.figure.savefig(file, format="png", dpi=150)
         return file.getvalue()
 
     def svg(self, salt: str = "") -> str:
-        """For the page: no background, ink and lines in the colours of its theme. `salt` makes its ids its own."""
+        """Return the picture for the page: without background, ink and lines in the colours of the page's theme.
+
+        Two pictures with different `salt` share no id, so that one page can hold both.
+        """
         file = io.StringIO()
         with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"{self.name} {salt}"}):
             self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
@@ -74,7 +81,7 @@ class Chart:
         return svg.replace(INK, "currentColor").replace(LINE, "var(--line)")
 
     def csv(self) -> str:
-        """The table, numbers in full."""
+        """Return the table, numbers with all their digits."""
         file = io.StringIO()
         writer = csv.DictWriter(file, list(self.table[0]) if self.table else [], lineterminator="\n")
         writer.writeheader()
@@ -82,18 +89,25 @@ class Chart:
         return file.getvalue()
 
 
+def save(path: Path, content: bytes) -> None:
+    """Write a file whole, so that nobody who reads it meets one half; make its folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        draft.write_bytes(content)
+
+
 def column(table: Sequence[Row], name: str) -> list[float]:
-    """One column; `nan` where there is no value, which leaves a gap in a line."""
+    """Return one column, with `nan` where there is no value, which leaves a gap in a line."""
     return [float("nan") if row[name] is None else row[name] for row in table]
 
 
 def plain(text: str) -> str:
-    """`text` as it stands: matplotlib would set what is between dollars as a formula, and leave out names with `_`."""
+    """Escape `text` for matplotlib, which reads `$...$` as a formula and hides labels that start with `_`."""
     return ("\u200b" + text if text.startswith("_") else text).replace("$", r"\$")
 
 
 def thousands(value: float, _: float = 0) -> str:
-    """A tick of a cost: 1.5k, 20M."""
+    """Format a tick of a cost, such as 1.5k or 20M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
@@ -101,7 +115,7 @@ def thousands(value: float, _: float = 0) -> str:
 
 
 def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes."""
+    """Make a figure and its axes."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, height), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False, **kwargs).flat)
@@ -111,7 +125,7 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tu
 
 
 def legend(*axes: Axes, columns: int = 4) -> None:
-    """Of all `axes`, under the picture, where it hides nothing; what has the same label stands once."""
+    """Put one legend of all `axes` under the picture, where it hides nothing; each label stands there once."""
     named = [each.get_legend_handles_labels() for each in axes]
     unique = {label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)}
     if unique:

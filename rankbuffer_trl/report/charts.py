@@ -1,42 +1,69 @@
-"""The charts of one run, each from one table of `collect.py`."""
+"""All charts: those of one run, and those that compare runs. Each is drawn from one table of `tables.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from matplotlib.ticker import PercentFormatter
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..buffer import SOURCES
 from ..ranking import INSERTION_BINS
 from ..store import BufferStore
-from .chart import INK, Chart, column, legend, panels, thousands
-from .collect import (
-    Row,
-    composition_table,
-    growth_table,
-    insertion_table,
-    judge_table,
-    log_table,
-    maintenance_table,
-    occupancy_table,
-    reward_table,
+from . import tables
+from .chart import (
+    BLUE,
+    GOLD,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SLATE,
+    TEAL,
+    Chart,
+    column,
+    legend,
+    panels,
+    plain,
+    thousands,
 )
-from .figures import COLOURS, LABELS
+from .tables import LEVEL, Row, advantage_bins, distinct, joined, trailing_means
 
-BLUE, GREEN, RED, GOLD, GREY = (COLOURS[name] for name in ("refine", "right", "left", "bootstrap", "initial"))
+SOURCE_COLOURS = {
+    "initial": GREY,
+    "bootstrap": GOLD,
+    "left": RED,
+    "refine": BLUE,
+    "right": GREEN,
+    "selected": PURPLE,
+    "candidate": ORANGE,
+}
+SOURCE_LABELS = {
+    "initial": "initial responses",
+    "bootstrap": "bootstrap",
+    "left": "left boundary",
+    "refine": "local refinement",
+    "right": "right boundary",
+    "selected": "selected by the manager",
+    "candidate": "candidate",
+}
+RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GOLD, TEAL, SLATE)
 # From below all anchors to above them: one hue for each end, greys and blues between.
-INSERTION_COLOURS = ("#b5485d", "#d3d8de", "#a9bccb", "#7ba3c0", "#3d7ea6", "#2e8b57")
+INSERTION_COLOURS = (RED, "#d3d8de", "#a9bccb", "#7ba3c0", BLUE, GREEN)
 PANELS = 6  # epochs that the composition shows
+COSTS = (("tokens", "judge tokens"), ("calls", "judge calls"))
 
 
 def reward_chart(table: Sequence[Row]) -> Chart:
-    """Mean and spread of the rewards, and what has none."""
+    """Draw mean and spread of the rewards, and the shares of rollouts that are tied, unscored or empty."""
     figure, (top, bottom) = panels(2, sharex=True)
     steps = column(table, "step")
     top.plot(steps, column(table, "mean"), color=INK, label="mean of all")
     top.plot(steps, column(table, "spread"), color=BLUE, label="std in a group")
     top.set(ylabel="reward")
     for name, colour, label in (
-        ("tied", GOLD, "tied with another one"),
+        ("tied", GOLD, "tied with another rollout"),
         ("unscored", RED, "without a reward"),
         ("empty", GREY, "without an answer"),
     ):
@@ -45,9 +72,8 @@ def reward_chart(table: Sequence[Row]) -> Chart:
     bottom.yaxis.set_major_formatter(PercentFormatter(1))
     legend(top, bottom, columns=3)
     caption = (
-        "For rank rewards the mean says nothing, since it is about the same in every group; for scores it is the"
-        " reward curve. What can change for both is how far the rewards of a group lie apart, and how many rollouts"
-        " share a reward or have none."
+        "The mean of rank rewards is about the same in every group, so it says nothing. The mean of scores is the"
+        " reward curve. For both, the rewards of a group can move apart, and rollouts can share a reward or have none."
     )
     return Chart("reward", "Reward: mean, spread, ties, gaps", caption, figure, table)
 
@@ -55,7 +81,7 @@ def reward_chart(table: Sequence[Row]) -> Chart:
 def cost_chart(
     name: str, title: str, caption: str, unit: str, table: Sequence[Row], parts: Sequence[tuple[str, str]]
 ) -> Chart:
-    """A cost by step, stacked from its parts (column, label), and what it adds up to."""
+    """Draw a cost by step, stacked from its parts (column, label), and its sum so far."""
     figure, (top, bottom) = panels(2, sharex=True)
     steps, low = column(table, "step"), [0.0] * len(table)
     for (key, label), colour in zip(parts, (BLUE, "#a9c6da", GOLD), strict=False):
@@ -73,10 +99,10 @@ def cost_chart(
 
 
 def judge_charts(table: Sequence[Row]) -> list[Chart]:
-    """Calls, tokens and seconds: wall time where the log has it of all steps, else what the requests add up to."""
+    """Draw calls, tokens and seconds. Seconds are wall time if the log has all steps, else the sum over requests."""
     tokens = [row | {"new_tokens": row["prompt_tokens"] - row["cached_tokens"]} for row in table]
     parts = [("new_tokens", "prompt"), ("cached_tokens", "prompt, cached"), ("completion_tokens", "completion")]
-    paper = "Only parsed answers count, as in the paper."
+    paper = "Only parsed answers are counted, as in the paper."
     charts = [
         cost_chart("judge_calls", "Judge: calls", paper, "calls", table, [("calls", "calls")]),
         cost_chart("judge_tokens", "Judge: tokens", paper, "tokens", tokens, parts),
@@ -84,18 +110,20 @@ def judge_charts(table: Sequence[Row]) -> list[Chart]:
     title, caption, key = "Judge: seconds", "Wall time of judging.", "seconds"
     if any(row[key] is None for row in table):
         title, key = "Judge: seconds of requests", "request_seconds"
-        caption = "Many are in flight at once; wall time is in the CSV file, as far as the trainer's log reaches."
+        caption = (
+            "Many requests run at the same time. The CSV file has the wall time of the steps in the trainer's log."
+        )
     if any(row[key] for row in table):
         charts.append(cost_chart("judge_seconds", title, caption, "seconds", table, [(key, "seconds")]))
     return charts
 
 
 def failure_chart(table: Sequence[Row]) -> Chart:
-    """Judgments that failed, and attempts that were repeats."""
+    """Draw the judgments that failed and the requests that were repeats."""
     figure, (axes,) = panels()
     steps = column(table, "step")
     repeats = [row["attempts"] - row["calls"] - row["failures"] for row in table]
-    axes.bar(steps, column(table, "failures"), width=1.0, color=RED, label="judgments that failed for good")
+    axes.bar(steps, column(table, "failures"), width=1.0, color=RED, label="judgments that failed after all attempts")
     axes.plot(steps, repeats, color=GOLD, label="requests that were repeated")
     axes.set(xlabel="training step", ylabel="per step", ylim=(0, max(1, *repeats, *column(table, "failures"))))
     legend(axes)
@@ -105,12 +133,12 @@ def failure_chart(table: Sequence[Row]) -> Chart:
 
 
 def growth_chart(table: Sequence[Row]) -> Chart:
-    """Anchors by source (figure "Dynamic buffer evolution", a)."""
+    """Draw anchors by source (figure "Dynamic buffer evolution", a)."""
     figure, (axes,) = panels()
     epochs, low = column(table, "epoch"), [0.0] * len(table)
     for source in present(table):
         values = column(table, source)
-        axes.bar(epochs, values, bottom=low, color=COLOURS[source], label=LABELS[source], width=0.8)
+        axes.bar(epochs, values, bottom=low, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source], width=0.8)
         low = [a + b for a, b in zip(low, values, strict=True)]
     axes.set(xlabel="end of epoch", ylabel="anchors per query")
     legend(axes)
@@ -119,12 +147,12 @@ def growth_chart(table: Sequence[Row]) -> Chart:
 
 
 def present(table: Sequence[Row]) -> list[str]:
-    """The sources that occur."""
+    """Return the sources that occur in a table."""
     return [source for source in SOURCES if any(row[source] for row in table)]
 
 
 def composition_chart(table: Sequence[Row]) -> Chart:
-    """Sources along the quality scale, at the end of some epochs (figure "Dynamic buffer evolution", b)."""
+    """Draw the sources along the quality scale at the end of some epochs (figure "Dynamic buffer evolution", b)."""
     epochs = sorted({row["epoch"] for row in table})
     last = len(epochs) - 1
     shown = sorted({epochs[round(i * last / (PANELS - 1))] for i in range(PANELS)})
@@ -137,23 +165,23 @@ def composition_chart(table: Sequence[Row]) -> Chart:
         for source in present(table):
             shares = [row[source] / row["anchors"] if row["anchors"] else 0.0 for row in bins]
             middles = [(row["from"] + row["to"]) / 2 for row in bins]
-            each.bar(middles, shares, bottom=low, width=9.4, color=COLOURS[source], label=LABELS[source])
+            each.bar(middles, shares, bottom=low, width=9.4, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source])
             low = [a + b for a, b in zip(low, shares, strict=True)]
         each.set_title(f"epoch {epoch}", fontsize=9)
         each.set(xlim=(0, 100), ylim=(0, 1), xticks=[0, 50, 100])
         each.yaxis.set_major_formatter(PercentFormatter(1))
     for spare in axes[len(shown) :]:
         spare.set_visible(False)
-    axes[len(shown) - 1 - (columns - 1) // 2].set_xlabel("normalised anchor rank: 0 worst, 100 best")
+    figure.supxlabel("normalised anchor rank: 0 worst, 100 best", fontsize=9, color=INK)
     legend(axes[0])
-    caption = "Of the anchors in each tenth of the scale, the share from each source at the end of an epoch."
+    caption = "Share of each source among the anchors in each tenth of the scale, at the end of an epoch."
     if len(shown) < len(epochs):
-        caption += f" {len(shown)} of {len(epochs)} epochs; the CSV file has them all."
+        caption += f" Shown are {len(shown)} of {len(epochs)} epochs. The CSV file has all of them."
     return Chart("composition", "Buffers: sources along the quality scale", caption, figure, table)
 
 
 def insertion_chart(table: Sequence[Row]) -> Chart:
-    """Where rollouts are placed among the anchors."""
+    """Draw where rollouts are placed among the anchors."""
     figure, (axes,) = panels()
     placed = [row for row in table if row["placed"]]
     low = [0.0] * len(placed)
@@ -165,27 +193,29 @@ def insertion_chart(table: Sequence[Row]) -> Chart:
     axes.set(xlabel="training step", ylabel="share of rollouts", ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     legend(axes, columns=3)
-    caption = "Below or above all anchors of the buffer, or in one of the quarters of its inner intervals."
+    caption = (
+        "Share of rollouts below all anchors, above all anchors, or in each quarter of the intervals between anchors."
+    )
     return Chart("insertions", "Buffers: where rollouts are placed", caption, figure, table)
 
 
 def occupancy_chart(table: Sequence[Row]) -> Chart:
-    """How many intervals there are, and how many hold a rollout."""
+    """Draw how many intervals there are, and how many of them hold a rollout."""
     figure, (top, bottom) = panels(2, sharex=True)
     steps = column(table, "step")
     top.plot(steps, column(table, "intervals"), color=GREY, label="intervals of a buffer")
-    top.plot(steps, column(table, "occupied"), color=BLUE, label="of them, with a rollout of the group")
+    top.plot(steps, column(table, "occupied"), color=BLUE, label="intervals that hold a rollout")
     top.set(ylabel="per group", ylim=(0, None))
     bottom.plot(steps, column(table, "alone"), color=GREEN)
     bottom.set(xlabel="training step", ylabel="alone in its interval", ylim=(0, None))
     bottom.yaxis.set_major_formatter(PercentFormatter(1))
     legend(top)
-    caption = "Only rollouts that share an interval are ranked among themselves."
+    caption = "Only rollouts that share an interval are compared with each other."
     return Chart("occupancy", "Buffers: occupied intervals", caption, figure, table)
 
 
 def maintenance_chart(table: Sequence[Row]) -> Chart:
-    """Anchors added and pruned by epoch, by source."""
+    """Draw the anchors that were added and pruned in each epoch, by source."""
     figure, (axes,) = panels()
     epochs = column(table, "epoch")
     for sign, kind in ((1, "added"), (-1, "pruned")):
@@ -193,7 +223,9 @@ def maintenance_chart(table: Sequence[Row]) -> Chart:
         for source in SOURCES:
             values = [sign * row[f"{kind}_{source}"] for row in table]
             if any(values):
-                axes.bar(epochs, values, bottom=low, color=COLOURS[source], width=0.8, label=LABELS[source])
+                axes.bar(
+                    epochs, values, bottom=low, color=SOURCE_COLOURS[source], width=0.8, label=SOURCE_LABELS[source]
+                )
                 low = [a + b for a, b in zip(low, values, strict=True)]
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="epoch", ylabel="pruned | added")
@@ -205,29 +237,113 @@ def maintenance_chart(table: Sequence[Row]) -> Chart:
 
 
 def log_chart(table: Sequence[Row]) -> Chart:
-    """What the trainer logged of the policy, up to the newest checkpoint."""
+    """Draw what the trainer logged of the policy up to the newest checkpoint."""
     names = [name for name in table[0] if name != "step"]
     figure, axes = panels(len(names), height=1.1 * len(names) + 0.4, sharex=True)
     for each, name in zip(axes, names, strict=True):
         each.plot(column(table, "step"), column(table, name), color=BLUE)
         each.set_title(name, fontsize=9, loc="left")
     axes[-1].set_xlabel("training step")
-    return Chart("log", "Policy: the trainer's log", "Up to the newest checkpoint.", figure, table)
+    return Chart(
+        "log",
+        "Policy: the trainer's log",
+        "Values from the trainer's log, up to the newest checkpoint.",
+        figure,
+        table,
+    )
+
+
+def run_colour(number: int) -> str:
+    """Return the colour of a run, which is the same in all charts and on the page."""
+    return RUN_COLOURS[number % len(RUN_COLOURS)]
+
+
+def curve_chart(
+    name: str, title: str, caption: str, label: str, runs: Mapping[str, Sequence[Row]], values: str = "quality"
+) -> Chart:
+    """Draw a column by step: a dot per step, and the mean over the last twentieth of the run's steps as a line."""
+    figure, (axes,) = panels()
+    for number, (run, table) in enumerate(runs.items()):
+        steps, dots, colour = column(table, "step"), column(table, values), run_colour(number)
+        means = trailing_means(dots, smoothing(len(dots)))
+        axes.plot(steps, dots, ".", color=colour, alpha=0.35, markersize=4)
+        axes.plot(steps, means, color=colour, linewidth=1.8, label=plain(run))
+    axes.set(xlabel="training step", ylabel=label)
+    if len(runs) > 1:
+        legend(axes, columns=3)
+    return Chart(name, title, caption, figure, joined(runs))
+
+
+def smoothing(steps: int) -> int:
+    """Return the number of steps that a mean spans."""
+    return max(1, steps // 20)
+
+
+def efficiency_chart(runs: Mapping[str, Sequence[Row]], label: str) -> Chart:
+    """Draw score against judge tokens and calls, one line per run (figures "Average score versus ...")."""
+    figure, axes = panels(1, 2, sharey=True)
+    for each, (key, unit) in zip(axes, COSTS, strict=True):
+        for number, (run, table) in enumerate(runs.items()):
+            costs, scores = column(table, key), column(table, "quality")
+            each.plot(costs, scores, color=run_colour(number), alpha=0.6)
+            each.plot(costs[-1:], scores[-1:], "o", color=run_colour(number), label=plain(run))
+        _cost_axis(each, unit)
+    axes[0].set_ylabel(label)
+    legend(axes[0], columns=3)
+    caption = "Up and to the left is better. Each line is one run, from its first step to its last."
+    return Chart("efficiency", "Score against judging cost", caption, figure, joined(runs))
+
+
+def score_chart(scores: Mapping[str, float], totals: Mapping[str, tuple[int, int]]) -> Chart:
+    """Draw given final scores, such as those of benchmarks, against (tokens, calls)."""
+    figure, axes = panels(1, 2, sharey=True)
+    table: list[Row] = [
+        {"run": run, "tokens": totals[run][0], "calls": totals[run][1], "score": scores[run]} for run in scores
+    ]
+    for each, (key, unit) in zip(axes, COSTS, strict=True):
+        for row in table:
+            number = list(totals).index(row["run"])
+            each.plot([row[key]], [row["score"]], "o", color=run_colour(number), label=plain(row["run"]))
+        _cost_axis(each, unit)
+    axes[0].set_ylabel("score given")
+    legend(axes[0], columns=3)
+    return Chart("scores", "Given scores against judging cost", "Up and to the left is better.", figure, table)
+
+
+def _cost_axis(axes: Axes, unit: str) -> None:
+    axes.set(xlabel=unit, xlim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(thousands)
+
+
+def advantage_chart(advantages: Mapping[str, Sequence[Sequence[float | None]]], step: int) -> Chart:
+    """Draw the normalised advantages of each run at one step (figure "Advantages at step 191")."""
+    figure, axes = panels(len(advantages), height=0.8 + 1.0 * len(advantages), sharex=True, sharey=True)
+    runs = {run: advantage_bins(groups) for run, groups in advantages.items()}
+    for number, (each, run) in enumerate(zip(axes, advantages, strict=True)):
+        bins = runs[run]
+        each.bar(column(bins, "advantage"), column(bins, "share"), width=0.9 * LEVEL, color=run_colour(number))
+        each.set_title(f"{plain(run)}: {distinct(advantages[run]):.1f} levels in a group", fontsize=9, loc="left")
+        each.yaxis.set_major_formatter(PercentFormatter(1))
+    axes[-1].set_xlabel("normalised advantage")
+    figure.supylabel("share of rollouts", fontsize=9, color=INK)
+    caption = f"Advantages from the method's reward, without the format reward, in bins of {LEVEL:g}."
+    return Chart("advantages", f"Advantages at step {step}", caption, figure, joined(runs))
 
 
 def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
-    """All that a run has data for: a method without a buffer has no charts of it."""
-    charts = [reward_chart(reward_table(store))]
-    if growth := growth_table(store):
-        compositions, changes = composition_table(store), maintenance_table(store)
+    """Draw every chart that a run has data for. A method without a buffer has no buffer charts."""
+    charts = [reward_chart(tables.reward_table(store))]
+    if growth := tables.growth_table(store):
+        compositions, changes = tables.composition_table(store), tables.maintenance_table(store)
         charts += [growth_chart(growth), composition_chart(compositions), maintenance_chart(changes)]
-    insertions = insertion_table(store)
+    insertions = tables.insertion_table(store)
     if any(row["placed"] for row in insertions):
-        charts += [insertion_chart(insertions), occupancy_chart(occupancy_table(store))]
-    if judge := judge_table(store, log):
+        charts += [insertion_chart(insertions), occupancy_chart(tables.occupancy_table(store))]
+    if judge := tables.judge_table(store, log):
         charts += judge_charts(judge)
         if any(row["attempts"] > row["calls"] for row in judge):
             charts.append(failure_chart(judge))
-    if measures := log_table(log):
+    if measures := tables.log_table(log):
         charts.append(log_chart(measures))
     return charts

@@ -1,5 +1,5 @@
 "use strict";
-// Text of the run reaches the document through textContent alone. Blocks of data are deflated JSON in base64.
+// Text of the run enters the document through textContent only. Blocks of data are deflated JSON in base64.
 
 const $ = (id) => document.getElementById(id);
 
@@ -18,7 +18,7 @@ function element(tag, className, text) {
   return node;
 }
 
-// Control characters are shown, not obeyed; what turns the direction of text stays inside its element.
+// Show control characters as symbols. Characters that turn the direction of text act inside their element only (page.css).
 function visible(text) {
   return String(text).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g, (c) =>
     String.fromCharCode(0x2400 + c.charCodeAt(0)));
@@ -34,49 +34,34 @@ setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 $("theme").addEventListener("click", () =>
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 
-// Advantages of any step, a lane per run
+// Advantages at any step: a lane per run, with the bins that tables.py counted
 
-const BIN = 0.1, REACH = 2.5;
-
-function lane(run, step) {
-  const groups = run.steps[step] || [];
-  const bins = new Map();
-  let count = 0, levels = 0;
-  for (const group of groups) {
-    const known = group.filter((value) => value !== null);
-    levels += new Set(known).size;
-    count += known.length;
-    for (const value of known) {
-      const bin = Math.round(Math.max(-REACH, Math.min(REACH, value)) / BIN);
-      bins.set(bin, (bins.get(bin) || 0) + 1);
-    }
-  }
+function lane(run, step, reach) {
+  const now = run.steps[step];
   const node = element("div", "lane");
-  const label = groups.length
-    ? `: ${(levels / groups.length).toFixed(1)} levels in a group, ${count} rollouts`
-    : ": no such step";
+  const label = now ? `: ${now.levels.toFixed(1)} levels in a group, ${now.rollouts} rollouts` : ": no such step";
   node.append(element("bdi", "name", run.name), label);
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 500 76");
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("aria-hidden", "true");
-  const most = Math.max(1, ...bins.values());
+  const bins = now ? now.bins : [], most = Math.max(...bins.map(({ share }) => share));
   const rect = (x, y, width, height, fill) => {
     const shape = document.createElementNS(svg.namespaceURI, "rect");
     for (const [key, value] of Object.entries({ x, y, width, height, fill })) shape.setAttribute(key, value);
     svg.append(shape);
   };
   rect(0, 75, 500, 1, "var(--line)");
-  for (const [bin, n] of bins) {
-    const height = (72 * n) / most;
-    rect(250 + (250 * bin * BIN) / (REACH + BIN) - 4, 75 - height, 8, height, run.colour);
+  for (const { advantage, share } of bins) {
+    const height = (72 * share) / most;
+    rect(250 + (246 * advantage) / reach - 4, 75 - height, 8, height, run.colour);
   }
   node.append(svg);
   return node;
 }
 
 async function showAdvantages() {
-  const runs = await unpack(blocks("advantages-data")[0]);
+  const { runs, reach } = await unpack(blocks("advantages-data")[0]);
   const steps = [...new Set(runs.flatMap((run) => Object.keys(run.steps).map(Number)))].sort((a, b) => a - b);
   const range = $("advantage-step");
   range.max = steps.length - 1;
@@ -85,7 +70,7 @@ async function showAdvantages() {
     const step = steps[range.value];
     $("advantage-number").textContent = `step ${step}`;
     range.setAttribute("aria-valuetext", `step ${step}`);
-    $("lanes").replaceChildren(...runs.map((run) => lane(run, step)));
+    $("lanes").replaceChildren(...runs.map((run) => lane(run, step, reach)));
   };
   range.addEventListener("input", draw);
   draw();
@@ -108,6 +93,6 @@ async function start() {
 function complain(error) {
   $("trouble").hidden = false;
   $("trouble").textContent = typeof DecompressionStream === "undefined"
-    ? "This browser is too old for the buffer browser: it has no DecompressionStream (Chrome 80, Firefox 113, Safari 16.4)."
+    ? "This browser is too old for the buffer browser, which needs DecompressionStream (Chrome 80, Firefox 113, Safari 16.4)."
     : `The buffer browser stopped: ${error}`;
 }

@@ -1,7 +1,7 @@
 """The page: one HTML file that needs no network, made of a template, one style sheet and two scripts.
 
-Whatever a policy or a data set wrote reaches the page as deflated JSON in base64, which no text can break out of, and
-is shown as text. The content policy allows this script and no other, and no request at all.
+Text that a policy or a data set wrote enters the page as deflated JSON in base64, so it cannot end the block that
+holds it, and the script shows it as text. The content policy allows this one script and no request.
 """
 
 import base64
@@ -15,29 +15,29 @@ from importlib.resources import files
 from string import Template
 
 from .chart import Chart
-from .collect import Row
-from .figures import COLOURS, LABELS
+from .charts import SOURCE_COLOURS, SOURCE_LABELS
+from .tables import Row
 
 FILES = files(__package__)
 
 
 @dataclass(frozen=True)
 class RunSection:
-    """What the page shows of one run.
+    """The part of the page that shows one run.
 
     Args:
         name (`str`):
-            The run.
+            Name of the run.
         facts (`Mapping[str, str]`):
-            Label and value of each number at its head.
+            Label and value of each number at the top of the section.
         charts (`Sequence[Chart]`):
             Its charts.
         kinds (`Sequence[dict]`):
             Its judgments by kind.
         index (`dict`):
-            The browser's list of queries, and what it needs to show them.
+            What the buffer browser loads first, see [`browser_index`].
         pages (`Sequence[str]`):
-            The browser's queries, packed.
+            The queries of the buffer browser, packed one by one.
     """
 
     name: str
@@ -49,32 +49,37 @@ class RunSection:
 
 
 def pack(value: object) -> str:
-    """JSON, deflated, in base64. ASCII throughout, so that a lone surrogate does no harm either."""
+    """Return `value` as JSON, deflated, in base64. The JSON is ASCII, so that a lone surrogate does no harm."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
 
 
 def browser_index(name: str, queries: Sequence[dict], measure: str | None) -> dict:
-    """What the buffer browser loads first."""
-    return {"name": name, "queries": queries, "colours": COLOURS, "labels": LABELS, "measure": measure}
+    """Return what the buffer browser loads first: its list of queries, and names and colours of sources."""
+    return {
+        "name": name,
+        "queries": queries,
+        "colours": SOURCE_COLOURS,
+        "labels": SOURCE_LABELS,
+        "measure": measure,
+    }
 
 
-def render(
-    sections: Sequence[RunSection], comparison: Sequence[Chart], advantages: Sequence[dict], step: int, made: str
-) -> str:
-    """The page.
+def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantages: dict, step: int, made: str) -> str:
+    """Return the page.
 
     Args:
         sections (`Sequence[RunSection]`):
-            The runs, the first of which is shown first.
+            The runs; the page opens with the first.
         comparison (`Sequence[Chart]`):
             Charts over all runs.
-        advantages (`Sequence[dict]`):
-            For each run its `name`, `colour` and `steps`: advantages of the groups by step.
+        advantages (`dict`):
+            What the script draws as advantages at a step. `reach` is the end of the axis. `runs` is a list with the
+            `name`, the `colour` and the `steps` of each run.
         step (`int`):
             The step whose advantages are shown first.
         made (`str`):
-            When, and from what.
+            A line that says when the page was made, and from what.
     """
     style, script = read("page.css"), read("page.js") + read("browser.js")
     data = [data_block("advantages-data", [pack(advantages)])]
@@ -89,50 +94,50 @@ def render(
         script_hash=content_hash(script),
         one_run=" hidden" if len(names) == 1 else "",
         options="".join(f'<option value="{i}">{escape(clean(name))}</option>' for i, name in enumerate(names)),
-        comparison=comparison_html(comparison, step, len(names)),
+        comparison=comparison_html(comparison, step, advantages["reach"], len(names)),
         runs="\n".join(run_html(number, one) for number, one in enumerate(sections)),
         data="\n".join(data),
     )
 
 
 def read(name: str) -> str:
-    """A part of the page."""
+    """Return a file of the page."""
     return (FILES / name).read_text(encoding="utf-8")
 
 
 def content_hash(text: str) -> str:
-    """How a content policy names an inline script or style."""
+    """Return the hash by which a content policy names an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
 def clean(text: str) -> str:
-    """Text that UTF-8 and HTML can hold: no lone surrogate, no control character."""
+    """Replace what UTF-8 or HTML cannot hold: lone surrogates and control characters."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def data_block(id: str, lines: Iterable[str]) -> str:
-    """Packed data, a line each; a browser does not run it."""
+    """Return an element that holds packed data, one value a line, and that a browser does not run."""
     return f'<script type="application/octet-stream" id="{id}">\n' + "\n".join(lines) + "\n</script>"
 
 
-def comparison_html(charts: Sequence[Chart], step: int, runs: int) -> str:
-    """The charts over all runs, and advantages at a step of the reader's choice."""
+def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int) -> str:
+    """Return the charts over all runs, and advantages at a step that the reader chooses."""
     title = "The runs side by side" if runs > 1 else "What the policy gets"
     lanes = (
         '<figure><h3>Advantages at a step</h3><div class="step"><label for="advantage-step">Step</label>'
         f'<input id="advantage-step" type="range" min="0" max="0" value="0" data-step="{step}">'
         '<output id="advantage-number" for="advantage-step"></output></div><div id="lanes"></div>'
-        '<div class="axis"><span>&minus;2.5</span><span>0</span><span>+2.5</span></div>'
-        "<figcaption>Rewards normalised within their group, without the format reward; how many rollouts have which."
-        " Few levels tell the policy little.</figcaption></figure>"
+        f'<div class="axis"><span>&minus;{reach:g}</span><span>0</span><span>+{reach:g}</span></div>'
+        "<figcaption>Rewards normalised within their group, without the format reward. A bar is the share of the"
+        " rollouts that have this advantage. Few levels tell the policy little.</figcaption></figure>"
     )
     figures = "\n".join(figure_html(chart, "all") for chart in charts)
     return f'<section><h2>{title}</h2><div class="charts">{figures}\n{lanes}</div></section>'
 
 
 def run_html(number: int, section: RunSection) -> str:
-    """One run: numbers, charts, judgments by kind."""
+    """Return the section of one run: numbers, charts, judgments by kind."""
     facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(clean(v))}</dd></div>" for k, v in section.facts.items())
     charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts)
     return (
@@ -143,7 +148,7 @@ def run_html(number: int, section: RunSection) -> str:
 
 
 def figure_html(chart: Chart, salt: str) -> str:
-    """A chart with its title, caption and numbers."""
+    """Return a chart with its title, caption and numbers."""
     numbers = base64.b64encode(chart.csv().encode("utf-8", "replace")).decode("ascii")
     svg = chart.svg(salt).replace("<svg ", f'<svg role="img" aria-label="{escape(chart.title)}" ', 1)
     return (
@@ -153,13 +158,13 @@ def figure_html(chart: Chart, salt: str) -> str:
 
 
 def kinds_html(kinds: Sequence[Row]) -> str:
-    """Judgments by kind as a table."""
+    """Return the judgments by kind as a table."""
     if not kinds:
         return ""
     heads = ("judgment", "calls", "failed", "requests", "tokens", "tokens / call", "seconds / request")
     rows = "".join(
         f'<tr><th scope="row">{escape(clean(row["kind"]))}</th>'
-        + "".join(f"<td>{figure_for(value)}</td>" for name, value in row.items() if name != "kind")
+        + "".join(f"<td>{format_number(value)}</td>" for name, value in row.items() if name != "kind")
         + "</tr>"
         for row in kinds
     )
@@ -167,8 +172,8 @@ def kinds_html(kinds: Sequence[Row]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def figure_for(value: float | None) -> str:
-    """A figure for people."""
+def format_number(value: float | None) -> str:
+    """Format a number for people."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

@@ -1,4 +1,4 @@
-"""Opens a run to be looked at, also while it is trained: a private copy of its store, and the trainer's log."""
+"""Runs that a report reads, also while they train: a private copy of the store, and the trainer's log."""
 
 import json
 import sqlite3
@@ -15,15 +15,15 @@ from ..store.places import FOLDER, LIVE_STORE, STATE, checkpoints, read_store
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of one run.
+    """One run.
 
     Args:
         name (`str`):
-            What the report calls it: the shortest end of its path that no other run of the report has.
+            Its name in the report: the shortest end of its path that no other run of the report has.
         path (`Path`):
             Its output folder, a checkpoint of it, or a store file.
         store (`BufferStore`):
-            A copy of its store; reading it takes nothing from the run.
+            A copy of its store. A reader of the copy does not hold up the run.
         log (`list[dict]`, *optional*):
             The trainer's log up to its newest checkpoint, one entry per logging step; empty without a checkpoint.
     """
@@ -36,14 +36,14 @@ class Run:
 
 @contextmanager
 def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
-    """Open runs in the order given; their copies are deleted afterwards.
+    """Open runs in the given order, and delete their copies afterwards.
 
     Args:
         paths (`Sequence[str | Path]`):
             For each run its output folder, a checkpoint (saved here or pulled from the Hub), or a `.sqlite` file.
 
     Raises:
-        [`StoreError`]: if one of them holds no store, or none with a scored group yet.
+        [`StoreError`]: if one of them holds no store, or a store without a scored group.
     """
     folders = [Path(path) for path in paths]
     runs: list[Run] = []
@@ -53,7 +53,7 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
                 store = open_store(path, Path(scratch) / f"{number}.sqlite")
                 runs.append(Run(name, path, store, trainer_log(path)))
                 if store.last_step() is None:
-                    raise StoreError(f"{path} has no scored group yet: come back after the run's first step")
+                    raise StoreError(f"{path} has no scored group yet: call this again after the run's first step")
             yield runs
         finally:
             for run in runs:
@@ -61,7 +61,7 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that differ; what is given twice is numbered."""
+    """Return the shortest ends of the paths that differ, and number a path that is given twice."""
     whole = [path.absolute().parts for path in paths]
     names = []
     for i, parts in enumerate(whole):
@@ -74,7 +74,7 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 
 
 def open_store(path: Path, target: Path) -> BufferStore:
-    """A store to read from at leisure, as it stood after one of its steps: a copy of a live one, or a checkpoint's.
+    """Open a store as it was after one of its steps: a copy of a live store, or that of a checkpoint.
 
     Raises:
         [`StoreError`]: if there is none.
@@ -85,15 +85,14 @@ def open_store(path: Path, target: Path) -> BufferStore:
     folder = path if (path / FOLDER).is_dir() else newest_finished(path)
     if folder is not None:
         return read_store(folder)
-    what = "is not a run: it holds neither" if path.is_dir() else "does not exist, so there is neither"
+    what = f"is not a run, for it holds neither {LIVE_STORE} nor {FOLDER}" if path.is_dir() else "does not exist"
     raise StoreError(
-        f"{path} {what} {LIVE_STORE} nor {FOLDER}. Name the output_dir of a RankBuffer run, one of its"
-        " checkpoints, or a store file"
+        f"{path} {what}: name the output_dir of a RankBuffer run, one of its checkpoints, or a store file"
     )
 
 
 def copy_of(live: Path, target: Path) -> BufferStore:
-    """A copy of a live store. The run can write on as soon as it is made."""
+    """Copy a live store. Only while the copy is made does a run that wants to write have to wait."""
     try:
         with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
             reader.backup(copy)
@@ -103,16 +102,16 @@ def copy_of(live: Path, target: Path) -> BufferStore:
 
 
 def newest_finished(path: Path) -> Path | None:
-    """The newest checkpoint of an output folder. One that is just being written is nothing to warn of here."""
+    """Return the newest checkpoint of an output folder, without a warning about one that is still being written."""
     return next((found for _, found in checkpoints(path) if (found / STATE).is_file()), None)
 
 
 def trainer_log(path: Path) -> list[dict]:
-    """`log_history` of a checkpoint, or of the newest one in an output folder; empty if there is none."""
+    """Return `log_history` of a checkpoint, or of the newest one in an output folder; empty if there is none."""
     state = path / STATE
     if not state.is_file() and (checkpoint := newest_finished(path)):
         state = checkpoint / STATE
     try:
         return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
-    except ValueError:  # it is just being written
+    except ValueError:  # the trainer is still writing it
         return []

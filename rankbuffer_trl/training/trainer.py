@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from accelerate.logging import get_logger
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -18,7 +19,7 @@ from trl import GRPOTrainer
 
 from ..data.queries import DataError, QueryTable
 from ..judge import Judge
-from ..report.card import write_card
+from ..report.card import CardFacts, write_card
 from ..rewards.format import AnswerReader, format_reward
 from ..store import BufferStore, StoreError
 from ..store.export import FILE, export_buffers
@@ -273,12 +274,27 @@ class RankBufferTrainer(GRPOTrainer):
     ) -> None:
         """Write the model card into `output_dir`, as [`write_card`] does. `_prepare_push` does it during training."""
         if self.is_world_process_zero() and not self.is_in_train:
-            write_card(self, dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags)
+            self._write_card(dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags or [])
 
     def _prepare_push(self) -> None:
         self._save_store(Path(self.args.output_dir), table=True)
         if self.is_in_train:  # else `push_to_hub` asks for the card later
-            write_card(self, self.dataset_name)
+            self._write_card(self.dataset_name)
+
+    def _write_card(self, dataset_name: str | None, tags: list[str] | tuple[()] = ()) -> None:
+        facts = CardFacts(
+            settings=self.args.to_dict(),
+            state=self.state,
+            method=self.rank_reward.method,
+            queries=len(self._train_queries),
+            base_model=self.model.config.name_or_path,
+            peft=is_peft_model(self.model),
+            paper=self._paper,
+            tags=[*self._tag_names, *tags],
+            repo_id=self.hub_model_id,
+            dataset_name=dataset_name,
+        )
+        write_card(Path(self.args.output_dir), self.rank_reward.scorer.store, facts)
 
     def close(self) -> None:
         """Close the store and the judge's connections."""

@@ -21,12 +21,14 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
+from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge.rubric_judge import WORD, score
-from rankbuffer_trl.report.figures import growth_figure, quality_figure
-from rankbuffer_trl.report.history import buffers_by_epoch, costs_by_epoch, quality_by_step
+from rankbuffer_trl.report.chart import save
+from rankbuffer_trl.report.charts import curve_chart, growth_chart
 from rankbuffer_trl.report.report import write_report
-from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.report.tables import Row, growth_table, quality_table
+from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.progress import RunProgress
@@ -130,7 +132,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
     return trainer.args
 
 
-def quality_table(before: dict[str, float], after: dict[str, float]) -> Table:
+def measure_table(before: dict[str, float], after: dict[str, float]) -> Table:
     """Build the table of the measures before and after training."""
     table = Table("quality (mean)", "before", "after", "what it is", title="The policy")
     for name, meaning in MEASURES.items():
@@ -138,21 +140,21 @@ def quality_table(before: dict[str, float], after: dict[str, float]) -> Table:
     return table
 
 
-def epoch_table(store: BufferStore, curve: list[tuple[int, float]]) -> Table:
+def epoch_table(store: BufferStore, curve: list[Row]) -> Table:
     """Build the table of quality, buffers and costs by epoch."""
-    epochs, costs = buffers_by_epoch(store), costs_by_epoch(store)
+    epochs, costs = growth_table(store), numbers.totals_by(store, "epoch")
     steps_per_epoch = len(curve) // len(epochs)
-    sources = [source for source in epochs[-1].sources if any(entry.sources[source] for entry in epochs)]
+    sources = [source for source in SOURCES if any(row[source] for row in epochs)]
     columns = ["epoch", "score", "anchors", *sources, "judge calls", "judge tokens"]
     table = Table(title="Rubric score of the rollouts, anchors per query by source, cost of the judge")
     for column in columns:
         table.add_column(column, justify="right")
-    for i, entry in enumerate(epochs):
-        values = [quality for _, quality in curve[i * steps_per_epoch : (i + 1) * steps_per_epoch]]
-        calls, tokens = costs[entry.epoch]
-        counts = [f"{entry.sources[source]:.2f}" for source in sources]
+    for i, row in enumerate(epochs):
+        values = [step["quality"] for step in curve[i * steps_per_epoch : (i + 1) * steps_per_epoch]]
+        cost = costs[row["epoch"]]
+        counts = [f"{row[source]:.2f}" for source in sources]
         mean = f"{sum(values) / len(values):.1f}"
-        table.add_row(str(entry.epoch), mean, f"{entry.size:.2f}", *counts, f"{calls:,}", f"{tokens:,}")
+        table.add_row(str(row["epoch"]), mean, f"{row['anchors']:.2f}", *counts, f"{cost.calls:,}", f"{cost.tokens:,}")
     totals = store.totals()
     table.add_section()
     table.add_row("all", "", "", *[""] * len(sources), f"{totals.calls:,}", f"{totals.tokens:,}")
@@ -186,23 +188,24 @@ def main() -> None:
     }
     before, after = (mean_measures(measure, responses[name]) for name in ("before", "after"))
     store = BufferStore(out / "train" / LIVE_STORE)
-    curve = quality_by_step(store, measure.rubric_score)
-    console.print(quality_table(before, after))
+    curve = quality_table(store, measure.rubric_score)
+    console.print(measure_table(before, after))
     console.print(epoch_table(store, curve))
     examples = Table("query", "before", "after", title="The first sample of five queries", show_lines=True)
     for row in list(queries)[:: len(queries) // 5][:5]:
         examples.add_row(row["prompt"][0]["content"], *(responses[name][row["query_id"]][0] for name in responses))
     console.print(examples)
 
-    quality_figure(out / "quality.png", curve, "rubric score", window=3)
-    growth_figure(out / "buffers.png", buffers_by_epoch(store))
+    growth = growth_table(store)
+    save(out / "quality.png", curve_chart("quality", "Quality", "", "rubric score", {"train": curve}).png())
+    save(out / "buffers.png", growth_chart(growth).png())
     totals = store.totals()
     summary = {
         "seed": arguments.seed,
         "before": before,
         "after": after,
         "judge": totals.as_dict(),
-        "anchors_per_query": [entry.size for entry in buffers_by_epoch(store)],
+        "anchors_per_query": [row["anchors"] for row in growth],
         "seconds": time.time() - started,
     }
     store.close()

@@ -1,0 +1,174 @@
+"""The numbers of a run: all SQL that reads a store for reports, cards and tables, as functions that return named rows.
+
+Each function reads all of its rows before it returns. A cursor that is read only in part keeps a lock on the file, and
+a run that trains could then not commit.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from ..judge.ledger import FAILURES, Totals
+
+# Fields of `Totals` that are counted. Every other field is the sum of the column of the same name.
+COUNTS = {"calls": "outcome = 'parsed'", "failures": f"outcome IN {FAILURES}"}
+
+
+class Readable(Protocol):
+    """What these functions read, such as a [`BufferStore`]."""
+
+    def rows(self, sql: str, parameters: Sequence = ()) -> Iterable[tuple]:
+        """Return the rows of a query."""
+
+
+@dataclass(frozen=True)
+class AnchorRow:
+    """One anchor of a buffer without its text; `h` counts the epochs in a row in which no rollout fell beside it."""
+
+    id: str
+    source: str
+    epoch: int
+    h: int
+
+
+@dataclass(frozen=True)
+class BufferRow:
+    """The buffer of a query after one of its visits, anchors from worst to best."""
+
+    query_id: str
+    step: int
+    epoch: int
+    anchors: list[AnchorRow]
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One scored group.
+
+    Args:
+        query_id (`str`):
+            The query.
+        step (`int`):
+            The trainer's step, from 0.
+        epoch (`int`):
+            The epoch, from 0.
+        k (`int`):
+            Number of anchors that the group was placed among; 0 without a buffer.
+        positions (`dict[str, int]`):
+            Insertion position by rollout id, of the rollouts that were placed.
+        order (`list[list[int]]`):
+            Rollout ids from worst to best, in tiers of equal rank.
+        rewards (`list[float | None]`):
+            One reward per rollout; `None` where the judge gave no verdict.
+        added (`dict[str, str]`):
+            Source by id, of the anchors that the group added.
+        pruned (`dict[str, str]`):
+            Source by id, of the anchors that left the buffer.
+    """
+
+    query_id: str
+    step: int
+    epoch: int
+    k: int
+    positions: dict[str, int]
+    order: list[list[int]]
+    rewards: list[float | None]
+    added: dict[str, str]
+    pruned: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ResponseRow:
+    """One response of a query: a rollout that has an answer, or an initial anchor."""
+
+    id: str
+    step: int
+    text: str
+
+    @property
+    def initial(self) -> bool:
+        """Whether the data set gave this response, so that it is no rollout."""
+        return self.id.startswith("initial-")
+
+
+def decode_anchors(text: str) -> list[AnchorRow]:
+    """Return the anchors of the JSON text `[[id, source, epoch, h], ...]`, which the table `buffers` holds."""
+    return [AnchorRow(*values) for values in json.loads(text)]
+
+
+def query_ids(store: Readable) -> list[str]:
+    """Return the ids of all visited queries in the order of their first visits."""
+    return [id for (id,) in store.rows("SELECT query_id FROM groups GROUP BY query_id ORDER BY min(step), query_id")]
+
+
+def epochs(store: Readable) -> list[int]:
+    """Return the epochs in which a group was scored, in order."""
+    return [epoch for (epoch,) in store.rows("SELECT DISTINCT epoch FROM groups ORDER BY epoch")]
+
+
+def groups(store: Readable, **equal: Any) -> list[GroupRow]:
+    """Return all scored groups by step and query id; `equal` names the value that a column must have."""
+    columns = "query_id, step, epoch, k, positions, tiers, rewards, added, pruned"
+    rows = _select(store, columns, "groups", "step, query_id", equal)
+    return [
+        GroupRow(*row[:4], *map(json.loads, row[4:7]), *(dict(json.loads(text)) for text in row[7:])) for row in rows
+    ]
+
+
+def buffers(store: Readable, **equal: Any) -> list[BufferRow]:
+    """Return all versions of all buffers by step; `equal` names the value that a column must have."""
+    table = "buffers JOIN groups USING (query_id, step)"
+    rows = _select(store, "query_id, step, epoch, anchors", table, "step", equal)
+    return [BufferRow(id, step, epoch, decode_anchors(anchors)) for id, step, epoch, anchors in rows]
+
+
+def responses(store: Readable, query_id: str) -> list[ResponseRow]:
+    """Return the responses of a query in the order in which they were stored."""
+    return [
+        ResponseRow(*row) for row in _select(store, "id, step, text", "responses", "rowid", {"query_id": query_id})
+    ]
+
+
+def answers_by_step(store: Readable) -> dict[int, int]:
+    """Return the number of rollouts that have an answer, by step."""
+    return dict(store.rows("SELECT step, count(*) FROM responses WHERE id NOT LIKE 'initial-%' GROUP BY step"))
+
+
+def totals(store: Readable, phase: str = "train") -> Totals:
+    """Return the sums of the judge's ledger over a phase, `train` or `eval`."""
+    ((sums),) = _select(store, _sums(), "calls", "1", {"phase": phase})
+    return Totals(*sums)
+
+
+def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) -> dict[Any, Totals]:
+    """Return the sums of the judge's ledger over a phase by the values of one column, in their order.
+
+    Args:
+        store (`Readable`):
+            The store.
+        column (`str`):
+            A column of the table `calls`, or `epoch`, which leaves out calls of groups that were not committed.
+        phase (`str`, *optional*, defaults to `"train"`):
+            `train` or `eval`.
+        equal:
+            Columns of `calls` and the value that each must have.
+    """
+    table = "calls JOIN groups USING (query_id, step)" if column == "epoch" else "calls"
+    rows = _select(store, f"{column}, {_sums()}", table, column, {"phase": phase, **equal}, group=f"GROUP BY {column}")
+    return {value: Totals(*sums) for value, *sums in rows}
+
+
+def _sums() -> str:
+    """Return the SQL of every field of `Totals`, in order."""
+    return ", ".join(
+        f"coalesce(sum({COUNTS.get(field.name, field.name)}), {field.default})" for field in fields(Totals)
+    )
+
+
+def _select(
+    store: Readable, columns: str, table: str, order: str, equal: dict[str, Any], group: str = ""
+) -> list[tuple]:
+    where = " AND ".join(f"{name} = ?" for name in equal) or "1"
+    sql = f"SELECT {columns} FROM {table} WHERE {where} {group} ORDER BY {order}"
+    return list(store.rows(sql, tuple(equal.values())))
