@@ -320,7 +320,8 @@ def listwise(tmp_path, monkeypatch) -> str:
 def test_the_method_that_extending_shows_ranks(tmp_path, monkeypatch):
     import asyncio
 
-    from quality import make, truth
+    from quality import make
+    from truth import truth
 
     from rankbuffer_trl.rewards.method import load_method
 
