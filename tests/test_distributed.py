@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 from safetensors.torch import load_file
 from scripted import contents
@@ -46,6 +47,7 @@ def zero3(policy, output_dir, *arguments) -> None:
     """The README's command for two processes of ZeRO-3 on the CPU."""
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero3_cpu2.yaml"),
+        *("--main_process_port", "0"),  # a free one
         *("recipes/train_rankbuffer.py", "--config", "recipes/quickstart/quickstart.yaml"),
         *("--model_name_or_path", policy, "--output_dir", str(output_dir), *arguments),
     ]
@@ -54,6 +56,7 @@ def zero3(policy, output_dir, *arguments) -> None:
     assert (output_dir / "model.safetensors").is_file(), done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_under_zero3_and_resumes_exactly(tmp_path, tiny_policy):
     short = ["--max_steps", "3", "--save_steps", "1", "--max_completion_length", "16"]  # one step an epoch
     zero3(tiny_policy, tmp_path / "whole", *short)

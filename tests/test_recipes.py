@@ -15,7 +15,7 @@ from http_server import served
 FOLDERS = (".", "docs", "recipes", "recipes/*")
 READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
 PAPER = sorted((ROOT / "recipes" / "paper").glob("*.yaml"))
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def commands(readme) -> list[str]:
@@ -49,6 +49,7 @@ def judge_url():
         yield address + "/v1"
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_to_its_end(tmp_path):
     import policy
 
@@ -159,6 +160,7 @@ def test_the_papers_settings_stand_in_the_recipe():
     assert recipe["per_device_train_batch_size"] * 8 * recipe["gradient_accumulation_steps"] == 20 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_a_row_of_the_papers_tables_trains(tmp_path, tiny_policy, judge_url, path):
     import train_rankbuffer
@@ -195,6 +197,7 @@ def test_the_index_names_every_recipe_of_the_paper():
     assert [path.name for path in PAPER if f"`paper/{path.name}`" not in index] == []
 
 
+@pytest.mark.slow
 def test_the_benchmarks_run_and_end_with_one_json_line():
     overhead = run("benchmarks/trainer_overhead.py", "--queries", 2, "--tokens", 4, "--steps", 2, "--turns", 1)
     assert json.loads(overhead.stdout.splitlines()[-1])["ratio"] > 0

@@ -14,6 +14,7 @@ from spread import CASES, Case
 
 from rankbuffer_trl.store.places import FOLDER, RUN
 
+pytestmark = pytest.mark.slow
 QUERIES, EVALUATED, EPOCHS, STEPS = 10, 5, 2, {"aligned": 4, "straddling": 6, "several": 24}
 WEIGHTS = 1e-4  # sums of float32 in another order, through AdamW; docs/robustness.md has what was measured
 
