@@ -1,6 +1,6 @@
 """Draw `docs/images/one_step.png`, the picture of the README: one group and one buffer, as in `examples/one_group.py`.
 
-    python docs/make_picture.py
+python docs/make_picture.py
 """
 
 from pathlib import Path

@@ -13,6 +13,7 @@ from scripted import contents
 
 from rankbuffer_trl.store.places import LIVE_STORE
 
+pytestmark = pytest.mark.slow
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
@@ -56,7 +57,6 @@ def zero3(policy, output_dir, *arguments) -> None:
     assert (output_dir / "model.safetensors").is_file(), done.stderr[-3000:]
 
 
-@pytest.mark.slow
 def test_the_quickstart_runs_under_zero3_and_resumes_exactly(tmp_path, tiny_policy):
     short = ["--max_steps", "3", "--save_steps", "1", "--max_completion_length", "16"]  # one step an epoch
     zero3(tiny_policy, tmp_path / "whole", *short)

@@ -304,7 +304,13 @@ def test_the_picture_of_the_architecture_is_true():
         assert drawn[importing] >= drawn[imported], f"{where} imports from {imported}, which is drawn above it"
 
 
-# Code in pages
+# Code and output in pages
+
+
+def test_the_readme_shows_what_one_group_prints(capsys):
+    shown = re.search(r"```bash\npython examples/one_group.py\n```.*?```\n(.*?)```", text_of(Path("README.md")), re.DOTALL)
+    runpy.run_path(str(ROOT / "examples" / "one_group.py"), run_name="__main__")
+    assert shown[1] in capsys.readouterr().out
 
 
 def listwise(tmp_path, monkeypatch) -> str:

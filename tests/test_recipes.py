@@ -12,7 +12,7 @@ import yaml
 from conftest import QUICKSTART, ROOT
 from http_server import served
 
-FOLDERS = (".", "docs", "recipes", "recipes/*")
+FOLDERS = (".", "docs", "docs/*", "recipes", "recipes/*")
 READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
 PAPER = sorted((ROOT / "recipes" / "paper").glob("*.yaml"))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
