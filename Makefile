@@ -7,6 +7,7 @@
 # make benchmarks   measure costs and speed
 #
 # The first target that you make installs what it needs into .venv. You need make and Python 3.11 or newer.
+# Tests run in one worker per core, four at most; WORKERS=<number> changes that.
 # Without a GPU, TORCH_INDEX=<url of PyTorch's CPU wheels> saves several GB of CUDA libraries.
 
 PYTHON ?= python3
@@ -15,8 +16,9 @@ SEED ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# A file is the unit of work of a parallel run, so that the fixtures of a module are made once.
-PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile
+WORKERS ?= $(shell env -u OMP_NUM_THREADS nproc 2> /dev/null || echo 2)
+# A file is the unit of work of a parallel run, so that the fixtures of a module are made once. A worker takes 1 GB.
+PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # vLLM for the CPU has an environment of its own. It leaves out torchvision, torchaudio and torchcodec: text needs none

@@ -1,4 +1,4 @@
-"""Several real processes as a user starts them, and how they fail. What the spread must not change: test_spread.py."""
+"""Several real processes, started as a user starts them, and how they fail. See also `test_spread.py`."""
 
 import os
 import shutil

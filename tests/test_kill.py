@@ -1,4 +1,4 @@
-"""Killed at any moment, on a full disk, in a read-only folder, warned by a scheduler: nothing is lost."""
+"""Runs that are killed, on a full disk or in a read-only folder lose nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a user types: the quickstart, the READMEs' commands and code, the benchmarks. All of it is run or parsed."""
+"""Run or parse all that a user types: the quickstart, commands and code of the pages, recipes, benchmarks."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def commands(readme) -> list[str]:
-    """The lines of all bash blocks, continued lines joined."""
+    """Return the lines of all bash blocks of a page, with continued lines joined."""
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
@@ -42,7 +42,7 @@ def run(*command: object, **kwargs) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def judge_url():
-    """The embedded judge over HTTP."""
+    """The address of the embedded judge, served over HTTP."""
     from rankbuffer_trl.judge.serve import make_app
 
     with served(make_app()) as address:
