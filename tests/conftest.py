@@ -25,12 +25,10 @@ from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import read_store
 from rankbuffer_trl.training.scorer import GroupScorer
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "recipes" / "quickstart"
-TABLES = ("responses", "buffers", "groups", "calls")
 sys.path.insert(0, str(ROOT / "recipes"))
 sys.path.insert(0, str(QUICKSTART))
 
@@ -119,30 +117,6 @@ def group(query: Query, texts: str, step: int, epoch: int | None = None) -> Roll
 
 def by_number(messages: list[dict]) -> str:
     return truth(messages[0]["content"])
-
-
-def contents(
-    store: BufferStore | Path, tables: Iterable[str] = TABLES, seconds: bool = False
-) -> dict[str, list[tuple]]:
-    """Return the rows of a store by table, sorted: all that a second run must reproduce.
-
-    Args:
-        store (`BufferStore` or `Path`):
-            An open store, or anything that `read_store` takes.
-        tables (`Iterable[str]`, *optional*, defaults to all):
-            The tables to read.
-        seconds (`bool`, *optional*, defaults to `False`):
-            Whether to keep the seconds of a call, which differ between two runs and agree between two copies.
-    """
-    if isinstance(store, Path):
-        with contextlib.closing(read_store(store)) as reading:
-            return contents(reading, tables, seconds)
-    found = {}
-    for table in tables:
-        columns = [row[1] for row in store.rows(f"PRAGMA table_info({table})")]
-        kept = ",".join(column for column in columns if seconds or column != "seconds")
-        found[table] = sorted(store.rows(f"SELECT {kept} FROM {table}"))
-    return found
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from conftest import contents
+from contents import contents
 from datasets import Dataset
 
 from rankbuffer_trl.data.queries import load_queries

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import conftest
+import contents as stored
 import pytest
 from datasets import load_dataset
 from hypothesis import given, settings
@@ -26,8 +26,8 @@ from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.export import export_buffers
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
 
-TABLES = conftest.TABLES
-contents = partial(conftest.contents, seconds=True)
+TABLES = stored.TABLES
+contents = partial(stored.contents, seconds=True)
 
 
 @pytest.fixture
