@@ -33,6 +33,7 @@ from aiohttp import web
 from datasets import disable_progress_bars
 from rich.console import Console
 from rich.table import Table
+from simulated_judge import WORDS
 
 from rankbuffer_trl.data import nectar
 from rankbuffer_trl.data.files import write_rows
@@ -41,7 +42,6 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "recipes" / "quickstart")]
 import generate_rubrics  # noqa: E402
 
-WORDS = "the a water heat pan rice cook stir slow well then until soft salt add cup boil drain cover minute".split()
 RUBRICS = json.dumps({"rubrics": [{"text": f"Is good in way {i}.", "weight": i} for i in (5, 3, 1)]})
 
 
