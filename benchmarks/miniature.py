@@ -312,7 +312,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--keep_runs", action="store_true", help="leave each run's folder there for rankbuffer-report")
     parser.add_argument("--report_only", action="store_true", help="tables and figures of the runs that have finished")
     parser.add_argument(
-        "--docs", type=Path, help="folder of docs, whose results/miniature.md and images are brought up to date"
+        "--docs", type=Path, help="folder of docs, whose miniature.md and images are brought up to date"
     )
     arguments = parser.parse_args(words)
     if arguments.full and arguments.methods:

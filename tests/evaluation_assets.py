@@ -57,7 +57,7 @@ def jsonl(rows: list[dict]) -> str:
 
 
 def build(folder: Path, rows: int = 12) -> Path:
-    """Write synthetic assets below `folder` and return the manifest that pins them."""
+    """Write synthetic assets below `folder`; gives the manifest that pins them."""
     manifest = yaml.safe_load(MANIFEST.read_text())
 
     def write(benchmark: str, name: str, content: str | pandas.DataFrame) -> None:

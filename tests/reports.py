@@ -1,4 +1,4 @@
-"""Recorded runs for tests of reports: groups of numbers, and the store that their scores were committed to."""
+"""Runs to report on: scored groups of numbers, kept beside the store they were committed to."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from rankbuffer_trl.training.scorer import GroupScorer
 
 @dataclass
 class Recorded:
-    """The groups with their scores in the order of the commits, and the calls by step."""
+    """What was committed: groups with their scores in order, and calls by step."""
 
     path: Path
     visits: list[tuple[RolloutGroup, GroupScore]]
@@ -27,7 +27,7 @@ class Recorded:
 
 
 def answer(messages: list[dict]) -> str | Exception:
-    """Judge by number, and score by the last digit. The number 13 never gets a valid insertion."""
+    """By number, or by its last digit where a score is wanted; nobody ever places a 13."""
     if "\nCANDIDATE\n13\n" in messages[0]["content"]:
         return unreachable(messages)
     if response := re.search(r"\n\nRESPONSE\n\d*(\d)\n", messages[0]["content"]):
@@ -36,7 +36,7 @@ def answer(messages: list[dict]) -> str | Exception:
 
 
 def record(path: Path, epochs: int = 4, queries: int = 4, method: RewardMethod | None = None) -> Recorded:
-    """Record a run of two queries per step with rollouts that improve. Some lack an answer, some lack a verdict."""
+    """A run of two queries a step, whose rollouts get better; some have no answer, some never get a verdict."""
     draw = random.Random(0)
     scorer = GroupScorer(
         method or RankBuffer(prune_after=2), scripted_judge(answer), BufferStore(path), max_failures=1
@@ -73,7 +73,7 @@ HOSTILE = (
 
 
 def record_hostile(path: Path) -> list[str]:
-    """Record one visit of a query whose id, anchors and rollouts attack the page, and return the rollouts."""
+    """One visit of a query whose id, anchors and rollouts try to break the page; returns the rollouts."""
     anchors = [f"{text} {number}" for number, text in enumerate(HOSTILE[:4])]
     query = Query(f"{HOSTILE[0]}&\"'", [{"role": "user", "content": HOSTILE[1]}], numbers().rubrics, tuple(anchors))
     rollouts = tuple(Rollout(i, text) for i, text in enumerate(HOSTILE))
@@ -92,5 +92,5 @@ def record_hostile(path: Path) -> list[str]:
 
 
 def anchor_rows(buffer) -> list[list]:
-    """Return a buffer in the form in which the store writes it."""
+    """A buffer as the store writes it."""
     return [[a.id, a.source, a.epoch, a.h] for a in buffer.anchors] if buffer else []
