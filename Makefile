@@ -1,10 +1,13 @@
 # make quickstart   train a tiny policy with RankBuffer on the CPU, end to end
-# make test         run all tests
-# make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> take one that runs
-# make test-browser run the report page in a headless Chromium
+# make test         run the fast tests, in parallel: what to run while you work
+# make test-all     run all tests, also those that train, kill or spread for long: what CI runs
+# make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
+# make test-browser run the tests of the report page in a headless Chromium
 # make lint         check style and types
+# make benchmarks   measure costs and speed
 #
-# Each sets up what it needs in .venv, once. It needs Python 3.11 or newer and make, nothing else.
+# The first target that you make installs what it needs into .venv. You need make and Python 3.11 or newer.
+# Tests run in one worker per core, four at most; WORKERS=<number> changes that.
 # Without a GPU, TORCH_INDEX=<url of PyTorch's CPU wheels> saves several GB of CUDA libraries.
 
 PYTHON ?= python3
@@ -12,11 +15,15 @@ TORCH_INDEX ?=
 SEED ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+WORKERS ?= $(shell env -u OMP_NUM_THREADS nproc 2> /dev/null || echo 2)
+# A file is the unit of work of a parallel run, so that the fixtures of a module are made once. A worker takes 1 GB.
+PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# vLLM for the CPU has an environment of its own. Serving text needs neither torchvision nor torchaudio nor torchcodec,
-# whose versions would bring another torch; pip remarks on their absence.
-# A trainer whose rollouts come from vLLM imports it, so a test runs the trainer there too.
+# vLLM for the CPU has an environment of its own. It leaves out torchvision, torchaudio and torchcodec: text needs none
+# of them, and their versions require another torch. pip prints a warning about each.
+# A trainer with rollouts from vLLM imports vLLM. One test trains that way, so this environment holds the trainer too.
 VLLM_VENV ?= .venv-vllm
 TRAINER := transformers|trl|accelerate|datasets|peft|matplotlib
 VLLM_URL ?=
@@ -25,21 +32,26 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm==\(.*\)".*/\1/p' setup.py)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-vllm test-browser lint benchmarks clean
+.PHONY: quickstart test test-all test-vllm test-browser lint benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	@echo "One file: $(PYTEST) tests/test_buffer.py    One test: $(PYTEST) tests/test_buffer.py -k NAME"
+	$(PYTEST) -m "not slow" $(PARALLEL)
+
+# The slow tests start several processes each, so they run one after another.
+test-all: test
+	$(PYTEST) -m slow
 
 test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
-	$(BIN)/python -m pytest tests/with_vllm $(VLLM_SERVER)
+	$(PYTEST) tests/with_vllm $(VLLM_SERVER)
 
-# As root on Debian or Ubuntu it installs Chromium and its driver where they are missing.
+# Root on Debian or Ubuntu: installs Chromium and its driver if they are missing. Others: install them yourself first.
 test-browser: $(VENV)/installed-dev
 	@command -v chromedriver > /dev/null || tests/browser/install-chromium
-	$(BIN)/python -m pytest tests/browser
+	$(PYTEST) tests/browser
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

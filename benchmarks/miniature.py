@@ -342,7 +342,7 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
         complete, start, arguments.docs / "images" if arguments.docs else arguments.output_dir
     )
     if arguments.docs:
-        refresh(arguments.docs / "miniature.md", tables)
+        refresh(arguments.docs / "results" / "miniature.md", tables)
     console.print("Figures: " + ", ".join(map(str, figures)))
     means = {
         method: {

@@ -1,16 +1,18 @@
-"""How fast raw rows become a checked training set, and whether rubric generation keeps its endpoint busy.
+"""Measure how fast raw rows become a checked training set, and whether rubric generation keeps its endpoint busy.
 
     python benchmarks/prepare_data.py
 
-(a) 10,000 rows of Nectar's schema, seven responses of 250 words on average, through `recipes/prepare_nectar.py` and
-    `rankbuffer-data check`, each a process of its own, imports and all: wall seconds and the largest resident size.
-    Once with the estimate of 3 characters a token, once with a tokenizer, the quickstart's byte-level BPE.
-(b) `recipes/generate_rubrics.py` on a loopback endpoint in a process of its own that answers every request after a
-    fixed latency. Ideal is one latency per full set of requests in flight; measured is all of its `main`, from reading
-    the queries to writing the finished set, the best of a few turns, since other work on the machine only adds.
+(a) 10,000 rows of Nectar's schema, with seven responses of 250 words on average, go through
+    `recipes/prepare_nectar.py` and `rankbuffer-data check`. Each command is a process, and its imports count. Measured
+    are wall seconds and the largest resident size: once with the estimate of 3 characters per token, once with a
+    tokenizer (the quickstart's byte-level BPE).
+(b) `recipes/generate_rubrics.py` asks a loopback endpoint in its own process. The endpoint answers every request after
+    a fixed latency. The ideal time is one latency per full set of requests in flight. The measured time is that of
+    `main`, from reading the queries to writing the finished set. The best turn counts, because other work on the
+    machine can only add time.
 
-Prints tables for people and one JSON line last. `saturation` is ideal / measured of (b), `seconds` and `memory_mb` are
-the sum and the largest of (a) without a tokenizer.
+The script prints tables, and then one JSON line. `saturation` is ideal / measured of (b). `seconds` is the sum and
+`memory_mb` the maximum of (a) without a tokenizer.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from aiohttp import web
 from datasets import disable_progress_bars
 from rich.console import Console
 from rich.table import Table
+from simulated_judge import WORDS
 
 from rankbuffer_trl.data import nectar
 from rankbuffer_trl.data.output import write_rows
@@ -39,12 +42,11 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "recipes" / "quickstart")]
 import generate_rubrics  # noqa: E402
 
-WORDS = "the a water heat pan rice cook stir slow well then until soft salt add cup boil drain cover minute".split()
 RUBRICS = json.dumps({"rubrics": [{"text": f"Is good in way {i}.", "weight": i} for i in (5, 3, 1)]})
 
 
 def raw_rows(n: int, path: Path) -> None:
-    """Rows of Nectar's schema; every tenth has tied ranks and is left out."""
+    """Write rows of Nectar's schema. Every tenth row has tied ranks, so the preparation leaves it out."""
     generator = random.Random(0)
     with path.open("w") as lines:
         for number in range(n):
@@ -56,7 +58,7 @@ def raw_rows(n: int, path: Path) -> None:
 
 
 def measured(*command: str, cache: str) -> tuple[float, float]:
-    """Wall seconds and the largest resident size in MB of a command in a process of its own."""
+    """Run a Python command and return its wall seconds and its largest resident size in MB."""
     environment = os.environ | {"HF_DATASETS_CACHE": cache, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     started = time.perf_counter()
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
@@ -68,7 +70,7 @@ def measured(*command: str, cache: str) -> tuple[float, float]:
 
 
 def build_tokenizer(folder: Path) -> str:
-    """The quickstart's tokenizer, as a folder."""
+    """Save the quickstart's tokenizer to a folder and return the folder."""
     from policy import DATA, build_tokenizer
 
     rows = map(json.loads, DATA.read_text().splitlines())
@@ -77,7 +79,7 @@ def build_tokenizer(folder: Path) -> str:
 
 
 def serve(latency: float, port: multiprocessing.Queue) -> None:
-    """The loopback endpoint: rubrics, `latency` seconds after the request."""
+    """Serve rubrics, `latency` seconds after each request."""
 
     async def chat(request: web.Request) -> web.Response:
         arrived = asyncio.get_running_loop().time()
@@ -93,7 +95,7 @@ def serve(latency: float, port: multiprocessing.Queue) -> None:
 
 
 def generation(source: Path, folder: Path, latency: float, concurrency: int, turns: int) -> list[float]:
-    """Seconds that rubric generation takes, turn by turn."""
+    """Generate rubrics several times and return the seconds of each turn."""
     spawn = multiprocessing.get_context("spawn")
     port = spawn.Queue()
     server = spawn.Process(target=serve, args=(latency, port), daemon=True)
@@ -120,14 +122,13 @@ def generation(source: Path, folder: Path, latency: float, concurrency: int, tur
 
 
 def main() -> None:
-    """Measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000, help="raw rows of (a)")
-    parser.add_argument("--estimate_only", action="store_true", help="leave out the tokenizer's half of (a)")
-    parser.add_argument("--queries", type=int, default=512, help="queries of (b)")
-    parser.add_argument("--latency", type=float, default=2.0, help="seconds that the endpoint of (b) takes")
-    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight of (b)")
-    parser.add_argument("--turns", type=int, default=2, help="turns of (b)")
+    parser.add_argument("--rows", type=int, default=10_000, help="number of raw rows of (a)")
+    parser.add_argument("--estimate_only", action="store_true", help="run (a) without a tokenizer only")
+    parser.add_argument("--queries", type=int, default=512, help="number of queries of (b)")
+    parser.add_argument("--latency", type=float, default=2.0, help="latency of the endpoint of (b) in seconds")
+    parser.add_argument("--concurrency", type=int, default=64, help="number of requests in flight in (b)")
+    parser.add_argument("--turns", type=int, default=2, help="number of turns of (b)")
     arguments = parser.parse_args()
     console = Console(width=119)
     disable_progress_bars()

@@ -1,28 +1,27 @@
-"""A world of queries, references and rollouts of known quality, and a judge of known error that reads real prompts.
+"""A simulated judge of known error that reads real prompts, and a simulated world to judge.
 
-Quality is a number; its unit is the standard deviation of a query's reference responses, whose mean is 0. A response
-begins with a word that stands for it, and the judge finds these words under the prompt's own headings: a prompt that
-shows the wrong response, or shows it in the wrong place, gets the wrong answer.
+The quality of a response is a number. Its unit is the standard deviation of a query's reference responses, and their
+mean is 0. The first word of a response stands for the response. The judge finds these words under the headings of the
+prompt. So a prompt that shows the wrong response, or shows it in the wrong place, gets the wrong answer.
 
-The judge has one acuity: `noise` is the standard deviation of the error of one look at one response, and a look is the
-response's quality plus error. Each prompt is answered from looks of its own, seeded by the prompt: errors of different
-prompts are independent, and the same prompt has the same answer. `lasting` is the share of an error's variance that
-belongs to the response instead, so that every prompt repeats it; 0 unless said otherwise. From its looks the judge
-answers
+The judge looks at each response in a prompt. A look is the quality of the response plus an error, and `noise` is the
+standard deviation of the error. The error is seeded by the prompt: different prompts have independent errors, and the
+same prompt has the same answer. `lasting` is the share of the error's variance that belongs to the response instead,
+so that it repeats in every prompt; the default is 0. From its looks the judge answers
 
-* a score: `10 / (1 + exp(-(o + s * look)))` to the next integer. `o` and `s` are its miscalibration for what is asked,
-  this query with these rubrics: `o` is normal around 0 with deviation 0.5, `s` log-normal around 0.8 with deviation
-  0.3. A single rubric is another thing to ask, with a miscalibration of its own; responses have one quality.
-* two scores in comparison: the same for each, and the one that looks better has a point more where they would be
-  equal, unless the two look alike.
-* the better of two: the one that looks better; where it is allowed, a tie if they look alike, less than 0.02 apart.
-* an order: by the looks.
-* a position: the number of anchors that look worse than the candidate, one look at each of them all.
-* a position among anchors that are not shown: the candidate's score, before it is made an integer, is taken for the
-  share of anchors below it, 10 for all.
+* a score: the integer nearest to `10 / (1 + exp(-(o + s * look)))`. `o` and `s` are the judge's miscalibration for
+  this query with these rubrics. `o` is normal around 0 with deviation 0.5. `s` is log-normal around 0.8 with
+  deviation 0.3. A question about a single rubric has its own miscalibration, but a response has only one quality.
+* two scores in comparison: the same for each response. If they are equal, the one that looks better gets one point
+  more, unless the two look alike.
+* the better of two: the one that looks better. If a tie is allowed and the looks differ by less than 0.02, a tie.
+* an order: the order of the looks.
+* a position: the number of anchors that look worse than the candidate, with one look at each of them.
+* a position among anchors that are not shown: the candidate's score, before it is rounded, is taken as the share of
+  anchors below the candidate (10 for all).
 * a selection: evenly spread over the ladder, with both ends.
 
-Nothing here knows which method asks.
+Nothing in this module knows which method asks.
 """
 
 import json
@@ -47,7 +46,7 @@ SENTENCES = [" ".join(_words.choices(WORDS, k=SENTENCE - 1)) + "." for _ in rang
 
 @dataclass(frozen=True)
 class World:
-    """What is judged. The same for every method: no policy is trained here, so no method moves the rollouts.
+    """The queries, references and rollouts that are judged, the same for every method: no policy is trained.
 
     Args:
         start (`float`):
@@ -57,15 +56,15 @@ class World:
         within (`float`):
             Standard deviation of the rollouts of a group around that mean.
         drift (`float`):
-            What rollouts gain per epoch.
+            The quality that rollouts gain per epoch.
         empty (`float`):
-            Share of rollouts without an answer.
+            Share of rollouts without an answer, in 0..1.
         rubrics (`tuple[float, float, float]`):
             Shares of queries with 3, 4 and 5 rubrics.
         tokens (`tuple[int, int, int, int]`):
-            Mean length of query, rubric, reference and rollout; the two last vary log-normally.
+            Mean length of a query, a rubric, a reference and a rollout. The last two vary log-normally.
         epochs, rollouts, references, queries_per_step, seed (`int`):
-            The paper's numbers, and the seed of all that is drawn.
+            The paper's numbers, and the seed of the whole world.
     """
 
     start: float = 1.2
@@ -82,7 +81,7 @@ class World:
     seed: int = 0
 
     def visits(self, number: int, queries: int) -> tuple[list[RolloutGroup], dict[str, float]]:
-        """The groups of one query, one per epoch, and the quality of each response by its first word."""
+        """Return the groups of one query, one per epoch, and the quality of each response by its first word."""
         random = Random(f"{self.seed}/{number}")
         asked, rubric, reference, rollout = self.tokens
         quality: dict[str, float] = {}
@@ -112,12 +111,12 @@ class World:
 
 
 def text(random: Random, first: str, tokens: float) -> str:
-    """About `tokens` words and full stops, `first` the first of them."""
+    """Make a text of about `tokens` words and full stops that begins with `first`."""
     return " ".join([first, *random.choices(SENTENCES, k=max(1, round(tokens / SENTENCE)))])
 
 
 def first_word(response: str) -> str:
-    """What stands for a response."""
+    """Return the word that stands for a response."""
     return response.split(" ", 1)[0]
 
 
@@ -125,7 +124,7 @@ SHOWN = re.compile(r"^(?:\[(\w+)\]|CANDIDATE|RESPONSE)\n(\w+)", re.MULTILINE)
 
 
 def answer(prompt: str, quality: Mapping[str, float], noise: float, lasting: float = 0.0) -> str:
-    """What the judge answers to a prompt, from its text alone. `quality` is by first word."""
+    """Answer a prompt from its text. `quality` holds the quality of each response by its first word."""
     error = Random(blake2b(prompt.encode(), digest_size=8).digest()).gauss
     own, fresh = noise * math.sqrt(lasting), noise * math.sqrt(1 - lasting)
     looks = {
@@ -137,7 +136,7 @@ def answer(prompt: str, quality: Mapping[str, float], noise: float, lasting: flo
 
 
 def verdict(prompt: str, looks: Mapping[str, float]) -> str:
-    """The answer to a prompt of a judge to whom its responses look like this; they are named as their headings are."""
+    """Answer a prompt from the looks at its responses. `looks` has them by heading."""
     form = prompt.rpartition("Return ")[2]
     if '"position"' in form:
         K = int(re.search(r"through (\d+)>", form)[1])
@@ -166,7 +165,7 @@ def verdict(prompt: str, looks: Mapping[str, float]) -> str:
 
 
 def score(prompt: str, look: float) -> float:
-    """A look on the judge's scale for this query and these rubrics, in 0..10."""
+    """Map a look to the judge's scale for this query and these rubrics, in 0..10."""
     head, _, rest = prompt.partition("\n\nRUBRICS\n")
     offset, scale = miscalibration(head.partition("\n\nQUERY\n")[2] + rest.partition("\n\n")[0])
     return 10 / (1 + math.exp(-(offset + scale * look)))
@@ -174,6 +173,6 @@ def score(prompt: str, look: float) -> float:
 
 @lru_cache(maxsize=1024)
 def miscalibration(asked: str) -> tuple[float, float]:
-    """Offset and scale."""
+    """Draw the offset and the scale of the judge for what is asked."""
     random = Random(asked)
     return random.gauss(0, OFFSET), SCALE * random.lognormvariate(0, SCALE_SPREAD)

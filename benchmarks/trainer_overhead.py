@@ -1,12 +1,13 @@
-"""What RankBuffer adds to a training step when the judge costs nothing.
+"""Measure what RankBuffer adds to a training step when the judge costs nothing.
 
     python benchmarks/trainer_overhead.py
 
-Steps of `RankBufferTrainer`, whose judge answers at once, against steps of TRL's `GRPOTrainer` with a constant reward:
-same policy, same data, 20 queries of 8 rollouts, completions of the same length. The two take turns in one process,
-each turn a short run whose first step is not counted. What is measured is everything but the judge: gathering,
-prompts, parsing, ranking, buffer update, commit. Prints a table for people and one JSON line last; `ratio` is that
-of the medians over all steps of all turns.
+The script compares steps of `RankBufferTrainer`, whose judge answers at once, with steps of TRL's `GRPOTrainer` with a
+constant reward. Both have the same policy, the same data, 20 queries of 8 rollouts and completions of the same length.
+They take turns in one process. A turn is a short run, and its first step is not counted. So the difference is
+everything but the judge: gathering, prompts, parsing, ranking, buffer update and commit.
+
+The script prints a table, and then one JSON line. `ratio` is the ratio of the median step times over all turns.
 """
 
 import argparse
@@ -38,7 +39,7 @@ G = 8
 
 
 class InstantJudge:
-    """Answers at once, from the last line of the prompt alone."""
+    """A chat client that answers at once. It reads only the end of the prompt."""
 
     name = "instant judge"
 
@@ -54,7 +55,7 @@ class InstantJudge:
 
 
 class StepTimes(TrainerCallback):
-    """Wall seconds of every step but the first."""
+    """The wall seconds of every step but the first."""
 
     def __init__(self):
         self.times: list[float] = []
@@ -70,7 +71,7 @@ class StepTimes(TrainerCallback):
 def step_times(
     kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerFast, queries: int, tokens: int, steps: int
 ) -> list[float]:
-    """Seconds of each step of one short run, without its first."""
+    """Train a short run and return the seconds of each step but the first."""
     clock = StepTimes()
     set_seed(0)
     with tempfile.TemporaryDirectory() as output_dir:
@@ -101,12 +102,11 @@ def step_times(
 
 
 def main() -> None:
-    """Let the two trainers take turns and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queries", type=int, default=20, help="queries a step")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of a completion")
-    parser.add_argument("--steps", type=int, default=5, help="steps of a turn, the first of them not counted")
-    parser.add_argument("--turns", type=int, default=8, help="turns of each trainer")
+    parser.add_argument("--queries", type=int, default=20, help="number of queries per step")
+    parser.add_argument("--tokens", type=int, default=64, help="length of a completion in tokens")
+    parser.add_argument("--steps", type=int, default=5, help="number of steps per turn; the first is not counted")
+    parser.add_argument("--turns", type=int, default=8, help="number of turns per trainer")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     disable_progress_bars()

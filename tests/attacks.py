@@ -1,6 +1,6 @@
-"""Hostile responses, by what they try. `tests/test_guard.py` says what becomes of each.
+"""Hostile responses, grouped by what they try. `tests/test_guard.py` says what happens to each.
 
-They are written for the query of `QUERY`: a bad answer to it is `BAD`, a good one `GOOD`.
+All of them answer the query `QUERY`. `BAD` is a bad answer to it, and `GOOD` is a good one.
 """
 
 from rankbuffer_trl.groups import Query, Rubric

@@ -1,24 +1,25 @@
-"""Shared by all tests: small queries, judges that do as told, a tiny policy. Offline and seeded."""
+"""What all tests share: small queries, judges that answer as a test decides, a tiny policy. Offline and seeded."""
 
 import os
 
+# Libraries read these when they are imported, so they are set first. A program that a test starts inherits them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the tokenizers warn about threads before every fork
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers with two threads each on two cores wait for each other
 
 import asyncio
 import contextlib
 import json
-import re
 import signal
 import subprocess
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from truth import truth
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
@@ -36,9 +37,9 @@ settings.load_profile("repeatable")
 
 
 def run_program(path: Path, *arguments: object, timeout: float) -> str:
-    """Run a Python program and whatever it starts; returns what it printed."""
+    """Run a Python program and return what it printed. If it fails, end every process that it has started."""
     command = [sys.executable, str(path), *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -83,7 +84,7 @@ def unreachable(messages) -> Exception:
 
 
 def ask_all(judge: Judge, questions: Iterable[Question]) -> list:
-    """The verdicts of questions that are put at once; the judge's client is closed then."""
+    """Ask questions at once, close the judge's client and return the verdicts."""
 
     async def run():
         try:
@@ -95,7 +96,7 @@ def ask_all(judge: Judge, questions: Iterable[Question]) -> list:
 
 
 def ask(judge: Judge, question: Question) -> tuple[object, Call]:
-    """One question, its verdict and its one call."""
+    """Ask one question and return its verdict and its only call."""
     (verdict,) = ask_all(judge, [question])
     (call,) = judge.drain()
     return verdict, call
@@ -109,31 +110,18 @@ def numbers(query_id: str = "n", anchors: str = "10 20 30 40") -> Query:
 
 
 def group(query: Query, texts: str, step: int, epoch: int | None = None) -> RolloutGroup:
-    """Rollouts in one line; `-` is one without an answer."""
+    """Make a group from texts in one line, where `-` is a rollout without an answer."""
     rollouts = tuple(Rollout(i, "" if text == "-" else text) for i, text in enumerate(texts.split()))
     return RolloutGroup(query, rollouts, step, epoch)
 
 
 def by_number(messages: list[dict]) -> str:
-    _, _, body = messages[0]["content"].partition("\n\nRUBRICS\n")
-    blocks = re.findall(r"^\[[AR](\d+)\]\n(\d+)$", body, re.MULTILINE)
-    if "\n\nCANDIDATES\n" in body:
-        return json.dumps({"order": [int(id) for id, value in sorted(blocks, key=lambda block: int(block[1]))]})
-    (candidate,) = re.findall(r"\n\nCANDIDATE\n(\d+)\n", body)
-    return json.dumps({"position": bisect_left([int(value) for _, value in blocks], int(candidate))})
-
-
-def contents(store: BufferStore, tables=("responses", "buffers", "groups", "calls")) -> dict[str, list[tuple]]:
-    """Everything but the calls' seconds."""
-    found = {table: sorted(store.rows(f"SELECT * FROM {table}")) for table in tables}
-    if "calls" in found:
-        found["calls"] = sorted(row[:-2] + row[-1:] for row in found["calls"])
-    return found
+    return truth(messages[0]["content"])
 
 
 @pytest.fixture
 def scorer(tmp_path):
-    """Makes scorers, each with a store of its own, and closes them."""
+    """Make scorers, each with its own store, and close all of them at the end."""
     made = []
 
     def make(judge: Judge, method: RankBuffer | None = None, **kwargs) -> GroupScorer:
@@ -158,13 +146,13 @@ def query() -> Query:
 
 @pytest.fixture(scope="session")
 def howto() -> list[dict]:
-    """The quickstart's rows."""
+    """The rows of the quickstart's data set."""
     return [json.loads(line) for line in (QUICKSTART / "howto.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")
 def data_file(howto, tmp_path_factory) -> Path:
-    """Twelve of the quickstart's rows."""
+    """A file with the first twelve rows of the quickstart's data set."""
     path = tmp_path_factory.mktemp("data") / "twelve.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in howto[:12]))
     return path
@@ -179,7 +167,7 @@ def rows(data_file):
 
 @pytest.fixture(scope="session")
 def tiny_policy(howto, tmp_path_factory) -> str:
-    """An untrained Qwen3 of one layer with the quickstart's tokenizer."""
+    """The folder of an untrained Qwen3 with one layer and the quickstart's tokenizer."""
     import policy
     import torch
 

@@ -1,6 +1,6 @@
-"""Small benchmarks with the schema of the official ones, and a judge and a model on loopback that answer their chats.
+"""Small benchmarks with the schema of the official ones, and a loopback server that plays the judge and the model.
 
-A text is as good as it has words `good`. All judges of the four benchmarks go by that.
+The quality of a text is its number of words `good`. All judges of the four benchmarks count these words.
 """
 
 import hashlib
@@ -164,7 +164,7 @@ def between(text: str, tag: str) -> str:
 
 
 def verdict(messages: list[dict]) -> str:
-    """The judge's answer in words."""
+    """Return the judge's answer in words."""
     prompt = next(message["content"] for message in messages if message["role"] == "user")  # not a repeat's turn
     if "<A>" in prompt:
         a, b = (goodness(between(prompt, tag)) for tag in "AB")
@@ -181,7 +181,7 @@ def verdict(messages: list[dict]) -> str:
 
 
 def logprobs(messages: list[dict]) -> dict:
-    """The judge's answer to AlpacaEval: a preference for the output with more good words."""
+    """Return the judge's answer to AlpacaEval: a preference for the output with more good words."""
     m, M = (goodness(part) for part in re.findall(r'"output":\s*"""(.*?)"""', messages[-1]["content"], re.DOTALL))
     share = 1 / (1 + math.exp(M - m))
     top = [

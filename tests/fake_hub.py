@@ -1,4 +1,4 @@
-"""The Hub as a folder, at the one seam: the client that transformers' trainer asks for."""
+"""A folder that stands in for the Hub. It replaces the client that the trainer of transformers uses."""
 
 import inspect
 import shutil
@@ -12,7 +12,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 
 class FolderHub:
-    """Does what the trainer asks of [`HfApi`], in `root`, and at once. Calls must fit the real client's signatures.
+    """A stand-in for [`HfApi`] that works at once, in the folder `root`. A call must fit the real client's signature.
 
     Args:
         root (`Path`):
@@ -50,7 +50,7 @@ class FolderHub:
         return done
 
     def snapshot_download(self, repo_id: str, local_dir: Path, allow_patterns: str = "*") -> None:
-        """What `hf download` does."""
+        """Copy files of a repository to a local folder, as `hf download` does."""
         source = self.root / repo_id
         for path in source.rglob("*"):
             name = path.relative_to(source)
@@ -59,6 +59,6 @@ class FolderHub:
                 shutil.copy(path, local_dir / name)
 
     def files(self, repo_id: str) -> set[str]:
-        """Names of all files of a repository."""
+        """Return the names of all files of a repository."""
         repo = self.root / repo_id
         return {str(path.relative_to(repo)) for path in repo.rglob("*") if path.is_file()}

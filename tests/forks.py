@@ -1,7 +1,7 @@
-"""Processes for tests that need many of them: forked from one parent that has imported everything, which takes longer
-than what they do.
+"""Forked processes for tests that need many processes.
 
-The parent must neither train nor read data, since threads do not survive a fork.
+The parent imports everything once, because the imports take longer than the work of a process. The parent must neither
+train nor read data, because threads do not survive a fork.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def fork(work: Callable[[], object], log: Path, **environment: object) -> int:
-    """Do `work` in a new process, whose output goes to the end of `log`; returns its id."""
+    """Do `work` in a new process, append its output to `log` and return its process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -33,11 +33,14 @@ def fork(work: Callable[[], object], log: Path, **environment: object) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # gloo's threads sometimes abort an interpreter that exits the usual way
+        os._exit(status)  # the threads of gloo sometimes abort an interpreter that exits the usual way
 
 
 def wait(pids: Sequence[int], timeout: float) -> list[int]:
-    """Exit codes, negative for a signal. All are killed when one fails, or at the deadline."""
+    """Wait for processes and return their exit codes, negative for a signal.
+
+    If one of them fails, or at the deadline, all others are killed.
+    """
     codes: dict[int, int] = {}
     deadline = time.monotonic() + timeout
     while len(codes) < len(pids):

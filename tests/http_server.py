@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback, for tests that need one in the same process."""
+"""A real HTTP server on loopback, in a thread of the test's process."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ from aiohttp import web
 
 @contextmanager
 def served(app: web.Application, port: int = 0) -> Iterator[str]:
-    """Serve `app` on a loopback port, a free one unless named, from a thread of its own; gives the address."""
+    """Serve `app` on a loopback port from a new thread and yield the address. Port 0 means any free port."""
     loop, ready, address = asyncio.new_event_loop(), threading.Event(), []
     runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
 

@@ -1,11 +1,12 @@
-"""A run that is killed again and again, as a program.
+"""A program that kills a training run again and again, and compares its end with that of an undisturbed run.
 
     python tests/kill_loop.py FOLDER --policy POLICY --data DATA --kills 30
 
-Each leg of the run is a process that goes on from the newest whole checkpoint and gets a SIGKILL at a random moment:
-either at any time, or somewhere within a phase that is named beforehand. When a run has come to its end all the same,
-it must have ended like the one that nobody killed, and another one begins, until there were enough kills. Prints one
-JSON line: the kills by the phase in which they fell, the torn checkpoints that were skipped, the runs that ended.
+A leg of the run is a process that resumes from the newest whole checkpoint. It gets a SIGKILL at a random moment,
+either at any time or within a phase that was chosen in advance. A run that reaches its end must end like the
+undisturbed run. Then the next run begins, until there were enough kills.
+
+The program prints one JSON line: the kills by phase, the torn checkpoints that were skipped, the runs and the legs.
 """
 
 import argparse
@@ -35,9 +36,9 @@ from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 PHASES = ("start", "optimizer", "generation", "judging", "commit", "checkpoint", "push")
 AIMED = PHASES[2:]
-LEG = 120  # seconds, the limit of a hung leg
+LEG = 120  # seconds after which a leg counts as hung
 
-# Shared with the leg: the phase it is in, how often it was in each, and the seconds it spent there.
+# Memory shared with the leg: its current phase, and for each phase the number of visits and the seconds.
 shared = mmap.mmap(-1, 1 + 16 * len(PHASES))
 
 
@@ -67,7 +68,7 @@ def watched(name: str, method):
 
 
 class Hub:
-    """The client, as far as a trainer uses it; a push is a copy."""
+    """The part of the Hub's client that a trainer uses. A push copies the files."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -85,7 +86,7 @@ class Hub:
 
 
 def leg(folder: Path, arguments: argparse.Namespace) -> None:
-    """Train to the end, from the newest whole checkpoint if there is one."""
+    """Train to the end. Resume from the newest whole checkpoint, if there is one."""
     hub._hf_api = Hub(folder.with_name(folder.name + "-hub"))
     BufferStore.commit = watched("commit", BufferStore.commit)
     for method, phase in {
@@ -123,7 +124,10 @@ def start(folder: Path, arguments: argparse.Namespace) -> int:
 
 
 def kill_somewhere(pid: int, aim: str | None, chosen: random.Random, typical: dict[str, float]) -> str | None:
-    """Kill a leg at a random moment of its first or second visit to a phase, or at any time; None if it ended."""
+    """Kill a leg at any time, or within its first or second visit to a phase.
+
+    Return the phase in which the kill fell, or `None` if the leg ended before.
+    """
     if aim:
         phase, visit = PHASES.index(aim), chosen.randint(1, 2)
         ready, delay = lambda: shared[0] == phase and count_and_seconds(phase)[0] >= visit, typical[aim]

@@ -1,4 +1,4 @@
-"""Runs a script of recipes/launch with stand-ins on PATH, and tells what was started, with what, and what is left."""
+"""Run a script of recipes/launch with stand-ins for its programs, and record what it starts and what it leaves."""
 
 import json
 import os
@@ -82,7 +82,7 @@ elif name == "srun":
 
 @dataclass
 class Call:
-    """One start of a stand-in."""
+    """The start of a stand-in."""
 
     name: str
     argv: list[str]
@@ -91,13 +91,13 @@ class Call:
     got: str = ""
 
     def value(self, option: str) -> str:
-        """What follows an option."""
+        """Return the value of an option."""
         return self.argv[self.argv.index(option) + 1]
 
 
 @dataclass
 class Launch:
-    """The outcome of a script: exit status, its own words, what it started in order, and who is left."""
+    """The outcome of a script: exit status, output, starts in order, processes that are left, and logs."""
 
     status: int
     output: str
@@ -106,12 +106,12 @@ class Launch:
     logs: dict[str, str]
 
     def of(self, name: str) -> list[Call]:
-        """The starts of one program."""
+        """Return the starts of one program."""
         return [call for call in self.calls if call.name == name and not call.got]
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Tell whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -130,11 +130,11 @@ def launch(
 
     Args:
         folder (`Path`):
-            For stand-ins, notes and logs.
+            The folder for stand-ins, notes and logs.
         script (`str`):
-            Its name in recipes/launch.
+            The name of the script in recipes/launch.
         then (`Callable`, *optional*):
-            When this is true of the calls so far, the script gets a SIGTERM.
+            A condition on the calls so far. When it is met, the script gets a SIGTERM.
     """
     commands = folder / "bin"
     commands.mkdir(parents=True)

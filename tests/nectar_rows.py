@@ -1,4 +1,4 @@
-"""Rows of Nectar's schema, made up from the quickstart's queries, and a loopback model that answers."""
+"""Invented rows of Nectar's schema, made from the quickstart's queries, and a loopback model that answers them."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from aiohttp import web
 
 
 def raw_row(number: int, howto: list[dict]) -> dict:
-    """A good row: seven ranked answers to a prompt that no other number has, in random order."""
+    """Make a valid row: seven ranked answers, in random order, to a prompt that is unique for this number."""
     row = howto[number % len(howto)]
     prompt = f"\n\nHuman: {row['prompt'][0]['content']} This is question {number}.\n\nAssistant: "
     answers = [
@@ -71,5 +71,5 @@ def rubrics_text(*_) -> str:
 
 
 def asked_queries(model: Model) -> Counter:
-    """How often each query was asked, by its question's number."""
+    """Count how often each query was asked, by the number of its question."""
     return Counter({int(re.search(r"question (\d+)", query).group(1)): count for query, count in model.asked.items()})

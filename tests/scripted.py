@@ -1,4 +1,4 @@
-"""A run with known rollouts, in this process or as a program for `torchrun`.
+"""A training run with known rollouts, as a function or as a program for `torchrun`.
 
 torchrun --nproc_per_node 2 tests/scripted.py OUTPUT_DIR --policy POLICY --data DATA --per_device 12
 """
@@ -11,19 +11,21 @@ import os
 import signal
 from pathlib import Path
 
+from contents import contents
 from datasets import Dataset
 
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
-from rankbuffer_trl.store.places import LIVE_STORE, read_store
+from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 
 class ScriptedTrainer(RankBufferTrainer):
-    """Writes known answers instead of sampling: a row's text depends on its step, query and place in the group.
+    """A trainer whose rollouts are known: the text depends on the step, the query and the place in the group.
 
-    It also notes the rank rewards that TRL gets to see, of all processes in order, by step in `rewards.json`.
+    The trainer also writes the rank rewards that TRL receives to `rewards.json`: one line per step, with the rewards
+    of all processes in order.
     """
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
@@ -55,7 +57,7 @@ class ScriptedTrainer(RankBufferTrainer):
 
 
 def config(output_dir: Path, **overrides) -> RankBufferConfig:
-    """Small, on the CPU, silent."""
+    """Return the settings of a small, silent run on the CPU."""
     values = dict(
         output_dir=str(output_dir),
         use_cpu=True,
@@ -74,23 +76,8 @@ def config(output_dir: Path, **overrides) -> RankBufferConfig:
     return RankBufferConfig(**(values | overrides))
 
 
-def contents(path: Path) -> dict[str, list[tuple]]:
-    """Everything in a store, by what `read_store` takes, that a rerun must reproduce: all but the seconds."""
-    store = read_store(path)
-    names = {table: [row[1] for row in store.rows(f"PRAGMA table_info({table})")] for table in TABLES}
-    found = {
-        table: sorted(store.rows(f"SELECT {','.join(c for c in names[table] if c != 'seconds')} FROM {table}"))
-        for table in TABLES
-    }
-    store.close()
-    return found
-
-
-TABLES = ("responses", "buffers", "groups", "calls")
-
-
 def run(output_dir: Path, policy: str, rows: Dataset, eval_rows: Dataset | None = None, **overrides) -> dict:
-    """Train with scripted rollouts and return the store's contents."""
+    """Train with scripted rollouts and return the contents of the store."""
     trainer = ScriptedTrainer(policy, config(output_dir, **overrides), rows, eval_rows)
     try:
         trainer.train()
@@ -101,7 +88,7 @@ def run(output_dir: Path, policy: str, rows: Dataset, eval_rows: Dataset | None 
 
 
 class FailingJudge:
-    """A chat client that stops answering after a number of questions: with an error, or by saying nothing any more."""
+    """A chat client that fails after a number of answers: it raises an error, or it never answers again."""
 
     name = "failing judge at nowhere"
 
@@ -128,8 +115,8 @@ if __name__ == "__main__":
     parser.add_argument("--policy")
     parser.add_argument("--data")
     parser.add_argument("--per_device", type=int)
-    parser.add_argument("--answers", type=int, help="the judge stops after so many answers")
-    parser.add_argument("--hang", action="store_true", help="... and never says anything again")
+    parser.add_argument("--answers", type=int, help="number of answers after which the judge fails")
+    parser.add_argument("--hang", action="store_true", help="let the judge hang instead of failing")
     arguments = parser.parse_args()
     settings = config(arguments.output_dir, per_device_train_batch_size=arguments.per_device)
     rows = load_queries(arguments.data)
@@ -138,4 +125,4 @@ if __name__ == "__main__":
     trainer.train()
     trainer.accelerator.wait_for_everyone()
     trainer.close()
-    os._exit(0)  # gloo's threads sometimes abort an interpreter that exits the usual way, after all work is done
+    os._exit(0)  # the threads of gloo sometimes abort an interpreter that exits the usual way

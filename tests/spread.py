@@ -1,9 +1,9 @@
-"""The same rollouts, spread over processes in many ways, as a program.
+"""A program that spreads the same rollouts over processes in many ways.
 
     python tests/spread.py FOLDER --policy POLICY --data DATA
 
-Every case is a run of its own in FOLDER/<case>, with as many processes as it says, forked from this one. Some get
-a signal in the middle of judging and are resumed. Prints one JSON line: the exit codes of each case's processes.
+Each case is a run in FOLDER/<case>. Its processes are forked from this one. Some cases get a signal in the middle of
+judging and are resumed. The program prints one JSON line: the exit codes of the processes of each case.
 """
 
 import argparse
@@ -37,10 +37,11 @@ ZERO3 = {
 
 @dataclass(frozen=True)
 class Case:
-    """How a run is spread. Cases of one family must end alike.
+    """One way to spread a run. All cases of a family must end with the same result.
 
-    `aligned` and `straddling` have 4 and 3 groups of 8 in a generation batch: on 2 and 4 processes, whole groups and
-    broken ones. `several` takes 4 optimizer steps with each generation: two batches, used twice.
+    A generation batch of `aligned` has 4 groups of 8, so 2 and 4 processes hold whole groups. A generation batch of
+    `straddling` has 3 groups of 8, so processes hold parts of groups. `several` takes 4 optimizer steps with each
+    generation: two batches, each used twice.
     """
 
     family: str
@@ -80,7 +81,7 @@ CASES = [
 
 
 class SignalledWhileJudging(RubricJudge):
-    """Its own process gets a signal in the middle of a step."""
+    """A judge that sends a signal to its own process in the middle of a step."""
 
     def __init__(self, number: int, after: int):
         self.number, self.left = number, after
@@ -110,7 +111,7 @@ def train(case: Case, folder: Path, policy: str, data: str, resume: bool = False
     )
     judge = None
     if case.signal:
-        after = {"SIGTERM": 40, "SIGKILL": 165}[case.signal]  # in the second and in the fourth step
+        after = {"SIGTERM": 40, "SIGKILL": 165}[case.signal]  # judgments: in the second and in the fourth step
         judge = Judge(SignalledWhileJudging(signal.Signals[case.signal], 0 if resume else after), guard=True)
     trainer = ScriptedTrainer(policy, settings, rows, rows.select(range(5)), judge=judge)
     trainer.train(resume_from_checkpoint=resume or None)
@@ -128,7 +129,7 @@ def free_port() -> int:
 
 
 def spread(case: Case, folder: Path, work) -> list[int]:
-    """Do `work` in each of the case's processes, as torchrun would start them."""
+    """Do `work` in each process of a case, in the environment that torchrun would set."""
     world = dict(ZERO3) if case.zero3 else {}
     if case.processes > 1:
         world |= {"WORLD_SIZE": case.processes, "LOCAL_WORLD_SIZE": case.processes}

@@ -1,4 +1,4 @@
-"""Several real processes as a user starts them, and how they fail. What the spread must not change: test_spread.py."""
+"""Several real processes, started as a user starts them, and how they fail. See also `test_spread.py`."""
 
 import os
 import shutil
@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 from safetensors.torch import load_file
 from scripted import contents
 
 from rankbuffer_trl.store.places import LIVE_STORE
 
+pytestmark = pytest.mark.slow
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
@@ -46,6 +48,7 @@ def zero3(policy, output_dir, *arguments) -> None:
     """The README's command for two processes of ZeRO-3 on the CPU."""
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero3_cpu2.yaml"),
+        *("--main_process_port", "0"),  # a free one
         *("recipes/train_rankbuffer.py", "--config", "recipes/quickstart/quickstart.yaml"),
         *("--model_name_or_path", policy, "--output_dir", str(output_dir), *arguments),
     ]

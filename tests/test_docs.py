@@ -1,4 +1,4 @@
-"""What the pages say about the program is so: paths, links, commands, flags, quoted code, error texts, the picture."""
+"""Check what the pages say: links, paths, commands, flags, quoted code, output, error texts, the picture of layers."""
 
 import argparse
 import ast
@@ -32,7 +32,7 @@ def text_of(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that a page's headings have on GitHub."""
+    """Return the names that GitHub gives to the headings of a page."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
@@ -58,7 +58,7 @@ def test_the_paths_that_a_page_names_exist(page):
 
 
 def program(words: list[str]) -> tuple[str, list[str]] | None:
-    """The Python script or module that a command runs, and its arguments; `None` if it runs something else."""
+    """Return the Python script or module that a command runs, and its arguments. `None`: it runs something else."""
     words = [word for word in words if word != "\\"]
     while words and (re.match(r"^[A-Z_]+=", words[0]) or words[0] in ("nice", "nohup")):
         words = words[1:]
@@ -91,15 +91,16 @@ def test_a_command_is_understood():
 
 
 def entry_points() -> dict[str, tuple[str, str]]:
-    """Module and function of the package's console scripts, by name."""
+    """Return module and function of the package's console scripts, by name."""
     found = re.findall(r'"(rankbuffer-[\w-]+) = ([\w.]+):(\w+)"', (ROOT / "setup.py").read_text())
     return {name: (module, function) for name, module, function in found}
 
 
 def parse(name: str, arguments: list[str]) -> list[str]:
-    """Run a program up to where its own parser has read the arguments; returns those that it does not know.
+    """Run a program until its own parser has read the arguments, and return those that the parser does not know.
 
-    Raises `SystemExit` where the parser refuses them.
+    Raises:
+        `SystemExit`: if the parser refuses the arguments.
     """
 
     class Parsed(BaseException):
@@ -146,13 +147,13 @@ def test_the_commands_of_a_page_are_understood_by_the_programs(case, monkeypatch
     elif name.startswith("rankbuffer-"):
         assert name in entry_points(), f"{page}: setup.py has no command {name}"
     elif name.partition(".")[0] not in ("rankbuffer_trl", "evaluation"):
-        return  # somebody else's
+        return  # a program of another project
     else:
         assert importlib.util.find_spec(name), f"{page}: there is no module {name}"
     if arguments:
         monkeypatch.chdir(ROOT)
         unknown = parse(name, arguments)
-        if name == "recipes/quickstart/run.py":  # hands on what it does not know
+        if name == "recipes/quickstart/run.py":  # passes unknown arguments on to the recipe
             unknown = parse("recipes/train_rankbuffer.py", unknown)
         assert unknown == [], f"{page}: {name} does not know these"
 
@@ -174,7 +175,7 @@ def test_the_make_targets_of_the_pages_exist():
 
 
 def listed_lines() -> Iterator[tuple[str, str, str, str]]:
-    """(file, name, line of the paper, code) of each row of the tables in docs/method.md."""
+    """Yield file, name, line of the paper and code of each row of the tables in docs/method.md."""
     sections = re.split(r"^### `([\w/.]+)`: `([\w.]+)`$", text_of(Path("docs/method.md")), flags=re.MULTILINE)[1:]
     for path, name, body in zip(sections[::3], sections[1::3], sections[2::3], strict=True):
         for line, _, code in re.findall(r"^\| ([\d, to]*) ?\| (.*?) \| `(.*)` \|$", body, re.MULTILINE):
@@ -208,7 +209,7 @@ def test_the_method_page_covers_both_algorithms():
 
 @cache
 def spoken() -> list[str]:
-    """All texts in the code, with `…` for what is filled in."""
+    """Return all texts in the code, with `…` for what is filled in."""
     texts = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -221,7 +222,7 @@ def spoken() -> list[str]:
 
 
 def said(text: str) -> bool:
-    """Whether the program can say a text. `…` and what stands in quotes may be anything that is filled in."""
+    """Tell whether the program can say a text. `…` and quoted words stand for anything that is filled in."""
     pattern = "(?:.|\\n)*?".join(re.escape(part) for part in re.split(r"…|'\w+'", text))
     return any(re.search(pattern, spoken_text) for spoken_text in spoken())
 
@@ -255,8 +256,9 @@ def test_the_configuration_page_is_what_the_dataclasses_say():
 
 
 def layers() -> dict[str, int]:
-    """The layer of each file and folder that docs/architecture.md draws."""
-    picture = re.search(r"```\n(.*?)```", text_of(Path("docs/architecture.md")), re.DOTALL)[1]
+    """Return the layer of each file and folder that docs/architecture.md draws."""
+    _, _, rooms = text_of(Path("docs/architecture.md")).partition("\n## The rooms\n")
+    picture = re.search(r"```\n(.*?)```", rooms, re.DOTALL)[1]
     found = {}
     for layer, line in re.findall(r"^ (\d)  (.*)$", picture, re.MULTILINE):
         for name in re.findall(r"\b(\w+(?:/|\.py))", line):
@@ -266,17 +268,17 @@ def layers() -> dict[str, int]:
 
 
 def top(parts: tuple[str, ...]) -> str:
-    """The file or folder of the package that holds a module."""
+    """Return the file or folder of the package that holds a module."""
     return f"{parts[0]}.py" if (PACKAGE / f"{parts[0]}.py").is_file() else f"{parts[0]}/"
 
 
 def is_for_types(node: ast.AST) -> bool:
-    """Whether a block is read by type checkers alone."""
+    """Tell whether only type checkers read a block."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def imports() -> Iterator[tuple[str, str, Path]]:
-    """(importing, imported, where), by file or folder of the package."""
+    """Yield the importing and the imported file or folder of the package, and the file of the import."""
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(PACKAGE)
         if inside.parts == ("__init__.py",):
@@ -299,16 +301,23 @@ def test_the_picture_of_the_architecture_is_true():
     real |= {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
     assert drawn.keys() == real, "docs/architecture.md does not draw what is there"
     for importing, imported, where in imports():
-        if where.name in ("command.py", "__main__.py"):  # the command line of its folder stands above all
+        if where.name in ("command.py", "__main__.py"):  # the command line of a folder may use everything
             continue
         assert drawn[importing] >= drawn[imported], f"{where} imports from {imported}, which is drawn above it"
 
 
-# Code in pages
+# Code and output in pages
+
+
+def test_the_readme_shows_what_one_group_prints(capsys):
+    _, _, rest = text_of(Path("README.md")).partition("python examples/one_group.py\n```")
+    shown = re.search(r"```\n(.*?)```", rest, re.DOTALL)
+    runpy.run_path(str(ROOT / "examples" / "one_group.py"), run_name="__main__")
+    assert shown[1] in capsys.readouterr().out
 
 
 def listwise(tmp_path, monkeypatch) -> str:
-    """The method of docs/extending.md as a module that can be imported; its dotted path."""
+    """Write the method of docs/extending.md to a module that can be imported, and return its dotted path."""
     code = re.search(r"```python\n(.*?)```", text_of(Path("docs/extending.md")), re.DOTALL)[1]
     assert len(code.splitlines()) <= 42
     (tmp_path / "my_methods").mkdir()
@@ -320,7 +329,8 @@ def listwise(tmp_path, monkeypatch) -> str:
 def test_the_method_that_extending_shows_ranks(tmp_path, monkeypatch):
     import asyncio
 
-    from quality import make, truth
+    from quality import make
+    from truth import truth
 
     from rankbuffer_trl.rewards.method import load_method
 

@@ -197,6 +197,7 @@ def test_a_limit_says_that_numbers_mean_nothing(settings):
     assert {category: len(rows) for category, rows in arena.items()} == {"hard_prompt": 3, "creative_writing": 3}
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(values, tmp_path):
     killed = []
 

@@ -19,7 +19,8 @@ from email.utils import formatdate
 
 import pytest
 from aiohttp import web
-from conftest import ask, ask_all, by_number, contents, group, numbers, scripted_judge, unreachable
+from conftest import ask, ask_all, by_number, group, numbers, scripted_judge, unreachable
+from contents import contents
 from http_server import served
 from hypothesis import given, settings
 from hypothesis import strategies as st

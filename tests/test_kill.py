@@ -1,4 +1,4 @@
-"""Killed at any moment, on a full disk, in a read-only folder, warned by a scheduler: nothing is lost."""
+"""Runs that are killed, on a full disk or in a read-only folder lose nothing."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from rankbuffer_trl.training.trainer import RankBufferTrainer
 STEPS = 6  # 12 queries, 3 a step; one and a half epochs
 
 
+@pytest.mark.slow
 def test_thirty_kills_in_every_phase_change_nothing(tmp_path, tiny_policy, data_file):
     arguments = (tmp_path / "runs", "--policy", tiny_policy, "--data", data_file, "--kills", 30)
     told = json.loads(run_program(ROOT / "tests" / "kill_loop.py", *arguments, timeout=500).splitlines()[-1])

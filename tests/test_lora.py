@@ -21,6 +21,7 @@ from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
 from rankbuffer_trl.store.segments import MANIFEST
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
+pytestmark = pytest.mark.slow
 REPO = "somebody/lora"
 ADAPTER = "adapter_model.safetensors"
 
@@ -68,6 +69,7 @@ def zero3(policy: str, output_dir, *arguments: str) -> None:
     """The recipe with LoRA, in two processes of ZeRO-3 on the CPU."""
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero3_cpu2.yaml"),
+        *("--main_process_port", "0"),  # a free one
         *("recipes/train_rankbuffer.py", "--config", "recipes/quickstart/quickstart.yaml"),
         *("--model_name_or_path", policy, "--output_dir", str(output_dir), "--max_completion_length", "16"),
         *("--max_steps", "2", "--save_steps", "1", "--per_device_train_batch_size", "12", "--gradient_checkpointing"),

@@ -15,7 +15,8 @@ import pytest
 from conftest import ROOT
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, SHOWN, fails, faulty, make, play, quality, truth
+from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
+from truth import SHOWN, quality, truth
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.rewards.arenarl import ArenaRL

@@ -12,7 +12,8 @@ import pytest
 from conftest import ROOT, scripted_judge
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, RUBRICS, SHOWN, fails, faulty, make, play, quality, truth
+from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
+from truth import RUBRICS, SHOWN, quality, truth
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
@@ -260,7 +261,7 @@ def gdpo(group: RolloutGroup, case) -> dict:
         (RRCAGR(), rrc_agr),
         (PairwiseRank(), pairwise_rank),
     ],
-    ids=str,
+    ids=lambda part: getattr(part, "__name__", str(part)),
 )
 @settings(max_examples=100)
 @given(QUALITIES, CASES)

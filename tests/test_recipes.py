@@ -1,4 +1,4 @@
-"""What a user types: the quickstart, the READMEs' commands and code, the benchmarks. All of it is run or parsed."""
+"""Run or parse all that a user types: the quickstart, commands and code of the pages, recipes, benchmarks."""
 
 import json
 import os
@@ -12,14 +12,14 @@ import yaml
 from conftest import QUICKSTART, ROOT
 from http_server import served
 
-FOLDERS = (".", "docs", "recipes", "recipes/*")
+FOLDERS = (".", "docs", "docs/*", "recipes", "recipes/*")
 READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
 PAPER = sorted((ROOT / "recipes" / "paper").glob("*.yaml"))
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def commands(readme) -> list[str]:
-    """The lines of all bash blocks, continued lines joined."""
+    """Return the lines of all bash blocks of a page, with continued lines joined."""
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
@@ -42,13 +42,14 @@ def run(*command: object, **kwargs) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def judge_url():
-    """The embedded judge over HTTP."""
+    """The address of the embedded judge, served over HTTP."""
     from rankbuffer_trl.judge.serve import make_app
 
     with served(make_app()) as address:
         yield address + "/v1"
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_to_its_end(tmp_path):
     import policy
 
@@ -177,6 +178,7 @@ def test_the_papers_settings_stand_in_the_recipe():
     assert recipe["per_device_train_batch_size"] * 8 * recipe["gradient_accumulation_steps"] == 20 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_a_row_of_the_papers_tables_trains(tmp_path, tiny_policy, judge_url, path):
     import train_rankbuffer
@@ -213,6 +215,7 @@ def test_the_index_names_every_recipe_of_the_paper():
     assert [path.name for path in PAPER if f"`paper/{path.name}`" not in index] == []
 
 
+@pytest.mark.slow
 def test_the_benchmarks_run_and_end_with_one_json_line():
     overhead = run("benchmarks/trainer_overhead.py", "--queries", 2, "--tokens", 4, "--steps", 2, "--turns", 1)
     assert json.loads(overhead.stdout.splitlines()[-1])["ratio"] > 0

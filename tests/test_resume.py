@@ -61,6 +61,7 @@ def whole(tmp_path_factory, tiny_policy, howto):
     return output_dir, train(output_dir, tiny_policy, Dataset.from_list(howto[:12]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 4, 6, 11], ids=lambda step: f"epoch{step // STEPS_PER_EPOCH}-step{step}")
 def test_resumed_from_any_checkpoint_the_run_ends_alike(tmp_path, tiny_policy, rows, whole, step):
     output_dir, uninterrupted = whole
@@ -122,6 +123,7 @@ def test_a_torn_checkpoint_is_recognised(tmp_path, whole, file, accident):
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
 
 
+@pytest.mark.slow
 def test_evaluation_in_between_changes_neither_buffers_nor_resume(tmp_path, tiny_policy, rows):
     evaluation = dict(
         eval_rows=rows.select(range(2)), eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=8

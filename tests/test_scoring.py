@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from conftest import ScriptedClient, by_number, contents, group, numbers, scripted_judge, unreachable
+from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
+from contents import contents
 from http_server import served
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer

@@ -1,6 +1,6 @@
-"""The same rollouts on 1, 2 and 4 processes, plain and under ZeRO-3: the same visits, rewards, buffers and ledger.
+"""The same rollouts give the same visits, rewards, buffers and ledger on 1, 2 and 4 processes, plain and under ZeRO-3.
 
-`tests/spread.py` runs all cases; here they are compared, family by family, with the run of one process.
+`tests/spread.py` runs all cases. The tests compare each case with the run of its family that has one process.
 """
 
 import json
@@ -14,6 +14,7 @@ from spread import CASES, Case
 
 from rankbuffer_trl.store.places import FOLDER, RUN
 
+pytestmark = pytest.mark.slow
 QUERIES, EVALUATED, EPOCHS, STEPS = 10, 5, 2, {"aligned": 4, "straddling": 6, "several": 24}
 WEIGHTS = 1e-4  # sums of float32 in another order, through AdamW; docs/robustness.md has what was measured
 

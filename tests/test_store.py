@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import contents as stored
 import pytest
 from datasets import load_dataset
 from hypothesis import given, settings
@@ -24,7 +26,8 @@ from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.export import export_buffers
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
 
-TABLES = ("responses", "buffers", "groups", "calls")
+TABLES = stored.TABLES
+contents = partial(stored.contents, seconds=True)
 
 
 @pytest.fixture
@@ -32,10 +35,6 @@ def store(tmp_path):
     store = BufferStore(tmp_path / "live.sqlite")
     yield store
     store.close()
-
-
-def contents(store: BufferStore) -> dict[str, list[tuple]]:
-    return {table: sorted(store.rows(f"SELECT * FROM {table}")) for table in TABLES}
 
 
 def ask_for(id: str) -> Query:

@@ -1,9 +1,9 @@
-"""Tests against a real vLLM server. `make test-vllm` runs them; `make test` does not look into this folder.
+"""Tests against a real vLLM server. `make test-vllm` runs them; `make test` does not.
 
-Without options they are skipped. `--vllm-python` starts a server with a tiny random model for the session; `--url` and
-`--model` name one that runs, which is best left alone meanwhile.
+Without options the tests are skipped. `--vllm-python` starts a server with a tiny random model for the session.
+`--url` and `--model` name a running server, which nobody else should use meanwhile.
 
-The folder must not be called `vllm`: its parent is on `sys.path` in every test, where it would pass for the package.
+The folder must not be called `vllm`: its parent is on `sys.path`, so Python would import the folder as the package.
 """
 
 import random
@@ -36,7 +36,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Whoever crashes the server comes last, and before that whoever might: a second start takes half a minute."""
+    """Run the tests that crash or may crash the server last, because a second start takes half a minute."""
     last = ("rollout_server", "doomed_server")
     items.sort(key=lambda item: max([last.index(name) + 1 for name in last if name in item.fixturenames], default=0))
 
@@ -50,7 +50,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture
 def note(request) -> Callable[[str], None]:
-    """Adds a line to what the run prints at its end."""
+    """Return a function that adds a line to the summary at the end of the test run."""
     return request.config.stash[LINES].append
 
 
@@ -62,7 +62,7 @@ def random_model(howto, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def keeper(request, tmp_path_factory) -> Iterator[Keeper]:
-    """Keeps a server of our own alive over the session."""
+    """Keep a server of our own alive during the session."""
     python = request.config.getoption("vllm_python")
     if not python:
         pytest.skip("no server: `make test-vllm` starts one, --url names one")
@@ -76,7 +76,7 @@ def keeper(request, tmp_path_factory) -> Iterator[Keeper]:
 
 @pytest.fixture
 def server(request) -> Iterator[Server]:
-    """The server under test. Whoever kills one of ours without being asked to fails with the server's last words."""
+    """The server under test. A test that kills it by accident fails with the last lines of the server's log."""
     option = request.config.getoption
     if option("url"):
         if not option("model"):
@@ -99,7 +99,7 @@ def random_judge(server) -> Server:
 
 @pytest.fixture
 def doomed_server(server) -> Server:
-    """A server that the test may crash; it runs after all others."""
+    """A server that the test may crash. Such a test runs after all others."""
     if server.process is None:
         pytest.skip("needs a server of its own to crash")
     return server
@@ -107,7 +107,7 @@ def doomed_server(server) -> Server:
 
 @pytest.fixture
 def rollout_server(server) -> Server:
-    """A server whose model is `random_model`, to sample rollouts from; after all tests that only judge."""
+    """A server whose model is `random_model`, for rollouts. Its tests run after those that only judge."""
     if server.process is None:
         pytest.skip("needs a server whose weights are those of the policy")
     return server
@@ -115,13 +115,13 @@ def rollout_server(server) -> Server:
 
 @pytest.fixture
 def client(server) -> Callable[..., OpenAIClient]:
-    """Makes clients of the server."""
+    """Return a function that makes clients of the server."""
     return lambda **settings: OpenAIClient(server.url, server.model, **settings)
 
 
 @pytest.fixture
 def judge(client) -> Callable[..., Judge]:
-    """Makes judges behind clients of the server."""
+    """Return a function that makes judges with clients of the server."""
 
     def make(max_attempts: int = 3, guard: bool = False, **settings) -> Judge:
         return Judge(client(**settings), max_attempts=max_attempts, guard=guard)
@@ -161,5 +161,5 @@ class Texts:
 
 @pytest.fixture
 def texts(howto, request) -> Texts:
-    """Other ones for each test, the same ones in each run."""
+    """Random texts: different in each test, the same in each run."""
     return Texts(" ".join(text for row in howto for text in row["responses"]).split(), request.node.name)

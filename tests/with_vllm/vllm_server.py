@@ -1,4 +1,4 @@
-"""A vLLM server to test against: one of our own with a tiny random model, or one that runs somewhere."""
+"""A vLLM server to test against: our own with a tiny random model, or one that is already running."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ STOP_SECONDS = 20
 
 
 def wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Poll `condition`, which another process meets, for so long at most; whether it was met."""
+    """Poll `condition` for a limited time and tell whether another process has met it."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -52,13 +52,13 @@ def wait(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    """Wait for `condition`, and fail when it is not met in time."""
+    """Wait for `condition`, and fail if it is not met in time."""
     if not wait(condition, seconds):
         pytest.fail(f"after {seconds:g} s still not: {what}")
 
 
 def ask(judge: Judge, questions: Sequence[Question]) -> tuple[list, list[Call]]:
-    """All questions at once: the verdicts in their order, and the calls."""
+    """Ask all questions at once. Return the verdicts in their order, and the calls."""
 
     async def run():
         try:
@@ -72,7 +72,7 @@ def ask(judge: Judge, questions: Sequence[Question]) -> tuple[list, list[Call]]:
 
 
 class Counters(NamedTuple):
-    """What a server has counted since it started; two of them subtract."""
+    """The counters of a server since its start. Two of them can be subtracted."""
 
     prompt: float
     cached: float
@@ -108,24 +108,24 @@ class Server:
         self.log = log
 
     def call(self, path: str, body: dict | None = None) -> bytes:
-        """The answer to a GET of `path`, or to a POST of `body`."""
+        """Return the answer to a GET of `path`, or to a POST of `body`."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.read()
 
     def metric(self, name: str, labels: str = "") -> float:
-        """Sum of a metric over all engines and over all label sets that contain `labels`."""
+        """Return the sum of a metric over all engines and over all label sets that contain `labels`."""
         lines = re.findall(rf"^vllm:{name}\{{(.*)\}} (\S+)$", self.call("/metrics").decode(), re.MULTILINE)
         return sum(float(value) for found, value in lines if labels in found)
 
     @property
     def in_flight(self) -> float:
-        """Requests that the server works on or has in its queue."""
+        """Return the number of requests that the server works on or has in its queue."""
         return self.metric("num_requests_(?:running|waiting)")
 
     def counters(self) -> Counters:
-        """The counters as they stand when nothing is in flight."""
+        """Return the counters when no request is in flight."""
         until(lambda: self.in_flight == 0, "nothing in flight at the server")
         return Counters(
             prompt=self.metric("prompt_tokens_total"),
@@ -138,7 +138,7 @@ class Server:
         )
 
     def since(self, before: Counters, requests: int | None = None) -> Counters:
-        """What the test has added to the counters since `before`; by that many answered requests, if it knows."""
+        """Return the increase of the counters since `before`, after `requests` answers if that is given."""
         added = self.counters() - before
         answered = added.stopped + added.cut_off
         assert requests in (None, answered), (
@@ -148,16 +148,16 @@ class Server:
 
     @property
     def context(self) -> int:
-        """Tokens that a prompt and its answer can have."""
+        """Return the number of tokens that a prompt and its answer can have together."""
         models = json.loads(self.call("/v1/models"))["data"]
         return next(model["max_model_len"] for model in models if model["id"] == self.model)
 
     def tokenize(self, **body) -> list[int]:
-        """Token ids of a `prompt` or of `messages`."""
+        """Return the token ids of a `prompt` or of `messages`."""
         return json.loads(self.call("/tokenize", {"model": self.model, **body}))["tokens"]
 
     def healthy(self) -> bool:
-        """Whether it says that it is ready."""
+        """Tell whether the server says that it is ready."""
         try:
             self.call("/health")
         except (urllib.error.URLError, OSError):
@@ -166,21 +166,21 @@ class Server:
 
     @property
     def died(self) -> bool:
-        """Whether it is ours and has ended, or cannot generate any more."""
+        """Tell whether our own server has ended or can no longer generate."""
         return self.process is not None and (self.process.poll() is not None or not self.healthy())
 
     def last_words(self) -> str:
-        """The last lines of its log."""
+        """Return the last lines of the server's log."""
         lines = self.log.read_text(errors="replace").splitlines()[-40:]
         return "The last lines of its log:\n" + "\n".join(lines)
 
     def crash(self) -> None:
-        """End the process that has the sockets, without a chance to say goodbye."""
+        """Kill the process that holds the sockets, without a warning."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """End all its processes: kindly, so that they free their shared memory, and for certain."""
+        """End all processes of the server. They get time to free their shared memory before they are killed."""
         try:
             if self._signal(signal.SIGTERM):
                 wait(lambda: not self._signal(0), STOP_SECONDS)
@@ -189,7 +189,7 @@ class Server:
             self.process.wait()
 
     def _signal(self, number: int) -> bool:
-        """Send a signal to the process group; whether anybody was there."""
+        """Send a signal to the process group and tell whether a process was there."""
         self.process.poll()  # a process that nobody has waited for still counts as there
         try:
             os.killpg(self.process.pid, number)
@@ -240,7 +240,7 @@ def start(python: str, model: Path, folder: Path) -> Server:
 
 
 class Keeper:
-    """Starts a server when a test first needs one, and once more if it has died.
+    """A keeper that starts a server when a test first needs one, and once more if the server has died.
 
     Args:
         start (`Callable[[], Server]`):
@@ -254,7 +254,7 @@ class Keeper:
         self.started: list[Server] = []
 
     def server(self) -> Server:
-        """A server that lives."""
+        """Return a server that is alive."""
         if not self.started or self.started[-1].died:
             if len(self.started) == self.STARTS:
                 pytest.fail(f"the server has died {self.STARTS} times. {self.started[-1].last_words()}", pytrace=False)
