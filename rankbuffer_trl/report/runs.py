@@ -96,7 +96,7 @@ def copy_of(live: Path, target: Path) -> BufferStore:
     """A copy of a live store. The run can write on as soon as it is made."""
     try:
         with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
-            reader.backup(copy)
+            reader.backup(copy, pages=4096)  # in parts, between which the run can write
     except sqlite3.Error as error:
         raise StoreError(f"cannot read the buffer store {live}: {error}") from error
     return BufferStore(target, read_only=True)
