@@ -180,7 +180,10 @@ def check(db: sqlite3.Connection, path: Path) -> None:
     """
     found = version(db)
     if found != VERSION:
-        raise StoreError(f"{path} has the format version {found}; this program reads version {VERSION}")
+        raise StoreError(
+            f"{path} has the format version {found}; this program reads version {VERSION}: use the version of this"
+            " program that wrote the file, or move the file away"
+        )
     mine, theirs = expected_definitions(), definitions(db)
     if odd := sorted(f"{kind} {name!r}" for kind, name, *_ in (theirs - mine or mine - theirs)):
         raise StoreError(
