@@ -3,13 +3,13 @@
     python benchmarks/buffer_store.py
     python benchmarks/buffer_store.py --queries 1000 100000 1000000 --anchor_bytes 250 --folder /big/disk
 
-For each size it makes a data set with 8 responses for each query and fills a store with as many buffers of 8 anchors,
-with a checkpoint after every hundredth of them. Then, the sizes in turn,
+For each size it makes a data set with 8 responses for each query and fills a store with as many buffers of 8 anchors.
+Then, the sizes in turn,
 
 * groups of random queries are loaded, updated and committed, one transaction a group;
-* steps of 20 random queries are committed and followed by a checkpoint of the store;
-* the run is resumed from its last checkpoint, in the same folder and in another one that has nothing but the
-  checkpoint, and all buffers are exported as a table.
+* steps of 20 random queries are committed and followed by a checkpoint of the store, with the digest that its manifest
+  needs;
+* the run is resumed from its last checkpoint, and all buffers are exported as a table.
 
 Prints tables for people and one JSON line last: `ratio` is the median commit time of the largest size over that of the
 smallest, `checkpoint_ratio` the same of a checkpoint, `memory_mb` the private memory that data set index and store of
@@ -19,7 +19,6 @@ the largest size hold in this process (the data set's text is a file mapped into
 import argparse
 import json
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -38,10 +37,12 @@ from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.export import export_buffers
+from rankbuffer_trl.training.checkpoint import digest
 
 ANCHORS, G, STEP = 8, 8, 20
-SLOW = ("resume elsewhere", "export", "data")
+SLOW = ("checkpoint", "resume", "export", "data")
 FEATURES = Features(
     {
         "query_id": Value("string"),
@@ -53,12 +54,12 @@ FEATURES = Features(
 
 
 def text(length: int, *key: object) -> str:
-    """A response of this length that no other equals."""
+    """Return a response of this length that no other equals."""
     return f"{key} ".ljust(length, "lorem ipsum "[len(str(key)) % 12])
 
 
 def data_rows(queries: int, length: int) -> Iterator[dict]:
-    """Rows of a data set in the form of docs/data.md."""
+    """Yield rows of a data set in the form of docs/data.md."""
     for number in range(queries):
         yield {
             "query_id": f"q{number}",
@@ -69,13 +70,13 @@ def data_rows(queries: int, length: int) -> Iterator[dict]:
 
 
 def group_of(query: Query, step: int, length: int, rollouts: int = G) -> RolloutGroup:
-    """The rollouts of one visit."""
+    """Return the rollouts of one visit."""
     texts = (text(length, query.id, step, i) for i in range(rollouts))
     return RolloutGroup(query, tuple(Rollout(i, text) for i, text in enumerate(texts)), step, epoch=step)
 
 
-def fill(store: BufferStore, queries: int, length: int, checkpoint: Path) -> None:
-    """Give every query its first buffer, a thousand to a transaction, with a checkpoint now and then."""
+def fill(store: BufferStore, queries: int, length: int) -> None:
+    """Give every query its first buffer, a thousand queries to a transaction."""
     for start in track(range(0, queries, 1000), description=f"filling {queries:,} queries", transient=True):
         scored = []
         for number in range(start, min(start + 1000, queries)):
@@ -85,8 +86,6 @@ def fill(store: BufferStore, queries: int, length: int, checkpoint: Path) -> Non
                 (group_of(query, 0, length, rollouts=0), GroupScore((), before=buffer, after=buffer.visited()))
             )
         store.commit(0, scored)
-        if start // 1000 % max(queries // 100_000, 1) == 0:
-            store.save(checkpoint)
 
 
 def visit(
@@ -116,12 +115,12 @@ class Stopwatch:
         self.times.setdefault(what, []).append(1000 * (time.perf_counter() - started))
 
     def median(self, what: str) -> float:
-        """The median of all times of one thing."""
+        """Return the median of all times of one thing."""
         return statistics.median(self.times[what])
 
 
 def private_memory_mb() -> float:
-    """Anonymous resident memory of this process (Linux)."""
+    """Return the anonymous resident memory of this process (Linux)."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) / 1024
 
@@ -136,7 +135,7 @@ class Size:
         rows = {"queries": queries, "length": length}
         dataset = Dataset.from_generator(data_rows, features=FEATURES, gen_kwargs=rows, cache_dir=str(self.folder))
         filled = BufferStore(self.folder / "live.sqlite")
-        fill(filled, queries, length, self.checkpoint)
+        fill(filled, queries, length)
         filled.close()
         before = private_memory_mb()
         with self.watch("data"):
@@ -146,7 +145,7 @@ class Size:
         self.memory = private_memory_mb() - before
 
     def visit(self) -> None:
-        """One visit of a random query, in a transaction of its own."""
+        """Visit a random query, in a transaction of its own."""
         self.step += 1
         query_id = f"q{self.random.randrange(self.queries)}"
         with self.watch("load"):
@@ -157,27 +156,27 @@ class Size:
             self.store.commit(self.step, [scored])
 
     def save(self) -> None:
-        """A step of 20 queries and a checkpoint."""
+        """Take a step of 20 queries and save a checkpoint."""
         self.step += 1
         ids = self.random.sample(range(self.queries), min(STEP, self.queries))
         self.store.commit(self.step, [visit(self.store, self.table, f"q{id}", self.step, self.length) for id in ids])
         with self.watch("checkpoint"):
             self.store.save(self.checkpoint)
+            digest(self.checkpoint / STORE)
 
     def resume(self) -> None:
-        """Go back to the checkpoint, here and elsewhere, and export."""
+        """Go back to the checkpoint, and export."""
         self.store.commit(self.step + 1, [visit(self.store, self.table, "q0", self.step + 1, self.length)])
         with self.watch("resume"):
+            digest(self.checkpoint / STORE)
             self.store.restore(self.checkpoint)
-        with self.watch("rewind"):
-            self.store.rewind(self.step + 1)
-        elsewhere = BufferStore(self.folder / "elsewhere" / "live.sqlite")
-        with self.watch("resume elsewhere"):
-            elsewhere.restore(self.checkpoint)
-        elsewhere.close()
-        shutil.rmtree(self.folder / "elsewhere")
         with self.watch("export"):
             export_buffers(self.store, self.folder / "buffers.parquet")
+
+    @property
+    def checkpoint_megabytes(self) -> float:
+        """The size of the store in a checkpoint."""
+        return (self.checkpoint / STORE).stat().st_size / 2**20
 
     @property
     def megabytes(self) -> float:
@@ -212,15 +211,15 @@ def main() -> None:
 
         visits = Table("queries", "load, ms", "commit, ms", "store, MB", "private memory, MB", title="One visit")
         saves = Table(
-            "queries", "checkpoint, ms", "resume, ms", "rewind, ms", "elsewhere, s", "export, s", "check data, s",
-            title="A checkpoint after 20 visits; going on from it",
+            "queries", "checkpoint, MB", "checkpoint, s", "resume, s", "export, s", "check data, s",
+            title="A checkpoint after 20 visits; resuming from it",
         )  # fmt: skip
         for size in sizes:
             ms = size.watch.median
             cells = (ms("load"), ms("commit"), size.megabytes, size.memory)
             visits.add_row(f"{size.queries:,}", *(f"{cell:.2f}" for cell in cells))
-            cells = (ms("checkpoint"), ms("resume"), ms("rewind"), *(ms(what) / 1000 for what in SLOW))
-            saves.add_row(f"{size.queries:,}", *(f"{cell:.2f}" for cell in cells))
+            cells = (size.checkpoint_megabytes, *(ms(what) / 1000 for what in SLOW))
+            saves.add_row(f"{size.queries:,}", *(f"{cell:.3f}" for cell in cells))
         Console().print(visits, saves)
         few, many = sizes[0].watch.median, sizes[-1].watch.median
         print(

@@ -15,13 +15,12 @@ from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.report.card import on_hub, public, write_card
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.export import FILE
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
-from rankbuffer_trl.store.segments import MANIFEST
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, read_store
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 REPO = "somebody/ranked"
 PUSH = dict(push_to_hub=True, hub_model_id=REPO, hub_token="hf_secret")
-STORE = f"{FOLDER}/{MANIFEST}"
+STORE = f"{FOLDER}/{RUN}"
 FIGURES = {"figures/buffers.png", "figures/standing.png"}
 ROOT_FILES = {"README.md", "config.json", "model.safetensors", STORE, FILE, *FIGURES}
 

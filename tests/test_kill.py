@@ -79,7 +79,7 @@ def fill(folder, left: int) -> None:
     [
         (0, "checkpoint-3 could not be written .*: cannot save the buffer store", 2),
         (200_000, "checkpoint-3 could not be written .*: Error while serializing", 2),
-        (700_000, "cannot write the buffer store", 3),
+        (735_000, "cannot write the buffer store", 3),
     ],
     ids=["buffers", "weights", "commit"],
 )

@@ -245,7 +245,7 @@ def test_buffers_persist_over_epochs(scorer):
 def test_a_resumed_run_selects_the_same(method, scorer, tmp_path):
     made, steps = visits(scorer, ROWS, Managed(best_four), method)
     made.store.save(tmp_path / "saved")
-    store = BufferStore()
+    store = BufferStore(tmp_path / "elsewhere.sqlite")
     store.restore(tmp_path / "saved")
     assert store.load("n") == made.store.load("n") == steps[-1].scores[0].after
     store.rewind(2)

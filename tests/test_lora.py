@@ -17,8 +17,7 @@ from scripted import config, contents
 from test_resume import InterruptAt, same
 from transformers import AutoModelForCausalLM
 
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
-from rankbuffer_trl.store.segments import MANIFEST
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 pytestmark = pytest.mark.slow
@@ -48,10 +47,10 @@ def test_an_adapter_goes_to_the_hub_and_goes_on_from_there(tmp_path, tiny_policy
     files = hub.files(REPO)
     assert files >= {
         ADAPTER,
-        f"{FOLDER}/{MANIFEST}",
+        f"{FOLDER}/{RUN}",
         "README.md",
         f"last-checkpoint/{ADAPTER}",
-        f"last-checkpoint/{FOLDER}/{MANIFEST}",
+        f"last-checkpoint/{FOLDER}/{RUN}",
     }
     assert "model.safetensors" not in files, "the adapter alone is saved"
     assert ModelCard.load(hub.root / REPO / "README.md").data.library_name == "peft"

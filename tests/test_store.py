@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.export import export_buffers
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
 
@@ -358,10 +361,6 @@ def save(store: BufferStore, folder: Path) -> Path:
     return folder
 
 
-def segment_files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.sqlite"))
-
-
 @pytest.mark.parametrize(
     "name", ["plain", "with space", "teapot-é-🫖", "exp#3", "exp?3", "100%", "lr%41", "a&mode=rw", "q'\""]
 )
@@ -418,7 +417,7 @@ def test_any_save_gives_back_what_was_there_whatever_happened_since(moves):
                 shutil.rmtree(chosen)
                 del saves[chosen]
             elif chosen and move == "away":  # copied to a machine that has nothing else
-                away = BufferStore()
+                away = BufferStore(folder / f"away-{number}.sqlite")
                 away.restore(shutil.copytree(chosen, folder / f"away-{number}"))
                 assert (contents(away), away.totals()) == saves[chosen][:2]
                 away.close()
@@ -429,49 +428,19 @@ def test_any_save_gives_back_what_was_there_whatever_happened_since(moves):
         store.close()
 
 
-def test_a_save_writes_what_is_new_and_shares_the_rest(tmp_path, store):
-    visit_all(store, "abcdefgh", range(1))
-    first = save(store, tmp_path / "first")
-    visit_all(store, "a", range(1, 2))
-    second = save(store, tmp_path / "second")
-    third = save(store, tmp_path / "third")  # nothing was new
-    (old,) = segment_files(first)
-    assert segment_files(second) == segment_files(third) == [old, segment_files(second)[1]]
-    assert (first / old).samefile(second / old)
-    with sqlite3.connect(second / segment_files(second)[1]) as db:
-        assert list(db.execute("SELECT query_id, step FROM groups")) == [("a", 1)]
-    assert [path.name for path in first.iterdir() if path.suffix not in (".sqlite", ".json")] == []
-
-
-def test_without_hard_links_the_files_are_copied(tmp_path, store, monkeypatch):
-    def fail(*arguments):
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr("os.link", fail)
-    for step in range(3):
-        visit_all(store, "ab", range(step, step + 1))
-        saved = save(store, tmp_path / f"checkpoint-{step}")
-    expected = contents(store)
-    assert not (saved / segment_files(saved)[0]).samefile(tmp_path / "checkpoint-1" / segment_files(saved)[0])
-    other = BufferStore(tmp_path / "other.sqlite")
-    other.restore(saved)
-    assert contents(other) == expected
-    other.close()
-
-
 def test_a_save_over_an_older_one_leaves_nothing_of_it(tmp_path, store):
     visit_all(store, "a", range(3))
     save(store, tmp_path / "saved")
     store.rewind(0)
     visit_all(store, "b", range(2))
     saved = save(store, tmp_path / "saved")
-    assert len(segment_files(saved)) == 1
+    assert [path.name for path in saved.iterdir()] == [STORE]
     expected = contents(store)
     store.restore(saved)
     assert contents(store) == expected
 
 
-def test_a_rewind_below_a_save_seals_anew(tmp_path, store):
+def test_a_save_after_a_rewind_has_what_the_store_has(tmp_path, store):
     for step in range(3):
         visit_all(store, "ab", range(step, step + 1))
         save(store, tmp_path / f"checkpoint-{step}")
@@ -479,21 +448,9 @@ def test_a_rewind_below_a_save_seals_anew(tmp_path, store):
     visit_all(store, "b", range(1, 2))
     expected = contents(store)
     saved = save(store, tmp_path / "again")
-    other = BufferStore()
+    other = BufferStore(tmp_path / "other.sqlite")
     other.restore(saved)
     assert contents(other) == expected and other.totals() == store.totals() == Totals.of([call()] * 3)
-    other.close()
-
-
-def test_segments_that_somebody_deleted_are_written_again(tmp_path, store):
-    visit_all(store, "ab", range(2))
-    save(store, tmp_path / "first")
-    shutil.rmtree(tmp_path / "live.segments")
-    visit_all(store, "ab", range(2, 3))
-    saved = save(store, tmp_path / "second")
-    other = BufferStore()
-    other.restore(saved)
-    assert contents(other) == contents(store)
     other.close()
 
 
@@ -512,8 +469,8 @@ def test_restoring_over_another_run_sets_it_aside(tmp_path, store):
     aside.close()
 
 
-def no_space_for_the_segment(path, monkeypatch):
-    path.with_name("live.segments").joinpath("new.tmp").mkdir()
+def no_space_for_the_draft(path, monkeypatch):
+    path.with_name("newer").joinpath(STORE + ".tmp").mkdir(parents=True)
 
 
 def no_replacing(path, monkeypatch):
@@ -530,7 +487,7 @@ def no_syncing(path, monkeypatch):
     monkeypatch.setattr("os.fsync", fail)
 
 
-@pytest.mark.parametrize("accident", [no_space_for_the_segment, no_replacing, no_syncing])
+@pytest.mark.parametrize("accident", [no_space_for_the_draft, no_replacing, no_syncing])
 def test_a_failed_save_leaves_the_older_one_and_can_be_repeated(tmp_path, store, monkeypatch, accident):
     visit_all(store, "a", range(1))
     older = save(store, tmp_path / "older")
@@ -542,10 +499,10 @@ def test_a_failed_save_leaves_the_older_one_and_can_be_repeated(tmp_path, store,
         with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*newer"):
             store.save(tmp_path / "newer")
     assert contents(store) == before
-    with pytest.raises(StoreError, match=r"store\.json is missing"):
+    if accident is no_space_for_the_draft:
+        (tmp_path / "newer" / f"{STORE}.tmp").rmdir()
+    with pytest.raises(StoreError, match=r"store\.sqlite is missing"):
         store.restore(tmp_path / "newer")
-    if accident is no_space_for_the_segment:
-        (tmp_path / "live.segments" / "new.tmp").rmdir()
     store.save(tmp_path / "newer")
     store.restore(older)
     assert contents(store) == old
@@ -566,16 +523,51 @@ def damage(path: Path) -> None:
     path.write_bytes(contents)
 
 
+def as_another_version(file: Path) -> None:
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA user_version = 3")
+    db.close()
+
+
+def execute(*statements: str):
+    def change(file: Path) -> None:
+        with sqlite3.connect(file) as db:
+            for statement in statements:
+                db.execute(statement)
+        db.close()
+
+    return change
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT 'q', i, 'x', 1, 1, 1, 1 FROM n"
+STRANGE = "is not a buffer store: missing or not as this program makes it: .*"
 BAD_SAVES = {
-    "no folder": (lambda folder, file: shutil.rmtree(folder), "store.json is missing"),
-    "no manifest": (lambda folder, file: (folder / "store.json").unlink(), "store.json is missing"),
-    "half a manifest": (
-        lambda folder, file: (folder / "store.json").write_text('[{"number"'),
-        r"store\.json cannot be read",
+    "no folder": (lambda file: shutil.rmtree(file.parent), r"store\.sqlite is missing"),
+    "no file": (Path.unlink, r"store\.sqlite is missing"),
+    "a text": (lambda file: file.write_text("Dear diary, " * 100), "not a database"),
+    "another version": (as_another_version, "format version 3; this program reads version 4"),
+    "half a file": (lambda file: os.truncate(file, 8192), "malformed"),
+    "a view": (execute("DROP TABLE buffers", f"CREATE VIEW buffers AS {ENDLESS}"), f"{STRANGE}view 'buffers'"),
+    "a trigger": (
+        execute("CREATE TRIGGER t AFTER INSERT ON groups BEGIN DELETE FROM calls; END"),
+        f"{STRANGE}trigger 't'",
     ),
-    "no file": (lambda folder, file: file.unlink(), "is missing or cut short"),
-    "half a file": (lambda folder, file: os.truncate(file, 5000), "is missing or cut short"),
-    "damaged file": (lambda folder, file: damage(file), "is damaged"),
+    "a virtual table": (
+        execute("DROP TABLE calls", "CREATE VIRTUAL TABLE calls USING fts5(step, phase)"),
+        f"{STRANGE}table 'calls'",
+    ),
+    "a column that computes": (
+        execute("ALTER TABLE calls ADD COLUMN x ANY AS (hex(error))"),
+        f"{STRANGE}table 'calls'",
+    ),
+    "no table": (execute("DROP TABLE groups"), f"{STRANGE}table 'groups'"),
+    "text for a number": (
+        execute(
+            "PRAGMA writable_schema = ON",
+            "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '')",
+        ),
+        STRANGE,
+    ),
 }
 
 
@@ -586,13 +578,135 @@ def test_a_bad_save_is_refused_and_costs_nothing(tmp_path, store, case):
     saved = save(other, tmp_path / "saved")
     other.close()
     spoil, message = BAD_SAVES[case]
-    file = saved / segment_files(saved)[0]
-    spoil(saved, file)
+    spoil(saved / STORE)
     visit_all(store, "a", range(2))
-    before = contents(store)
+    before, files = contents(store), {path.name for path in tmp_path.iterdir()}
     with pytest.raises(StoreError, match=message):
         store.restore(saved)
     assert contents(store) == before
+    assert {path.name for path in tmp_path.iterdir()} == files
+    with pytest.raises(StoreError, match=message):
+        BufferStore(saved / STORE, read_only=True).rows("SELECT * FROM calls")
+    visit_all(store, "a", range(2, 3))
+
+
+def test_a_value_of_another_type_is_refused(tmp_path, store):
+    """Its definition is as it should be, but a row was written when it was not."""
+    visit_all(store, "a", range(2))
+    saved = save(store, tmp_path / "saved")
+    before = contents(store)
+    with sqlite3.connect(saved / STORE) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        ((right,),) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'calls'")
+        db.execute("UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '') WHERE name = 'calls'")
+    db.close()
+    with sqlite3.connect(saved / STORE) as db:
+        db.execute("UPDATE calls SET attempts = 'many'")
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'calls'", (right,))
+    db.close()
+    with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.attempts"):
+        store.restore(saved)
+    assert contents(store) == before
+
+
+ANCHORS = {
+    "no JSON": "[[",
+    "no list": "7",
+    "no anchor": "[7]",
+    "too short": '[["initial-0", "initial", 0]]',
+    "another type": '[["initial-0", "initial", "0", 0]]',
+    "no text": '[["9-9", "right", 0, 0]]',
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("case", ANCHORS)
+def test_a_damaged_buffer_is_named(store, case):
+    visit_all(store, "a", range(1))
+    store.rows("UPDATE buffers SET anchors = ?", (ANCHORS[case],))
+    with pytest.raises(StoreError, match=r"live\.sqlite: the buffer of query 'a' is damaged"):
+        store.load("a")
+
+
+# Several processes
+
+
+HOLDER = """
+import sys
+from rankbuffer_trl.store import BufferStore
+store = BufferStore(sys.argv[1])
+print("mine", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_has_one_writer_until_that_ends(tmp_path):
+    path = tmp_path / LIVE_STORE
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "mine\n"
+        message = rf"live\.sqlite is in use by process {holder.pid} on {re.escape(socket.gethostname())}: .*output_dir"
+        with pytest.raises(StoreError, match=message):
+            BufferStore(path)
+        BufferStore(path, read_only=True).close()
+    finally:
+        holder.kill()
+        holder.communicate()
+    store = BufferStore(path)  # what a killed process had is free
+    visit_all(store, "a", range(1))
+    store.close()
+    done = subprocess.run([sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0, "and so is what was closed"
+
+
+def test_rows_that_are_not_read_hold_nobody_up(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
+    store.rows("PRAGMA busy_timeout = 1")
+    visit_all(store, "ab", range(2))
+    reading = BufferStore(store.path, read_only=True)
+    rows = reading.rows("SELECT * FROM responses")
+    next(rows)
+    visit_all(store, "ab", range(2, 3))
+    reading.close()
+
+
+def test_a_commit_waits_for_a_reader_and_says_so(store, monkeypatch, caplog):
+    visit_all(store, "ab", range(2))
+    store.rows("PRAGMA busy_timeout = 1")
+    reader = sqlite3.connect(store.path)
+    rows = reader.execute("SELECT * FROM responses")
+    next(rows)
+    warnings = []
+
+    def warn(message):
+        warnings.append(message)
+        if len(warnings) == 3:
+            rows.close()
+
+    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.logger.warning", warn)
+    visit_all(store, "ab", range(2, 3))
+    assert len(warnings) == 3 and "live.sqlite is locked by another process" in warnings[0]
+    assert store.last_step() == 2 and store.totals() == Totals.of([call()] * 6)
+    reader.close()
+
+
+def test_a_commit_does_not_wait_for_ever(tmp_path, store, monkeypatch):
+    visit_all(store, "ab", range(2))
+    store.rows("PRAGMA busy_timeout = 1")
+    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
+    reader = sqlite3.connect(store.path)
+    rows = reader.execute("SELECT * FROM responses")
+    next(rows)
+    before = contents(store)
+    with pytest.raises(StoreError, match=r"cannot write the buffer store .*locked"):
+        store.commit(2, [visit("a", 2)])
+    rows.close()
+    reader.close()
+    assert contents(store) == before
+    visit_all(store, "ab", range(2, 3))
 
 
 # Reading for reports
@@ -626,7 +740,7 @@ def test_reading_takes_no_part_in_writing(tmp_path, store):
     visit_all(store, "ab", range(2, 3))
     assert contents(reading) == contents(store)
     reading.close()
-    with pytest.raises(StoreError, match=r"there is no buffer store at .*nothing\.sqlite"):
+    with pytest.raises(StoreError, match=r"nothing\.sqlite is missing: there is no buffer store here"):
         BufferStore(tmp_path / "nothing.sqlite", read_only=True)
 
 
@@ -643,7 +757,7 @@ def test_read_store_takes_a_run_a_checkpoint_or_a_file(tmp_path):
         assert reading.query_ids() == ["a", "b"]
         reading.close()
     live.close()
-    with pytest.raises(StoreError, match=r"store\.json is missing"):
+    with pytest.raises(StoreError, match=r"elsewhere/rankbuffer/store\.sqlite is missing"):
         read_store(tmp_path / "elsewhere")
 
 

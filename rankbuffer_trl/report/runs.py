@@ -95,7 +95,7 @@ def copy_of(live: Path, target: Path) -> BufferStore:
     """Copy a live store. Only while the copy is made does a run that wants to write have to wait."""
     try:
         with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
-            reader.backup(copy)
+            reader.backup(copy, pages=4096)  # in parts, between which the run can write
     except sqlite3.Error as error:
         raise StoreError(f"cannot read the buffer store {live}: {error}") from error
     return BufferStore(target, read_only=True)

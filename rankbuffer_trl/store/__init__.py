@@ -1,4 +1,4 @@
-"""Where buffers live: the store, its SQLite file, its segments in checkpoints, its export."""
+"""The buffers of a run on disk: the store, its SQLite file, where a run keeps it, and its export."""
 
 from .buffer_store import BufferStore
 from .database import StoreError

@@ -1,49 +1,77 @@
-"""Where buffers live: one SQLite file, one transaction per training step, every row marked with its step.
+"""The buffers, history and ledger of a run: one SQLite file, one transaction a training step.
 
-A buffer is never overwritten: each visit adds a version, and an anchor refers to a response that is stored once. The
-newest version of a query is its buffer; all versions together with the table `groups` are the run's history. A journal
-file is used, not WAL, because runs write to network file systems. How a store gets into checkpoints and out of them is
-`segments.py`. What was left out: more than one writer. The main process owns the file.
+A buffer is never overwritten. Each visit of a query adds a version, and an anchor refers to a response that is stored
+once. The newest version of a query is its buffer; all versions and the table `groups` are the run's history. Every row
+names its step.
+
+The main process alone writes, and `lock` keeps other runs out. The file has a rollback journal, because SQLite's other
+mode (WAL) does not work on network file systems.
 """
 
 import json
+import logging
+import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ..buffer import Anchor, AnchorBuffer
+from ..files import replacing, sync
 from ..groups import RolloutGroup
 from ..judge import Call, Totals
 from ..rewards.method import GroupScore
-from . import database, segments
+from . import database, numbers
 from .database import StoreError
 
-SEGMENTS = ".segments"  # the folder beside the live store that has what checkpoints share
+logger = logging.getLogger(__name__)
+
+STORE = "store.sqlite"  # a saved store, in the folder that `save` is given
+COMMIT_WAIT = 600.0  # seconds
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class BufferStore:
     """The persistent buffers and history of a run.
 
+    Example:
+
+    ```python
+    store = BufferStore("runs/mine/_rankbuffer/live.sqlite", read_only=True)
+    print([anchor.text for anchor in store.load("query-1").anchors])
+    ```
+
     Args:
-        path (`str` or `Path`, *optional*):
-            The SQLite file; it and its folder are made if missing. Without one, a temporary file that goes when the
-            store is closed.
+        path (`str` or `Path`):
+            The SQLite file. The file and its folder are made if missing.
         read_only (`bool`, *optional*, defaults to `False`):
-            Open an existing file for reports, also one that a killed run left in the middle of a commit.
+            Open an existing file for reports, also one that a killed run left in the middle of a commit. Any number of
+            processes may read; one may write.
 
     Raises:
-        [`StoreError`]: if the file cannot be opened or was not written by this version.
+        [`StoreError`]: if the file cannot be opened, was written by another version of this program, or is in use by
+            another process that writes.
     """
 
-    def __init__(self, path: str | Path | None = None, read_only: bool = False):
-        self.path = Path(path) if path else None
+    def __init__(self, path: str | Path, read_only: bool = False):
+        self.path = Path(path)
         with self._errors("open"):
-            self._db = database.open_to_read(self._live) if read_only else database.open_to_write(self.path)
+            self._lock = None if read_only else database.lock(self.path)
+            try:
+                self._db = database.open_to_read(self.path) if read_only else database.open_to_write(self.path)
+            except BaseException:
+                self._unlock()
+                raise
 
     def load(self, query_id: str) -> AnchorBuffer | None:
-        """The newest buffer of a query, `None` if it has none yet."""
+        """Return the newest buffer of a query, `None` if it has none yet.
+
+        Raises:
+            [`StoreError`]: if the file does not hold what this program writes, as after an edit by hand.
+        """
         with self._errors("read"):
             row = self._db.execute(
                 "SELECT anchors, left_epoch, right_epoch, observed_epoch, visits FROM buffers"
@@ -52,18 +80,22 @@ class BufferStore:
             ).fetchone()
             if row is None:
                 return None
-            anchors, markers = json.loads(row[0]), row[1:]
-            marks = ",".join("?" * len(anchors))
-            texts = dict(
-                self._db.execute(
-                    f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})",
-                    (query_id, *(anchor[0] for anchor in anchors)),
+            try:
+                anchors = [checked_anchor(*anchor) for anchor in json.loads(row[0])]
+                marks = ",".join("?" * len(anchors))
+                texts = dict(
+                    self._db.execute(
+                        f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})",
+                        (query_id, *(anchor[0] for anchor in anchors)),
+                    )
                 )
-            )
-            return AnchorBuffer(tuple(Anchor(id, texts[id], *rest) for id, *rest in anchors), *markers)
+                found = (Anchor(id, texts[id], source, epoch, h) for id, source, epoch, h in anchors)
+                return AnchorBuffer(tuple(found), *row[1:])
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise StoreError(f"{self.path}: the buffer of query {query_id!r} is damaged: {error!r}") from None
 
     def query_ids(self, after: str = "", limit: int = -1) -> list[str]:
-        """Ids of queries that have a buffer, sorted: those behind `after`, at most `limit` of them."""
+        """Return the sorted ids of queries that have a buffer: those behind `after`, at most `limit` of them."""
         with self._errors("read"):
             found = self._db.execute(
                 "SELECT DISTINCT query_id FROM buffers WHERE query_id > ? ORDER BY query_id LIMIT ?", (after, limit)
@@ -71,7 +103,7 @@ class BufferStore:
             return [id for (id,) in found]
 
     def has_group(self, query_id: str, step: int) -> bool:
-        """Whether this query was already scored in this step."""
+        """Return whether this query was already scored in this step."""
         with self._errors("read"):
             found = self._db.execute("SELECT 1 FROM groups WHERE query_id = ? AND step = ?", (query_id, step))
             return found.fetchone() is not None
@@ -85,6 +117,8 @@ class BufferStore:
     ) -> None:
         """Write one step in one transaction: all its groups, their next buffers and the calls, or nothing.
 
+        While another process reads the file, the commit waits up to ten minutes and logs that it does.
+
         Args:
             step (`int`):
                 The trainer's global step.
@@ -94,29 +128,17 @@ class BufferStore:
                 The judge calls of the step.
             phase (`str`, *optional*, defaults to `"train"`):
                 `train` or `eval`.
+
+        Raises:
+            [`StoreError`]: if the step cannot be written. Nothing of it was written then.
         """
-        with self._errors("write"), self._db:
+        with self._errors("write"), self._transaction():
             for group, score in scored:
                 self._write_group(group, score)
-            rows = [
-                (
-                    step,
-                    phase,
-                    c.method,
-                    c.kind,
-                    c.query_id,
-                    c.server,
-                    c.outcome,
-                    c.attempts,
-                    c.malformed,
-                    *c.usage,
-                    *c.spent,
-                    c.seconds,
-                    c.error,
-                )
-                for c in calls
-            ]
-            self._db.executemany(f"INSERT INTO calls VALUES ({','.join('?' * 17)})", rows)
+            for call in calls:
+                row = call_row(step, phase, call)
+                names, marks = ",".join(row), ",".join(f":{name}" for name in row)
+                self._db.execute(f"INSERT INTO calls ({names}) VALUES ({marks})", row)
 
     def _write_group(self, group: RolloutGroup, score: GroupScore) -> None:
         key = (group.query.id, group.step)
@@ -149,78 +171,127 @@ class BufferStore:
         )
 
     def last_step(self) -> int | None:
-        """The newest step with a scored group, `None` if there is none."""
-        return self._db.execute("SELECT max(step) FROM groups").fetchone()[0]
+        """Return the newest step with a scored group, `None` if there is none."""
+        with self._errors("read"):
+            return self._db.execute("SELECT max(step) FROM groups").fetchone()[0]
 
     def totals(self, phase: str = "train") -> Totals:
-        """Judge costs so far."""
-        return segments.totals(self._db, segments.chain(self._db), phase)
+        """Add up the judge calls so far."""
+        return numbers.totals(self, phase)
 
     def rows(self, sql: str, parameters: Sequence = ()) -> Iterator[tuple]:
-        """Rows of a read-only query, for reports."""
-        return self._db.execute(sql, parameters)
+        """Return the rows of a read-only query, for reports.
+
+        All rows are read at once: a query that is read halfway would keep the file locked for the run that writes it.
+        """
+        with self._errors("read"):
+            return iter(self._db.execute(sql, parameters).fetchall())
 
     def rewind(self, step: int) -> None:
-        """Stand where the store stood before the trainer took `step`: drop what was written in that step or later.
+        """Drop what was written in `step` or later, so that the trainer can take that step again.
 
-        A run that starts from step 0 over another run's store first sets a copy of it aside, as `<name>-1.sqlite` and
+        A run that starts from step 0 over another run's store first moves that store aside, to `<name>-1.sqlite` and
         so on.
         """
         with self._errors("rewind"):
             if step == 0:
                 self._set_aside()
-            with self._db:
+            with self._transaction():
                 visited = "SELECT query_id FROM groups WHERE step >= ?"  # by index; the others have none on the step
                 for table in ("responses", "buffers"):
                     self._db.execute(f"DELETE FROM {table} WHERE query_id IN ({visited}) AND step >= ?", (step, step))
                 self._db.execute("DELETE FROM groups WHERE step >= ?", (step,))
                 # An evaluation at this step took place before the checkpoint of this step was written.
                 self._db.execute("DELETE FROM calls WHERE step > ? OR (step = ? AND phase = 'train')", (step, step))
-                segments.unseal(self._db)
 
     def _set_aside(self) -> None:
-        """Start over with an empty store. One that holds something is kept under another name."""
-        if not any(segments.row_ends(self._db).values()):
+        """Start over with an empty store. Keep one that holds something under another name."""
+        if not any(self._db.execute(f"SELECT 1 FROM {table}").fetchone() for table in ("groups", "calls")):
             return
-        path = self._live
-        names = (path.with_stem(f"{path.stem}-{n}") for n in count(1))
+        names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
         self._db.close()
-        path.rename(next(name for name in names if not name.exists()))
-        self._db = database.open_to_write(path)
-        segments.prune(path.with_suffix(SEGMENTS), [])
-
-    @property
-    def _live(self) -> Path:
-        if self.path is None:
-            raise StoreError("a temporary store is for reading; give it a path to save it")
-        return self.path
+        self.path.rename(next(name for name in names if not name.exists()))
+        self._db = database.open_to_write(self.path)
 
     def save(self, folder: str | Path) -> None:
-        """Put the whole store into `folder`, durably, in a time that depends on what is new since the last save."""
+        """Copy the whole store to `store.sqlite` in `folder`, durably: the old or the complete new file is there."""
         with self._errors("save", f" to {folder}"):
-            home = self._live.with_suffix(SEGMENTS)
-            segments.write(segments.seal(self._db, home), home, Path(folder))
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with replacing(Path(folder) / STORE) as draft:
+                draft.unlink(missing_ok=True)
+                with closing(sqlite3.connect(draft)) as copy:
+                    copy.execute("PRAGMA journal_mode = OFF")  # nobody reads the draft, and it is synced as a whole
+                    copy.execute("PRAGMA synchronous = OFF")
+                    self._db.backup(copy)
+            sync(Path(folder))
 
     def restore(self, folder: str | Path) -> None:
-        """Become what was saved to `folder`. A store of another run that was here before is set aside."""
+        """Become what was saved to `folder`, which may come from elsewhere. Keep a store of another run aside.
+
+        Raises:
+            [`StoreError`]: if that is not a store of this version, or is damaged. Nothing was changed then.
+        """
         with self._errors("restore", f" from {folder}"):
-            try:
-                sealed = segments.read(Path(folder))
-                if not segments.common_length(segments.chain(self._db), sealed):
-                    segments.check(Path(folder), sealed)
+            with replacing(self.path) as draft:
+                draft.unlink(missing_ok=True)
+                if database.copy_rows(Path(folder) / STORE, draft) != database.run_id(self._db):
                     self._set_aside()
-                home = self.path.with_suffix(SEGMENTS) if self.path else None
-                segments.load(self._db, Path(folder), sealed, home)
-            except ValueError as error:
-                raise StoreError(f"{error}: the checkpoint holds no buffers that could be resumed from") from None
+                self._db.close()
+            self._db = database.open_to_write(self.path)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file and let other runs have it."""
         self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Write all or nothing. Wait for a process that reads the file, and say so."""
+        deadline = time.monotonic() + COMMIT_WAIT
+        while True:
+            try:
+                self._db.execute("BEGIN EXCLUSIVE")  # now, so that a reader cannot stop what follows
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                logger.warning(
+                    f"{self.path} is locked by another process, such as a copy or a query that is read halfway:"
+                    f" waiting for it, up to {COMMIT_WAIT:.0f} s"
+                )
+        with self._db:
+            yield
 
     @contextmanager
     def _errors(self, doing: str, where: str = "") -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"cannot {doing} the buffer store {self.path or ''}{where}: {error}") from error
+            advice = ""
+            if getattr(error, "sqlite_errorcode", None) in DAMAGED:
+                advice = ". The file is damaged: move it away, then resume from a checkpoint, which has its own store"
+            raise StoreError(f"cannot {doing} the buffer store {self.path}{where}: {error}{advice}") from error
+
+
+def checked_anchor(id: str, source: str, epoch: int, h: int) -> tuple[str, str, int, int]:
+    """Return the fields of a stored anchor.
+
+    Raises:
+        `TypeError`: if one of them has another type.
+    """
+    if not (isinstance(id, str) and isinstance(source, str) and isinstance(epoch, int) and isinstance(h, int)):
+        raise TypeError(f"{(id, source, epoch, h)} is not an anchor")
+    return id, source, epoch, h
+
+
+def call_row(step: int, phase: str, call: Call) -> dict[str, Any]:
+    """Return a call's row of the table `calls`, by column."""
+    row: dict[str, Any] = {"step": step, "phase": phase} | vars(call)
+    for prefix, usage in (("", row.pop("usage")), ("spent_", row.pop("spent"))):
+        row |= {f"{prefix}{name}_tokens": tokens for name, tokens in usage._asdict().items()}
+    return row

@@ -1,107 +1,204 @@
-"""The SQLite file of a buffer store: its tables, and how it is opened."""
+"""The SQLite file of a buffer store: its tables, how it is opened, copied and locked."""
 
+import fcntl
+import os
 import shutil
+import socket
 import sqlite3
 import tempfile
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 from ..errors import RankBufferError
 
 VERSION = 4
+TABLES = ("run", "responses", "buffers", "groups", "calls")
+# SQLite keeps the text of a CREATE statement in the file, and `check` compares it: whoever changes one raises VERSION.
 SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS responses (          -- every answered rollout, and the initial anchors of visited queries
-    query_id TEXT NOT NULL, id TEXT NOT NULL, step INTEGER NOT NULL, text TEXT NOT NULL);
+-- the run that the rows belong to: a random id
+CREATE TABLE IF NOT EXISTS run (id TEXT NOT NULL) STRICT;
+-- every answered rollout, and the initial anchors of visited queries
+CREATE TABLE IF NOT EXISTS responses (
+    query_id TEXT NOT NULL, id TEXT NOT NULL, step INTEGER NOT NULL, text TEXT NOT NULL) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS response_key ON responses (query_id, id);
-CREATE TABLE IF NOT EXISTS buffers (            -- one version per visit; anchors is JSON [[id, source, epoch, h], ...]
+-- one version per visit; anchors is JSON [[id, source, epoch, h], ...]
+CREATE TABLE IF NOT EXISTS buffers (
     query_id TEXT NOT NULL, step INTEGER NOT NULL, anchors TEXT NOT NULL,
     left_epoch INTEGER, right_epoch INTEGER, observed_epoch INTEGER, visits INTEGER NOT NULL,
-    PRIMARY KEY (query_id, step));
-CREATE TABLE IF NOT EXISTS groups (             -- one row per scored group; JSON in the last five
+    PRIMARY KEY (query_id, step)) STRICT;
+-- one row per scored group; JSON in the last five
+CREATE TABLE IF NOT EXISTS groups (
     query_id TEXT NOT NULL, step INTEGER NOT NULL, epoch INTEGER NOT NULL, k INTEGER NOT NULL,
     positions TEXT NOT NULL, tiers TEXT NOT NULL, rewards TEXT NOT NULL, added TEXT NOT NULL, pruned TEXT NOT NULL,
-    PRIMARY KEY (query_id, step));
+    PRIMARY KEY (query_id, step)) STRICT;
 CREATE INDEX IF NOT EXISTS group_step ON groups (step);
-CREATE TABLE IF NOT EXISTS calls (              -- the judge ledger
+-- the judge ledger
+CREATE TABLE IF NOT EXISTS calls (
     step INTEGER NOT NULL, phase TEXT NOT NULL, method TEXT NOT NULL, kind TEXT NOT NULL, query_id TEXT NOT NULL,
     server TEXT NOT NULL, outcome TEXT NOT NULL, attempts INTEGER NOT NULL, malformed INTEGER NOT NULL,
     prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
     spent_prompt_tokens INTEGER NOT NULL, spent_cached_tokens INTEGER NOT NULL,
-    spent_completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL, error TEXT NOT NULL);
+    spent_completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL, error TEXT NOT NULL) STRICT;
 CREATE INDEX IF NOT EXISTS call_step ON calls (step);
-CREATE TABLE IF NOT EXISTS segments (           -- what of the tables above is in which file; segments.py
-    number INTEGER PRIMARY KEY, name TEXT NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL,
-    ends TEXT NOT NULL, totals TEXT NOT NULL);
 PRAGMA user_version = {VERSION};
 """
+READ_WAIT, WRITE_WAIT = 60.0, 10.0  # seconds that SQLite waits for a lock before it reports that the file is locked
 
 
 class StoreError(RankBufferError, RuntimeError):
     """The buffer store cannot be opened, read or written."""
 
 
-def open_to_write(path: Path | None) -> sqlite3.Connection:
-    """Open a store and make what is missing of it; without a path, in a temporary file.
+def lock(path: Path) -> int:
+    """Claim a store for this process, until the descriptor that is returned is closed or the process ends.
+
+    A lock of POSIX is used because it works on most network file systems and ends with the process, also after a kill.
+
+    Raises:
+        [`StoreError`]: if another process has the store, naming its host and process id.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    except OSError as error:
+        holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
+        os.close(descriptor)
+        if not isinstance(error, BlockingIOError | PermissionError):  # the two by which systems say "locked"
+            raise
+        raise StoreError(
+            f"{path} is in use by {holder}: wait until that run has ended, end it, or choose another output_dir"
+        ) from None
+    return descriptor
+
+
+def open_to_write(path: Path) -> sqlite3.Connection:
+    """Open a store and make what is missing of it.
 
     Raises:
         [`StoreError`]: if another version wrote it.
     """
-    db = connect(path)
-    check_version(db, path, allowed=(0, VERSION))
-    db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + SCHEMA)
+    db = connect(path, "rwc", WRITE_WAIT)
+    try:
+        if version(db):
+            check(db, path)
+        db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + SCHEMA)
+        with db:
+            db.execute("INSERT INTO run SELECT hex(randomblob(16)) WHERE NOT EXISTS (SELECT 1 FROM run)")
+    except BaseException:
+        db.close()
+        raise
     return db
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Open a store without a change to it, also one that a killed run left in the middle of a commit.
 
-    What a commit left behind is rolled back in a temporary copy, so that nothing need be writable here.
+    What a commit left behind is rolled back in a temporary copy, so that nothing need be writable here. The file may
+    come from elsewhere: one with other tables, or with views or triggers, is refused before any of them is read.
 
     Raises:
         [`StoreError`]: if there is none, or another version wrote it.
     """
     if not path.is_file():
-        raise StoreError(f"there is no buffer store at {path}")
-    db = connect(path, mode="ro")
+        raise StoreError(f"{path} is missing: there is no buffer store here")
+    db = connect(path, "ro", READ_WAIT)
     try:
-        version(db)
-    except sqlite3.OperationalError:
-        journal = path.with_name(path.name + "-journal")
-        if not journal.is_file():
-            raise
+        try:
+            version(db)
+        except sqlite3.OperationalError:
+            journal = path.with_name(path.name + "-journal")
+            if not journal.is_file():
+                raise
+            db.close()
+            db = sqlite3.connect("", check_same_thread=False)
+            with tempfile.TemporaryDirectory(prefix="rankbuffer-") as folder:
+                for file in (path, journal):
+                    shutil.copyfile(file, Path(folder, file.name))
+                with closing(connect(Path(folder, path.name), "rw", READ_WAIT)) as copy:
+                    copy.backup(db)
+        check(db, path)
+    except BaseException:
         db.close()
-        db = connect(None)
-        with tempfile.TemporaryDirectory(prefix="rankbuffer-") as folder:
-            for file in (path, journal):
-                shutil.copyfile(file, Path(folder, file.name))
-            copy = connect(Path(folder, path.name))
-            copy.backup(db)
-            copy.close()
-    check_version(db, path, allowed=(VERSION,))
+        raise
     return db
 
 
-def connect(path: Path | None, mode: str = "rwc") -> sqlite3.Connection:
-    """Open an SQLite file, a temporary one if there is no path."""
-    if path is None:
-        return sqlite3.connect("", uri=True, check_same_thread=False)
-    if mode == "rwc":
-        path.parent.mkdir(parents=True, exist_ok=True)
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, timeout=60, check_same_thread=False)
+def copy_rows(source: Path, target: Path) -> str:
+    """Copy a store that may come from elsewhere into a new file, row by row; return the id of its run.
+
+    Tables and columns have the names of this program, never those of the file, and each value must have its column's
+    type.
+
+    Raises:
+        [`StoreError`]: if the file is not a store of this version.
+        `sqlite3.Error`: if a row is not what its table holds.
+    """
+    open_to_read(source).close()  # checks it
+    with closing(connect(target, "rwc", WRITE_WAIT)) as db:
+        db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)  # synced as a whole later
+        db.execute("ATTACH ? AS source", (uri(source, "ro"),))
+        with db:
+            for table in TABLES:
+                # Without ORDER BY, SQLite would copy rows of equal tables without a look at their types.
+                names = ",".join(column[1] for column in db.execute(f"PRAGMA main.table_info({table})"))
+                db.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM source.{table} ORDER BY rowid")
+        return run_id(db)
+
+
+def run_id(db: sqlite3.Connection) -> str:
+    """Return the id of the run that the rows belong to, an empty one if there is none."""
+    row = db.execute("SELECT id FROM main.run").fetchone()
+    return row[0] if row else ""
+
+
+def uri(path: Path, mode: str) -> str:
+    """Return the address of an SQLite file, whatever characters its name has."""
+    return f"{path.absolute().as_uri()}?mode={mode}"
+
+
+def connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
+    """Open an SQLite file that is not trusted: what stands in its tables' definitions is not run."""
+    db = sqlite3.connect(uri(path, mode), uri=True, timeout=wait, check_same_thread=False)
+    db.execute("PRAGMA trusted_schema = OFF")
+    return db
 
 
 def version(db: sqlite3.Connection) -> int:
-    """The format version of an open store; 0 if the file is new."""
+    """Return the format version of an open store, 0 if the file is new."""
     return db.execute("PRAGMA user_version").fetchone()[0]
 
 
-def check_version(db: sqlite3.Connection, path: Path | None, allowed: tuple[int, ...]) -> None:
-    """Refuse a store of another format version.
+def check(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that has not exactly the tables of this version.
 
     Raises:
-        [`StoreError`]: naming both versions.
+        [`StoreError`]: naming what it has.
     """
     found = version(db)
-    if found not in allowed:
-        db.close()
-        raise StoreError(f"{path} has the format version {found}; this program reads version {VERSION}")
+    if found != VERSION:
+        raise StoreError(
+            f"{path} has the format version {found}; this program reads version {VERSION}: use the version of this"
+            " program that wrote the file, or move the file away"
+        )
+    mine, theirs = expected_definitions(), definitions(db)
+    if odd := sorted(f"{kind} {name!r}" for kind, name, *_ in (theirs - mine or mine - theirs)):
+        raise StoreError(
+            f"{path} is not a buffer store: missing or not as this program makes it: {', '.join(odd[:5])}"
+        )
+
+
+def definitions(db: sqlite3.Connection) -> set[tuple]:
+    """Return all tables, indexes, views and triggers of an open file, as they were defined."""
+    return set(db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+
+
+@cache
+def expected_definitions() -> set[tuple]:
+    """Return the definitions that a store of this version has."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        return definitions(db)

@@ -1,6 +1,6 @@
-"""Buffers as a table of ranked responses that `datasets.load_dataset("parquet", data_files=...)` opens.
+"""The export of buffers as a table that `datasets.load_dataset("parquet", data_files=...)` opens.
 
-One row per anchor of each query's newest buffer, in the order of the query ids and from worst to best:
+The table has one row per anchor of each query's newest buffer. Rows follow the query ids, and within a query the rank:
 
 | column | type | what it is |
 |---|---|---|
@@ -10,7 +10,7 @@ One row per anchor of each query's newest buffer, in the order of the query ids 
 | `text` | string | the response |
 | `source` | string | where it came from: `initial`, `bootstrap`, `left`, `right`, `refine`, `selected`, `candidate` |
 | `epoch` | int32 | the epoch in which it became an anchor, from 0 |
-| `inactive` | int32 | `h`: epochs in a row in which no rollout fell beside it |
+| `inactive` | int32 | `h`: epochs in a row in which no rollout was placed next to it |
 | `anchor_id` | string | unique within the query: `initial-<i>`, or `<step>-<rollout>` |
 | `visits` | int32 | how many groups of the query have been ranked |
 """
@@ -43,10 +43,16 @@ QUERIES = 1000  # in memory at once
 
 
 def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
-    """Write all buffers to a Parquet file, a thousand queries at a time; returns the number of rows.
+    """Write all buffers to a Parquet file and return the number of rows.
 
-    Either the old or the complete new file is there. It reads every buffer, so it is meant for the end of a run and
-    for pushes.
+    The old or the complete new file is there. The export reads every buffer, a thousand queries at a time, so it is
+    meant for the end of a run and for pushes.
+
+    Args:
+        store (`BufferStore`):
+            The store.
+        path (`str` or `PathLike`):
+            The Parquet file. Its folder is made if missing.
 
     Raises:
         [`StoreError`]: if the file cannot be written.
@@ -68,7 +74,7 @@ def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:
 
 
 def buffer_rows(store: BufferStore, query_id: str) -> list[dict]:
-    """The rows of one query's newest buffer."""
+    """Return the rows of one query's newest buffer."""
     buffer = store.load(query_id)
     if buffer is None:
         return []

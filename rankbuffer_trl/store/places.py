@@ -1,24 +1,42 @@
-"""Where a run keeps its stores, and how to open them for reading."""
+"""Where a run keeps its stores, and how to open one of them for reading.
+
+A run's folder has the live store and the checkpoints. A checkpoint, and what is pushed to the Hub, has the folder
+`rankbuffer` with a copy of the store and the manifest that says what it belongs to.
+"""
 
 import os
+import re
 from pathlib import Path
 
-from .buffer_store import BufferStore
+from .buffer_store import STORE, BufferStore
 
 FOLDER = "rankbuffer"
-RUN = "run.json"
+RUN = "run.json"  # the manifest
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
 STATE = "trainer_state.json"
 
 
+def checkpoint_step(path: Path) -> int | None:
+    """Return the step in the name of a checkpoint's folder, `None` for any other name."""
+    found = re.fullmatch(r"checkpoint-(\d{1,18})", path.name, re.ASCII)
+    return int(found[1]) if found else None
+
+
 def checkpoints(output_dir: str | os.PathLike) -> list[tuple[int, Path]]:
-    """Step and folder of all checkpoints in `output_dir`, newest first."""
-    paths = {path: path.name.removeprefix("checkpoint-") for path in Path(output_dir).glob("checkpoint-*")}
-    return sorted(((int(step), path) for path, step in paths.items() if step.isdigit()), reverse=True)
+    """Return step and folder of all checkpoints in `output_dir`, newest first."""
+    found = ((checkpoint_step(path), path) for path in Path(output_dir).glob("checkpoint-*") if path.is_dir())
+    return sorted(((step, path) for step, path in found if step is not None), reverse=True)
 
 
 def read_store(path: str | os.PathLike) -> BufferStore:
-    """Open buffers, history and ledger for reading.
+    """Open buffers, history and ledger for reading. Nothing is changed, and a run that trains is not held up.
+
+    Example:
+
+    ```python
+    store = read_store("runs/mine/checkpoint-100")
+    print(store.totals().calls, store.query_ids()[:3])
+    ```
 
     Args:
         path (`str` or `PathLike`):
@@ -28,10 +46,5 @@ def read_store(path: str | os.PathLike) -> BufferStore:
         [`StoreError`]: if there is no store.
     """
     path = Path(path)
-    if path.is_file():
-        return BufferStore(path, read_only=True)
-    if (path / LIVE_STORE).is_file():
-        return BufferStore(path / LIVE_STORE, read_only=True)
-    store = BufferStore()
-    store.restore(path / FOLDER)
-    return store
+    places = (path, path / LIVE_STORE, path / FOLDER / STORE)
+    return BufferStore(next((place for place in places if place.is_file()), places[-1]), read_only=True)

@@ -1,7 +1,7 @@
-"""SIGTERM, a scheduler's warning: finish the step, write a checkpoint, end in peace.
+"""Callbacks of the trainer: stop with a checkpoint after a SIGTERM, and write files before a push.
 
-The trainer library's own `enable_jit_checkpoint` is not used: there each process acts on its own flag, and at once, so
-that processes can save at different steps or inside a generation.
+`enable_jit_checkpoint` of the trainer library is not used. With it each process acts on its own flag, and at once, so
+processes can save at different steps or inside a generation.
 """
 
 import signal
@@ -23,23 +23,24 @@ SAME_WARNING = 5.0  # seconds
 
 
 class StopOnSigterm(TrainerCallback):
-    """Stops the run with a checkpoint once any process has got a SIGTERM.
+    """A callback that stops the run with a checkpoint once any process has received a SIGTERM.
 
-    Processes agree at the end of each optimizer step, so all stop at the same one. A SIGTERM more than 5 seconds after
-    the first one does what it did before training: as a rule it ends the process. Earlier ones are the same warning,
-    which can come from the process group and from the launcher.
+    Processes agree at the end of each optimizer step, so all of them stop at the same step. A SIGTERM within 5 seconds
+    of the first is the same warning, which the process group and the launcher can both send. A later SIGTERM does what
+    it did before training: as a rule it ends the process.
 
     Args:
         may_save (`Callable[[int], bool]`):
-            Whether a checkpoint after so many steps can be resumed exactly, that is, falls between two generations.
+            Tells whether a checkpoint after this number of steps falls between two generations, so that a run can
+            resume from it exactly.
     """
 
     def __init__(self, may_save: Callable[[int], bool]):
         self.may_save = may_save
         self.received: float | None = None  # when, on the monotonic clock
         self.stopping = False
-        self.stopped = False  # with a checkpoint
-        self._previous: Any = None  # what `signal.signal` gave back
+        self.stopped = False  # and the checkpoint is written
+        self._previous: Any = None  # the handler before training
 
     def _receive(self, number: int, frame: object) -> None:
         now = time.monotonic()
@@ -50,13 +51,13 @@ class StopOnSigterm(TrainerCallback):
             signal.raise_signal(number)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Listen, from the main thread, which alone may."""
+        """Listen for the signal. Python allows this in the main thread alone."""
         self.received, self.stopping, self.stopped = None, False, False
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._receive)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Agree; stop and save at the end of the generation."""
+        """Agree with the other processes. Stop and save at the end of the generation."""
         flag = torch.tensor(int(self.received is not None), device=PartialState().device)
         if not self.may_save(state.global_step) or not reduce(flag, reduction="sum").item():
             return
@@ -66,26 +67,26 @@ class StopOnSigterm(TrainerCallback):
             control.should_evaluate = False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """The checkpoint is written."""
+        """Note that the checkpoint is written."""
         self.stopped = self.stopping
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Nothing more, though an epoch ends with the stop."""
+        """Save and evaluate nothing more, although an epoch ends with the stop."""
         if self.stopped:
             control.should_save = control.should_evaluate = False
 
     def leave(self) -> None:
-        """Leave the signal as it was, however training ended."""
+        """Restore the earlier handler of the signal, however training ended."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
         self._previous = None
 
 
 class BeforePush(TrainerCallback):
-    """Runs `prepare` on the main process before an upload begins.
+    """A callback that runs `prepare` on the main process before an upload begins.
 
-    A checkpoint's own files are written by `save_model`. The run's folder, which becomes the repository's top, gets
-    its share here: the trainer copies the policy there and nothing else.
+    The run's folder becomes the top of the repository. The trainer copies the policy there and nothing else, so
+    `prepare` adds the rest.
 
     Args:
         prepare (`Callable[[], None]`):
@@ -98,6 +99,6 @@ class BeforePush(TrainerCallback):
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Called on every process by `push_to_hub`, on the main one alone while training."""
+        """Run `prepare`. While training, the trainer calls this on the main process alone; `push_to_hub` on all."""
         if state.is_world_process_zero:
             self.prepare()

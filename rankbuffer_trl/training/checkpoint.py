@@ -1,14 +1,13 @@
-"""Which files make a checkpoint whole, where the stores are, and how to read them.
+"""Which files make a checkpoint whole, and whether a run may resume from it.
 
-A checkpoint of the trainer holds the folder `rankbuffer`: the store's segments (`store/segments.py`) and `run.json`,
-which says what run it belongs to.
+A checkpoint of the trainer has the folder `rankbuffer` with the store and the manifest `run.json`. The manifest is the
+last file that is written. It says which run and step the checkpoint belongs to, and lists all other files.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
-import struct
-import zipfile
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -18,15 +17,19 @@ from accelerate.logging import get_logger
 
 from .. import __version__
 from ..data.queries import QueryTable
+from ..files import replacing, sync
 from ..judge import Judge, Totals
 from ..rewards.method import RewardMethod
-from ..store import BufferStore, StoreError, segments
-from ..store.places import FOLDER, RUN, STATE, checkpoints
+from ..store import StoreError
+from ..store.buffer_store import STORE
+from ..store.database import VERSION
+from ..store.places import FOLDER, RUN, STATE, checkpoint_step, checkpoints
 from .config import RankBufferConfig
 
 logger = get_logger(__name__)
 
 TORN, OLD = "_torn", "_old"  # not uploaded either
+SAMPLE = 2**16  # bytes
 BINDING = {
     "method": "the reward method",
     "method_args": "its arguments",
@@ -43,63 +46,84 @@ BINDING = {
 
 
 def why_torn(checkpoint: Path) -> str | None:
-    """What a checkpoint lacks; `None` if it is whole.
-
-    The trainer's state is written last, but a folder that was copied in part or hit by a power cut can have it all the
-    same, so every file that has a known form is checked for its end.
-    """
+    """Return what is wrong with a checkpoint, `None` if it is whole and all of it was saved at one step."""
     try:
-        read_json(checkpoint / STATE)
-        processes = read_json(checkpoint / FOLDER / RUN)["processes"]
-        segments.read(checkpoint / FOLDER)
+        run = read_manifest(checkpoint)
+        state = read_json(checkpoint / STATE)
     except ValueError as error:
         return str(error)
-    for name in ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]:
-        if not (checkpoint / name).is_file():
+    if run["config"].get("save_only_model"):
+        return "it was saved with save_only_model, so it has no optimizer"
+    steps = {RUN: run["step"], STATE: state.get("global_step")}
+    if (named := checkpoint_step(checkpoint)) is not None:
+        steps["its name"] = named
+    if any(step != run["step"] for step in steps.values()):
+        return "it is mixed from several steps: " + ", ".join(f"{what} says {step!r}" for what, step in steps.items())
+    there = files_of(checkpoint)  # names from the manifest are looked up here and never opened
+    for name, mark in run["files"].items():
+        if name not in there:
             return f"{name} is missing"
-    for name, pattern in {"weights": "*.safetensors", "optimizer.pt": "optimizer*"}.items():
-        if not any(any(checkpoint.glob(found)) for found in (pattern, "global_step*")):  # DeepSpeed has its own folder
-            return f"{name} is missing"
-    for index in checkpoint.glob("*.index.json"):
-        for name in sorted(set(read_json(index)["weight_map"].values())):
-            if not (checkpoint / name).is_file():
-                return f"{name} is missing"
-    for path in sorted(checkpoint.rglob("*")):
-        if path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
-            return f"{path.name} is cut short"
-        if path.suffix == ".safetensors" and not ends_as_told(path):
-            return f"{path.name} is cut short"
+        if fingerprint(there[name]) != mark:
+            return f"{name} is cut short or not the file that was saved at step {run['step']}"
     return None
 
 
-def read_json(path: Path) -> dict:
-    """The contents of a JSON file.
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """Return the contents of a checkpoint's `run.json`, whose fields have the right types.
 
     Raises:
-        `ValueError`: if it is missing or cut short.
+        `ValueError`: if the file is missing, damaged, or of another version of this program.
+    """
+    run = read_json(checkpoint / FOLDER / RUN)
+    if run.get("format") != VERSION:
+        writer = run.get("rankbuffer_trl")
+        raise ValueError(f"{RUN} was written by another version of this program ({writer!r}), in another format")
+    for key, kind in {"step": int, "processes": int, "config": dict, "files": dict, "store_sha256": str}.items():
+        if type(run.get(key)) is not kind:
+            raise ValueError(f"{RUN} is damaged: {key!r} is not a JSON {kind.__name__}")
+    return run
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file that holds an object.
+
+    Raises:
+        `ValueError`: if it is missing, or something else.
     """
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_bytes())
     except OSError:
         raise ValueError(f"{path.name} is missing") from None
-    except ValueError:
-        raise ValueError(f"{path.name} is cut short") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path.name} is cut short or not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} is damaged: it is not a JSON object")
+    return found
 
 
-def ends_as_told(path: Path) -> bool:
-    """Whether a safetensors file is as long as its header says."""
-    try:
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-    except (struct.error, ValueError, MemoryError, OverflowError):
-        return False
-    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    return path.stat().st_size == 8 + length + max(ends, default=0)
+def files_of(checkpoint: Path) -> dict[str, Path]:
+    """Return all files of a checkpoint but its manifest, by their names in the manifest."""
+    files = {path.relative_to(checkpoint).as_posix(): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
+    files.pop(f"{FOLDER}/{RUN}", None)
+    return files
+
+
+def fingerprint(path: Path) -> list[int | str]:
+    """Return size and SHA-256 of a file, as the manifest lists them. Of a large file, only samples are digested.
+
+    The samples are 64 KiB at each sixteenth of the file and at its end, which tell the weights of two steps apart.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        found = hashlib.sha256()
+        for start in (*range(0, size, max(size // 16, SAMPLE)), max(size - SAMPLE, 0)):
+            file.seek(start)
+            found.update(file.read(SAMPLE))
+        return [size, found.hexdigest()]
 
 
 def newest_checkpoint(output_dir: str | os.PathLike) -> Path:
-    """The whole checkpoint with the highest step in `output_dir`. Torn ones above it are skipped with a line.
+    """Return the whole checkpoint with the highest step in `output_dir`. Skip torn ones above it with a line.
 
     Raises:
         [`StoreError`]: if there is none.
@@ -108,7 +132,7 @@ def newest_checkpoint(output_dir: str | os.PathLike) -> Path:
         torn = why_torn(path)
         if torn is None:
             return path
-        logger.warning(f"skipping {path}, which is not a whole checkpoint (the run was stopped while writing): {torn}")
+        logger.warning(f"skipping {path}, which is not a whole checkpoint: {torn}")
     raise StoreError(f"no whole checkpoint in {output_dir} to resume from")
 
 
@@ -120,7 +144,7 @@ def set_torn_aside(output_dir: str | os.PathLike) -> None:
 
 
 def set_old_aside(output_dir: str | os.PathLike, step: int) -> None:
-    """Move checkpoints above `step`, where a run starts, to `_old`: they are not its own, and look like its newest."""
+    """Move checkpoints above `step`, where a run starts, to `_old`: they would pass for the newest of this run."""
     old = [path for number, path in checkpoints(output_dir) if number > step]
     for path in old:
         set_aside(path, OLD)
@@ -130,14 +154,14 @@ def set_old_aside(output_dir: str | os.PathLike, step: int) -> None:
 
 
 def set_aside(checkpoint: Path, folder: str) -> None:
-    """Move a checkpoint into a folder beside it, under a name that is free."""
+    """Move a checkpoint into another folder of its parent, under a name that is free."""
     names = (checkpoint.parent / folder / f"{checkpoint.name}.{number}" for number in count())
     (checkpoint.parent / folder).mkdir(exist_ok=True)
     checkpoint.rename(next(name for name in names if not name.exists()))
 
 
 def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
-    """Refuse a checkpoint that lies where each push of `output_dir` would put it over the newest one on the Hub.
+    """Refuse a checkpoint in `output_dir` that each push would upload over the newest one on the Hub.
 
     Raises:
         [`StoreError`]: naming where to put it.
@@ -153,8 +177,8 @@ def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
         )
 
 
-def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes: bool) -> None:
-    """Refuse a checkpoint that is not whole, or whose buffers belong to another run, unless changes are allowed.
+def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes: bool) -> int:
+    """Return the step of a checkpoint. Refuse one that is not whole, or of another run unless changes are allowed.
 
     Raises:
         [`StoreError`]: naming what is missing, or all that differs.
@@ -162,11 +186,14 @@ def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes:
     torn = why_torn(checkpoint)
     if torn:
         raise StoreError(f"{checkpoint} is not a whole checkpoint: {torn}")
-    saved = read_json(checkpoint / FOLDER / RUN)
+    saved = read_manifest(checkpoint)
+    store = checkpoint / FOLDER / STORE
+    if digest(store) != saved["store_sha256"]:
+        raise StoreError(f"{store} is damaged: its SHA-256 is not the one in {RUN}. Resume from another checkpoint")
     changed = differences(saved, identity)
     message = f"{checkpoint} belongs to another run:\n  " + "\n  ".join(changed)
     if changed and not with_changes:
-        raise StoreError(f"{message}\nSet resume_with_changes to go on from it all the same")
+        raise StoreError(f"{message}\nTo resume from it anyway, set resume_with_changes")
     if changed:
         logger.warning(message)
     if saved["processes"] != identity["processes"]:
@@ -174,35 +201,53 @@ def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes:
             f"{checkpoint} was saved by {saved['processes']} processes, now there are {identity['processes']}: queries"
             " are visited in the same order, but sampled rollouts will differ"
         )
+    return saved["step"]
 
 
-def check_step(checkpoint: Path, store: BufferStore) -> int:
-    """The step of a checkpoint, which is refused if policy and restored buffers are of different steps.
-
-    Raises:
-        [`StoreError`]: naming both steps.
-    """
-    step, last = read_json(checkpoint / STATE)["global_step"], store.last_step()
-    if last is not None and last >= step:
-        raise StoreError(f"{checkpoint} does not belong together: the policy is at step {step}, its buffers at {last}")
-    return step
-
-
-def write_store(store: BufferStore, checkpoint: Path, run: Mapping[str, Any]) -> None:
-    """Put the store and `run.json` into a checkpoint, or into the run's folder, before the trainer writes the rest.
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits.
 
     Raises:
-        [`StoreError`]: if they cannot be written.
+        [`StoreError`]: if the file cannot be read.
     """
     try:
-        store.save(checkpoint / FOLDER)
-        segments.write_json(checkpoint / FOLDER / RUN, run, indent=1)
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise StoreError(f"cannot write {checkpoint}: {error}") from error
+        raise StoreError(f"cannot read {path}: {error}") from error
+
+
+def withdraw_manifest(folder: Path) -> None:
+    """Delete the manifest, before any other file of the folder changes."""
+    (folder / FOLDER / RUN).unlink(missing_ok=True)
+
+
+def write_manifest(folder: Path, run: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+    """Write `run.json` for a folder with a store. In a checkpoint it must be the last file that is written.
+
+    Args:
+        folder (`Path`):
+            A checkpoint, or a run's folder.
+        run (`Mapping[str, Any]`):
+            What `describe` tells of the run.
+        files (`Mapping[str, Path]`):
+            What to list, by name: all files of a checkpoint. Each is on the disk when the manifest is.
+
+    Raises:
+        `OSError`: if it cannot be written.
+    """
+    for path in files.values():
+        sync(path)
+    listed = {name: fingerprint(path) for name, path in files.items()}
+    manifest = {"format": VERSION, **run, "store_sha256": digest(folder / FOLDER / STORE), "files": listed}
+    with replacing(folder / FOLDER / RUN) as draft:
+        draft.write_text(json.dumps(manifest, indent=1) + "\n")
+    for changed in (folder / FOLDER, folder):
+        sync(changed)
 
 
 def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries: QueryTable) -> dict[str, Any]:
-    """What buffers depend on, as it stands in a checkpoint's `run.json`."""
+    """Return what buffers depend on, as a checkpoint's `run.json` has it."""
     found = {
         "method": args.method,
         "method_args": dataclasses.asdict(method),
@@ -221,7 +266,7 @@ def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries
 
 
 def describe(identity: Mapping[str, Any], step: int, totals: Mapping[str, Totals], args: RankBufferConfig) -> dict:
-    """The contents of `run.json`: project version, identity, step, ledger totals and all settings.
+    """Return what `run.json` tells of a run: project version, identity, step, ledger totals and all settings.
 
     Addresses of judges and tokens for the Hub are left out, since a checkpoint may be published.
     """
@@ -234,7 +279,7 @@ def describe(identity: Mapping[str, Any], step: int, totals: Mapping[str, Totals
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """One line for everything that a checkpoint and a run do not have in common."""
+    """Return one line for everything that a checkpoint and a run do not have in common."""
     return [
         f"{key} ({meaning}): {saved.get(key)!r} in the checkpoint, {current[key]!r} now"
         for key, meaning in BINDING.items()

@@ -14,7 +14,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
 
 from ..data.queries import DataError, QueryTable
@@ -22,21 +22,23 @@ from ..judge import Judge
 from ..report.card import CardFacts, write_card
 from ..rewards.format import AnswerReader, format_reward
 from ..store import BufferStore, StoreError
+from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
-from ..store.places import FOLDER, LIVE_STORE, STATE
+from ..store.places import FOLDER, LIVE_STORE
 from .batches import Batches
 from .callbacks import BeforePush, StopOnSigterm
 from .checkpoint import (
     check_not_uploaded,
     check_resumable,
-    check_step,
     check_trusted,
     describe,
+    files_of,
     identity,
     newest_checkpoint,
     set_old_aside,
     set_torn_aside,
-    write_store,
+    withdraw_manifest,
+    write_manifest,
 )
 from .config import RankBufferConfig
 from .distributed import on_main_process
@@ -188,12 +190,12 @@ class RankBufferTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> TrainOutput:
         """Train, as [`~transformers.Trainer.train`] does, after the judge has answered one real question.
 
+        A SIGTERM ends the run after the current step with a checkpoint; `interrupted` is true then.
+
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 A checkpoint folder, or `True` for the newest whole one in `output_dir`. Policy and buffers come from
                 it.
-
-        A SIGTERM ends the run after the current step with a checkpoint; `interrupted` is true then.
 
         Raises:
             [`JudgeError`]: if the judge does not answer.
@@ -217,15 +219,14 @@ class RankBufferTrainer(GRPOTrainer):
             check_trusted(checkpoint, self.args.output_dir, self.args.trust_checkpoint)
             if self.args.push_to_hub:
                 check_not_uploaded(checkpoint, self.args.output_dir)
-            check_resumable(checkpoint, self._identity(), self.args.resume_with_changes)
-            set_torn_aside(self.args.output_dir)
-            self.rank_reward.restart(checkpoint / FOLDER)
-            step = check_step(checkpoint, self.rank_reward.scorer.store)
+            step = check_resumable(checkpoint, self._identity(), self.args.resume_with_changes)
             if not self._batches.ends_generation(step):
                 raise StoreError(
                     f"{checkpoint} was saved inside a generation, whose queries would be scored a second time: resume"
                     " from another checkpoint"
                 )
+            set_torn_aside(self.args.output_dir)
+            self.rank_reward.restart(checkpoint / FOLDER)
         self.rank_reward.scorer.first_question(self._train_queries[self._train_queries.ids[0]])
         if not checkpoint:
             self.rank_reward.restart()
@@ -242,32 +243,58 @@ class RankBufferTrainer(GRPOTrainer):
         Outside a checkpoint, at the end of a run, the buffers are also written as a table, `buffers.parquet`.
         """
         folder = Path(output_dir or self.args.output_dir)
-        on_main_process(lambda: self._save_store(folder, table=not _internal_call))
+        in_checkpoint = _internal_call and folder != Path(self.args.output_dir)  # `push_to_hub` passes the latter
+        on_main_process(lambda: self._save_store(folder, manifest=not in_checkpoint, table=not _internal_call))
         super().save_model(output_dir, _internal_call)
 
-    def _save_store(self, folder: Path, table: bool) -> None:
-        if not table and folder != Path(self.args.output_dir):  # the latter when a run is pushed at its end
-            (folder / STATE).unlink(missing_ok=True)  # written last: an older checkpoint of this name is void now
+    def _save_store(self, folder: Path, manifest: bool, table: bool) -> None:
+        try:
+            withdraw_manifest(folder)
+            store = self.rank_reward.scorer.store
+            store.save(folder / FOLDER)
+            if manifest:
+                self._write_manifest(folder, {f"{FOLDER}/{STORE}": folder / FOLDER / STORE})
+            if table:
+                export_buffers(store, folder / FILE)
+        except OSError as error:
+            raise StoreError(f"cannot write {folder}: {error}") from error
+
+    def _write_manifest(self, folder: Path, files: dict[str, Path]) -> None:
         store = self.rank_reward.scorer.store
         totals = {phase: store.totals(phase) for phase in ("train", "eval")}
-        write_store(store, folder, describe(self._identity(), self.state.global_step, totals, self.args))
-        if table:
-            export_buffers(store, folder / FILE)
+        write_manifest(folder, describe(self._identity(), self.state.global_step, totals, self.args), files)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
-        """TRL's, whose failures say where the run can go on from."""
+        """Save a checkpoint as TRL does, then complete it, push it, and delete those that are too many.
+
+        TRL pushes and deletes before the manifest could be written, and deletes by the clock: after the clock was set
+        back, each new checkpoint would be the oldest. So both are put off and done here, in the order of the steps.
+
+        Raises:
+            [`StoreError`]: if it cannot be written, saying which checkpoint to resume from.
+        """
+        run, limit = self._get_output_dir(trial=trial), self.args.save_total_limit
+        checkpoint = Path(run, f"checkpoint-{self.state.global_step}")
         try:
+            self.args.save_total_limit = None  # keeps TRL from deleting
             super()._save_checkpoint(model, trial)
+            self.args.save_total_limit = limit
+            self.accelerator.wait_for_everyone()  # until all processes have written their files
+            on_main_process(lambda: self._write_manifest(checkpoint, files_of(checkpoint)))
+            if self.args.push_to_hub:
+                super()._push_from_checkpoint(str(checkpoint))
         except (OSError, RuntimeError, SafetensorError) as error:
             raise StoreError(
                 f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
                 " checkpoints before it are as they were: once the cause is gone, set resume_from_checkpoint to true"
             ) from error
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=False)
 
-    def _save_rng_state(self, output_dir: str) -> None:
-        """TRL's. Next the main process pushes and rotates, and by then all processes must have written theirs."""
-        super()._save_rng_state(output_dir)
-        self.accelerator.wait_for_everyone()
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Do nothing: `_save_checkpoint` pushes, once the checkpoint is whole."""
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: list[str] | str | None = None
@@ -277,7 +304,7 @@ class RankBufferTrainer(GRPOTrainer):
             self._write_card(dataset_name or self.dataset_name, [tags] if isinstance(tags, str) else tags or [])
 
     def _prepare_push(self) -> None:
-        self._save_store(Path(self.args.output_dir), table=True)
+        self._save_store(Path(self.args.output_dir), manifest=True, table=True)
         if self.is_in_train:  # else `push_to_hub` asks for the card later
             self._write_card(self.dataset_name)
 
