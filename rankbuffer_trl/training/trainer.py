@@ -309,10 +309,11 @@ class RankBufferTrainer(GRPOTrainer):
             self._write_card(self.dataset_name)
 
     def _write_card(self, dataset_name: str | None, tags: list[str] | tuple[()] = ()) -> None:
+        scorer = self.rank_reward.scorer
         facts = CardFacts(
             settings=self.args.to_dict(),
             state=self.state,
-            method=self.rank_reward.method,
+            method=scorer.method,
             queries=len(self._train_queries),
             base_model=self.model.config.name_or_path,
             peft=is_peft_model(self.model),
@@ -321,7 +322,7 @@ class RankBufferTrainer(GRPOTrainer):
             repo_id=self.hub_model_id,
             dataset_name=dataset_name,
         )
-        write_card(Path(self.args.output_dir), self.rank_reward.scorer.store, facts)
+        write_card(Path(self.args.output_dir), scorer.store, facts)
 
     def close(self) -> None:
         """Close the store and the judge's connections."""
