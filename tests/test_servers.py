@@ -505,7 +505,7 @@ def test_questions_wait_for_a_server_when_all_are_down(two, caplog, number):
         after = await asked
         assert {call.server for call in after + await later} == {lost.url}
         assert [call.usage for call in after] == [call.usage for call in before]
-        assert {call.attempts for call in after} <= set(range(2, 2 + 2 * number))
+        assert all(call.attempts > 1 for call in after)
         assert asker.calls == judge.calls == []
 
     run(judge, test())
@@ -544,7 +544,7 @@ def test_the_wait_for_a_server_has_an_end(two, caplog):
     async def test():
         await calls(judge, questions)
         await asyncio.to_thread(lost.close)
-        for attempts in (2 + 2, 2):  # once before the wait and once after it; then at once
+        for attempts in (2 + 1, 2):  # with retries, and once more after the wait; then at once
             assert await judge.ask_all(questions) == [None] * 3
             made = judge.drain()
             assert {(call.outcome, call.attempts) for call in made} == {("unreachable", attempts)}

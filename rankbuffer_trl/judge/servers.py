@@ -5,6 +5,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .errors import TransportError
@@ -25,9 +26,9 @@ class Servers:
     its queries alone move, spread over the others; when it is back, they alone return. A server that gives no
     connection, no answer in time or 502 to 504 is taken for down until it generates a token again.
 
-    When all servers are down, a question is held until one of them is back, for at most `wait` seconds of the outage.
-    After that, and as long as no server has ever answered, a question is put to its own server with all retries of
-    that client, and what then fails is final. With one server this is the whole behaviour.
+    When all servers are down, questions are held until one of them is back, for at most `wait` seconds after the last
+    one went down. Questions are not held if `wait` has passed, or if no server has ever answered. Such a question goes
+    to its own server with all retries of that client, and a fault is then final. A single server is treated the same.
 
     Args:
         clients (`Sequence[OpenAIClient]`):
@@ -65,8 +66,11 @@ class Servers:
                             raise
                         self._set_down(client, str(fault))
             if hold == HOLDS or not self._holding():
+                # With all retries after each hold, a question that is too slow for its time limit would take four
+                # times as long to fail.
+                ask = partial(ask_once, order[0]) if hold else order[0].complete
                 try:
-                    reply = await order[0].complete(messages, **asked)
+                    reply = await ask(messages, **asked)
                     self._answered = True
                     self._set_up(order[0])
                     return reply
