@@ -18,8 +18,9 @@ from ..errors import SettingsError
 from ..groups import Query
 from ..judge import Question, insertion_question
 from ..judge.decoding import constrain
+from ..judge.reach import context_for
 from .queries import checked
-from .tokens import TokenCounter, context_for
+from .tokens import TokenCounter
 
 
 @dataclass(frozen=True)
