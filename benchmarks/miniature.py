@@ -317,7 +317,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--report_only", action="store_true", help="train nothing; make tables and figures of the finished runs"
     )
     parser.add_argument(
-        "--docs", type=Path, help="folder of the documentation, whose miniature.md and images are updated"
+        "--docs", type=Path, help="folder of the documentation, whose results/miniature.md and images are updated"
     )
     arguments = parser.parse_args(words)
     if arguments.full and arguments.methods:

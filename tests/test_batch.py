@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -363,7 +365,7 @@ def test_questions_of_a_reward_method_need_the_room_of_their_verdict():
             for guard in (True, False):
                 judge = judge_at(address, judge_decoding=decoding, judge_guard=guard)
                 need = asyncio.run(need_of(judge, question))
-                assert (need.answer, need.prompt) == (room, len(question.prompt(guard).split()))
+                assert need.exact and (need.answer, need.prompt) == (room, len(question.prompt(guard).split()))
                 assert server.counted[-1] == question.prompt(guard)
 
 
@@ -378,6 +380,12 @@ def test_a_server_that_cannot_count_is_not_checked_for_length():
     server = Server(10, tokenizes=False)
     with served(server.app) as address:
         assert asyncio.run(ask_many(judge_at(address), {"k": words(20)}, None, "asking")).values == {"k": 7}
+
+
+def test_asking_loads_no_client_before_it_is_needed():
+    heavy = "[name for name in ('openai', 'rich', 'torch', 'datasets') if name in sys.modules]"
+    code = f"import sys, rankbuffer_trl.judge; print({heavy})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_a_judge_that_is_checked_without_questions_and_the_embedded_one():

@@ -26,8 +26,9 @@ from rankbuffer_trl.data import command, publish, recipe
 from rankbuffer_trl.data.check import CheckSettings, anchors, check
 from rankbuffer_trl.data.output import write_provenance, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.data.tokens import TURN_TOKENS, TokenCounter
+from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.judge import insertion_question
+from rankbuffer_trl.judge.reach import TURN_TOKENS
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,10 @@ from ..buffer import select_k0
 from ..errors import SettingsError
 from ..groups import Query
 from ..judge import Question, insertion_question
+from ..judge.reach import context_for
 from ..judge.verdicts import max_tokens
 from .queries import checked
-from .tokens import TokenCounter, context_for
+from .tokens import TokenCounter
 
 
 @dataclass(frozen=True)

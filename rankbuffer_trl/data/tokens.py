@@ -4,29 +4,7 @@ import math
 
 from ..errors import SettingsError
 from ..groups import Messages
-
-CHARACTERS_PER_TOKEN = 3
-"""Few for English, so that an estimate is too high rather than too low."""
-TURN_TOKENS = 256
-"""Tokens of the judge's chat template, and of the turn that names the fault of an answer."""
-QUOTED = 8
-"""With `judge_guard`, each line of a response has a mark in front: about one token in eight."""
-
-
-def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = True) -> int:
-    """Estimate how many tokens of context a judge prompt needs, one repeat after a faulty answer included.
-
-    Args:
-        prompt (`int`):
-            Tokens of the prompt.
-        verdict (`int`):
-            Tokens that an answer may have.
-        responses (`int`, *optional*, defaults to `0`):
-            Tokens of responses that are not in the prompt yet.
-        guard (`bool`, *optional*, defaults to `True`):
-            Whether the prompt quotes these responses.
-    """
-    return prompt + responses + (responses // QUOTED if guard else 0) + 2 * verdict + TURN_TOKENS
+from ..judge.reach import CHARACTERS_PER_TOKEN
 
 
 class TokenCounter:

@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RankBufferError
 from .errors import first_leaf
 from .judge import Asked, Judge
 from .ledger import Call, Totals, Usage
 from .reach import check_servers, fields_of, servers_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +254,10 @@ def digest(model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[st
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def progress() -> Progress:
+def progress() -> "Progress":
     """Make a progress bar with counts. It is shown only if standard error is a terminal."""
+    from rich.console import Console  # here, so that a judge alone starts at once
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

@@ -2,29 +2,54 @@
 
 import asyncio
 import heapq
+import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import JudgeError, TransportError
 from .judge import Asked, Judge
-from .openai_client import OpenAIClient
-from .servers import Servers
+
+if TYPE_CHECKING:
+    from .openai_client import OpenAIClient
 
 LONGEST = 5
 """How many prompts are counted exactly. The longest text need not have the most tokens."""
+CHARACTERS_PER_TOKEN = 3
+"""Few for English, so that an estimate is too high rather than too low."""
+TURN_TOKENS = 256
+"""Tokens of the judge's chat template, and of the turn that names the fault of an answer."""
+QUOTED = 8
+"""With `judge_guard`, each line of a response has a mark in front: about one token in eight."""
 
 
 class Need(NamedTuple):
-    """The tokens that one question needs: those of its prompt, and those that its answer may have."""
+    """The tokens that one question needs.
+
+    Args:
+        prompt (`int`):
+            Tokens of the prompt.
+        exact (`bool`):
+            Whether the server counted them. If it cannot, they are estimated.
+        answer (`int`):
+            Tokens that the answer may have.
+        kind (`str`):
+            The question's kind.
+        query_id (`str`):
+            The question's query.
+    """
 
     prompt: int
+    exact: bool
     answer: int
     kind: str
     query_id: str
 
 
-def servers_of(judge: Judge) -> list[OpenAIClient]:
+def servers_of(judge: Judge) -> "list[OpenAIClient]":
     """Return the servers behind a judge; the embedded judge has none."""
+    from .openai_client import OpenAIClient  # here, because the library of that client is slow to load
+    from .servers import Servers
+
     if isinstance(judge.client, Servers):
         return judge.client.clients
     return [judge.client] if isinstance(judge.client, OpenAIClient) else []
@@ -60,7 +85,7 @@ async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> None:
     for client in servers_of(judge):
         context = await check_server(client)
         need = await longest_need(client, questions, judge.guard) if context else None
-        if context and need and need.prompt + need.answer > context:
+        if context and need and need.exact and need.prompt + need.answer > context:
             raise JudgeError(
                 f"{client.name}: a context of {context:,} tokens is too small. The {need.kind!r} prompt of"
                 f" {need.query_id!r} has {need.prompt:,} tokens, and its answer may take {need.answer:,}. Serve the"
@@ -68,7 +93,7 @@ async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> None:
             )
 
 
-async def check_server(client: OpenAIClient) -> int | None:
+async def check_server(client: "OpenAIClient") -> int | None:
     """Return the context length of a server that is there and serves the model, `None` if it does not report one.
 
     Raises:
@@ -96,8 +121,8 @@ async def check_server(client: OpenAIClient) -> int | None:
     return models[client.model]
 
 
-async def longest_need(client: OpenAIClient, questions: Iterable[Asked], guard: bool) -> Need | None:
-    """Count the longest prompts with the server's tokenizer and return the question that needs most tokens.
+async def longest_need(client: "OpenAIClient", questions: Iterable[Asked], guard: bool) -> Need | None:
+    """Count the longest prompts with the server's tokenizer and return what the question with most tokens needs.
 
     Args:
         client (`OpenAIClient`):
@@ -108,19 +133,34 @@ async def longest_need(client: OpenAIClient, questions: Iterable[Asked], guard: 
             Whether responses are quoted in prompts (`judge_guard`).
 
     Returns:
-        [`Need`], or `None` if there are no questions or the server cannot count tokens.
+        [`Need`], or `None` if there are no questions.
     """
     texts = (("\n".join(message["content"] for message in question.chat(guard)), question) for question in questions)
     needs = []
     for text, question in heapq.nlargest(LONGEST, texts, key=lambda pair: len(pair[0])):
         tokens = await client.count_tokens(text)
-        if tokens is None:
-            return None
+        prompt = math.ceil(len(text) / CHARACTERS_PER_TOKEN) if tokens is None else tokens
         answer = fields_of(client, question).get("max_tokens") or 0
-        needs.append(Need(tokens, answer, question.kind, question.query_id))
+        needs.append(Need(prompt, tokens is not None, answer, question.kind, question.query_id))
     return max(needs, key=lambda need: need.prompt + need.answer, default=None)
 
 
-def fields_of(client: OpenAIClient, question: Asked) -> dict[str, Any]:
+def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = True) -> int:
+    """Estimate how many tokens of context a judge prompt needs, one repeat after a faulty answer included.
+
+    Args:
+        prompt (`int`):
+            Tokens of the prompt.
+        verdict (`int`):
+            Tokens that an answer may have.
+        responses (`int`, *optional*, defaults to `0`):
+            Tokens of responses that are not in the prompt yet.
+        guard (`bool`, *optional*, defaults to `True`):
+            Whether the prompt quotes these responses.
+    """
+    return prompt + responses + (responses // QUOTED if guard else 0) + 2 * verdict + TURN_TOKENS
+
+
+def fields_of(client: "OpenAIClient", question: Asked) -> dict[str, Any]:
     """Return the fields that question and user set in a request; `None` stands for a field that is left out."""
     return question.fields(client.decoding, client.free_tokens) | client.request

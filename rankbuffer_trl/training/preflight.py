@@ -5,8 +5,6 @@ real questions as are in flight at once in training, and multiplies. Its calls e
 """
 
 import asyncio
-import heapq
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +12,11 @@ from itertools import islice
 from statistics import fmean
 
 from ..data.queries import QueryTable
-from ..data.tokens import CHARACTERS_PER_TOKEN, context_for
 from ..judge import Call, Judge, JudgeError, Totals
 from ..judge.errors import printable
 from ..judge.judge import explain
 from ..judge.openai_client import OpenAIClient
-from ..judge.reach import LONGEST, check_server, servers_of
+from ..judge.reach import check_server, context_for, longest_need, servers_of
 from ..rewards.method import RewardMethod
 from .batches import Batches
 from .config import RankBufferConfig
@@ -136,18 +133,14 @@ async def check_context(
         [`JudgeError`]: if a certain prompt is too long.
     """
     asked = (q for id in queries.ids for q in method.first_questions(stand_in(queries[id], args.num_generations)))
-    longest = heapq.nlargest(LONGEST, asked, key=lambda question: len(question.prompt(guard)))
-    counted = [await client.count_tokens(question.prompt(guard)) for question in longest]
-    counts = [count for count in counted if count is not None]
-    exact = len(counts) == len(longest)
-    if not exact:
-        counts = [math.ceil(len(question.prompt(guard)) / CHARACTERS_PER_TOKEN) for question in longest]
-    tokens, query_id = max(zip(counts, (question.query_id for question in longest), strict=True))
-    room = client.room(longest[0].verdict)
-    lines = [f"longest prompt of a first visit: {'' if exact else 'about '}{tokens:,} tokens (query {query_id!r})"]
-    if exact and context and tokens + room > context:
+    need = await longest_need(client, asked, guard)
+    assert need is not None, "every method asks something first"
+    tokens, room = need.prompt, need.answer
+    count = f"{'' if need.exact else 'about '}{tokens:,}"
+    lines = [f"longest prompt of a first visit: {count} tokens (query {need.query_id!r})"]
+    if need.exact and context and tokens + room > context:
         raise JudgeError(
-            f"the judge's context of {context:,} tokens is too short: the first prompt of query {query_id!r} has"
+            f"the judge's context of {context:,} tokens is too short: the first prompt of query {need.query_id!r} has"
             f" {tokens:,}, and a verdict may take {room}. Serve the judge with a longer --max-model-len, shorten the"
             " responses, or leave the query out"
         )
