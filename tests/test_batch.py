@@ -29,7 +29,7 @@ from rankbuffer_trl.judge import (
 from rankbuffer_trl.judge.batch import digest
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.reach import check_judge, longest_need
+from rankbuffer_trl.judge.reach import check_judge, longest_need, servers_of
 
 
 def read_number(answer: str) -> int:
@@ -352,7 +352,7 @@ def test_the_smallest_of_several_servers_decides():
 def test_questions_of_a_reward_method_need_the_room_of_their_verdict():
     async def need_of(judge, question):
         try:
-            return await longest_need(judge.client, [question], judge.guard)
+            return await longest_need(servers_of(judge)[0], [question], judge.guard)
         finally:
             await judge.client.close()
 
