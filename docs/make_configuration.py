@@ -52,7 +52,8 @@ def entries(cls: type) -> dict[str, tuple[str, str]]:
         `ValueError`: if a field is not in the docstring.
     """
     text = inspect.cleandoc(cls.__doc__ or "") + "\n"
-    body = dedent(re.split(r"^(?:Parameters|Args):\n", text, maxsplit=1, flags=re.MULTILINE)[-1])
+    body = re.split(r"^(?:Parameters|Args):\n", text, maxsplit=1, flags=re.MULTILINE)[-1]
+    body = dedent(re.split(r"^(?:Raises|Example):\n", body, maxsplit=1, flags=re.MULTILINE)[0])
     found = {name: (kind.split("`, ")[0].strip("`"), text) for name, kind, text in ENTRY.findall(body)}
     if missing := [field.name for field in fields(cls) if field.name not in found]:
         raise ValueError(f"the docstring of {cls.__name__} says nothing of {', '.join(missing)}")

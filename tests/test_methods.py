@@ -338,6 +338,14 @@ class Shortlist:
         return [ranking_question(group.query, group.answered, kind="shortlist")]
 
 
+def test_what_rankbuffer_needs_and_costs():
+    assert (RankBuffer(k0=5).responses_needed, RankBuffer(k0=5, bootstrap=True).responses_needed) == (5, 0)
+    assert RankBuffer().calls(make(EIGHT), first=True) == (8, 12)
+    assert RankBuffer(fine=False).calls(make(EIGHT), first=True) == (8, 8)
+    assert play(RankBuffer(), make([2, 3])).score.fine_ranked, "both lie between the same anchors"
+    assert not play(RankBuffer(), make([0, 3])).score.fine_ranked
+
+
 FILES = {
     path.stem: module.METHOD
     for path in sorted((ROOT / "rankbuffer_trl" / "rewards").glob("*.py"))
