@@ -214,4 +214,4 @@ def test_the_scripts_are_sound():
         text = script.read_text()
         assert "pkill" not in text and "killall" not in text
         if script.name != "servers.sh":
-            assert "by arithmetic" in text and "160 rollouts" in text and "Has not been run" in text
+            assert "by arithmetic" in text and "160 rollouts" in text and "has not been run" in text
