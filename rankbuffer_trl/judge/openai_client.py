@@ -14,7 +14,6 @@ from ..errors import SettingsError
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Reply, Tally, Usage
-from .verdicts import Verdict, max_tokens
 
 DEFAULT_KEY = "OPENAI_API_KEY"
 IDLE_SECONDS = 3.0
@@ -163,10 +162,6 @@ class OpenAIClient:
             return bool(response.http_response.json()["choices"])
         except (OpenAIError, ValueError, TypeError, LookupError, RecursionError, TimeoutError):
             return False
-
-    def room(self, verdict: Verdict) -> int:
-        """Return how many tokens an answer may have."""
-        return max_tokens(verdict, self.decoding, self.free_tokens)
 
     def _body(self, **fields: Any) -> dict[str, Any]:
         """Return a request's fields, with those that the user sets over the others."""
