@@ -32,15 +32,14 @@ def plan(processes: int = 1, queries: int = 100, **overrides) -> Batches:
     G=st.sampled_from([2, 4, 8]),
     queries=st.integers(1, 60),
     epochs=st.integers(1, 3),
+    stop=st.integers(0, 1000),
 )
 def test_steps_and_straddling_are_those_of_the_real_sampler(
-    processes, per_device, accumulation, generation, iterations, G, queries, epochs
+    processes, per_device, accumulation, generation, iterations, G, queries, epochs, stop
 ):
     rollouts = processes * per_device * generation
     assume(rollouts % G == 0 and queries >= rollouts // G)
-    layout = plan(
-        processes,
-        queries,
+    settings = dict(
         num_generations=G,
         per_device_train_batch_size=per_device,
         gradient_accumulation_steps=accumulation,
@@ -49,6 +48,7 @@ def test_steps_and_straddling_are_those_of_the_real_sampler(
         num_train_epochs=epochs,
         save_strategy="no",
     )
+    layout = plan(processes, queries, **settings)
     sampler = RepeatSampler(range(queries), G, rollouts // G, iterations * generation)
     rows = list(sampler)
     batches = len(rows) // rollouts
@@ -57,15 +57,18 @@ def test_steps_and_straddling_are_those_of_the_real_sampler(
     assert layout.generations_per_epoch * iterations * generation == batches
 
     # TRL generates where its count of micro steps is a multiple of this; a resumed run generates at once.
-    every, micro_steps, generations, exact = iterations * generation, 0, 0, [True]
+    every, micro_steps, generations, exact, made = iterations * generation, 0, 0, [True], [0]
     for _ in range(epochs):
         for batch in range(1, batches + 1):
             generations += micro_steps % every == 0
             micro_steps += 1
             if batch % accumulation == 0 or batch == batches:
                 exact.append(micro_steps % every == 0)
+                made.append(generations)
     assert [layout.ends_generation(step) for step in range(layout.steps + 1)] == exact
     assert layout.generations == generations
+    stop = 1 + stop % layout.steps
+    assert plan(processes, queries, **settings, max_steps=stop).generations == made[stop]
 
     process_of = [row // (per_device * generation) for row in range(rollouts)]
     groups = [set(process_of[start : start + G]) for start in range(0, rollouts, G)]

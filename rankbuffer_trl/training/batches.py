@@ -80,8 +80,7 @@ class Batches:
     def generations(self) -> int:
         """The number of generations of the run."""
         epochs, steps = divmod(self.steps, self.steps_per_epoch)
-        begun = min(math.ceil(steps / self.args.steps_in_generation), self.generations_per_epoch)
-        return epochs * self.generations_per_epoch + begun
+        return epochs * self.generations_per_epoch + math.ceil(steps / self.args.steps_in_generation)
 
     def ends_generation(self, step: int) -> bool:
         """Return whether a generation ends after so many optimizer steps, so that a checkpoint there is exact."""
