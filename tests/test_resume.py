@@ -263,7 +263,7 @@ def test_the_stores_digest_is_checked(tmp_path, whole):
         check_resumable(checkpoint, {}, True)
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 2**16, 2**20, 2**20 + 1, 2**22 + 12345])
+@pytest.mark.parametrize("size", [0, 1, 100, 2**16, 2**20, 2**20 + 1, 2**22, 2**22 + 12345])
 def test_a_fingerprint_tells_files_apart(tmp_path, size):
     """Any byte of a small file; of a large one those at its sixteenths and its end, and the size."""
     path = tmp_path / "file"

@@ -143,7 +143,7 @@ def copy_rows(source: Path, target: Path) -> str:
         db.execute("ATTACH ? AS source", (uri(source, "ro"),))
         with db:
             for table in TABLES:
-                # Without ORDER BY, SQLite would copy rows of equal tables without a look at their types.
+                # Columns by name: SQLite copies `SELECT *` between equal tables without a look at the types.
                 names = ",".join(column[1] for column in db.execute(f"PRAGMA main.table_info({table})"))
                 db.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM source.{table} ORDER BY rowid")
         return run_id(db)
