@@ -291,7 +291,7 @@ def checked_anchor(id: str, source: str, epoch: int, h: int) -> tuple[str, str, 
 
 def call_row(step: int, phase: str, call: Call) -> dict[str, Any]:
     """Return a call's row of the table `calls`, by column."""
-    row: dict[str, Any] = {"step": step, "phase": phase} | vars(call)
+    row: dict[str, Any] = {"step": step, "phase": phase} | call.as_dict()
     for prefix, usage in (("", row.pop("usage")), ("spent_", row.pop("spent"))):
         row |= {f"{prefix}{name}_tokens": tokens for name, tokens in usage._asdict().items()}
     return row
