@@ -375,6 +375,7 @@ def test_a_save_restores_whatever_the_folders_name(tmp_path, name):
         target.restore(saved)
         assert contents(target) == expected
         assert target.load("a") == buffer
+    assert {path.name for path in saved.parent.glob("*.sqlite")} == {"live.sqlite", "elsewhere.sqlite"}
     other.close()
     visit_all(store, "ab", range(2, 3))
     assert store.last_step() == 2
@@ -610,13 +611,13 @@ def test_a_value_of_another_type_is_refused(tmp_path, store):
     assert contents(store) == before
 
 
-ANCHORS = {
-    "no JSON": "[[",
-    "no list": "7",
-    "no anchor": "[7]",
-    "too short": '[["initial-0", "initial", 0]]',
-    "another type": '[["initial-0", "initial", "0", 0]]',
-    "no text": '[["9-9", "right", 0, 0]]',
+ANCHORS = {  # what stands in the place of an anchor
+    "no anchor": "7",
+    "too short": '["initial-0", "initial", 0]',
+    "no number": '["initial-0", "initial", "0", 0]',
+    "no source": '["initial-0", {}, 0, 0]',
+    "no text": '["9-9", "right", 0, 0]',
+    "no JSON": "[",
     "deep": "[" * 100_000,
 }
 
@@ -624,7 +625,11 @@ ANCHORS = {
 @pytest.mark.parametrize("case", ANCHORS)
 def test_a_damaged_buffer_is_named(store, case):
     visit_all(store, "a", range(1))
-    store.rows("UPDATE buffers SET anchors = ?", (ANCHORS[case],))
+    ((anchors,),) = store.rows("SELECT anchors FROM buffers")
+    first = json.dumps(json.loads(anchors)[0])
+    store.rows("UPDATE buffers SET anchors = ?", (anchors.replace(first, '["initial-0", "initial", 0, 0]'),))
+    assert len(store.load("a")) == 4
+    store.rows("UPDATE buffers SET anchors = ?", (anchors.replace(first, ANCHORS[case]),))
     with pytest.raises(StoreError, match=r"live\.sqlite: the buffer of query 'a' is damaged"):
         store.load("a")
 
