@@ -854,7 +854,7 @@ def train(output_dir, policy, rows, pair: list[Process], dies: Process | None = 
         judge_model="rubric-judge",
         judge_max_retries=1,
     )
-    judge = Judge(Servers(settings.clients(), probe_every=0.0, wait=PATIENCE), guard=True)
+    judge = Judge(Servers(settings.judge().client.clients, probe_every=0.0, wait=PATIENCE), guard=True)
     outages = [Outage(dies, judge)] if dies else []
     trainer = ScriptedTrainer(policy, settings, rows, judge=judge, callbacks=outages)
     for outage in outages:

@@ -1,14 +1,11 @@
 """The settings of a judge, for training, audits, data and evaluation."""
 
 import json
-import math
 from dataclasses import dataclass, field
-from typing import cast
 
 from ..errors import SettingsError
+from .endpoint import Endpoint, check_at_least, check_seconds
 from .judge import ChatClient, Judge
-from .ledger import Totals
-from .openai_client import OpenAIClient, check_url, check_variable
 from .rubric_judge import RubricJudge
 from .servers import Servers
 from .verdicts import DECODINGS
@@ -112,70 +109,36 @@ class JudgeConfig:
         if isinstance(self.judge_url, str):
             self.judge_url = [self.judge_url]
         self.judge_request = read_object("judge_request", self.judge_request)
-        at_least = {
-            "judge_free_tokens": 0,
-            "judge_max_retries": 0,
-            "judge_max_attempts": 1,
-            "judge_concurrency": 1,
-            "judge_wait": 0,
-            "judge_prompt_price": 0,
-            "judge_completion_price": 0,
-        }
-        for key, least in at_least.items():
-            value = getattr(self, key)
-            if value is not None and not least <= value < math.inf:
-                raise SettingsError(f"{key} must be at least {least}, got {value}")
-        for key in ("judge_timeout", "judge_step_timeout"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < math.inf:
-                raise SettingsError(f"{key} must be above 0 seconds, got {value}")
+        self.endpoint()  # raises for what no endpoint has
+        check_at_least("judge_free_tokens", self.judge_free_tokens, 0)
+        check_at_least("judge_max_attempts", self.judge_max_attempts, 1)
+        check_seconds("judge_step_timeout", self.judge_step_timeout)
         if not 0 <= self.judge_max_failures <= 1:
             raise SettingsError(f"judge_max_failures is a share in 0..1, got {self.judge_max_failures}")
         if self.judge_decoding not in DECODINGS:
             raise SettingsError(f"judge_decoding must be one of {', '.join(DECODINGS)}, got {self.judge_decoding!r}")
-        check_variable(self.judge_api_key_env)
-        for url in self.judge_url or []:
-            check_url("judge_url", url)
-        if len(set(self.judge_url or [])) < len(self.judge_url or []):
-            raise SettingsError(f"judge_url names a server twice: {self.judge_url}")
-        if self.judge_url and not self.judge_model:
-            raise SettingsError(f"judge_url is {self.judge_url} but judge_model is not set: name the model it serves")
-        if not self.judge_url and self.judge_model:
-            raise SettingsError(
-                f"judge_model is {self.judge_model!r} but judge_url is not set: say where it is served"
-            )
 
-    def clients(self) -> list[OpenAIClient]:
-        """Make one client per server; none for the embedded judge."""
-        if not self.judge_url or not self.judge_model:
-            return []
-        return [
-            OpenAIClient(
-                url,
-                self.judge_model,
-                api_key_env=self.judge_api_key_env,
-                decoding=self.judge_decoding,
-                free_tokens=self.judge_free_tokens,
-                request=cast("dict | None", self.judge_request),  # __post_init__ has read it
-                timeout=self.judge_timeout,
-                max_retries=self.judge_max_retries,
-                concurrency=self.judge_concurrency,
-            )
-            for url in self.judge_url
-        ]
+    def endpoint(self) -> Endpoint:
+        """Describe the judge's model and its servers; for the embedded judge there are none."""
+        return Endpoint(
+            urls=tuple(self.judge_url or ()),
+            model=self.judge_model,
+            api_key_env=self.judge_api_key_env,
+            request=read_object("judge_request", self.judge_request) or {},
+            timeout=self.judge_timeout,
+            max_retries=self.judge_max_retries,
+            concurrency=self.judge_concurrency,
+            wait=self.judge_wait,
+            prompt_price=self.judge_prompt_price,
+            completion_price=self.judge_completion_price,
+        )
 
     def judge(self) -> Judge:
         """Make the judge that these settings describe."""
-        clients = self.clients()
-        client: ChatClient = Servers(clients, wait=self.judge_wait) if clients else RubricJudge()
+        client: ChatClient = RubricJudge()
+        if self.judge_url:
+            client = Servers.of(self.endpoint(), self.judge_decoding, self.judge_free_tokens)
         return Judge(client, max_attempts=self.judge_max_attempts, guard=self.judge_guard)
-
-    def price(self, totals: Totals) -> float | None:
-        """Return what all attempts cost at the two prices; `None` if neither price is set."""
-        if self.judge_prompt_price is None and self.judge_completion_price is None:
-            return None
-        prompt = totals.spent_prompt_tokens * (self.judge_prompt_price or 0)
-        return (prompt + totals.spent_completion_tokens * (self.judge_completion_price or 0)) / 1e6
 
 
 def read_object(key: str, value: dict | str | None) -> dict | None:

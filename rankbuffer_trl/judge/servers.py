@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from .endpoint import Endpoint
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Reply, Tally
@@ -49,6 +50,25 @@ class Servers:
         self._outage = 0.0  # when all servers were found down
         self._down: dict[OpenAIClient, float] = {}  # when it was last found so
         self._probes: dict[OpenAIClient, asyncio.Task] = {}
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, decoding: str = "none", free_tokens: int = 256) -> "Servers":
+        """Connect to the servers of an endpoint. See [`OpenAIClient`] for `decoding` and `free_tokens`."""
+        clients = [
+            OpenAIClient(
+                url,
+                str(endpoint.model),
+                endpoint.api_key_env,
+                decoding,
+                free_tokens,
+                endpoint.request,
+                endpoint.timeout,
+                endpoint.max_retries,
+                endpoint.concurrency,
+            )
+            for url in endpoint.urls
+        ]
+        return cls(clients, wait=endpoint.wait)
 
     async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
         """Answer as [`ChatClient`] says."""

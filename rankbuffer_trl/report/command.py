@@ -9,7 +9,7 @@ from datasets import disable_progress_bars
 
 from ..data.queries import QueryTable, load_queries
 from ..errors import RankBufferError, SettingsError
-from ..judge.config import JudgeConfig
+from ..judge.endpoint import Endpoint
 from .report import write_report
 
 
@@ -64,9 +64,7 @@ def main() -> None:
             name, config, split = arguments.dataset_name, arguments.dataset_config, arguments.dataset_train_split
             queries = QueryTable(load_queries(name, config, split))
         scores = read_scores(arguments.scores) if arguments.scores else None
-        prices = JudgeConfig(
-            judge_prompt_price=arguments.judge_prompt_price, judge_completion_price=arguments.judge_completion_price
-        )
+        prices = Endpoint(prompt_price=arguments.judge_prompt_price, completion_price=arguments.judge_completion_price)
         page = write_report(
             arguments.run_dir, output, queries, arguments.step, scores, arguments.text_limit, prices.price
         )

@@ -55,7 +55,7 @@ def write_report(
         text_limit (`int`, *optional*, defaults to `4000`):
             Number of characters of a response that the page keeps.
         price (`Callable[[Totals], float | None]`, *optional*):
-            The cost of the judge's work, such as [`JudgeConfig.price`].
+            The cost of the judge's work, such as [`Endpoint.price`].
 
     Returns:
         `Path`: the page.
