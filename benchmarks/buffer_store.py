@@ -39,7 +39,7 @@ from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.export import export_buffers
-from rankbuffer_trl.training.checkpoint import digest
+from rankbuffer_trl.training.checkpoint import hash_file
 
 ANCHORS, G, STEP = 8, 8, 20
 SLOW = ("checkpoint", "resume", "export", "data")
@@ -162,13 +162,13 @@ class Size:
         self.store.commit(self.step, [visit(self.store, self.table, f"q{id}", self.step, self.length) for id in ids])
         with self.watch("checkpoint"):
             self.store.save(self.checkpoint)
-            digest(self.checkpoint / STORE)
+            hash_file(self.checkpoint / STORE)
 
     def resume(self) -> None:
         """Go back to the checkpoint, and export."""
         self.store.commit(self.step + 1, [visit(self.store, self.table, "q0", self.step + 1, self.length)])
         with self.watch("resume"):
-            digest(self.checkpoint / STORE)
+            hash_file(self.checkpoint / STORE)
             self.store.restore(self.checkpoint)
         with self.watch("export"):
             export_buffers(self.store, self.folder / "buffers.parquet")

@@ -13,7 +13,7 @@ from .arena_hard.benchmark import ArenaHard
 from .arena_hard.validation import arena_hard_checks
 from .assets import Assets
 from .benchmark import Benchmark
-from .check import Check
+from .official import Check
 from .wildbench.benchmark import WildBench
 from .wildbench.validation import wildbench_checks
 from .writingbench.benchmark import WritingBench

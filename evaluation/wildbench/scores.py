@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.judge.verdicts import VerdictError, shown
+from rankbuffer_trl.judge.verdicts import VerdictError, shorten_json
 
 from ..benchmark import BenchmarkScores, OutputError
 from ..files import check_rows, read_json
@@ -134,7 +134,7 @@ def rating(verdict: Mapping[str, Any]) -> float:
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not RATINGS[0] <= value <= RATINGS[1]:
-        raise VerdictError(f"`score` must be a number from 1 to 10, not {shown(score)}")
+        raise VerdictError(f"`score` must be a number from 1 to 10, not {shorten_json(score)}")
     return value
 
 

@@ -48,7 +48,10 @@ def load_queries(
     Example:
 
     ```python
+    from rankbuffer_trl import load_queries
+
     dataset = load_queries("recipes/quickstart/howto.jsonl")
+    len(dataset)  # 36
     ```
     """
     path = Path(name)

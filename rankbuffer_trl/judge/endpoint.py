@@ -49,8 +49,12 @@ class Endpoint:
     Example:
 
     ```python
-    prices = Endpoint(prompt_price=0.5, completion_price=2.0)
-    prices.price(Totals(spent_prompt_tokens=4_000_000, spent_completion_tokens=100_000))  # 2.2
+    from rankbuffer_trl.judge import Totals
+    from rankbuffer_trl.judge.endpoint import Endpoint
+
+    endpoint = Endpoint(("http://127.0.0.1:8001/v1",), "my-judge", prompt_price=0.5, completion_price=2.0)
+    totals = Totals(spent_prompt_tokens=4_000_000, spent_completion_tokens=100_000)
+    endpoint.price(totals)  # 2.2
     ```
     """
 

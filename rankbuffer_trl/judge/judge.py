@@ -81,10 +81,19 @@ class Judge:
     Example:
 
     ```python
+    import asyncio
+
+    from rankbuffer_trl import Judge
+    from rankbuffer_trl.groups import Query, Rubric
+    from rankbuffer_trl.judge import RubricJudge, insertion_question
+
     judge = Judge(RubricJudge())
-    query = Query("tea", [{"role": "user", "content": "Tea?"}], (Rubric("Says how long to wait.", 5),))
-    position = asyncio.run(judge.ask(insertion_question(query, ["Boil.", "Wait three minutes."], "Wait.")))
+    rubrics = (Rubric("Says minutes: three, four.", weight=5),)
+    query = Query("tea", [{"role": "user", "content": "How long does tea steep?"}], rubrics)
+    anchors = ["I do not know.", "Three or four minutes."]
+    position = asyncio.run(judge.ask(insertion_question(query, anchors, "Three minutes.")))
     (call,) = judge.drain()
+    position, call.attempts  # (1, 1)
     ```
     """
 

@@ -40,8 +40,11 @@ class BufferStore:
     Example:
 
     ```python
+    from rankbuffer_trl import BufferStore
+
     store = BufferStore("runs/mine/_rankbuffer/live.sqlite", read_only=True)
-    print([anchor.text for anchor in store.load("query-1").anchors])
+    for query_id in store.query_ids():
+        print([anchor.text for anchor in store.load(query_id).anchors])
     ```
 
     Args:

@@ -84,7 +84,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
     db = connect(path, "rwc", WRITE_WAIT)
     try:
         if version(db):
-            check(db, path)
+            check_tables(db, path)
         db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + SCHEMA)
         with db:
             db.execute("INSERT INTO run SELECT hex(randomblob(16)) WHERE NOT EXISTS (SELECT 1 FROM run)")
@@ -120,7 +120,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
                     shutil.copyfile(file, Path(folder, file.name))
                 with closing(connect(Path(folder, path.name), "rw", READ_WAIT)) as copy:
                     copy.backup(db)
-        check(db, path)
+        check_tables(db, path)
     except BaseException:
         db.close()
         raise
@@ -172,7 +172,7 @@ def version(db: sqlite3.Connection) -> int:
     return db.execute("PRAGMA user_version").fetchone()[0]
 
 
-def check(db: sqlite3.Connection, path: Path) -> None:
+def check_tables(db: sqlite3.Connection, path: Path) -> None:
     """Refuse a file that has not exactly the tables of this version.
 
     Raises:

@@ -34,6 +34,8 @@ def read_store(path: str | os.PathLike) -> BufferStore:
     Example:
 
     ```python
+    from rankbuffer_trl import read_store
+
     store = read_store("runs/mine/checkpoint-100")
     print(store.totals().calls, store.query_ids()[:3])
     ```
