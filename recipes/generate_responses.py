@@ -18,7 +18,7 @@ from rankbuffer_trl.data.recipe import cost_line, finish, run
 from rankbuffer_trl.data.responses import order_question, sample_chats
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Judge, JudgeError, ask_many
+from rankbuffer_trl.judge import Judge, ask_many
 from rankbuffer_trl.judge.config import JudgeConfig, read_object
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.reach import check_judge
@@ -161,11 +161,8 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
         for i, chat in enumerate(sample_chats(query_id, row["prompt"], config.responses, request, config.seed))
     }
     log = beside(check_output(config.output_file), "samples.jsonl")
-    try:
-        writer = Judge(Servers.of(sampler), config.judge_max_attempts)
-        answers = asyncio.run(ask_many(writer, chats, log, "sampling responses"))
-    except (JudgeError, SettingsError) as error:
-        raise JudgeError(f"sampler_url, sampler_model: {error}") from error
+    writer = Judge(Servers.of(sampler), config.judge_max_attempts)
+    answers = asyncio.run(ask_many(writer, chats, log, "sampling responses"))
     print(f"{len(answers.values):,} of {len(chats):,} responses: {cost_line(sampler, answers.totals)}")
     texts, failures = {}, {}
     for query_id in rows:

@@ -158,7 +158,7 @@ def a_bug(*_):
 
 
 def test_a_bug_keeps_its_traceback_in_every_command(monkeypatch):
-    monkeypatch.setattr(command, "run", a_bug)
+    monkeypatch.setattr(command, "run_command", a_bug)
     with pytest.raises(ValueError, match="zip"):
         command.main(["check", "a.jsonl"])
     monkeypatch.setattr("sys.argv", ["prepare_nectar.py", "--output_file", "a.jsonl"])

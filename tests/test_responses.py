@@ -12,6 +12,7 @@ from rankbuffer_trl.data.output import write_rows
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.data.responses import order_question, read_response, sample_chats
 from rankbuffer_trl.data.rubrics import GENERIC
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, VerdictError
 from rankbuffer_trl.judge.questions import weighted_rubrics
@@ -155,9 +156,9 @@ def test_both_endpoints_are_there_before_samples_are_paid_for(tmp_path):
     with pytest.raises(JudgeError, match=r"127\.0\.0\.1:9/v1 cannot be reached"):
         generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), judge_url=["http://127.0.0.1:9/v1"])
     assert not sampler.bodies
-    with pytest.raises(JudgeError, match=r"sampler_url, sampler_model: .*NO_KEY, which is not set"):
+    with pytest.raises(SettingsError, match=r"^sampler_api_key_env names .*NO_KEY, which is not set"):
         generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_api_key_env="NO_KEY")
-    with pytest.raises(JudgeError, match=r"sampler_url, sampler_model: .*cannot be reached"):
+    with pytest.raises(JudgeError, match=r"^the sampler server .*cannot be reached, .* does sampler_url name it"):
         generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_url="http://127.0.0.1:9/v1")
 
 

@@ -151,22 +151,28 @@ def check_variable(name: str, key: str = "judge_api_key_env") -> None:
         )
 
 
-def read_key(variable: str) -> str | None:
+def read_key(variable: str, key: str = "judge_api_key_env") -> str | None:
     """Return the key that an environment variable holds; `None` if the default variable is not set.
+
+    Args:
+        variable (`str`):
+            The name of the variable.
+        key (`str`, *optional*, defaults to `"judge_api_key_env"`):
+            The setting that names the variable, for the error message.
 
     Raises:
         [`SettingsError`]: if another variable is not set, or if the key cannot be sent in a header.
     """
-    check_variable(variable)
-    key = os.environ.get(variable)
-    if not key and variable != DEFAULT_KEY:
+    check_variable(variable, key)
+    value = os.environ.get(variable)
+    if not value and variable != DEFAULT_KEY:
         raise SettingsError(
-            f"judge_api_key_env names the environment variable {variable}, which is not set: export the server's key"
-            " there, or leave judge_api_key_env out if the server wants none"
+            f"{key} names the environment variable {variable}, which is not set: export the server's key there, or"
+            f" leave {key} out if the server wants none"
         )
-    if key and not re.fullmatch("[!-~]+", key):
+    if value and not re.fullmatch("[!-~]+", value):
         raise SettingsError(
             f"the environment variable {variable} holds a character that no key has, such as a line break, a space or"
             " a typographic quote: set it again to the key alone"
         )
-    return key or None
+    return value or None

@@ -50,6 +50,8 @@ class OpenAIClient:
             Transport retries of one request.
         concurrency (`int`, *optional*, defaults to `64`):
             Requests in flight at once.
+        role (`str`, *optional*, defaults to `"judge"`):
+            What the model is used for. Error messages name the settings that begin with it.
 
     Raises:
         [`SettingsError`]: if the address holds a key, if the variable of the key is not set, or if it holds something
@@ -67,8 +69,10 @@ class OpenAIClient:
         timeout: float = 120.0,
         max_retries: int = 4,
         concurrency: int = 64,
+        role: str = "judge",
     ):
-        check_url("the server's address", url)
+        check_url("the server's address", url, f"{role}_api_key_env")
+        self.role = role
         self.name = f"{model} at {url}"
         self.url = url
         self.model = model
@@ -80,7 +84,7 @@ class OpenAIClient:
         self.concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self.api_key_env = api_key_env
-        self._key = read_key(api_key_env)
+        self._key = read_key(api_key_env, f"{role}_api_key_env")
         self._client = AsyncOpenAI(
             base_url=url,
             api_key=self._key or "none",
@@ -183,11 +187,12 @@ class OpenAIClient:
         if 300 <= status < 400:
             text = (
                 f"a redirect to {self._clean(error.response.headers.get('location', ''))}, which is not followed;"
-                " if that is the judge, name it in judge_url"
+                f" if that is the {self.role}, name it in {self.role}_url"
             )
         if status in (401, 403):
             state = "" if self._key else " is not set and"
-            text += f" (the environment variable {self.api_key_env}{state} should hold the key; see judge_api_key_env)"
+            variable = f"the environment variable {self.api_key_env}{state} should hold the key"
+            text += f" ({variable}; see {self.role}_api_key_env)"
         return TransportError(f"HTTP {status}: {text}", kind_of(status), status)
 
     def _clean(self, message: str) -> str:

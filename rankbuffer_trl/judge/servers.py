@@ -65,6 +65,7 @@ class Servers:
                 endpoint.timeout,
                 endpoint.max_retries,
                 endpoint.concurrency,
+                endpoint.role,
             )
             for url in endpoint.urls
         ]
@@ -121,7 +122,7 @@ class Servers:
             await asyncio.sleep(max(0.01, min(self.probe_every, LOOK_SECONDS)))
         if self._all_down() and not self._gave_up:
             self._gave_up = True
-            logger.warning("no judge server was back within %g s, so questions fail now", self.wait)
+            logger.warning("no %s server was back within %g s, so questions fail now", self.clients[0].role, self.wait)
 
     def _is_up(self, client: OpenAIClient) -> bool:
         if client not in self._down:
@@ -143,18 +144,20 @@ class Servers:
         if known:
             return
         if not self._all_down():
-            logger.warning("the judge server %s is down, its queries move to another one: %s", client.url, cause)
+            logger.warning(
+                "the %s server %s is down, its queries move to another one: %s", client.role, client.url, cause
+            )
             return
         self._outage, self._gave_up = time.monotonic(), False
         if self._holding():
-            text = "the judge server %s is down, questions wait up to %g s for one that answers: %s"
-            logger.warning(text, client.url, self.wait, cause)
+            text = "the %s server %s is down, questions wait up to %g s for one that answers: %s"
+            logger.warning(text, client.role, client.url, self.wait, cause)
         else:
-            logger.warning("the judge server %s is down, there is no other one: %s", client.url, cause)
+            logger.warning("the %s server %s is down, there is no other one: %s", client.role, client.url, cause)
 
     def _set_up(self, client: OpenAIClient) -> None:
         if self._down.pop(client, None) is not None:
-            logger.warning("the judge server %s is back", client.url)
+            logger.warning("the %s server %s is back", client.role, client.url)
 
     async def close(self) -> None:
         """Close all connection pools."""

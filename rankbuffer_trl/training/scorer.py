@@ -121,9 +121,9 @@ class GroupScorer:
     def _check_epochs(groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None], done: set[str]) -> None:
         """Refuse a query with more visits than epochs, since a query is visited at most once per epoch."""
         for group, buffer in zip(groups, buffers, strict=True):
-            if buffer is None or group.epoch is None or group.query.id in done:
+            if buffer is None or group.query.id in done:
                 continue
-            if buffer.visits > group.epoch:
+            if buffer.visits > group.known_epoch:
                 raise RuntimeError(
                     f"query {group.query.id!r} was already visited {buffer.visits} times before its visit of epoch"
                     f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
