@@ -37,6 +37,7 @@ from rankbuffer_trl.audit.results import Audit, Cost, Form, Result, verdict
 from rankbuffer_trl.audit.terminal import measure_table
 from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.judge import Call, Judge, TransportError, Usage
+from rankbuffer_trl.judge.verdicts import order_verdict
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
 N = 7
@@ -257,7 +258,7 @@ def test_each_query_takes_as_many_questions_as_documented_and_numbers_candidates
         if question.kind != "insert":
             headings, texts = zip(*question.responses["{CANDIDATE_BLOCKS}"], strict=True)
             assert headings == tuple(f"R{place}" for place in range(len(texts)))
-            assert question.verdict.ids == tuple(range(len(texts)))
+            assert question.verdict == order_verdict(range(len(texts)))
         if question.kind == "fine":
             orders[question.query_id].remove(tuple(map(worth, texts)))
     assert not any(orders.values())

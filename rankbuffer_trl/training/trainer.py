@@ -281,8 +281,6 @@ class RankBufferTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
             self.accelerator.wait_for_everyone()  # until all processes have written their files
             on_main_process(lambda: self._write_manifest(checkpoint, files_of(checkpoint)))
-            if self.args.push_to_hub:
-                super()._push_from_checkpoint(str(checkpoint))
         except (OSError, RuntimeError, SafetensorError) as error:
             raise StoreError(
                 f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
@@ -290,6 +288,8 @@ class RankBufferTrainer(GRPOTrainer):
             ) from error
         finally:
             self.args.save_total_limit = limit
+        if self.args.push_to_hub:
+            super()._push_from_checkpoint(str(checkpoint))
         if self.args.should_save:
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=False)
 
