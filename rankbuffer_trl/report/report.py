@@ -1,4 +1,4 @@
-"""The report: the page, and the charts and tables beside it."""
+"""The report: the page, with its charts and tables as files."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
