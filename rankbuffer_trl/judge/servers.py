@@ -1,4 +1,4 @@
-"""The servers of one judge: a query stays with one of them, so that its prompts find their prefix cached there."""
+"""The servers of one judge: a query stays with one of them, so that its prompts find their prefix in the cache."""
 
 import asyncio
 import hashlib

@@ -38,7 +38,7 @@ def write_report(
 ) -> Path:
     """Write the page `index.html` and, to the folder `charts`, a PNG and a CSV file per chart.
 
-    With several runs, the charts of each run are in a folder of their own below `charts`.
+    With several runs, the charts of each run are in their own folder below `charts`.
 
     Args:
         run_dirs (`Sequence[str | Path]`):

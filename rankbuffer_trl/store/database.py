@@ -176,7 +176,7 @@ def check(db: sqlite3.Connection, path: Path) -> None:
     """Refuse a file that has not exactly the tables of this version.
 
     Raises:
-        [`StoreError`]: naming what it has.
+        [`StoreError`]: naming the tables that are missing or different.
     """
     found = version(db)
     if found != VERSION:
