@@ -283,7 +283,7 @@ def read_key(variable: str) -> str | None:
 
 
 def check_url(key: str, url: str) -> None:
-    """Refuse an address that no server has, and one with a key in it. Checkpoints and logs hold addresses.
+    """Refuse an address that no server has, and one with a key in it. Addresses stand in checkpoints and in logs.
 
     Raises:
         [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
@@ -312,7 +312,7 @@ def check_variable(name: str) -> None:
 
 
 def masked(message: str, key: str) -> str:
-    """Replace every part of `key` with at least `ECHOED` characters that `message` holds by `[key]`."""
+    """Replace every part of `key` with at least `ECHOED` characters that stands in `message` by `[key]`."""
     length = min(ECHOED, len(key))
     hidden: set[int] = set()
     for piece in {key[i : i + length] for i in range(len(key) - length + 1)}:

@@ -161,7 +161,7 @@ def uri(path: Path, mode: str) -> str:
 
 
 def connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
-    """Open an SQLite file that is not trusted: code in its table definitions is not run."""
+    """Open an SQLite file that is not trusted: what stands in its tables' definitions is not run."""
     db = sqlite3.connect(uri(path, mode), uri=True, timeout=wait, check_same_thread=False)
     db.execute("PRAGMA trusted_schema = OFF")
     return db
