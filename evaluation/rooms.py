@@ -1,4 +1,4 @@
-"""The benchmarks, each in a folder of its own.
+"""The benchmarks, each in its own folder.
 
 A further benchmark needs a folder with a class that follows [`Benchmark`], its `checks` against official numbers, an
 `assets.yaml`, and one line in `ROOMS`.

@@ -109,7 +109,7 @@ def group_rows(judged: Mapping[str, Judged], group: str) -> Rows:
 
 
 def together(metrics: Sequence[Rows]) -> Rows:
-    """Return rows whose weighted mean is the plain mean of `metrics`, whatever the number of their rows."""
+    """Return rows whose weighted mean is the plain mean of `metrics`, for any number of rows."""
     shares: dict[str, list[Row]] = {}
     for rows in metrics:
         total = sum(row.weight for row in rows.values())

@@ -173,7 +173,7 @@ def tag_groups(script: Path) -> dict[str, str]:
 
 
 def has_file(assets: Assets, name: str) -> bool:
-    """Return whether an official file of WildBench is in the folder, whatever it holds."""
+    """Return whether an official file of WildBench is in the folder, with any content."""
     return any((assets.folder / path).is_file() for path in assets.manifest["wildbench"][name]["path"])
 
 

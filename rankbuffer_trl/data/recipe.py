@@ -1,4 +1,4 @@
-"""What the recipes share: settings are read from the command line, and a data set is written with its provenance."""
+"""Read settings and write data sets with their provenance, for all recipes that prepare data."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Ask many questions: checked first, shown as they are answered, each answer on disk at once, added up at the end.
+"""Ask many questions: check the servers, show the progress, keep each answer on disk, and add up the cost.
 
 `ask_many` is the one way to do this for rubrics, sampled responses, evaluations and audits.
 """

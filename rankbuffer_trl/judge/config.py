@@ -27,10 +27,10 @@ class JudgeConfig:
             Environment variable that holds the servers' key, if they want one. Any but the default one must be set.
         judge_decoding (`str`, *optional*, defaults to `"none"`):
             How a verdict's form is imposed: `"regex"` (vLLM: no verdict can be malformed), `"json_schema"` (most
-            others) or `"none"` (the judge is asked nicely, and again if need be).
+            others) or `"none"` (the prompt asks for it, and a malformed answer is asked for again).
         judge_free_tokens (`int`, *optional*, defaults to `256`):
-            Tokens an answer may have beside its verdict, for prose, a code fence or thinking. Without effect for
-            `"regex"`, which leaves room for none.
+            Tokens an answer may have in addition to its verdict, for prose, a code fence or thinking. It has no effect
+            for `"regex"`, which allows the verdict only.
         judge_request (`dict`, *optional*):
             Fields to set in every request, as JSON on the command line; `null` leaves a field out. For example
             `{"chat_template_kwargs": {"enable_thinking": false}}`.
@@ -40,7 +40,7 @@ class JudgeConfig:
         judge_timeout (`float`, *optional*, defaults to `120.0`):
             Seconds that a request may go without a byte from the server. In all it may take five times as long.
         judge_wait (`float`, *optional*, defaults to `600.0`):
-            Seconds for which questions are held when no server of the judge answers any more. After that they fail.
+            Seconds for which questions wait when all servers of the judge are down. After that the questions fail.
             `judge_step_timeout` also ends the wait.
         judge_step_timeout (`float`, *optional*):
             Seconds for judging one step, after which the run stops with an error. Default: nine tenths of
@@ -48,7 +48,7 @@ class JudgeConfig:
         judge_max_retries (`int`, *optional*, defaults to `4`):
             Transport retries of one request, with backoff and jitter.
         judge_max_attempts (`int`, *optional*, defaults to `3`):
-            How often a question is put when its answers are malformed.
+            How often one question is asked when its answers are malformed.
         judge_concurrency (`int`, *optional*, defaults to `64`):
             Requests in flight at once, per server.
         judge_max_failures (`float`, *optional*, defaults to `0.25`):
@@ -75,7 +75,7 @@ class JudgeConfig:
         },
     )
     judge_free_tokens: int = field(
-        default=256, metadata={"help": "Tokens an answer may have beside its verdict. Without effect for 'regex'."}
+        default=256, metadata={"help": "Tokens an answer may have in addition to its verdict. No effect for 'regex'."}
     )
     judge_request: dict | str | None = field(
         default=None, metadata={"help": "JSON object of fields to set in every request; null leaves a field out."}
@@ -85,14 +85,14 @@ class JudgeConfig:
     )
     judge_timeout: float = field(default=120.0, metadata={"help": "Seconds that a request may go without a byte."})
     judge_wait: float = field(
-        default=600.0, metadata={"help": "Seconds for which questions are held when all servers are down."}
+        default=600.0, metadata={"help": "Seconds for which questions wait when all servers are down."}
     )
     judge_step_timeout: float | None = field(
         default=None, metadata={"help": "Seconds for judging one step. Default: nine tenths of ddp_timeout."}
     )
     judge_max_retries: int = field(default=4, metadata={"help": "Transport retries of one request."})
     judge_max_attempts: int = field(
-        default=3, metadata={"help": "How often a question is put when its answers are malformed."}
+        default=3, metadata={"help": "How often one question is asked when its answers are malformed."}
     )
     judge_concurrency: int = field(default=64, metadata={"help": "Requests in flight at once, per server."})
     judge_max_failures: float = field(

@@ -1,4 +1,4 @@
-"""The embedded judge: scores responses against the rubrics of the prompt, without a language model.
+"""The embedded judge, which scores responses against the rubrics of the prompt without a language model.
 
 It reads the same text that an LLM judge gets, finds query, rubrics, anchors and candidates in it, and answers in the
 same JSON. A run without a GPU therefore uses every prompt and every parser of a real run. This judge does not

@@ -1,4 +1,4 @@
-"""What a judge may answer: each verdict is read strictly, and can be imposed on a server that constrains decoding.
+"""The verdicts of a judge: each is read strictly, and can be imposed on a server that constrains decoding.
 
 A verdict is compact JSON such as `{"position": 3}`. A server takes its form as a regular expression or a grammar
 (vLLM), or as a JSON schema (most others). The regular expressions and grammars leave no free white space, in which a
@@ -161,7 +161,7 @@ def constrain(verdict: Verdict, decoding: str, free_tokens: int) -> dict[str, An
         decoding (`str`):
             One of `DECODINGS`.
         free_tokens (`int`):
-            Tokens for text beside the verdict, at least 0. Under `regex` there is none.
+            Tokens for text in addition to the verdict, at least 0. Under `regex` there is none.
     """
     limit = {"max_tokens": max_tokens(verdict, decoding, free_tokens)}
     if decoding == "regex":

@@ -29,13 +29,13 @@ VERSIONS = ("trl", "transformers", "torch", "datasets")
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the card says of a run beside what its store holds.
+    """The facts of a run that the card shows and that the store does not hold.
 
     Args:
         settings (`Mapping[str, Any]`):
             The training arguments by name, in types that JSON has.
         state (`TrainerState`):
-            Steps and epochs, done and in all.
+            Steps and epochs: those that are done, and all.
         method ([`RewardMethod`]):
             The reward method with its arguments.
         queries (`int`):

@@ -70,4 +70,4 @@ def main() -> None:
         )
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-report: {error}")
-    print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), charts and tables beside it.")
+    print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), with charts and tables in its folder.")

@@ -92,7 +92,7 @@ def open_store(path: Path, target: Path) -> BufferStore:
 
 
 def copy_of(live: Path, target: Path) -> BufferStore:
-    """Copy a live store. Only while the copy is made does a run that wants to write have to wait."""
+    """Copy a live store. A run that wants to write waits only while the copy is made."""
     try:
         with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
             reader.backup(copy, pages=4096)  # in parts, between which the run can write

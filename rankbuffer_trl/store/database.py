@@ -14,7 +14,7 @@ from ..errors import RankBufferError
 
 VERSION = 4
 TABLES = ("run", "responses", "buffers", "groups", "calls")
-# SQLite keeps the text of a CREATE statement in the file, and `check` compares it: whoever changes one raises VERSION.
+# SQLite keeps the text of a CREATE statement in the file, and `check` compares it: a change needs a new VERSION.
 SCHEMA = f"""
 -- the run that the rows belong to: a random id
 CREATE TABLE IF NOT EXISTS run (id TEXT NOT NULL) STRICT;
@@ -53,7 +53,7 @@ class StoreError(RankBufferError, RuntimeError):
 def lock(path: Path) -> int:
     """Claim a store for this process, until the descriptor that is returned is closed or the process ends.
 
-    A lock of POSIX is used because it works on most network file systems and ends with the process, also after a kill.
+    A POSIX lock is used because it works on most network file systems and ends with the process, also after a kill.
 
     Raises:
         [`StoreError`]: if another process has the store, naming its host and process id.
@@ -76,7 +76,7 @@ def lock(path: Path) -> int:
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """Open a store and make what is missing of it.
+    """Open a store for writing, and create the tables that are missing.
 
     Raises:
         [`StoreError`]: if another version wrote it.
@@ -95,9 +95,9 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open a store without a change to it, also one that a killed run left in the middle of a commit.
+    """Open a store for reading, also one that a killed run left in the middle of a commit.
 
-    What a commit left behind is rolled back in a temporary copy, so that nothing need be writable here. The file may
+    An interrupted commit is rolled back in a temporary copy, so the folder need not be writable. The file may
     come from elsewhere: one with other tables, or with views or triggers, is refused before any of them is read.
 
     Raises:
@@ -156,7 +156,7 @@ def run_id(db: sqlite3.Connection) -> str:
 
 
 def uri(path: Path, mode: str) -> str:
-    """Return the address of an SQLite file, whatever characters its name has."""
+    """Return the address of an SQLite file, with any characters in its name."""
     return f"{path.absolute().as_uri()}?mode={mode}"
 
 
@@ -176,7 +176,7 @@ def check_tables(db: sqlite3.Connection, path: Path) -> None:
     """Refuse a file that has not exactly the tables of this version.
 
     Raises:
-        [`StoreError`]: naming what it has.
+        [`StoreError`]: naming the tables that are missing or different.
     """
     found = version(db)
     if found != VERSION:

@@ -84,7 +84,7 @@ class Batches:
 
     def ends_generation(self, step: int) -> bool:
         """Return whether a generation ends after so many optimizer steps, so that a checkpoint there is exact."""
-        # An epoch begins with a new generation, whatever the last step of the epoch before has accumulated.
+        # An epoch begins with a new generation, however much the last step of the epoch before has accumulated.
         micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
         return micro_steps % self.args.micro_steps_per_generation == 0
 

@@ -144,7 +144,7 @@ def set_torn_aside(output_dir: str | os.PathLike) -> None:
 
 
 def set_old_aside(output_dir: str | os.PathLike, step: int) -> None:
-    """Move checkpoints above `step`, where a run starts, to `_old`: they would pass for the newest of this run."""
+    """Move checkpoints above `step`, where a run starts, to `_old`: they look like the newest ones of this run."""
     old = [path for number, path in checkpoints(output_dir) if number > step]
     for path in old:
         set_aside(path, OLD)
