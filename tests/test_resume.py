@@ -316,6 +316,20 @@ def test_a_checkpoint_that_is_written_over_is_void_first(tmp_path, tiny_policy, 
     assert why_torn(tmp_path / "checkpoint-4") == "run.json is missing"
 
 
+def test_a_failed_checkpoint_leaves_the_settings_as_they_were(tmp_path, tiny_policy, rows, monkeypatch):
+    settings = config(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
+    trainer = RankBufferTrainer(tiny_policy, settings, rows)
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rankbuffer_trl.files.os.replace", fail)
+    with pytest.raises(StoreError, match="checkpoint-1 could not be written to"):
+        trainer.train()
+    trainer.close()
+    assert trainer.args.save_total_limit == 2
+
+
 def test_the_oldest_checkpoints_go_whatever_the_clock_says(tmp_path, tiny_policy, rows, whole):
     """It was set back by an hour since the first two were written."""
     ahead = time.time() + 3600
