@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import cast
 
+from ..annotations import check_own_fields
 from ..errors import SettingsError
 from .judge import ChatClient, Judge
 from .ledger import Totals
@@ -111,6 +112,7 @@ class JudgeConfig:
     def __post_init__(self):
         if isinstance(self.judge_url, str):
             self.judge_url = [self.judge_url]
+        check_own_fields(self, JudgeConfig)
         self.judge_request = read_object("judge_request", self.judge_request)
         at_least = {
             "judge_free_tokens": 0,

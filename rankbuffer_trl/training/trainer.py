@@ -14,7 +14,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
-from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from ..data.queries import DataError, QueryTable
@@ -31,6 +31,7 @@ from .checkpoint import (
     check_not_uploaded,
     check_resumable,
     check_trusted,
+    delete_oldest,
     describe,
     files_of,
     identity,
@@ -281,8 +282,6 @@ class RankBufferTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
             self.accelerator.wait_for_everyone()  # until all processes have written their files
             on_main_process(lambda: self._write_manifest(checkpoint, files_of(checkpoint)))
-            if self.args.push_to_hub:
-                super()._push_from_checkpoint(str(checkpoint))
         except (OSError, RuntimeError, SafetensorError) as error:
             raise StoreError(
                 f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
@@ -290,8 +289,10 @@ class RankBufferTrainer(GRPOTrainer):
             ) from error
         finally:
             self.args.save_total_limit = limit
+        if self.args.push_to_hub:
+            super()._push_from_checkpoint(str(checkpoint))
         if self.args.should_save:
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=False)
+            delete_oldest(run, limit, self.state.best_model_checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Do nothing: `_save_checkpoint` pushes, once the checkpoint is whole."""
