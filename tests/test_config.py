@@ -13,6 +13,7 @@ from conftest import ROOT
 from train_rankbuffer import make_parser
 from trl import GRPOConfig
 
+from rankbuffer_trl.audit.command import AuditConfig
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -93,6 +94,50 @@ def test_a_bad_value_is_refused_with_key_and_value(make, key, value):
         [(key, value)] = value.items()
     assert key in str(error.value)
     assert str(value) in str(error.value) or key == "anchors"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("trust_checkpoint", "false", "must be true or false, got a str"),
+        ("judge_guard", "no", "must be true or false, got a str"),
+        ("judge_guard", None, "must be true or false, got None"),
+        ("scale_by_signal", 1, "must be true or false, got 1"),
+        ("resume_with_changes", ["x"], "must be true or false, got a list"),
+        ("judge_timeout", None, "must be a finite number, got None"),
+        ("judge_timeout", "2", "must be a finite number, got a str"),
+        ("judge_wait", {"a": 1}, "must be a finite number, got a dict"),
+        ("judge_max_attempts", None, "must be an integer, got None"),
+        ("judge_max_attempts", 2.5, "must be an integer, got 2.5"),
+        ("judge_concurrency", True, "must be an integer, got True"),
+        ("judge_step_timeout", 10**400, "must be a finite number or null, got 1000"),
+        ("judge_prompt_price", [1], "must be a finite number or null, got a list"),
+        ("judge_model", 5, "must be a text or null, got 5"),
+        ("judge_url", 8001, "must be a list, each item a text or null, got 8001"),
+        ("judge_url", [["http://a/v1?key=sk-SECRET"]], "must be a list, each item a text or null, got a list"),
+        ("judge_api_key_env", ["sk-SECRET"], "must be a text, got a list"),
+        ("judge_api_key_env", None, "must be a text, got None"),
+        ("method", False, "must be a text, got False"),
+        ("format_check", False, "must be a text, got False"),
+        ("format_weight", None, "must be a finite number, got None"),
+        ("max_prompt_length", "9", "must be an integer or null, got a str"),
+        ("num_processes", [2], "must be an integer or null, got a list"),
+        ("dry_run", {}, "must be true or false, got a dict"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_and_no_text_is_shown(make, key, value, fault):
+    """A recipe can hold anything: `format_check: no` is `False` in YAML, and a key without a value is `None`."""
+    with pytest.raises(SettingsError) as error:
+        make(**{key: value})
+    assert str(error.value).startswith(f"{key} {fault}")
+    assert "SECRET" not in str(error.value)
+
+
+def test_a_program_without_training_checks_types_too():
+    with pytest.raises(SettingsError, match="judge_timeout must be a finite number, got None"):
+        JudgeConfig(judge_timeout=None)
+    with pytest.raises(SettingsError, match="queries must be an integer, got a str"):
+        AuditConfig(dataset_name="a.jsonl", queries="5")
 
 
 @pytest.mark.parametrize(

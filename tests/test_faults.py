@@ -730,6 +730,41 @@ def test_the_key_reaches_neither_the_ledger_nor_a_message(fault, question, case)
     assert KEY not in "".join(traceback.format_exception(error.value))
 
 
+@pytest.mark.parametrize("content", ["I got {}, and that is all.", '{{"position": "{}"}}', '{{"{}": 2}}', "{}"])
+def test_a_key_in_an_answer_is_masked(fault, question, content):
+    """The ledger quotes a malformed answer, and so does the error of the first question."""
+
+    def echo(request: web.Request, n: int) -> web.Response:
+        return completion(content.format(request.headers["Authorization"]))
+
+    verdict, call = ask(fault.judge(echo, 0), question)
+    assert verdict is None and call.malformed
+    assert "[key]" in call.answer
+    with pytest.raises(JudgeError) as error:
+        ask_first(fault.judge(echo, 0), question)
+    assert "[key]" in str(error.value)
+    for text in (repr(call), str(error.value)):
+        assert not any(KEY[i : i + 8] in text for i in range(len(KEY) - 7))
+
+
+def test_a_key_in_a_list_of_models_is_masked(fault):
+    def echo(request: web.Request, n: int) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": request.headers["Authorization"]}]})
+
+    async def listed(client) -> dict:
+        try:
+            return await client.models()
+        finally:
+            await client.close()
+
+    assert asyncio.run(listed(fault.client(echo, 0))) == {"Bearer [key]": None}
+
+
+def test_a_key_of_a_few_characters_changes_no_verdict(fault, question, monkeypatch):
+    monkeypatch.setenv("FAULT_KEY", "2")
+    assert ask(fault.judge(lambda request, n: completion('{"position": 2}'), 0), question)[0] == 2
+
+
 def test_an_error_page_is_not_quoted(fault, question):
     _, call = ask(fault.judge(echo_plainly, 0), question)
     assert call.error.startswith("HTTP 400")

@@ -8,7 +8,7 @@ from datasets import load_dataset
 from fake_hub import FolderHub
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from scripted import config, contents
+from scripted import config, contents, run
 from test_resume import InterruptAt, same
 
 from rankbuffer_trl.data.queries import load_queries
@@ -16,6 +16,7 @@ from rankbuffer_trl.report.card import on_hub, public, write_card
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.export import FILE
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, read_store
+from rankbuffer_trl.training.checkpoint import why_torn
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 REPO = "somebody/ranked"
@@ -100,6 +101,17 @@ def test_every_save_pushes_policy_buffers_and_card_of_one_step(tmp_path, tiny_po
     assert not any("_rankbuffer" in name for name in files)
     assert {name for name in files if name.startswith("checkpoint-") and name.endswith(STORE)} == also
     trainer.close()
+
+
+def test_a_push_that_fails_is_named_as_one_and_the_checkpoint_is_whole(tmp_path, tiny_policy, rows, hub):
+    def fail(**kwargs):
+        raise OSError("the push failed")
+
+    hub.upload_folder = fail
+    settings = dict(max_steps=2, save_strategy="steps", save_steps=2, **PUSH)
+    with pytest.raises(OSError, match=r"^the push failed$"):
+        run(tmp_path / "run", tiny_policy, rows, **settings)
+    assert why_torn(tmp_path / "run" / "checkpoint-2") is None
 
 
 def test_at_the_end_everything_is_pushed_once(tmp_path, tiny_policy, rows, hub, monkeypatch):

@@ -24,6 +24,7 @@ from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, STATE, checkpoi
 from rankbuffer_trl.training.callbacks import StopOnSigterm
 from rankbuffer_trl.training.checkpoint import (
     check_resumable,
+    delete_oldest,
     describe,
     fingerprint,
     newest_checkpoint,
@@ -218,7 +219,11 @@ EDITS = {
     "no settings": (without("config"), "'config' is not a JSON dict"),
     "a list of files": (manifest(lambda run: run | {"files": list(run["files"])}), "'files' is not a JSON dict"),
     "odd marks": (manifest(lambda run: run | {"files": dict.fromkeys(run["files"])}), "is cut short or not the file"),
-    "a file elsewhere": (manifest(lambda run: run | {"files": {"../whole": [0, ""]}}), r"\.\./whole is missing"),
+    "a file elsewhere": (
+        manifest(lambda run: run | {"files": {**run["files"], "../whole": [0, ""]}}),
+        r"\.\./whole is missing",
+    ),
+    "no files": (manifest(lambda run: run | {"files": {}}), r"run\.json is not the manifest of a checkpoint"),
     "policy alone": (manifest(lambda run: run | {"config": {"save_only_model": True}}), "it has no optimizer"),
     "a state that is a list": (lambda path: (path / STATE).write_text("[1]"), r"trainer_state\.json is damaged"),
     "a state without a step": (lambda path: (path / STATE).write_text("{}"), r"trainer_state\.json says None"),
@@ -341,6 +346,46 @@ def test_the_oldest_checkpoints_go_whatever_the_clock_says(tmp_path, tiny_policy
     assert [step for step, _ in checkpoints(tmp_path)] == [6, 5]
     run = json.loads((tmp_path / "checkpoint-6" / FOLDER / RUN).read_text())
     assert run["config"]["save_total_limit"] == 2
+
+
+def test_no_copy_of_a_checkpoint_is_counted_or_deleted(tmp_path, tiny_policy, rows, whole):
+    copies = ["checkpoint-1-copy", "checkpoint-999-copy", "checkpoint-of-checkpoint-2"]
+    for name in ("checkpoint-3", *copies):
+        shutil.copytree(whole[0] / "checkpoint-3", tmp_path / name)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, tiny_policy, rows, resume=True, save_total_limit=2, callback=InterruptAt(7))
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == sorted(
+        [*copies, "checkpoint-5", "checkpoint-6"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [
+        (None, 1, [4, 3, 2, 1]),
+        (0, 1, [4, 3, 2, 1]),
+        (-1, 1, [4, 3, 2, 1]),
+        (1, None, [4]),
+        (1, 2, [4, 2]),
+        (2, 4, [4, 3]),
+        (3, 1, [4, 3, 1]),
+        (9, 1, [4, 3, 2, 1]),
+    ],
+)
+def test_the_newest_and_the_best_are_left(tmp_path, limit, best, left):
+    for step in range(1, 5):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    delete_oldest(tmp_path, limit, best and str(tmp_path / f"checkpoint-{best}"))
+    assert [step for step, _ in checkpoints(tmp_path)] == left
+
+
+def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, whole):
+    """It holds no optimizer, and its manifest lists the store alone; `save_state` puts a trainer state into it."""
+    for name in (FOLDER, "model.safetensors"):
+        (shutil.copytree if (whole[0] / name).is_dir() else shutil.copy)(whole[0] / name, tmp_path / name)
+    shutil.copy(whole[0] / "checkpoint-12" / STATE, tmp_path / STATE)
+    with pytest.raises(StoreError, match=r"run\.json is not the manifest of a checkpoint, since it does not list"):
+        check_resumable(tmp_path, {}, True)
 
 
 def test_the_best_checkpoint_stays(tmp_path, tiny_policy, rows):

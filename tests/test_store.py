@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -591,6 +592,38 @@ def test_a_bad_save_is_refused_and_costs_nothing(tmp_path, store, case):
     visit_all(store, "a", range(2, 3))
 
 
+def fan(page: int, size: int) -> bytes:
+    """An inner page of a table whose hundred children are all the same page."""
+    cells = [size - 5 * (i + 1) for i in range(100)]
+    content = bytearray(size)
+    content[:12] = struct.pack(">BHHHBI", 5, 0, len(cells), cells[-1], 0, page)
+    for i, place in enumerate(cells):
+        content[12 + 2 * i : 14 + 2 * i] = place.to_bytes(2, "big")
+        content[place : place + 5] = page.to_bytes(4, "big") + b"\x01"
+    return bytes(content)
+
+
+def test_a_small_file_cannot_fill_the_disk(tmp_path, store):
+    """SQLite reads a forged table of 10,000 trillion rows from ten pages, and finds no fault with it."""
+    visit_all(store, "a", range(2))
+    saved, before = save(store, tmp_path / "saved") / STORE, contents(store)
+    with sqlite3.connect(saved) as db:
+        ((root,),) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'calls'")
+        ((size,),) = db.execute("PRAGMA page_size")
+    db.close()
+    file = bytearray(saved.read_bytes())
+    start = (root - 1) * size
+    file += file[start : start + size]
+    for _ in range(8):
+        file += fan(len(file) // size, size)
+    file[start : start + size] = fan(len(file) // size, size)
+    file[28:32] = (len(file) // size).to_bytes(4, "big")
+    saved.write_bytes(file)
+    with pytest.raises(StoreError, match="cannot restore the buffer store"):
+        store.restore(saved.parent)
+    assert contents(store) == before
+
+
 def test_a_value_of_another_type_is_refused(tmp_path, store):
     """Its definition is as it should be, but a row was written when it was not."""
     visit_all(store, "a", range(2))
@@ -737,6 +770,39 @@ def test_a_store_killed_in_a_commit_can_be_read_without_a_change_to_it(tmp_path,
     assert reading.load("a") == store.load("a")
     reading.close()
     assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+
+
+def naming(path: Path) -> bytes:
+    """What SQLite puts at the end of a journal of several databases: the name of a file that it then deletes."""
+    name = str(path).encode()
+    checksum = sum(name).to_bytes(4, "big")
+    return bytes([0, 4, 0, 1]) + name + len(name).to_bytes(4, "big") + checksum + bytes.fromhex("d9d505f920a163d7")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda path, store: BufferStore(path, read_only=True),
+        lambda path, store: BufferStore(path),
+        lambda path, store: store.restore(path.parent),
+    ],
+    ids=["read", "write", "restore"],
+)
+def test_a_journal_from_elsewhere_deletes_no_file(tmp_path, store, use):
+    path, victim = tmp_path / "run" / STORE, tmp_path / "victim"
+    path.parent.mkdir()
+    killed_in_a_commit(path)
+    victim.write_text("precious")
+    journal = path.with_name(path.name + "-journal")
+    with journal.open("ab") as file:
+        file.write(naming(victim))
+    with pytest.raises(StoreError, match=r"store\.sqlite-journal was not written by this program: move"):
+        use(path, store)
+    assert victim.read_text() == "precious"
+    with sqlite3.connect(path) as db:  # as any other program would
+        db.execute("SELECT count(*) FROM calls")
+    db.close()
+    assert not victim.exists(), "the journal is one that deletes"
 
 
 def test_reading_takes_no_part_in_writing(tmp_path, store):

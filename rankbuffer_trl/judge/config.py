@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, field
 
+from ..annotations import check_own_fields
 from ..errors import SettingsError
 from .endpoint import Endpoint, check_at_least, check_seconds
 from .judge import ChatClient, Judge
@@ -108,6 +109,7 @@ class JudgeConfig:
     def __post_init__(self):
         if isinstance(self.judge_url, str):
             self.judge_url = [self.judge_url]
+        check_own_fields(self, JudgeConfig)
         self.judge_request = read_object("judge_request", self.judge_request)
         self.endpoint()  # raises for what no endpoint has
         check_at_least("judge_free_tokens", self.judge_free_tokens, 0)

@@ -120,7 +120,8 @@ class OpenAIClient:
                 tally.seconds += time.perf_counter() - started
         tally.attempts += response.retries_taken
         try:
-            return read_reply(response.http_response.json())
+            reply = read_reply(response.http_response.json())
+            return reply._replace(text=self._without_key(reply.text))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             fault = f"not a chat completion ({type(error).__name__}: {self._clean(str(error))})"
             raise TransportError(fault) from error
@@ -136,7 +137,7 @@ class OpenAIClient:
         try:
             async with asyncio.timeout(seconds):
                 page = await self._client.models.list()
-            return {model.id: context_of(model) for model in page.data}
+            return {self._without_key(model.id): context_of(model) for model in page.data}
         except TimeoutError:
             raise TransportError(f"no list of models within {seconds:g} s", "down") from None
         except (APIStatusError, APIConnectionError, UnreadableAnswer) as error:
@@ -198,6 +199,13 @@ class OpenAIClient:
     def _clean(self, message: str) -> str:
         """Mask what a server echoes of the key, which must not reach a log, and cut the rest."""
         return masked(message[:2000], self._key)[:300] if self._key else message[:300]
+
+    def _without_key(self, text: str) -> str:
+        """Mask the key in what a server answers, which logs and checkpoints may quote.
+
+        A key of a few characters, such as `none`, can be a part of any answer and is left there.
+        """
+        return masked(text, self._key) if self._key and len(self._key) >= ECHOED else text
 
     async def close(self) -> None:
         """Close the connection pool."""
@@ -277,6 +285,8 @@ def masked(message: str, key: str) -> str:
         while start >= 0:
             hidden.update(range(start, start + length))
             start = message.find(piece, start + 1)
+    if not hidden:
+        return message
     pieces = (each if i not in hidden else "[key]" * (i - 1 not in hidden) for i, each in enumerate(message))
     return "".join(pieces)
 

@@ -4,21 +4,17 @@ A reward method is one frozen dataclass in one file, whose fields are its argume
 holds such a class, and a recipe that names it: `method: my_package.my_file.MyMethod`. Nothing else changes.
 """
 
-import sys
-import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
+from ..annotations import expected, fits, resolved_annotations
 from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-
-WORDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "a text", NoneType: "null"}
 
 
 @dataclass(frozen=True)
@@ -168,39 +164,3 @@ def method_names() -> list[str]:
     folder = import_module(__package__)
     names = (file.name for file in iter_modules(folder.__path__))
     return [name for name in names if hasattr(import_module(f".{name}", __package__), "METHOD")]
-
-
-def resolved_annotations(cls: type[Any]) -> dict[str, Any]:
-    """Return the annotation of each field. One that cannot be evaluated here stays a text, which [`fits`] ignores."""
-    try:
-        return typing.get_type_hints(cls)
-    except (NameError, AttributeError, TypeError):
-        return {field.name: field.type for field in fields(cls)}
-
-
-def fits(value: Any, annotation: Any) -> bool:
-    """Return whether `value` fits an annotation, without any conversion.
-
-    Known are `bool`, `int`, `float`, `str`, `None`, `Literal` and unions of them. Every value fits any other
-    annotation, since the class itself must check that. An integer fits `float`, but a bool is no number.
-    """
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, UnionType):
-        return any(fits(value, choice) for choice in typing.get_args(annotation))
-    if origin is Literal:  # by type too, since `True == 1`
-        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(annotation))
-    if annotation is float:  # the comparison is false for nan, and exact for integers that no float can hold
-        return isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= sys.float_info.max
-    if annotation is int:
-        return isinstance(value, int) and type(value) is not bool
-    return annotation not in (bool, str, NoneType) or isinstance(value, annotation)
-
-
-def expected(annotation: Any) -> str:
-    """Return in words what fits an annotation that [`fits`] knows."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, UnionType):
-        return " or ".join(expected(choice) for choice in typing.get_args(annotation))
-    if origin is Literal:
-        return f"one of {', '.join(map(repr, typing.get_args(annotation)))}"
-    return WORDS[annotation]

@@ -43,6 +43,7 @@ CREATE TABLE IF NOT EXISTS calls (
 CREATE INDEX IF NOT EXISTS call_step ON calls (step);
 PRAGMA user_version = {VERSION};
 """
+JOURNAL_OF_SEVERAL = bytes.fromhex("d9d505f920a163d7")  # how a journal ends that names another file
 READ_WAIT, WRITE_WAIT = 60.0, 10.0  # seconds that SQLite waits for a lock before it reports that the file is locked
 
 
@@ -141,12 +142,19 @@ def copy_rows(source: Path, target: Path) -> str:
     with closing(connect(target, "rwc", WRITE_WAIT)) as db:
         db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)  # synced as a whole later
         db.execute("ATTACH ? AS source", (uri(source, "ro"),))
+        # In a forged file, one page may stand for any number of rows. The copy must not fill the disk with them.
+        db.execute(f"PRAGMA main.max_page_count = {2 * pages(db, 'source') + 2 * pages(db, 'main')}")
         with db:
             for table in TABLES:
                 # Columns by name: SQLite copies `SELECT *` between equal tables without a look at the types.
                 names = ",".join(column[1] for column in db.execute(f"PRAGMA main.table_info({table})"))
                 db.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM source.{table} ORDER BY rowid")
         return run_id(db)
+
+
+def pages(db: sqlite3.Connection, schema: str) -> int:
+    """Return the number of pages of an attached file."""
+    return db.execute(f"PRAGMA {schema}.page_count").fetchone()[0]
 
 
 def run_id(db: sqlite3.Connection) -> str:
@@ -161,7 +169,18 @@ def uri(path: Path, mode: str) -> str:
 
 
 def connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
-    """Open an SQLite file that is not trusted: what stands in its tables' definitions is not run."""
+    """Open an SQLite file that is not trusted: what stands in its tables' definitions is not run.
+
+    Raises:
+        [`StoreError`]: if its rollback journal names another file, which SQLite would delete. Only transactions over
+            several databases name one, and this program has none.
+    """
+    journal = path.with_name(path.name + "-journal")
+    if journal.is_file():
+        with open(journal, "rb") as file:
+            file.seek(max(journal.stat().st_size - len(JOURNAL_OF_SEVERAL), 0))
+            if file.read() == JOURNAL_OF_SEVERAL:
+                raise StoreError(f"{journal} was not written by this program: move {path} and the journal away")
     db = sqlite3.connect(uri(path, mode), uri=True, timeout=wait, check_same_thread=False)
     db.execute("PRAGMA trusted_schema = OFF")
     return db

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -59,6 +60,8 @@ def why_torn(checkpoint: Path) -> str | None:
         steps["its name"] = named
     if any(step != run["step"] for step in steps.values()):
         return "it is mixed from several steps: " + ", ".join(f"{what} says {step!r}" for what, step in steps.items())
+    if STATE not in run["files"]:  # as in a run's own folder, which has no optimizer
+        return f"{RUN} is not the manifest of a checkpoint, since it does not list {STATE}"
     there = files_of(checkpoint)  # names from the manifest are looked up here and never opened
     for name, mark in run["files"].items():
         if name not in there:
@@ -158,6 +161,19 @@ def set_aside(checkpoint: Path, folder: str) -> None:
     names = (checkpoint.parent / folder / f"{checkpoint.name}.{number}" for number in count())
     (checkpoint.parent / folder).mkdir(exist_ok=True)
     checkpoint.rename(next(name for name in names if not name.exists()))
+
+
+def delete_oldest(output_dir: str | os.PathLike, limit: int | None, best: str | None) -> None:
+    """Delete the checkpoints with the lowest steps until `limit` are left. Keep the newest and the best.
+
+    The function of transformers would also count and delete folders such as `checkpoint-3-copy`.
+    """
+    found = [path for _, path in checkpoints(output_dir)]
+    kept = [path for path in found if path == found[0] or path == Path(best or "")]
+    older = [path for path in found if path not in kept]
+    if limit is not None and limit > 0:
+        for path in older[max(limit - len(kept), 0) :]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from trl import GRPOConfig
 
+from ..annotations import check_own_fields
 from ..errors import SettingsError
 from ..judge.config import JudgeConfig, read_object
 from ..rewards.format import check_format
@@ -115,6 +116,9 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     )
 
     def __post_init__(self):
+        if isinstance(self.judge_url, str):
+            self.judge_url = [self.judge_url]
+        check_own_fields(self, JudgeConfig)
         self._check_numbers()
         self._check_processes()
         try:

@@ -14,7 +14,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
-from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from ..data.queries import DataError, QueryTable
@@ -31,6 +31,7 @@ from .checkpoint import (
     check_not_uploaded,
     check_resumable,
     check_trusted,
+    delete_oldest,
     describe,
     files_of,
     identity,
@@ -291,7 +292,7 @@ class RankBufferTrainer(GRPOTrainer):
         if self.args.push_to_hub:
             super()._push_from_checkpoint(str(checkpoint))
         if self.args.should_save:
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=False)
+            delete_oldest(run, limit, self.state.best_model_checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Do nothing: `_save_checkpoint` pushes, once the checkpoint is whole."""
