@@ -115,7 +115,7 @@ def check_seconds(key: str, value: float | None) -> None:
 
 
 def check_url(key: str, url: str, variable: str = "judge_api_key_env") -> None:
-    """Refuse an address that no server has, and one with a key in it. Addresses stand in checkpoints and in logs.
+    """Refuse an address that no server has, and one with a key in it. Checkpoints and logs hold addresses.
 
     Args:
         key (`str`):

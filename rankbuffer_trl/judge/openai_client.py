@@ -277,7 +277,7 @@ async def read_body(response: Response) -> bytes:
 
 
 def masked(message: str, key: str) -> str:
-    """Replace every part of `key` with at least `ECHOED` characters that stands in `message` by `[key]`."""
+    """Replace every part of `key` with at least `ECHOED` characters in `message` by `[key]`."""
     length = min(ECHOED, len(key))
     hidden: set[int] = set()
     for piece in {key[i : i + length] for i in range(len(key) - length + 1)}:

@@ -169,7 +169,7 @@ def uri(path: Path, mode: str) -> str:
 
 
 def connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
-    """Open an SQLite file that is not trusted: what stands in its tables' definitions is not run.
+    """Open an SQLite file that is not trusted: code in its table definitions is not run.
 
     Raises:
         [`StoreError`]: if its rollback journal names another file, which SQLite would delete. Only transactions over
