@@ -702,6 +702,22 @@ def test_a_store_has_one_writer_until_that_ends(tmp_path):
     assert done.returncode == 0, "and so is what was closed"
 
 
+def test_a_second_store_of_a_process_does_not_give_its_claim_away(tmp_path):
+    """As in a notebook, where a cell that opens a store was run twice."""
+    program = f"from rankbuffer_trl import BufferStore; BufferStore({str(tmp_path / 'live.sqlite')!r})"
+
+    def another_gets_it() -> bool:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert not done.returncode or f"is in use by process {os.getpid()} on" in done.stderr
+        return not done.returncode
+
+    first, second = (BufferStore(tmp_path / "live.sqlite") for _ in range(2))
+    second.close()
+    assert not another_gets_it()
+    first.close()
+    assert another_gets_it()
+
+
 def test_rows_that_are_not_read_hold_nobody_up(tmp_path, store, monkeypatch):
     monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
     store.rows("PRAGMA busy_timeout = 1")

@@ -1,4 +1,4 @@
-"""A DeepSpeed checkpoint from elsewhere is executed when it is loaded, so it is refused unless the user trusts it."""
+"""A foreign DeepSpeed or FSDP checkpoint executes code when it is loaded: refused unless the user trusts it."""
 
 import shutil
 
@@ -66,6 +66,26 @@ def test_a_download_into_the_runs_folder_is_from_elsewhere(tmp_path):
     assert not refused(checkpoint, tmp_path)
     get_local_download_paths(tmp_path, "checkpoint-2/global_step2/mp_rank_00_model_states.pt")
     assert refused(checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_download_is_noticed_whichever_folder_it_was_told(tmp_path, depth):
+    """`hf download --local-dir` got the checkpoint itself, the run's folder, or one above."""
+    run = tmp_path / "runs" / "mine"
+    checkpoint = make(run / "checkpoint-2")
+    told = [checkpoint, *checkpoint.parents][depth]
+    get_local_download_paths(told, str((checkpoint / "global_step2" / "a.pt").relative_to(told)))
+    assert refused(checkpoint, run)
+    assert not refused(make(run / "checkpoint-3"), run)
+
+
+def test_an_fsdp_checkpoint_is_executed_too(tmp_path):
+    foreign, own = (make(tmp_path / name / "checkpoint-2", deepspeed=False) for name in ("other", "run"))
+    for checkpoint in (foreign, own):
+        (checkpoint / "optimizer_0").mkdir()
+        (checkpoint / "optimizer_0" / ".metadata").touch()
+    assert refused(foreign, tmp_path / "run")
+    assert not refused(own, tmp_path / "run")
 
 
 def test_a_run_asks_before_anything_of_the_checkpoint_is_loaded(tmp_path, tiny_policy, rows):

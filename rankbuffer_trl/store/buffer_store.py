@@ -10,7 +10,6 @@ mode (WAL) does not work on network file systems.
 
 import json
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -249,7 +248,7 @@ class BufferStore:
 
     def _unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            database.unlock(self.path, self._lock)
             self._lock = None
 
     @contextmanager

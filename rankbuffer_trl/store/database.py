@@ -6,6 +6,7 @@ import shutil
 import socket
 import sqlite3
 import tempfile
+from collections import Counter
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -46,13 +47,15 @@ PRAGMA user_version = {VERSION};
 JOURNAL_OF_SEVERAL = bytes.fromhex("d9d505f920a163d7")  # how a journal ends that names another file
 READ_WAIT, WRITE_WAIT = 60.0, 10.0  # seconds that SQLite waits for a lock before it reports that the file is locked
 
+claims: Counter[Path] = Counter()  # of this process, by store
+
 
 class StoreError(RankBufferError, RuntimeError):
     """The buffer store cannot be opened, read or written."""
 
 
 def lock(path: Path) -> int:
-    """Claim a store for this process, until the descriptor that is returned is closed or the process ends.
+    """Claim a store for this process, until `unlock` gets the descriptor that is returned or the process ends.
 
     A POSIX lock is used because it works on most network file systems and ends with the process, also after a kill.
 
@@ -73,7 +76,19 @@ def lock(path: Path) -> int:
         raise StoreError(
             f"{path} is in use by {holder}: wait until that run has ended, end it, or choose another output_dir"
         ) from None
+    claims[path.resolve()] += 1
     return descriptor
+
+
+def unlock(path: Path, descriptor: int) -> None:
+    """Give a claim back.
+
+    POSIX ends the lock of a whole process when the process closes any descriptor of the file. So a descriptor stays
+    open while this process has another claim to the same store, as after a cell of a notebook was run twice.
+    """
+    claims[path.resolve()] -= 1
+    if not claims[path.resolve()]:
+        os.close(descriptor)
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:

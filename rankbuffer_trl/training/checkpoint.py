@@ -304,11 +304,11 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
 
 
 def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool) -> None:
-    """Refuse a DeepSpeed checkpoint from elsewhere, unless the user trusts it.
+    """Refuse a DeepSpeed or FSDP checkpoint from elsewhere, unless the user trusts it.
 
-    DeepSpeed loads its folder `global_step<N>` with `torch.load(weights_only=False)`, which executes code that the
-    files contain. All other files of a checkpoint are read without executing code. A checkpoint is from elsewhere if
-    it is not a folder `checkpoint-<N>` in `output_dir`, or if `hf download` put it there.
+    DeepSpeed loads its folder `global_step<N>`, and FSDP the files `.metadata` of its folders, with pickle, which
+    executes code that the files contain. All other files of a checkpoint are read without executing code. A checkpoint
+    is from elsewhere if it is not a folder `checkpoint-<N>` in `output_dir`, or if `hf download` put it there.
 
     Args:
         checkpoint (`Path`):
@@ -322,11 +322,12 @@ def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool
         [`StoreError`]: naming the checkpoint and the setting.
     """
     real, home = checkpoint.resolve(), Path(output_dir).resolve()
-    # `hf download --local-dir` keeps a record of each file that it wrote.
-    downloaded = (home / ".cache" / "huggingface" / "download" / real.name).exists()
+    # `hf download --local-dir` keeps a record of each file that it wrote, in the folder that it is given.
+    record = Path(".cache", "huggingface", "download")
+    downloaded = any((folder / record / real.relative_to(folder)).exists() for folder in (real, *real.parents))
     own = real.parent == home and real.name.removeprefix("checkpoint-").isdigit() and not downloaded
-    if not trusted and not own and any(real.glob("global_step*")):
+    if not trusted and not own and any((*real.glob("global_step*"), *real.glob("*/.metadata"))):
         raise StoreError(
-            f"{checkpoint} is a DeepSpeed checkpoint that this output_dir did not write, and loading it would execute"
-            " code that it contains: set trust_checkpoint to true if you trust its author"
+            f"{checkpoint} is a DeepSpeed or FSDP checkpoint that this output_dir did not write, and loading it would"
+            " execute code that it contains: set trust_checkpoint to true if you trust its author"
         )

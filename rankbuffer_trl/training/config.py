@@ -50,8 +50,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             Resume from a checkpoint although the data, the method, the judge model or another setting that the buffers
             depend on has changed (`docs/robustness.md`).
         trust_checkpoint (`bool`, *optional*, defaults to `False`):
-            Resume from a DeepSpeed checkpoint that this `output_dir` did not write. Loading it executes code that the
-            checkpoint contains (`docs/hub.md`).
+            Resume from a DeepSpeed or FSDP checkpoint that this `output_dir` did not write. Loading it executes code
+            that the checkpoint contains (`docs/hub.md`).
         dry_run (`bool`, *optional*, defaults to `False`):
             Check settings and data, print the batch arithmetic, and stop. It needs no GPU, no judge and no policy.
         num_processes (`int`, *optional*):
@@ -106,7 +106,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     )
     trust_checkpoint: bool = field(
         default=False,
-        metadata={"help": "Resume from a DeepSpeed checkpoint of another output_dir, whose code is executed."},
+        metadata={"help": "Resume from a DeepSpeed or FSDP checkpoint from elsewhere, whose code is executed."},
     )
     dry_run: bool = field(
         default=False, metadata={"help": "Check settings and data, print the batch arithmetic, and stop."}
