@@ -1,19 +1,20 @@
-"""What visits and checkpoints cost the buffer store, with few queries and with many.
+"""Measure what visits and checkpoints of the buffer store cost, with few queries and with many.
 
     python benchmarks/buffer_store.py
     python benchmarks/buffer_store.py --queries 1000 100000 1000000 --anchor_bytes 250 --folder /big/disk
 
-For each size it makes a data set with 8 responses for each query and fills a store with as many buffers of 8 anchors.
-Then, the sizes in turn,
+For each size the script makes a data set with 8 responses for each query, and fills a store with as many buffers of 8
+anchors. Then, the sizes in turn,
 
 * groups of random queries are loaded, updated and committed, one transaction a group;
 * steps of 20 random queries are committed and followed by a checkpoint of the store, with the digest that its manifest
   needs;
 * the run is resumed from its last checkpoint, and all buffers are exported as a table.
 
-Prints tables for people and one JSON line last: `ratio` is the median commit time of the largest size over that of the
-smallest, `checkpoint_ratio` the same of a checkpoint, `memory_mb` the private memory that data set index and store of
-the largest size hold in this process (the data set's text is a file mapped into memory and not counted).
+The script prints tables, and then one JSON line. `ratio` is the median commit time of the largest size over that of
+the smallest, and `checkpoint_ratio` is the same ratio for a checkpoint. `memory_mb` is the private memory that data
+set index and store of the largest size hold in this process. The data set's text is a file mapped into memory and does
+not count.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.export import export_buffers
-from rankbuffer_trl.training.checkpoint import digest
+from rankbuffer_trl.training.checkpoint import hash_file
 
 ANCHORS, G, STEP = 8, 8, 20
 SLOW = ("checkpoint", "resume", "export", "data")
@@ -145,7 +146,7 @@ class Size:
         self.memory = private_memory_mb() - before
 
     def visit(self) -> None:
-        """Visit a random query, in a transaction of its own."""
+        """Visit a random query, in its own transaction."""
         self.step += 1
         query_id = f"q{self.random.randrange(self.queries)}"
         with self.watch("load"):
@@ -162,13 +163,13 @@ class Size:
         self.store.commit(self.step, [visit(self.store, self.table, f"q{id}", self.step, self.length) for id in ids])
         with self.watch("checkpoint"):
             self.store.save(self.checkpoint)
-            digest(self.checkpoint / STORE)
+            hash_file(self.checkpoint / STORE)
 
     def resume(self) -> None:
         """Go back to the checkpoint, and export."""
         self.store.commit(self.step + 1, [visit(self.store, self.table, "q0", self.step + 1, self.length)])
         with self.watch("resume"):
-            digest(self.checkpoint / STORE)
+            hash_file(self.checkpoint / STORE)
             self.store.restore(self.checkpoint)
         with self.watch("export"):
             export_buffers(self.store, self.folder / "buffers.parquet")

@@ -17,7 +17,7 @@ from random import Random
 from simulated_judge import World, verdict
 
 from rankbuffer_trl.judge import Question, Tally, Usage
-from rankbuffer_trl.judge.rubric_judge import count_tokens, read_rubrics, score
+from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
 
 NOISE = 0.09  # standard deviation of the error of one look
 
@@ -51,7 +51,7 @@ class NoisyRubricJudge:
 
     def looks(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
         """Return how good each response of a prompt looks to the judge, by its heading."""
-        rubrics = read_rubrics(prompt.partition("\n\nRUBRICS\n")[2].partition("\n\n")[0])
+        rubrics = parse_rubrics(prompt.partition("\n\nRUBRICS\n")[2].partition("\n\n")[0])
         seed = blake2b(prompt.encode(), digest_size=8).hexdigest()
         return {
             name: self.worth(text, rubrics) + Random(f"{seed} {text}").gauss(0, self.noise)

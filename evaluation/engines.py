@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import AnswerLog, Call, Chat, Judge, Usage, ask_many
-from rankbuffer_trl.judge.batch import digest, progress
+from rankbuffer_trl.judge.batch import hash_request, progress
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
 from .asking import failures_text
@@ -146,7 +146,8 @@ class TransformersEngine:
         A batch that lacks any response is generated whole, since its prompts share one stream of random numbers.
         """
         keys = [
-            f"{prompt.id} {digest(self.model, prompt.messages, request_of(self.config, prompt))}" for prompt in prompts
+            f"{prompt.id} {hash_request(self.model, prompt.messages, request_of(self.config, prompt))}"
+            for prompt in prompts
         ]
         size = self.config.engine_batch_size
         with AnswerLog(log) as answered, progress() as bar:

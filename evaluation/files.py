@@ -78,7 +78,7 @@ def file_name(label: str) -> str:
 def write_failed_judgments(folder: Path, failures: Mapping[str, str]) -> None:
     """Write the cause of each judgment that failed.
 
-    The official result formats leave such rows out without a word, so the causes have a file of their own.
+    The official result formats leave such rows out, so the causes are in a separate file.
     """
     write_json(folder / FAILED_JUDGMENTS, dict(failures))
 

@@ -143,7 +143,7 @@ class EvaluationReport:
                 for metric, interval in result.scores.metrics().items()
             ]
             rows += [
-                (self.titles[name], label, f"{metric} (official code)", format_number(value), "")
+                (self.titles[name], label, f"{metric} (official code)", format_score(value), "")
                 for metric, value in result.scores.official.items()
             ]
         return table(("benchmark", "model", "metric", "", "prompts"), rows)
@@ -207,7 +207,7 @@ def format_interval(interval: Interval, sign: bool = False) -> str:
     return value if math.isnan(interval.low) else f"{value} [{low}, {high}]"
 
 
-def format_number(value: float | str) -> str:
+def format_score(value: float | str) -> str:
     """Return a float with at most four decimals, and a text unchanged."""
     return value if isinstance(value, str) else f"{value:.4f}".rstrip("0").rstrip(".")
 

@@ -1,4 +1,4 @@
-"""The benchmarks, each in a folder of its own.
+"""The benchmarks, each in its own folder.
 
 A further benchmark needs a folder with a class that follows [`Benchmark`], its `checks` against official numbers, an
 `assets.yaml`, and one line in `ROOMS`.
@@ -13,7 +13,7 @@ from .arena_hard.benchmark import ArenaHard
 from .arena_hard.validation import arena_hard_checks
 from .assets import Assets
 from .benchmark import Benchmark
-from .check import Check
+from .official import Check
 from .wildbench.benchmark import WildBench
 from .wildbench.validation import wildbench_checks
 from .writingbench.benchmark import WritingBench

@@ -15,7 +15,7 @@ from rankbuffer_trl.errors import RankBufferError
 
 from .arena_hard.validation import style_control
 from .assets import AssetError, Assets
-from .check import Check, ScriptError
+from .official import Check, ScriptError
 from .results import table
 from .rooms import ROOMS
 

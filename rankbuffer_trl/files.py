@@ -1,4 +1,4 @@
-"""Writing of files such that a crash leaves the old file or the new one, and never a part of a file."""
+"""Write files so that a crash leaves the old file or the new one, and never a part of a file."""
 
 import os
 from collections.abc import Iterator

@@ -10,17 +10,19 @@ yet. Failed queries are listed, and the exit code is then 1. Queries that have r
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rankbuffer_trl.data.output import beside, check_output, read_provenance, source_name
 from rankbuffer_trl.data.queries import checked, load_queries
-from rankbuffer_trl.data.recipe import cost_line, finish, run, set_fields
+from rankbuffer_trl.data.recipe import cost_line, finish, run
 from rankbuffer_trl.data.responses import order_question, sample_chats
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import JudgeError, ask_many
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge import Judge, ask_many
+from rankbuffer_trl.judge.config import JudgeConfig, read_object
+from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.reach import check_judge
+from rankbuffer_trl.judge.servers import Servers
 
 
 @dataclass
@@ -101,22 +103,20 @@ class ResponsesConfig(JudgeConfig):
             raise SettingsError(
                 f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}"
             )
-        if self.sampler_timeout <= 0:
-            raise SettingsError(f"sampler_timeout must be above 0, got {self.sampler_timeout}")
         self.sampler()  # raises for a wrong URL or request
 
-    def sampler(self) -> JudgeConfig:
-        """Describe the sampler as a judge, because it is asked in the same way."""
-        return JudgeConfig(
-            judge_url=[self.sampler_url],
-            judge_model=self.sampler_model,
-            judge_api_key_env=self.sampler_api_key_env,
-            judge_request=self.sampler_request,
-            judge_timeout=self.sampler_timeout,
-            judge_max_retries=self.judge_max_retries,
-            judge_max_attempts=self.judge_max_attempts,
-            judge_wait=self.judge_wait,
-            judge_concurrency=self.judge_concurrency,
+    def sampler(self) -> Endpoint:
+        """Describe the model that writes responses. It shares the judge's limits, but not the judge's prices."""
+        return replace(
+            self.endpoint(),
+            role="sampler",
+            urls=(self.sampler_url,),
+            model=self.sampler_model,
+            api_key_env=self.sampler_api_key_env,
+            request=read_object("sampler_request", self.sampler_request) or {},
+            timeout=self.sampler_timeout,
+            prompt_price=None,
+            completion_price=None,
         )
 
 
@@ -132,7 +132,7 @@ def main(config: ResponsesConfig) -> int:
 
     questions = {id: order_question(Query.from_row(todo[id]), responses) for id, responses in texts.items()}
     orders = asyncio.run(ask_many(config.judge(), questions, beside(path, "orders.jsonl"), "ranking responses"))
-    print(f"order of {len(orders.values):,} queries' responses: {cost_line(config, orders.totals)}")
+    print(f"order of {len(orders.values):,} queries' responses: {cost_line(config.endpoint(), orders.totals)}")
     failures |= {query_id: f"no order of its responses: {cause}" for query_id, cause in orders.failures.items()}
     for query_id, order in orders.values.items():
         todo[query_id]["responses"] = [texts[query_id][i] for i in order]
@@ -144,7 +144,7 @@ def main(config: ResponsesConfig) -> int:
         "dataset_name": source_name(config.dataset_name),
         "queries_without": len(todo),
         "ranked_by": config.judge_model or "embedded rubric judge",
-        "ranking_request": set_fields(config) or None,
+        "ranking_request": config.endpoint().request or None,
         "ranking_cost": orders.totals.as_dict(),
         "queries_failed": len(failures),
     }
@@ -161,10 +161,8 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
         for i, chat in enumerate(sample_chats(query_id, row["prompt"], config.responses, request, config.seed))
     }
     log = beside(check_output(config.output_file), "samples.jsonl")
-    try:
-        answers = asyncio.run(ask_many(sampler.judge(), chats, log, "sampling responses"))
-    except (JudgeError, SettingsError) as error:
-        raise JudgeError(f"sampler_url, sampler_model: {error}") from error
+    writer = Judge(Servers.of(sampler), config.judge_max_attempts)
+    answers = asyncio.run(ask_many(writer, chats, log, "sampling responses"))
     print(f"{len(answers.values):,} of {len(chats):,} responses: {cost_line(sampler, answers.totals)}")
     texts, failures = {}, {}
     for query_id in rows:
@@ -176,7 +174,7 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
             causes = [answers.failures[name] for name in names if name in answers.failures]
             cause = causes[0] if causes else "the others are the same"
             failures[query_id] = f"{len(different)} different responses of {config.responses}; {cause}"
-    request |= {"seed": config.seed} | set_fields(sampler)
+    request |= {"seed": config.seed} | sampler.request
     sampled = {"model": config.sampler_model, **request, "cost": answers.totals.as_dict()}
     return texts, failures, sampled
 

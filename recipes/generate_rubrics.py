@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rankbuffer_trl.data.output import beside, check_output, read_provenance, source_name
 from rankbuffer_trl.data.queries import DataError, checked, load_queries
-from rankbuffer_trl.data.recipe import cost_line, finish, run, set_fields
+from rankbuffer_trl.data.recipe import cost_line, finish, run
 from rankbuffer_trl.data.rubrics import GENERIC, MAX_TOKENS, TEMPERATURE, rubric_chat
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import ask_many
@@ -107,8 +107,9 @@ def ask_for_rubrics(config: RubricsConfig, rows: list[dict]) -> tuple[dict[str, 
     answers = asyncio.run(ask_many(config.judge(), chats, log, "writing rubrics"))
     for row in rows:
         row["rubrics"] = answers.values.get(row["query_id"])
-    print(f"rubrics for {len(answers.values):,} of {len(rows):,} queries: {cost_line(config, answers.totals)}")
-    made = {"model": config.judge_model, **request, **set_fields(config), "cost": answers.totals.as_dict()}
+    endpoint = config.endpoint()
+    print(f"rubrics for {len(answers.values):,} of {len(rows):,} queries: {cost_line(endpoint, answers.totals)}")
+    made = {"model": config.judge_model, **request, **endpoint.request, "cost": answers.totals.as_dict()}
     return answers.failures, made
 
 

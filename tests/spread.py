@@ -116,7 +116,7 @@ def train(case: Case, folder: Path, policy: str, data: str, resume: bool = False
     trainer = ScriptedTrainer(policy, settings, rows, rows.select(range(5)), judge=judge)
     trainer.train(resume_from_checkpoint=resume or None)
     if not trainer.interrupted:
-        trainer.save_model(str(folder / case.name / "end"), _internal_call=True)
+        trainer.save_model(str(folder / case.name / "end"))
     trainer.accelerator.wait_for_everyone()
     trainer.close()
     return trainer

@@ -28,15 +28,16 @@ from rankbuffer_trl.audit.measures import (
     interval,
     ordering_tau,
     own_distance,
+    pair_win_rates,
     position_bias,
     tau_b,
-    win_rates,
 )
 from rankbuffer_trl.audit.probes import QueryVerdicts, ask_everything, orders_shown
 from rankbuffer_trl.audit.results import Audit, Cost, Form, Result, verdict
-from rankbuffer_trl.audit.tables import measure_table
+from rankbuffer_trl.audit.terminal import measure_table
 from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.judge import Call, Judge, TransportError, Usage
+from rankbuffer_trl.judge.verdicts import order_verdict
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
 N = 7
@@ -257,7 +258,7 @@ def test_each_query_takes_as_many_questions_as_documented_and_numbers_candidates
         if question.kind != "insert":
             headings, texts = zip(*question.responses["{CANDIDATE_BLOCKS}"], strict=True)
             assert headings == tuple(f"R{place}" for place in range(len(texts)))
-            assert question.verdict.ids == tuple(range(len(texts)))
+            assert question.verdict == order_verdict(range(len(texts)))
         if question.kind == "fine":
             orders[question.query_id].remove(tuple(map(worth, texts)))
     assert not any(orders.values())
@@ -416,9 +417,9 @@ def test_tau_of_orders_compares_places_not_names():
 
 def test_win_rates_are_shares_of_the_comparisons_that_have_a_verdict():
     pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
-    assert win_rates(3, pairs) == [1 / 3, 1 / 4, 1]
-    assert win_rates(3, {(0, 1): 1, (1, 0): 1}) is None
-    assert win_rates(3, {}) is None
+    assert pair_win_rates(3, pairs) == [1 / 3, 1 / 4, 1]
+    assert pair_win_rates(3, {(0, 1): 1, (1, 0): 1}) is None
+    assert pair_win_rates(3, {}) is None
 
 
 def test_flips_count_pairs_with_both_verdicts():

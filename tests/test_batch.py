@@ -28,7 +28,7 @@ from rankbuffer_trl.judge import (
     ask_many,
     insertion_question,
 )
-from rankbuffer_trl.judge.batch import digest
+from rankbuffer_trl.judge.batch import hash_request
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.reach import check_judge, longest_need, servers_of
@@ -136,9 +136,9 @@ def test_an_answer_counts_for_the_same_words_model_and_fields_only(tmp_path):
 
     assert [asked(), asked(), asked("2"), asked(model="other"), asked()] == [1, 0, 1, 1, 0]
     words = [{"role": "user", "content": "1"}]
-    assert digest("m", words, {"a": 1, "b": 2}) == digest("m", words, {"b": 2, "a": 1})
+    assert hash_request("m", words, {"a": 1, "b": 2}) == hash_request("m", words, {"b": 2, "a": 1})
     others = [("n", words, {"a": 1}), ("m", [*words, *words], {"a": 1}), ("m", words, {"a": 2}), ("m", words, {})]
-    assert len({digest("m", words, {"a": 1}), *(digest(*other) for other in others)}) == 5
+    assert len({hash_request("m", words, {"a": 1}), *(hash_request(*other) for other in others)}) == 5
 
 
 def test_decoding_guard_and_the_users_fields_belong_to_the_question(tmp_path):
@@ -259,9 +259,9 @@ def test_a_full_disk_ends_the_job_and_keeps_whole_lines(tmp_path):
 
 def test_what_answers_cost(tmp_path):
     totals = put(scripted_judge(add_one), tmp_path / "log", *range(4)).totals
-    assert JudgeConfig().price(totals) is None
-    assert JudgeConfig(judge_prompt_price=100.0).price(totals) == pytest.approx(4 * 10 * 100 / 1e6)
-    both = JudgeConfig(judge_prompt_price=1.0, judge_completion_price=2.0)
+    assert JudgeConfig().endpoint().price(totals) is None
+    assert JudgeConfig(judge_prompt_price=100.0).endpoint().price(totals) == pytest.approx(4 * 10 * 100 / 1e6)
+    both = JudgeConfig(judge_prompt_price=1.0, judge_completion_price=2.0).endpoint()
     assert both.price(totals) == pytest.approx(4 * (10 + 2 * 3) / 1e6)
     with pytest.raises(ValueError, match="judge_completion_price must be at least 0"):
         JudgeConfig(judge_completion_price=-1.0)

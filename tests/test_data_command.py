@@ -23,7 +23,7 @@ from trl import TrlParser
 from rankbuffer_trl.audit import command as audit_command
 from rankbuffer_trl.buffer import select_k0
 from rankbuffer_trl.data import command, publish, recipe
-from rankbuffer_trl.data.check import CheckSettings, anchors, check
+from rankbuffer_trl.data.check import CheckSettings, anchors, check_dataset
 from rankbuffer_trl.data.output import write_provenance, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TokenCounter
@@ -54,7 +54,7 @@ def test_the_sample_that_ships_is_well_formed(capsys):
 
 def test_lengths_are_those_of_the_real_prompts(howto, tiny_policy):
     tokens, settings = TokenCounter(tiny_policy), CheckSettings(max_completion_length=100)
-    found = check(Dataset.from_list(howto), tokens, settings)
+    found = check_dataset(Dataset.from_list(howto), tokens, settings)
     table = QueryTable(Dataset.from_list(howto), 7)
     queries = [table[query_id] for query_id in table.ids]
     assert found.lengths["response"] == [tokens.text(text) for query in queries for text in query.responses]
@@ -71,10 +71,12 @@ def test_lengths_are_those_of_the_real_prompts(howto, tiny_policy):
     room = len('{"position": 8}') + 1 + 256
     assert found.context == max(found.lengths["judge prompt at 2 K0"]) + 2 * room + TURN_TOKENS
     assert found.later_context > 9 * 100 * 9 // 8 + 2 * room + TURN_TOKENS
-    wordy = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=200, guard=False))
-    bare = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, guard=False))
+    wordy = check_dataset(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=200, guard=False))
+    bare = check_dataset(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, guard=False))
     assert wordy.later_context - bare.later_context == 9 * 100
-    grouped = check(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, num_generations=20))
+    grouped = check_dataset(
+        Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, num_generations=20)
+    )
     assert grouped.later_context - found.later_context == 11 * 100 * 9 // 8 + 1  # 20 and 9, each rounded down
     chat = [{"role": "user", "content": queries[0].text}]
     rendered = f"<|im_start|>user\n{queries[0].text}<|im_end|>\n<|im_start|>assistant\n"
@@ -156,7 +158,7 @@ def a_bug(*_):
 
 
 def test_a_bug_keeps_its_traceback_in_every_command(monkeypatch):
-    monkeypatch.setattr(command, "run", a_bug)
+    monkeypatch.setattr(command, "run_command", a_bug)
     with pytest.raises(ValueError, match="zip"):
         command.main(["check", "a.jsonl"])
     monkeypatch.setattr("sys.argv", ["prepare_nectar.py", "--output_file", "a.jsonl"])

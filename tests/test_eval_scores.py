@@ -14,9 +14,9 @@ from evaluation.arena_hard.scores import BATTLE_SCORES, battles, official_bootst
 from evaluation.arena_hard.validation import NOTHING, style_control
 from evaluation.assets import Assets
 from evaluation.benchmark import OutputError
-from evaluation.check import Check
 from evaluation.files import read_jsonl, write_jsonl
 from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
+from evaluation.official import Check
 from evaluation.validate import run_checks
 from rankbuffer_trl.judge.verdicts import VerdictError
 

@@ -23,11 +23,11 @@ from evaluation.alpaca_eval.scores import is_switched
 from evaluation.asking import ask_judge
 from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
-from evaluation.check import Check
 from evaluation.config import EvaluationConfig
 from evaluation.engines import EngineError
 from evaluation.files import read_json, write_json
 from evaluation.metric import Row, mean
+from evaluation.official import Check
 from evaluation.results import paper_results
 from evaluation.rooms import ROOMS, Room
 from evaluation.run import evaluate, load_benchmarks, main

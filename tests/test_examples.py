@@ -11,10 +11,20 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from rankbuffer_trl import GroupScore, RankBuffer, RankBufferError
+from rankbuffer_trl import (
+    BufferStore,
+    GroupScore,
+    RankBuffer,
+    RankBufferConfig,
+    RankBufferError,
+    load_queries,
+    read_store,
+)
+from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.files import replacing
-from rankbuffer_trl.groups import Rollout, RolloutGroup
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, RubricJudge
+from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.ranking import rank_rewards
 
@@ -109,12 +119,27 @@ def example_in(documented) -> tuple[str, list[tuple[str, str]]]:
     return code, re.findall(r"^([\w.(\[][^#=]*|\w+\(.*\))  # ([-(\d\[].*)$", code, re.MULTILINE)
 
 
+def save_a_run(folder: Path) -> None:
+    """Make the store of a run with one buffer, and the same store in a checkpoint."""
+    group = RolloutGroup(Query("tea", [], ()), (), step=0, epoch=0)
+    after = initial_buffer(["cold", "warm"], 2)
+    store = BufferStore(folder / "_rankbuffer" / "live.sqlite")
+    store.commit(0, [(group, GroupScore((), after=after))])
+    store.save(folder / "checkpoint-100" / "rankbuffer")
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("documented", "values"),
-    [(RankBuffer, 1), (GroupScore, 0), (rank_rewards, 1), (RankBufferError, 0), (replacing, 0)],
+    [
+        *((RankBuffer, 1), (GroupScore, 0), (rank_rewards, 1), (RankBufferError, 0), (replacing, 0)),
+        *((Judge, 1), (Endpoint, 1), (RankBufferConfig, 1), (load_queries, 1), (BufferStore, 0), (read_store, 0)),
+    ],
 )
 def test_the_example_of_a_docstring_runs_and_gives_what_it_says(documented, values, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(ROOT if documented is load_queries else tmp_path)
+    if documented in (BufferStore, read_store):
+        save_a_run(tmp_path / "runs" / "mine")
     code, said = example_in(documented)
     names = {"Path": Path, "replacing": replacing}
     exec(code, names)
@@ -125,3 +150,7 @@ def test_the_example_of_a_docstring_runs_and_gives_what_it_says(documented, valu
         assert "queries.jsonl" in capsys.readouterr().out
     if documented is replacing:
         assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("summary.json", "{}")]
+    if documented is BufferStore:
+        assert capsys.readouterr().out == "['cold', 'warm']\n"
+    if documented is read_store:
+        assert capsys.readouterr().out == "0 ['tea']\n"

@@ -501,6 +501,15 @@ def test_a_probe_ends_long_before_a_request_would(fault, monkeypatch):
     assert within(PATIENT, client, client.alive) is False
 
 
+def test_a_list_of_models_and_a_count_of_tokens_end_long_before_a_response_would(fault, monkeypatch):
+    monkeypatch.setattr(openai_client, "LOOK_SECONDS", 0.2)
+    client = fault.client(drip, 2, timeout=3600)
+    with pytest.raises(TransportError, match=r"no list of models within 0\.2 s"):
+        within(PATIENT, client, client.models)
+    client = fault.client(drip, 2, timeout=3600)
+    assert within(PATIENT, client, lambda: client.count_tokens("How long?")) is None
+
+
 def test_a_question_to_a_server_that_drips_is_retried_and_then_unreachable(fault, question):
     judge = fault.judge(drip, 1, timeout=0.1)
     (verdict,) = within(PATIENT, judge.client, lambda: judge.ask_all([question]))

@@ -12,7 +12,7 @@ from conftest import ask, ask_all, scripted_judge, unreachable
 from http_server import served
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
-from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage
+from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage, openai_client
 from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
 from rankbuffer_trl.judge.openai_client import OpenAIClient
@@ -409,6 +409,30 @@ def test_more_than_a_hundred_requests_can_be_in_flight(query):
     with served(app) as address:
         judge = Judge(OpenAIClient(address + "/v1", "m", concurrency=120, timeout=20, max_retries=0))
         assert ask_all(judge, [coarse(query, ["a", "b"], str(i)) for i in range(120)]) == [1] * 120
+
+
+@pytest.mark.parametrize(("limit", "connections"), [(0.0, 3), (60.0, 1)])
+def test_a_connection_is_not_used_again_after_its_idle_limit(query, monkeypatch, limit, connections):
+    """A server that drops idle connections would lose a request that is sent just then."""
+    peers = []
+
+    async def chat(request):
+        peers.append(request.transport.get_extra_info("peername"))
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": GOOD}}]})
+
+    async def one_after_the_other(judge):
+        answers = [await judge.ask(coarse(query, ["a", "b"], str(i))) for i in range(3)]
+        await judge.client.close()
+        return answers
+
+    assert openai_client.IDLE_SECONDS < 5  # after which vLLM's server drops one
+    monkeypatch.setattr(openai_client, "IDLE_SECONDS", limit)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    with served(app) as address:
+        judge = Judge(OpenAIClient(address + "/v1", "m", timeout=10, max_retries=0))
+        assert asyncio.run(one_after_the_other(judge)) == [1] * 3
+    assert len(peers) == 3 and len(set(peers)) == connections
 
 
 def test_a_failed_question_frees_its_slot(question):

@@ -8,12 +8,14 @@ import json
 import re
 import shutil
 import sqlite3
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 from html.parser import HTMLParser
 from itertools import chain
+from pathlib import Path
 from statistics import fmean, stdev
 
 import conftest
@@ -134,7 +136,11 @@ CALLS = st.lists(
 @given(steps=st.lists(CALLS, min_size=1, max_size=4), evaluation=CALLS)
 @settings(max_examples=30, deadline=None)
 def test_the_ledgers_sums_in_sql_are_those_over_its_calls(steps, evaluation):
-    store = BufferStore()
+    with tempfile.TemporaryDirectory() as folder:
+        check_sums(BufferStore(Path(folder, "store.sqlite")), steps, evaluation)
+
+
+def check_sums(store, steps, evaluation):
     for step, calls in enumerate(steps):
         store.commit(step, [], calls)
     store.commit(len(steps), [], evaluation, phase="eval")

@@ -12,6 +12,7 @@ from rankbuffer_trl.data.output import write_rows
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.data.responses import order_question, read_response, sample_chats
 from rankbuffer_trl.data.rubrics import GENERIC
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, VerdictError
 from rankbuffer_trl.judge.questions import weighted_rubrics
@@ -147,7 +148,7 @@ def test_a_source_is_not_overwritten(tmp_path):
 def test_the_sampler_has_a_time_of_its_own():
     url = "http://127.0.0.1:9/v1"
     config = generate_responses.ResponsesConfig(dataset_name="x.jsonl", sampler_url=url, sampler_model="m")
-    assert config.sampler().judge_timeout == 3600 and config.judge_timeout == 120
+    assert config.sampler().timeout == 3600 and config.judge_timeout == 120
 
 
 def test_both_endpoints_are_there_before_samples_are_paid_for(tmp_path):
@@ -155,9 +156,9 @@ def test_both_endpoints_are_there_before_samples_are_paid_for(tmp_path):
     with pytest.raises(JudgeError, match=r"127\.0\.0\.1:9/v1 cannot be reached"):
         generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), judge_url=["http://127.0.0.1:9/v1"])
     assert not sampler.bodies
-    with pytest.raises(JudgeError, match=r"sampler_url, sampler_model: .*NO_KEY, which is not set"):
+    with pytest.raises(SettingsError, match=r"^sampler_api_key_env names .*NO_KEY, which is not set"):
         generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_api_key_env="NO_KEY")
-    with pytest.raises(JudgeError, match=r"sampler_url, sampler_model: .*cannot be reached"):
+    with pytest.raises(JudgeError, match=r"^the sampler server .*cannot be reached, .* does sampler_url name it"):
         generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_url="http://127.0.0.1:9/v1")
 
 
@@ -182,12 +183,14 @@ def test_every_sample_and_every_repeat_has_a_seed_of_its_own():
     [
         ({"sampler_url": None}, "sampler_url and sampler_model must be set"),
         ({"sampler_model": None}, "sampler_url and sampler_model must be set"),
-        ({"sampler_url": "localhost"}, "must start with http"),
-        ({"sampler_request": "{"}, "is not JSON"),
+        ({"sampler_url": "localhost"}, "^sampler_url must start with http"),
+        ({"sampler_url": "http://me:s3cret@host"}, "^sampler_url has .* variable that sampler_api_key_env names"),
+        ({"sampler_api_key_env": "s3cret"}, "^sampler_api_key_env must be the name of an environment variable"),
+        ({"sampler_request": "{"}, "^sampler_request is not JSON"),
         ({"responses": 3}, r"least_responses must be in 2..responses=3, got 4"),
         ({"least_responses": 1}, r"least_responses must be in 2..responses=7, got 1"),
         ({"dataset_name": None}, "dataset_name is not set"),
-        ({"sampler_timeout": 0}, "sampler_timeout must be above 0, got 0"),
+        ({"sampler_timeout": 0}, "sampler_timeout must be above 0 seconds, got 0"),
     ],
 )
 def test_wrong_settings_are_named(kwargs, fragment):

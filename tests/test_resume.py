@@ -25,8 +25,10 @@ from rankbuffer_trl.training.callbacks import StopOnSigterm
 from rankbuffer_trl.training.checkpoint import (
     check_resumable,
     delete_oldest,
+    describe,
     fingerprint,
     newest_checkpoint,
+    read_manifest,
     set_torn_aside,
     why_torn,
 )
@@ -319,6 +321,20 @@ def test_a_checkpoint_that_is_written_over_is_void_first(tmp_path, tiny_policy, 
     assert why_torn(tmp_path / "checkpoint-4") == "run.json is missing"
 
 
+def test_a_failed_checkpoint_leaves_the_settings_as_they_were(tmp_path, tiny_policy, rows, monkeypatch):
+    settings = config(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
+    trainer = RankBufferTrainer(tiny_policy, settings, rows)
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rankbuffer_trl.files.os.replace", fail)
+    with pytest.raises(StoreError, match="checkpoint-1 could not be written to"):
+        trainer.train()
+    trainer.close()
+    assert trainer.args.save_total_limit == 2
+
+
 def test_the_oldest_checkpoints_go_whatever_the_clock_says(tmp_path, tiny_policy, rows, whole):
     """It was set back by an hour since the first two were written."""
     ahead = time.time() + 3600
@@ -435,6 +451,22 @@ def test_other_data_is_refused_and_taken_when_told(tmp_path, tiny_policy, rows, 
         train(tmp_path, tiny_policy, data, resume=resume)
     table, _ = train(tmp_path, tiny_policy, data, resume=resume, resume_with_changes=True)
     assert len(table["groups"]) == EPOCHS * len(rows)
+
+
+def test_another_number_of_processes_is_said_and_allowed(whole, caplog):
+    checkpoint = whole[0] / "checkpoint-6"
+    saved = read_manifest(checkpoint)
+    with caplog.at_level("WARNING"):
+        assert check_resumable(checkpoint, saved, False) == 6 and not caplog.text
+        assert check_resumable(checkpoint, saved | {"processes": 2}, False) == 6
+    assert "was saved by 1 processes, now there are 2" in caplog.text
+
+
+def test_run_json_leaves_out_addresses_and_tokens(tmp_path):
+    args = config(tmp_path, judge_url="http://10.1.2.3:9/v1", judge_model="m", hub_token="hf_a_token")
+    told = describe({}, 0, {}, args)
+    assert told["config"]["judge_model"] == "m" and not {"judge_url", "hub_token"} & told["config"].keys()
+    assert not any(secret in json.dumps(told) for secret in ("10.1.2.3", "hf_a_token"))
 
 
 def test_run_json_tells_what_a_checkpoint_is(whole):

@@ -568,18 +568,22 @@ def test_a_server_that_was_never_there_is_not_waited_for(two):
     run(judge, test())
 
 
-def test_a_question_that_kills_its_server_again_and_again_is_given_up(two):
-    (server,) = servers = two[:1]
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_question_that_kills_its_server_again_and_again_is_given_up(two, number):
+    servers = two[:number]
     judge = make(servers, wait=FOR_EVER)
-    good, deadly = at_home(judge, server, 2)
+    good, deadly = at_home(judge, servers[0], 2)
 
     async def test():
         await judge.ask(good)
-        server.fault = status(504)
-        asked = server.asked
+        for server in servers:
+            server.fault = status(504)
+        before = sum(server.asked for server in servers)
         assert await judge.ask(deadly) is None
-        assert server.asked - asked == 1 + HOLDS
-        server.fault = None
+        asked = sum(server.asked for server in servers) - before
+        assert 1 + HOLDS <= asked <= number * (1 + HOLDS) + number - 1
+        for server in servers:
+            server.fault = None
         assert await judge.ask(good) == 0
 
     run(judge, test())
@@ -854,7 +858,7 @@ def train(output_dir, policy, rows, pair: list[Process], dies: Process | None = 
         judge_model="rubric-judge",
         judge_max_retries=1,
     )
-    judge = Judge(Servers(settings.clients(), probe_every=0.0, wait=PATIENCE), guard=True)
+    judge = Judge(Servers(settings.judge().client.clients, probe_every=0.0, wait=PATIENCE), guard=True)
     outages = [Outage(dies, judge)] if dies else []
     trainer = ScriptedTrainer(policy, settings, rows, judge=judge, callbacks=outages)
     for outage in outages:

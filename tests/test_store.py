@@ -680,6 +680,8 @@ sys.stdin.read()
 
 def test_a_store_has_one_writer_until_that_ends(tmp_path):
     path = tmp_path / LIVE_STORE
+    path.parent.mkdir()
+    path.with_suffix(".lock").write_text(f"process 1234567 on {'a-host-with-a-long-name' * 9}")  # of an earlier run
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

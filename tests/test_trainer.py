@@ -73,6 +73,22 @@ def test_evaluation_reads_buffers_and_writes_none(tmp_path, tiny_policy, rows):
     trainer.close()
 
 
+def test_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_path, rows):
+    """A new process has not gone back to the step where it starts, and an evaluation must not do that either."""
+    path, found = tmp_path / "buffers.sqlite", []
+    for split in ("train", "eval"):
+        reward = RankBufferReward(rows, Judge(RubricJudge()), path, num_generations=2)
+        reward(
+            [rows[0]["prompt"]] * 2, ["Boil it.", "Wait three minutes."], [rows[0]["query_id"]] * 2, split=[split] * 2
+        )
+        reward.close()
+        found.append(contents(path))
+    assert found[0]["groups"] and all(
+        found[1][table] == found[0][table] for table in ("responses", "buffers", "groups")
+    )
+    assert {row[1] for row in found[1]["calls"]} == {"train", "eval"}
+
+
 def test_a_rollout_the_judge_cannot_place_is_left_out_of_the_baseline(tmp_path, tiny_policy, rows):
     def lost_for_short_answers(messages):
         prompt = messages[0]["content"]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from rankbuffer_trl.judge import Chat, JudgeError, Totals
-from rankbuffer_trl.judge.config import JudgeConfig, read_object
+from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.questions import fill
 
 from ..asking import ask_judge, failures_text, need_judge
@@ -117,7 +117,7 @@ class AlpacaEval:
         """See [`Benchmark`]. As in the official code, an answer without a preference is NaN and is not repeated."""
         outputs = self.read_outputs(folder, model)
         log, what = folder / "judge.jsonl", f"{self.title}: {model}"
-        request = read_object("judge_request", settings.judge_request) or {}
+        request = settings.endpoint().request
         fixed = {field: value for field, value in request.items() if field not in TOKEN}
         settings = replace(settings, judge_request=fixed)
         pilot = dict(list(self.chats(outputs, read_pilot_preference).items())[:PILOT])

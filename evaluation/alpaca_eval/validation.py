@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..assets import AssetError, Assets
-from ..check import Check, worst
 from ..files import read_json
 from ..metric import mean
+from ..official import Check, worst
 from .length_control import length_controlled
 from .scores import is_switched, read_preference, win_rate_rows
 

@@ -13,9 +13,9 @@ import yaml
 from rankbuffer_trl.judge import Chat
 
 from ..assets import AssetError, Assets
-from ..check import Check, run_official
 from ..files import file_name, read_jsonl, write_json, write_jsonl
 from ..metric import Row, mean
+from ..official import Check, run_official
 from .benchmark import ArenaHard
 from .scores import BATTLE_SCORES, OFFICIAL_RESAMPLES, score_judgments
 

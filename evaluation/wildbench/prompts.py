@@ -14,7 +14,7 @@ from pyarrow import ArrowException
 from pyarrow.parquet import read_table
 
 from rankbuffer_trl.judge.questions import fill
-from rankbuffer_trl.judge.verdicts import VerdictError, shown
+from rankbuffer_trl.judge.verdicts import VerdictError, shorten_json
 
 from ..assets import AssetError
 from ..benchmark import OutputError, read_json_answer, shortened
@@ -113,7 +113,7 @@ def read_choice(answer: str) -> dict[str, Any]:
     """
     verdict = read_json_answer(answer, ["choice"])
     if not isinstance(verdict["choice"], str) or verdict["choice"] not in REWARDS:
-        raise VerdictError(f"`choice` must be one of {', '.join(REWARDS)}, not {shown(verdict['choice'])}")
+        raise VerdictError(f"`choice` must be one of {', '.join(REWARDS)}, not {shorten_json(verdict['choice'])}")
     return verdict
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.judge.verdicts import VerdictError, shown
+from rankbuffer_trl.judge.verdicts import VerdictError, shorten_json
 
 from ..benchmark import BenchmarkScores, OutputError
 from ..files import check_rows, read_json
@@ -109,7 +109,7 @@ def group_rows(judged: Mapping[str, Judged], group: str) -> Rows:
 
 
 def together(metrics: Sequence[Rows]) -> Rows:
-    """Return rows whose weighted mean is the plain mean of `metrics`, whatever the number of their rows."""
+    """Return rows whose weighted mean is the plain mean of `metrics`, for any number of rows."""
     shares: dict[str, list[Row]] = {}
     for rows in metrics:
         total = sum(row.weight for row in rows.values())
@@ -134,7 +134,7 @@ def rating(verdict: Mapping[str, Any]) -> float:
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not RATINGS[0] <= value <= RATINGS[1]:
-        raise VerdictError(f"`score` must be a number from 1 to 10, not {shown(score)}")
+        raise VerdictError(f"`score` must be a number from 1 to 10, not {shorten_json(score)}")
     return value
 
 

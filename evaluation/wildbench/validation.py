@@ -19,9 +19,9 @@ from pyarrow.parquet import write_table
 from rankbuffer_trl.judge.verdicts import VerdictError
 
 from ..assets import Assets
-from ..check import Check, ScriptError, run_official, worst
 from ..files import read_json
 from ..metric import Rows, mean
+from ..official import Check, ScriptError, run_official, worst
 from .benchmark import REFERENCES, WildBench, pairwise_path, score_path
 from .prompts import read_conversations
 from .scores import GROUP_OF, REWARDS, Judged, is_whole, score_judged, score_wildbench
@@ -173,7 +173,7 @@ def tag_groups(script: Path) -> dict[str, str]:
 
 
 def has_file(assets: Assets, name: str) -> bool:
-    """Return whether an official file of WildBench is in the folder, whatever it holds."""
+    """Return whether an official file of WildBench is in the folder, with any content."""
     return any((assets.folder / path).is_file() for path in assets.manifest["wildbench"][name]["path"])
 
 

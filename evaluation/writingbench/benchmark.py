@@ -68,7 +68,7 @@ class WritingBench:
         return check_outputs(list(self.queries), found, path)
 
     def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
-        """Return the chats by `index/criterion`. Each has a seed of its own, which a repeat increases by one."""
+        """Return the chats by `index/criterion`. Each has its own seed, which a repeat increases by one."""
         chats = {}
         for index, query in self.queries.items():
             for name, criterion in query.criteria.items():

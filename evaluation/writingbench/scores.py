@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.judge.verdicts import VerdictError, shown
+from rankbuffer_trl.judge.verdicts import VerdictError, shorten_json
 
 from ..benchmark import BenchmarkScores, OutputError, read_json_answer
 from ..files import check_rows, read_jsonl
@@ -37,9 +37,9 @@ def read_verdict(answer: str) -> dict[str, Any]:
     verdict = read_json_answer(answer.rpartition("</think>")[2].strip().strip("json|`"), ["score", "reason"])
     score, reason = verdict["score"], verdict["reason"]
     if not is_score(score):
-        raise VerdictError(f"`score` must be an integer from 1 to 10, not {shown(score)}")
+        raise VerdictError(f"`score` must be an integer from 1 to 10, not {shorten_json(score)}")
     if not isinstance(reason, str):
-        raise VerdictError(f"`reason` must be a text, not {shown(reason)}")
+        raise VerdictError(f"`reason` must be a text, not {shorten_json(reason)}")
     return verdict
 
 

@@ -13,9 +13,9 @@ from rankbuffer_trl.judge import Chat
 from rankbuffer_trl.judge.verdicts import VerdictError
 
 from ..assets import Assets
-from ..check import Check, run_official, worst
 from ..files import read_json, read_jsonl
 from ..metric import mean
+from ..official import Check, run_official, worst
 from .benchmark import WritingBench, outputs_path, scores_path
 
 PARTS = "WritingBench/benchmark_query/requirement"

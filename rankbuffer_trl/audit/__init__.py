@@ -1,4 +1,4 @@
-"""Audit a judge: can it be trusted with this data? A few hundred questions tell, before a GPU hour is spent.
+"""Audit a judge before a run: a few hundred questions show whether it can be trusted with this data.
 
     rankbuffer-audit --dataset_name recipes/quickstart/howto.jsonl \
         --judge_url http://127.0.0.1:8001/v1 --judge_model judge

@@ -24,7 +24,7 @@ from .figure import audit_figure
 from .measures import MEASURES
 from .probes import ask_everything
 from .results import Audit, Cost, Form
-from .tables import print_audit
+from .terminal import print_audit
 
 
 @dataclass

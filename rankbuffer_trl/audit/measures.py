@@ -34,7 +34,7 @@ def ranks(order: Ordering) -> list[int]:
     return [order.index(i) for i in range(len(order))]
 
 
-def win_rates(n: int, pairs: Pairs) -> list[float] | None:
+def pair_win_rates(n: int, pairs: Pairs) -> list[float] | None:
     """Return the share of its comparisons that each of `n` things won; `None` if one has no comparison."""
     played = [[winner == i for pair, winner in pairs.items() if i in pair and winner is not None] for i in range(n)]
     return [fmean(wins) for wins in played] if all(played) else None
@@ -114,7 +114,7 @@ def listwise_tau(answers: QueryVerdicts, scores: Sequence[float] | None) -> floa
 
 def pairwise_tau(answers: QueryVerdicts) -> float | None:
     """Return the tau-b of the win-rate order with the data set's."""
-    rates = win_rates(answers.n, answers.pairs)
+    rates = pair_win_rates(answers.n, answers.pairs)
     return None if rates is None else tau_b(rates, range(answers.n))
 
 
@@ -219,7 +219,7 @@ MEASURES = (
         "pairwise_tau",
         "order of pairs",
         "tau-b of its rankings with its verdicts on all pairs",
-        lambda a: listwise_tau(a, win_rates(a.n, a.pairs)),
+        lambda a: listwise_tau(a, pair_win_rates(a.n, a.pairs)),
         main=True,
     ),
     Measure(

@@ -46,7 +46,7 @@ def orders_shown(n: int, rng: random.Random) -> tuple[Ordering, Ordering]:
     """Draw a random order, and mirror it: where the first has the worst, the second has the best, and so on.
 
     A judge may rank by place alone. Its order then agrees with the data set's in one of the two exactly as much as it
-    disagrees in the other, whatever was drawn.
+    disagrees in the other, for every random order.
     """
     first = tuple(rng.sample(range(n), n))
     return first, tuple(n - 1 - i for i in first)

@@ -78,7 +78,7 @@ class Findings:
     """The same, if every rollout has `max_completion_length` tokens and buffers grow to twice their first size."""
 
 
-def check(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Findings:
+def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Findings:
     """Check all rows of a data set, count what they contain, and measure lengths.
 
     Args:

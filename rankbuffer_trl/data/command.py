@@ -13,7 +13,7 @@ from pathlib import Path
 from datasets import disable_progress_bars
 
 from ..errors import RankBufferError
-from .check import CheckSettings, check, print_findings
+from .check import CheckSettings, check_dataset, print_findings
 from .output import read_provenance
 from .publish import make_card, push
 from .queries import checked, load_queries, select
@@ -55,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run_command(arguments: argparse.Namespace) -> None:
     """Do what the command line says."""
     if arguments.command == "push":
         print(f"pushed: {push(arguments.file, arguments.repo_id, private=not arguments.public)}")
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
         tokens = TokenCounter(arguments.tokenizer)
         dataset = load_queries(arguments.file, split=arguments.split)
         known = ["query_id", "prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
-        print_findings(arguments.file, check(select(dataset, known), tokens, settings), tokens, settings)
+        print_findings(arguments.file, check_dataset(select(dataset, known), tokens, settings), tokens, settings)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        run(arguments)
+        run_command(arguments)
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-data: {error}")
 

@@ -24,7 +24,7 @@ TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 
 
 class Unusable(ValueError):
-    """A query that is left out. Its text is the reason, in the same words for all queries, to be counted."""
+    """A query that is left out. The text is the reason, in the same words for all queries, to be counted."""
 
 
 def parse_prompt(text: str) -> Messages:
@@ -116,20 +116,20 @@ def check_schema(raw: dict, number: int) -> None:
         if column not in raw:
             fail(f"there is no column {column!r}; the columns are {list(raw)}")
     if not isinstance(raw["prompt"], str | None):
-        fail(f"prompt is {shown(raw['prompt'])}")
+        fail(f"prompt is {describe_value(raw['prompt'])}")
     if not isinstance(raw["answers"], list | None):
-        fail(f"answers is {shown(raw['answers'])}")
+        fail(f"answers is {describe_value(raw['answers'])}")
     for i, answer in enumerate(raw["answers"] or ()):
         if not isinstance(answer, dict):
-            fail(f"answers[{i}] is {shown(answer)}")
+            fail(f"answers[{i}] is {describe_value(answer)}")
         for key, kind in (("answer", str), ("model", str), ("rank", int | float)):
             if key not in answer:
                 fail(f"answers[{i}] has no {key!r}; it has {list(answer)}")
             if not isinstance(answer[key], kind | None) or isinstance(answer[key], bool):
-                fail(f"answers[{i}].{key} is {shown(answer[key])}")
+                fail(f"answers[{i}].{key} is {describe_value(answer[key])}")
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """Write a value and its type, short enough for a message."""
     return f"{str(value)[:60]!r} ({type(value).__name__})"
 

@@ -1,4 +1,4 @@
-"""Write data sets whole or not at all, with a record of how they were made in a file beside them."""
+"""Write data sets whole or not at all, and record in a second file how they were made."""
 
 import json
 from collections.abc import Iterable

@@ -48,7 +48,10 @@ def load_queries(
     Example:
 
     ```python
+    from rankbuffer_trl import load_queries
+
     dataset = load_queries("recipes/quickstart/howto.jsonl")
+    len(dataset)  # 36
     ```
     """
     path = Path(name)
@@ -225,8 +228,8 @@ def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: b
     return query_id
 
 
-# Each of these yields (key, problem, value). Whoever asks stops at the first one, so the code after it may rely on
-# everything before it.
+# Each of these yields (key, problem, value). [`check_row`] stops at the first fault, so the code after a
+# `yield` may rely on all checks before it.
 
 
 def text_faults(key: str, value: object) -> Iterator[Fault]:

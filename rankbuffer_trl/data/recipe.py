@@ -1,16 +1,16 @@
-"""What the recipes share: settings are read from the command line, and a data set is written with its provenance."""
+"""Read settings and write data sets with their provenance, for all recipes that prepare data."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from datasets import disable_progress_bars
 from trl import TrlParser
 
 from ..errors import RankBufferError, SettingsError
 from ..judge import Totals
-from ..judge.config import JudgeConfig, read_object
+from ..judge.endpoint import Endpoint
 from .output import beside, write_failures, write_provenance, write_rows
 
 Config = TypeVar("Config")
@@ -46,18 +46,13 @@ def read_settings(config_class: type[Config]) -> Config:
     return config
 
 
-def set_fields(config: JudgeConfig) -> dict[str, Any]:
-    """Return the fields that the user sets in every request (`judge_request`)."""
-    return read_object("judge_request", config.judge_request) or {}
-
-
-def cost_line(config: JudgeConfig, totals: Totals) -> str:
+def cost_line(endpoint: Endpoint, totals: Totals) -> str:
     """Say what all attempts cost, in tokens, and in money if prices are set."""
     line = (
         f"{totals.attempts:,} requests, {totals.spent_prompt_tokens:,} prompt tokens"
         f" ({totals.spent_cached_tokens:,} cached), {totals.spent_completion_tokens:,} completion tokens"
     )
-    price = config.price(totals)
+    price = endpoint.price(totals)
     return line if price is None else f"{line}; {price:,.4f} at the prices given"
 
 

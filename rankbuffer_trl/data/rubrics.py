@@ -14,7 +14,7 @@ from ..groups import Query, Rubric
 from ..judge import Chat, VerdictError
 from ..judge.guard import defuse
 from ..judge.questions import fill
-from ..judge.verdicts import shown
+from ..judge.verdicts import shorten_json
 from .queries import text_fault
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -112,7 +112,7 @@ def read_rubric(rubric: Any, number: int) -> dict[str, Any]:
     if fault := text_fault(text):
         raise VerdictError(f"the text of rubric {number} {fault}")
     if type(weight) is not int or not 1 <= weight <= 5:
-        raise VerdictError(f"the weight of rubric {number} must be an integer from 1 to 5, not {shown(weight)}")
+        raise VerdictError(f"the weight of rubric {number} must be an integer from 1 to 5, not {shorten_json(weight)}")
     return {"text": " ".join(text.split()), "weight": weight}
 
 

@@ -1,4 +1,4 @@
-"""The judge: questions in the paper's words, one seam that asks them, clients that answer, a ledger of its cost."""
+"""The judge: questions in the paper's words, one class that asks them, clients that answer, a ledger of the cost."""
 
 from .batch import AnswerLog, AnswerLogError, Answers, ask_many
 from .chat import Chat

@@ -1,4 +1,4 @@
-"""Ask many questions: checked first, shown as they are answered, each answer on disk at once, added up at the end.
+"""Ask many questions: check the servers, show the progress, keep each answer on disk, and add up the cost.
 
 `ask_many` is the one way to do this for rubrics, sampled responses, evaluations and audits.
 """
@@ -200,10 +200,10 @@ async def ask_many(
     """
     client = next(iter(servers_of(judge)), None)
     model = model or (client.model if client else judge.client.name)
-    keys = {
-        name: f"{name} {digest(model, question.chat(judge.guard), fields_of(client, question) if client else {})}"
-        for name, question in questions.items()
-    }
+    keys = {}
+    for name, question in questions.items():
+        fields = fields_of(client, question) if client else {}
+        keys[name] = f"{name} {hash_request(model, question.chat(judge.guard), fields)}"
     failed: dict[str, Call] = {}
     try:
         with AnswerLog(log) as answers:
@@ -239,7 +239,7 @@ async def ask_many(
         await judge.client.close()
 
 
-def digest(model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> str:
+def hash_request(model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> str:
     """Hash what an answer depends on. A logged answer is reused only if all three are unchanged.
 
     Args:

@@ -1,6 +1,6 @@
-"""A chat in the caller's own words, which a judge is asked like any of its questions.
+"""A chat in the caller's own words, which goes to a judge like any other question.
 
-Rubric generation, sampled responses and the benchmarks have prompts, decoding and readers of their own. Retries,
+Rubric generation, sampled responses and the benchmarks have their own prompts, decoding and readers. Retries,
 limits and the ledger are those of every judgment.
 """
 

@@ -1,15 +1,12 @@
 """The settings of a judge, for training, audits, data and evaluation."""
 
 import json
-import math
 from dataclasses import dataclass, field
-from typing import cast
 
 from ..annotations import check_own_fields
 from ..errors import SettingsError
+from .endpoint import Endpoint, check_at_least, check_seconds
 from .judge import ChatClient, Judge
-from .ledger import Totals
-from .openai_client import OpenAIClient, check_url, check_variable
 from .rubric_judge import RubricJudge
 from .servers import Servers
 from .verdicts import DECODINGS
@@ -31,10 +28,10 @@ class JudgeConfig:
             Environment variable that holds the servers' key, if they want one. Any but the default one must be set.
         judge_decoding (`str`, *optional*, defaults to `"none"`):
             How a verdict's form is imposed: `"regex"` (vLLM: no verdict can be malformed), `"json_schema"` (most
-            others) or `"none"` (the judge is asked nicely, and again if need be).
+            others) or `"none"` (the prompt asks for it, and a malformed answer is asked for again).
         judge_free_tokens (`int`, *optional*, defaults to `256`):
-            Tokens an answer may have beside its verdict, for prose, a code fence or thinking. Without effect for
-            `"regex"`, which leaves room for none.
+            Tokens an answer may have in addition to its verdict, for prose, a code fence or thinking. It has no effect
+            for `"regex"`, which allows the verdict only.
         judge_request (`dict`, *optional*):
             Fields to set in every request, as JSON on the command line; `null` leaves a field out. For example
             `{"chat_template_kwargs": {"enable_thinking": false}}`.
@@ -44,7 +41,7 @@ class JudgeConfig:
         judge_timeout (`float`, *optional*, defaults to `120.0`):
             Seconds that a request may go without a byte from the server. In all it may take five times as long.
         judge_wait (`float`, *optional*, defaults to `600.0`):
-            Seconds for which questions are held when no server of the judge answers any more. After that they fail.
+            Seconds for which questions wait when all servers of the judge are down. After that the questions fail.
             `judge_step_timeout` also ends the wait.
         judge_step_timeout (`float`, *optional*):
             Seconds for judging one step, after which the run stops with an error. Default: nine tenths of
@@ -52,7 +49,7 @@ class JudgeConfig:
         judge_max_retries (`int`, *optional*, defaults to `4`):
             Transport retries of one request, with backoff and jitter.
         judge_max_attempts (`int`, *optional*, defaults to `3`):
-            How often a question is put when its answers are malformed.
+            How often one question is asked when its answers are malformed.
         judge_concurrency (`int`, *optional*, defaults to `64`):
             Requests in flight at once, per server.
         judge_max_failures (`float`, *optional*, defaults to `0.25`):
@@ -79,7 +76,7 @@ class JudgeConfig:
         },
     )
     judge_free_tokens: int = field(
-        default=256, metadata={"help": "Tokens an answer may have beside its verdict. Without effect for 'regex'."}
+        default=256, metadata={"help": "Tokens an answer may have in addition to its verdict. No effect for 'regex'."}
     )
     judge_request: dict | str | None = field(
         default=None, metadata={"help": "JSON object of fields to set in every request; null leaves a field out."}
@@ -89,14 +86,14 @@ class JudgeConfig:
     )
     judge_timeout: float = field(default=120.0, metadata={"help": "Seconds that a request may go without a byte."})
     judge_wait: float = field(
-        default=600.0, metadata={"help": "Seconds for which questions are held when all servers are down."}
+        default=600.0, metadata={"help": "Seconds for which questions wait when all servers are down."}
     )
     judge_step_timeout: float | None = field(
         default=None, metadata={"help": "Seconds for judging one step. Default: nine tenths of ddp_timeout."}
     )
     judge_max_retries: int = field(default=4, metadata={"help": "Transport retries of one request."})
     judge_max_attempts: int = field(
-        default=3, metadata={"help": "How often a question is put when its answers are malformed."}
+        default=3, metadata={"help": "How often one question is asked when its answers are malformed."}
     )
     judge_concurrency: int = field(default=64, metadata={"help": "Requests in flight at once, per server."})
     judge_max_failures: float = field(
@@ -114,70 +111,36 @@ class JudgeConfig:
             self.judge_url = [self.judge_url]
         check_own_fields(self, JudgeConfig)
         self.judge_request = read_object("judge_request", self.judge_request)
-        at_least = {
-            "judge_free_tokens": 0,
-            "judge_max_retries": 0,
-            "judge_max_attempts": 1,
-            "judge_concurrency": 1,
-            "judge_wait": 0,
-            "judge_prompt_price": 0,
-            "judge_completion_price": 0,
-        }
-        for key, least in at_least.items():
-            value = getattr(self, key)
-            if value is not None and not least <= value < math.inf:
-                raise SettingsError(f"{key} must be at least {least}, got {value}")
-        for key in ("judge_timeout", "judge_step_timeout"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < math.inf:
-                raise SettingsError(f"{key} must be above 0 seconds, got {value}")
+        self.endpoint()  # raises for what no endpoint has
+        check_at_least("judge_free_tokens", self.judge_free_tokens, 0)
+        check_at_least("judge_max_attempts", self.judge_max_attempts, 1)
+        check_seconds("judge_step_timeout", self.judge_step_timeout)
         if not 0 <= self.judge_max_failures <= 1:
             raise SettingsError(f"judge_max_failures is a share in 0..1, got {self.judge_max_failures}")
         if self.judge_decoding not in DECODINGS:
             raise SettingsError(f"judge_decoding must be one of {', '.join(DECODINGS)}, got {self.judge_decoding!r}")
-        check_variable(self.judge_api_key_env)
-        for url in self.judge_url or []:
-            check_url("judge_url", url)
-        if len(set(self.judge_url or [])) < len(self.judge_url or []):
-            raise SettingsError(f"judge_url names a server twice: {self.judge_url}")
-        if self.judge_url and not self.judge_model:
-            raise SettingsError(f"judge_url is {self.judge_url} but judge_model is not set: name the model it serves")
-        if not self.judge_url and self.judge_model:
-            raise SettingsError(
-                f"judge_model is {self.judge_model!r} but judge_url is not set: say where it is served"
-            )
 
-    def clients(self) -> list[OpenAIClient]:
-        """Make one client per server; none for the embedded judge."""
-        if not self.judge_url or not self.judge_model:
-            return []
-        return [
-            OpenAIClient(
-                url,
-                self.judge_model,
-                api_key_env=self.judge_api_key_env,
-                decoding=self.judge_decoding,
-                free_tokens=self.judge_free_tokens,
-                request=cast("dict | None", self.judge_request),  # __post_init__ has read it
-                timeout=self.judge_timeout,
-                max_retries=self.judge_max_retries,
-                concurrency=self.judge_concurrency,
-            )
-            for url in self.judge_url
-        ]
+    def endpoint(self) -> Endpoint:
+        """Describe the judge's model and its servers; for the embedded judge there are none."""
+        return Endpoint(
+            urls=tuple(self.judge_url or ()),
+            model=self.judge_model,
+            api_key_env=self.judge_api_key_env,
+            request=read_object("judge_request", self.judge_request) or {},
+            timeout=self.judge_timeout,
+            max_retries=self.judge_max_retries,
+            concurrency=self.judge_concurrency,
+            wait=self.judge_wait,
+            prompt_price=self.judge_prompt_price,
+            completion_price=self.judge_completion_price,
+        )
 
     def judge(self) -> Judge:
         """Make the judge that these settings describe."""
-        clients = self.clients()
-        client: ChatClient = Servers(clients, wait=self.judge_wait) if clients else RubricJudge()
+        client: ChatClient = RubricJudge()
+        if self.judge_url:
+            client = Servers.of(self.endpoint(), self.judge_decoding, self.judge_free_tokens)
         return Judge(client, max_attempts=self.judge_max_attempts, guard=self.judge_guard)
-
-    def price(self, totals: Totals) -> float | None:
-        """Return what all attempts cost at the two prices; `None` if neither price is set."""
-        if self.judge_prompt_price is None and self.judge_completion_price is None:
-            return None
-        prompt = totals.spent_prompt_tokens * (self.judge_prompt_price or 0)
-        return (prompt + totals.spent_completion_tokens * (self.judge_completion_price or 0)) / 1e6
 
 
 def read_object(key: str, value: dict | str | None) -> dict | None:

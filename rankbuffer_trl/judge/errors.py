@@ -1,10 +1,10 @@
-"""What can go wrong with a judge."""
+"""The errors of a judge."""
 
 from ..errors import RankBufferError
 
 
 class JudgeError(RankBufferError, RuntimeError):
-    """The judge cannot be worked with: unreachable, misconfigured, too slow, or failing too often."""
+    """The judge cannot be used: it is unreachable, misconfigured or too slow, or it fails too often."""
 
 
 class TransportError(JudgeError):

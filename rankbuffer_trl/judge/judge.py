@@ -1,4 +1,4 @@
-"""The one seam to a judge: a question goes in, a parsed verdict comes out, and every attempt is in the ledger."""
+"""Ask a judge: a question goes in, a parsed verdict comes out, and the ledger records every attempt."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ FIRST_QUESTION_SECONDS = 600.0  # for the first question of all; a server may ha
 
 
 class Asked(Protocol):
-    """What can be put to a judge: a [`Question`] of a reward method, or a [`Chat`]."""
+    """A question that a judge can answer: a [`Question`] of a reward method, or a [`Chat`]."""
 
     @property
     def kind(self) -> str:
@@ -44,10 +44,10 @@ class Asked(Protocol):
 
 
 class ChatClient(Protocol):
-    """What stands behind a judge: [`RubricJudge`], or one or several servers as [`Servers`]."""
+    """The client that answers for a judge: [`RubricJudge`], or one or several servers as [`Servers`]."""
 
     name: str
-    """For messages to people: the endpoint and the model."""
+    """The endpoint and the model, for messages."""
 
     async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
         """Answer a chat about `question` deterministically, or raise [`TransportError`].
@@ -70,7 +70,7 @@ class Judge:
         client (`ChatClient`):
             The client that answers.
         max_attempts (`int`, *optional*, defaults to `3`):
-            How often one question is put before it counts as malformed.
+            How often one question is asked before it counts as malformed.
         guard (`bool`, *optional*, defaults to `False`):
             Quote responses in prompts, see [`Question.prompt`].
         method (`str`, *optional*):
@@ -81,10 +81,19 @@ class Judge:
     Example:
 
     ```python
+    import asyncio
+
+    from rankbuffer_trl import Judge
+    from rankbuffer_trl.groups import Query, Rubric
+    from rankbuffer_trl.judge import RubricJudge, insertion_question
+
     judge = Judge(RubricJudge())
-    query = Query("tea", [{"role": "user", "content": "Tea?"}], (Rubric("Says how long to wait.", 5),))
-    position = asyncio.run(judge.ask(insertion_question(query, ["Boil.", "Wait three minutes."], "Wait.")))
+    rubrics = (Rubric("Says minutes: three, four.", weight=5),)
+    query = Query("tea", [{"role": "user", "content": "How long does tea steep?"}], rubrics)
+    anchors = ["I do not know.", "Three or four minutes."]
+    position = asyncio.run(judge.ask(insertion_question(query, anchors, "Three minutes.")))
     (call,) = judge.drain()
+    position, call.attempts  # (1, 1)
     ```
     """
 
@@ -104,7 +113,7 @@ class Judge:
         self.calls: list[Call] = []
 
     def asker(self, method: str = "", on_call: Callable[[Call], None] | None = None) -> "Judge":
-        """Return a judge with the same client and settings, but with a ledger, a method and a watcher of its own."""
+        """Return a judge with the same client and settings, but with its own ledger, method and watcher."""
         return Judge(self.client, self.max_attempts, self.guard, method or self.method, on_call)
 
     async def ask(self, question: Asked) -> Any | None:
@@ -118,8 +127,8 @@ class Judge:
     async def put(self, question: Asked) -> tuple[Any | None, Call]:
         """Return the verdict as [`Judge.ask`] does, and the entry in the ledger.
 
-        All that a client returns passes here, so this is where it becomes storable: lone surrogates are replaced in
-        an answer and escaped in an error, and a token count that cannot be true counts as 0.
+        Every reply of a client passes here and becomes storable: lone surrogates are replaced in an answer and
+        escaped in an error, and a token count that cannot be true counts as 0.
         """
         messages = question.chat(self.guard)
         opening = len(messages)
@@ -183,7 +192,7 @@ class Judge:
         return [task.result() for task in asked]
 
     def drain(self) -> list[Call]:
-        """Hand over the calls made since the last time, in an order that does not depend on who answered first."""
+        """Return and forget the calls so far, in an order that does not depend on which answer came first."""
         calls, self.calls = self.calls, []
         return sorted(
             calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.server, c.error)
@@ -208,7 +217,7 @@ class Judge:
         except TimeoutError:
             raise JudgeError(
                 f"the judge ({self.client.name}) did not answer its first question within {seconds:g} s, so nothing"
-                " was started. Does the server generate, and is no proxy between that only keeps the line open?"
+                " was started. Does the server generate? Does a proxy keep the connection open without an answer?"
             ) from None
         if call.failed:
             raise JudgeError(

@@ -1,13 +1,12 @@
-"""What a judgment cost: one `Call` per judgment asked for, whether it was answered or not."""
+"""The ledger: one `Call` with the cost of each judgment, whether the judgment was answered or not."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 FAILURES = ("malformed", "unreachable")
-MOST_TOKENS = (
-    2**31 - 1
-)  # of one request: far above any context, and four billion such counts fit into SQLite's integer
+# tokens of one request: far above any context, and four billion such counts fit into SQLite's integer
+MOST_TOKENS = 2**31 - 1
 ANSWER_KEPT = 4000  # characters of a last answer that a call keeps for messages to people
 
 
@@ -28,7 +27,7 @@ class Usage(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a chat client returns for one request.
+    """The answer of a chat client to one request.
 
     Args:
         text (`str`):
@@ -49,7 +48,7 @@ class Reply(NamedTuple):
 
 @dataclass
 class Tally:
-    """What one judgment has cost so far. The client counts as it goes, so that a fault or a cancel loses nothing."""
+    """The cost of one judgment so far. The client counts each request at once, so a fault or cancel loses nothing."""
 
     attempts: int = 0
     malformed: int = 0
@@ -106,7 +105,7 @@ class Call:
 
     @property
     def failed(self) -> bool:
-        """Whether the judge owes a verdict: neither parsed nor cancelled."""
+        """Whether the judgment has no verdict, although it was not cancelled."""
         return self.outcome in FAILURES
 
     def as_dict(self) -> dict[str, Any]:

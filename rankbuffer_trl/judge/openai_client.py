@@ -1,8 +1,6 @@
 """One server behind an OpenAI-compatible chat endpoint, such as `vllm serve`."""
 
 import asyncio
-import os
-import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,19 +8,18 @@ from typing import Any
 from httpx2 import Limits, ReadTimeout, Request, Response  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
-from ..errors import SettingsError
+from .endpoint import DEFAULT_KEY, check_url, read_key
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Reply, Tally, Usage
 
-DEFAULT_KEY = "OPENAI_API_KEY"
 IDLE_SECONDS = 3.0
 PROBE_SECONDS = 10.0
+LOOK_SECONDS = 60.0  # for a list of models or a count of tokens; a sampler's `timeout` may be an hour
 PATIENCE = 5  # times `timeout` that a request may take in all; some servers send blanks while a question waits
 MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text with room to spare
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
 ECHOED = 8  # characters in a row that are taken for a part of the key
-KEY_IN_PATH = r"/(sk[-_]|gsk_|hf_|xai-|nvapi-)[^/]{8,}"  # how the keys of providers begin
 PING = [{"role": "user", "content": "ping"}]
 
 
@@ -53,6 +50,8 @@ class OpenAIClient:
             Transport retries of one request.
         concurrency (`int`, *optional*, defaults to `64`):
             Requests in flight at once.
+        role (`str`, *optional*, defaults to `"judge"`):
+            What the model is used for. Error messages name the settings that begin with it.
 
     Raises:
         [`SettingsError`]: if the address holds a key, if the variable of the key is not set, or if it holds something
@@ -70,8 +69,10 @@ class OpenAIClient:
         timeout: float = 120.0,
         max_retries: int = 4,
         concurrency: int = 64,
+        role: str = "judge",
     ):
-        check_url("the server's address", url)
+        check_url("the server's address", url, f"{role}_api_key_env")
+        self.role = role
         self.name = f"{model} at {url}"
         self.url = url
         self.model = model
@@ -83,7 +84,7 @@ class OpenAIClient:
         self.concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self.api_key_env = api_key_env
-        self._key = read_key(api_key_env)
+        self._key = read_key(api_key_env, f"{role}_api_key_env")
         self._client = AsyncOpenAI(
             base_url=url,
             api_key=self._key or "none",
@@ -129,25 +130,30 @@ class OpenAIClient:
         """Return the models that the server lists, each with its context length in tokens if the server says it.
 
         Raises:
-            [`TransportError`]: if it cannot be reached, lists none, or needs longer than `timeout` for all its list.
+            [`TransportError`]: if it cannot be reached, lists none, or needs longer for all its list than
+            a minute, or `timeout` if that is less.
         """
+        seconds = min(LOOK_SECONDS, self.timeout)
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(seconds):
                 page = await self._client.models.list()
             return {self._without_key(model.id): context_of(model) for model in page.data}
         except TimeoutError:
-            raise TransportError(f"no list of models within {self.timeout:g} s", "down") from None
+            raise TransportError(f"no list of models within {seconds:g} s", "down") from None
         except (APIStatusError, APIConnectionError, UnreadableAnswer) as error:
             raise self._fault(error) from None
         except (OpenAIError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise TransportError(f"not a list of models ({self._clean(str(error))})") from error
 
     async def count_tokens(self, prompt: str) -> int | None:
-        """Count the tokens of a prompt in the server's chat template; `None` if it cannot (only vLLM can)."""
+        """Count the tokens of a prompt in the server's chat template; `None` if it cannot (only vLLM can).
+
+        The server has a minute, or `timeout` if that is less.
+        """
         root = self.url.rstrip("/").removesuffix("/v1")
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(min(LOOK_SECONDS, self.timeout)):
                 answer: Any = await self._hasty.post(f"{root}/tokenize", body=body, cast_to=object)
             return int(answer["count"])
         except (OpenAIError, ValueError, TypeError, LookupError, OverflowError, RecursionError, TimeoutError):
@@ -182,11 +188,12 @@ class OpenAIClient:
         if 300 <= status < 400:
             text = (
                 f"a redirect to {self._clean(error.response.headers.get('location', ''))}, which is not followed;"
-                " if that is the judge, name it in judge_url"
+                f" if that is the {self.role}, name it in {self.role}_url"
             )
         if status in (401, 403):
             state = "" if self._key else " is not set and"
-            text += f" (the environment variable {self.api_key_env}{state} should hold the key; see judge_api_key_env)"
+            variable = f"the environment variable {self.api_key_env}{state} should hold the key"
+            text += f" ({variable}; see {self.role}_api_key_env)"
         return TransportError(f"HTTP {status}: {text}", kind_of(status), status)
 
     def _clean(self, message: str) -> str:
@@ -269,58 +276,8 @@ async def read_body(response: Response) -> bytes:
     return bytes(body)
 
 
-def read_key(variable: str) -> str | None:
-    """Return the key that an environment variable holds; `None` if the default variable is not set.
-
-    Raises:
-        [`SettingsError`]: if another variable is not set, or if the key cannot be sent in a header.
-    """
-    check_variable(variable)
-    key = os.environ.get(variable)
-    if not key and variable != DEFAULT_KEY:
-        raise SettingsError(
-            f"judge_api_key_env names the environment variable {variable}, which is not set: export the server's key"
-            " there, or leave judge_api_key_env out if the server wants none"
-        )
-    if key and not re.fullmatch("[!-~]+", key):
-        raise SettingsError(
-            f"the environment variable {variable} holds a character that no key has, such as a line break, a space or"
-            " a typographic quote: set it again to the key alone"
-        )
-    return key or None
-
-
-def check_url(key: str, url: str) -> None:
-    """Refuse an address that no server has, and one with a key in it. Addresses stand in checkpoints and in logs.
-
-    Raises:
-        [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
-    """
-    rest = url.rpartition("://")[2]
-    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest or re.search(KEY_IN_PATH, rest):
-        raise SettingsError(
-            f"{key} has a user, a query or a key in it: leave that out, and put the key into the environment variable"
-            " that judge_api_key_env names. The address is not shown because of the key"
-        )
-    if not url.startswith(("http://", "https://")):
-        raise SettingsError(f"{key} must start with http:// or https://, got {url!r}")
-
-
-def check_variable(name: str) -> None:
-    """Refuse what is not the name of an environment variable, without showing it: it may be a key.
-
-    Raises:
-        [`SettingsError`]: if it is none.
-    """
-    if not re.fullmatch("[A-Z_][A-Z0-9_]*", name) and name not in os.environ:
-        raise SettingsError(
-            "judge_api_key_env must be the name of an environment variable, in capital letters, such as"
-            f" {DEFAULT_KEY}. Its value is not shown here because it may be a key: export the key in such a variable"
-        )
-
-
 def masked(message: str, key: str) -> str:
-    """Replace every part of `key` with at least `ECHOED` characters that stands in `message` by `[key]`."""
+    """Replace every part of `key` with at least `ECHOED` characters in `message` by `[key]`."""
     length = min(ECHOED, len(key))
     hidden: set[int] = set()
     for piece in {key[i : i + length] for i in range(len(key) - length + 1)}:

@@ -1,4 +1,4 @@
-"""The embedded judge: scores responses against the rubrics of the prompt, without a language model.
+"""The embedded judge, which scores responses against the rubrics of the prompt without a language model.
 
 It reads the same text that an LLM judge gets, finds query, rubrics, anchors and candidates in it, and answers in the
 same JSON. A run without a GPU therefore uses every prompt and every parser of a real run. This judge does not
@@ -139,7 +139,7 @@ def split(body: str, heading: str) -> tuple[list[tuple[int, str]], str]:
     rubrics, separator, rest = body.partition(f"\n\n{heading}\n")
     if not separator:
         raise ValueError(f"the rubric judge got a prompt without {heading}")
-    return read_rubrics(rubrics), rest
+    return parse_rubrics(rubrics), rest
 
 
 def insertion_position(quality: float, anchor_qualities: list[float]) -> int:
@@ -152,7 +152,7 @@ def insertion_position(quality: float, anchor_qualities: list[float]) -> int:
     return 1 if beaten == 0 and quality == anchor_qualities[0] and len(anchor_qualities) > 1 else beaten
 
 
-def read_rubrics(text: str) -> list[tuple[int, str]]:
+def parse_rubrics(text: str) -> list[tuple[int, str]]:
     """Return (weight, text) of each `1.[weight=5] text` line."""
     rubrics = [(int(weight), rubric) for weight, rubric in RUBRIC.findall(text)]
     if not rubrics:

@@ -1,4 +1,4 @@
-"""The servers of one judge: a query stays with one of them, so that its prompts find their prefix cached there."""
+"""The servers of one judge: a query stays with one of them, so that its prompts find their prefix in the cache."""
 
 import asyncio
 import hashlib
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from .endpoint import Endpoint
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Reply, Tally
@@ -15,20 +16,20 @@ from .openai_client import OpenAIClient
 
 logger = logging.getLogger(__name__)
 
-HOLDS = 3  # times that one question is held; a question that kills its server must not do so for ever
-LOOK_SECONDS = 1.0  # between two looks of a held question at which servers are up
+HOLDS = 3  # times that one question waits for a server; a question that crashes its server must fail in the end
+LOOK_SECONDS = 1.0  # between two checks whether a server is up, while a question waits
 
 
 class Servers:
     """Route each question to its query's server by rendezvous hashing, and around servers that are down.
 
-    Every query has an order of servers of its own. A question goes to the first one that is up: when a server fails,
+    Every query has its own order of servers. A question goes to the first one that is up: when a server fails,
     its queries alone move, spread over the others; when it is back, they alone return. A server that gives no
     connection, no answer in time or 502 to 504 is taken for down until it generates a token again.
 
-    When all servers are down, questions are held until one of them is back, for at most `wait` seconds after the last
-    one went down. Questions are not held if `wait` has passed, or if no server has ever answered. Such a question goes
-    to its own server with all retries of that client, and a fault is then final. A single server is treated the same.
+    When all servers are down, questions wait until one of them is back, for at most `wait` seconds after the last one
+    went down. Questions do not wait if this time has passed, or if no server has ever answered. Such a question goes
+    to its first server with all retries of that client, and a fault is then final. A single server has the same rule.
 
     Args:
         clients (`Sequence[OpenAIClient]`):
@@ -36,7 +37,7 @@ class Servers:
         probe_every (`float`, *optional*, defaults to `5.0`):
             Seconds between two probes of a server that is down.
         wait (`float`, *optional*, defaults to `0.0`):
-            Seconds for which questions are held when all servers are down.
+            Seconds for which questions wait when all servers are down.
     """
 
     def __init__(self, clients: Sequence[OpenAIClient], probe_every: float = 5.0, wait: float = 0.0):
@@ -47,8 +48,28 @@ class Servers:
         self._answered = False
         self._gave_up = False  # whether the log has said that the wait of this outage is over
         self._outage = 0.0  # when all servers were found down
-        self._down: dict[OpenAIClient, float] = {}  # when it was last found so
+        self._down: dict[OpenAIClient, float] = {}  # when each server was last found down
         self._probes: dict[OpenAIClient, asyncio.Task] = {}
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, decoding: str = "none", free_tokens: int = 256) -> "Servers":
+        """Connect to the servers of an endpoint. See [`OpenAIClient`] for `decoding` and `free_tokens`."""
+        clients = [
+            OpenAIClient(
+                url,
+                str(endpoint.model),
+                endpoint.api_key_env,
+                decoding,
+                free_tokens,
+                endpoint.request,
+                endpoint.timeout,
+                endpoint.max_retries,
+                endpoint.concurrency,
+                endpoint.role,
+            )
+            for url in endpoint.urls
+        ]
+        return cls(clients, wait=endpoint.wait)
 
     async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
         """Answer as [`ChatClient`] says."""
@@ -91,7 +112,7 @@ class Servers:
         return len(self._down) == len(self.clients)
 
     def _holding(self) -> bool:
-        """Whether questions wait for a server instead of being sent."""
+        """Return whether questions wait for a server instead of being sent."""
         return self._all_down() and self._answered and time.monotonic() < self._outage + self.wait
 
     async def _wait_for_a_server(self) -> None:
@@ -101,7 +122,7 @@ class Servers:
             await asyncio.sleep(max(0.01, min(self.probe_every, LOOK_SECONDS)))
         if self._all_down() and not self._gave_up:
             self._gave_up = True
-            logger.warning("no judge server was back within %g s, so questions fail now", self.wait)
+            logger.warning("no %s server was back within %g s, so questions fail now", self.clients[0].role, self.wait)
 
     def _is_up(self, client: OpenAIClient) -> bool:
         if client not in self._down:
@@ -123,18 +144,20 @@ class Servers:
         if known:
             return
         if not self._all_down():
-            logger.warning("the judge server %s is down, its queries move to another one: %s", client.url, cause)
+            logger.warning(
+                "the %s server %s is down, its queries move to another one: %s", client.role, client.url, cause
+            )
             return
         self._outage, self._gave_up = time.monotonic(), False
         if self._holding():
-            text = "the judge server %s is down, questions wait up to %g s for one that answers: %s"
-            logger.warning(text, client.url, self.wait, cause)
+            text = "the %s server %s is down, questions wait up to %g s for one that answers: %s"
+            logger.warning(text, client.role, client.url, self.wait, cause)
         else:
-            logger.warning("the judge server %s is down, there is no other one: %s", client.url, cause)
+            logger.warning("the %s server %s is down, there is no other one: %s", client.role, client.url, cause)
 
     def _set_up(self, client: OpenAIClient) -> None:
         if self._down.pop(client, None) is not None:
-            logger.warning("the judge server %s is back", client.url)
+            logger.warning("the %s server %s is back", client.role, client.url)
 
     async def close(self) -> None:
         """Close all connection pools."""

@@ -1,4 +1,4 @@
-"""What a judge may answer: each verdict is read strictly, and can be imposed on a server that constrains decoding.
+"""The verdicts of a judge: each is read strictly, and can be imposed on a server that constrains decoding.
 
 A verdict is compact JSON such as `{"position": 3}`. A server takes its form as a regular expression or a grammar
 (vLLM), or as a JSON schema (most others). The regular expressions and grammars leave no free white space, in which a
@@ -66,7 +66,7 @@ def position_verdict(K: int) -> Verdict:
 
     def check(position: Any) -> int:
         if type(position) is not int or not 0 <= position <= K:
-            raise VerdictError(f"`position` must be an integer from 0 through {K}, not {shown(position)}")
+            raise VerdictError(f"`position` must be an integer from 0 through {K}, not {shorten_json(position)}")
         return position
 
     positions = range(K + 1)
@@ -84,9 +84,9 @@ def order_verdict(ids: Sequence[int]) -> Verdict:
 
     def check(order: Any) -> list[int]:
         if not isinstance(order, list) or any(type(i) is not int for i in order):
-            raise VerdictError(f"`order` must be a list of integers, not {shown(order)}")
+            raise VerdictError(f"`order` must be a list of integers, not {shorten_json(order)}")
         if sorted(order) != sorted(ids):
-            raise VerdictError(f"`order` must hold each of {list(ids)} exactly once, not {shown(order)}")
+            raise VerdictError(f"`order` must hold each of {list(ids)} exactly once, not {shorten_json(order)}")
         return order
 
     constraint = {"regex": rf'\{{"order": \[{either(ids)}(, {either(ids)}){{{n - 1}}}\]\}}'}
@@ -106,7 +106,7 @@ def scores_verdict() -> Verdict:
 
     def check(scores: Any) -> tuple[int, int]:
         if not isinstance(scores, list) or len(scores) != 2:
-            raise VerdictError(f"`scores` must be a list of two integers, not {shown(scores)}")
+            raise VerdictError(f"`scores` must be a list of two integers, not {shorten_json(scores)}")
         return check_score(scores[0]), check_score(scores[1])
 
     regex = rf'\{{"scores": \[{either(SCORES)}, {either(SCORES)}\]\}}'
@@ -119,7 +119,7 @@ def winner_verdict(choices: Sequence[str]) -> Verdict:
 
     def check(winner: Any) -> str:
         if winner not in choices:
-            raise VerdictError(f"`winner` must be one of {', '.join(choices)}, not {shown(winner)}")
+            raise VerdictError(f"`winner` must be one of {', '.join(choices)}, not {shorten_json(winner)}")
         return winner
 
     regex = rf'\{{"winner": "{either(choices)}"\}}'
@@ -137,10 +137,10 @@ def selection_verdict(anchors: Sequence[str], rollouts: Sequence[str], size: int
     def check(*lists: Any) -> tuple[str, ...]:
         for (key, known), ids in zip(allowed.items(), lists, strict=True):
             if not isinstance(ids, list) or any(i not in known for i in ids):
-                raise VerdictError(f"`{key}` must be a list of ids among {', '.join(known)}, not {shown(ids)}")
+                raise VerdictError(f"`{key}` must be a list of ids among {', '.join(known)}, not {shorten_json(ids)}")
         chosen = tuple(i for ids in lists for i in ids)
         if len(chosen) != size or len(set(chosen)) != size:
-            raise VerdictError(f"the two lists must hold {size} different ids in all, not {shown(chosen)}")
+            raise VerdictError(f"the two lists must hold {size} different ids in all, not {shorten_json(chosen)}")
         return chosen
 
     keep, add = (rf'\[("{either(ids)}"(, "{either(ids)}"){{0,{size - 1}}})?\]' for ids in allowed.values())
@@ -161,7 +161,7 @@ def constrain(verdict: Verdict, decoding: str, free_tokens: int) -> dict[str, An
         decoding (`str`):
             One of `DECODINGS`.
         free_tokens (`int`):
-            Tokens for text beside the verdict, at least 0. Under `regex` there is none.
+            Tokens for text in addition to the verdict, at least 0. Under `regex` there is none.
     """
     limit = {"max_tokens": max_tokens(verdict, decoding, free_tokens)}
     if decoding == "regex":
@@ -181,7 +181,7 @@ def max_tokens(verdict: Verdict, decoding: str, free_tokens: int) -> int:
 def check_score(score: Any) -> int:
     """Return `score` if it is an integer in 0..10, or raise [`VerdictError`]."""
     if type(score) is not int or score not in SCORES:
-        raise VerdictError(f"a score must be an integer from 0 through {max(SCORES)}, not {shown(score)}")
+        raise VerdictError(f"a score must be an integer from 0 through {max(SCORES)}, not {shorten_json(score)}")
     return score
 
 
@@ -216,7 +216,7 @@ def list_of(n: int, items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items, "minItems": n, "maxItems": n}
 
 
-def shown(value: Any) -> str:
+def shorten_json(value: Any) -> str:
     """Return `value` as JSON, short enough for a message."""
     return json.dumps(value)[:80]
 

@@ -1,1 +1,1 @@
-"""What a run's store tells afterwards: numbers, tables, figures."""
+"""The report of a run: numbers, tables and figures from its store."""

@@ -53,7 +53,7 @@ def query_pages(
         queries (`QueryTable`, *optional*):
             The data set, for prompts and rubrics.
         quality (`Callable[[str, str], float]`, *optional*):
-            A measure `quality(query_id, text)` to show beside each response.
+            A measure `quality(query_id, text)` to show next to each response.
         limit (`int`, *optional*, defaults to `4000`):
             Number of characters of a response that are kept.
     """

@@ -29,13 +29,13 @@ VERSIONS = ("trl", "transformers", "torch", "datasets")
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the card says of a run beside what its store holds.
+    """The facts of a run that the card shows and that the store does not hold.
 
     Args:
         settings (`Mapping[str, Any]`):
             The training arguments by name, in types that JSON has.
         state (`TrainerState`):
-            Steps and epochs, done and in all.
+            Steps and epochs: those that are done, and all.
         method ([`RewardMethod`]):
             The reward method with its arguments.
         queries (`int`):
@@ -106,7 +106,7 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
         citation=facts.paper["citation"],
         versions=[("rankbuffer-trl", __version__), *((package, version(package)) for package in VERSIONS)],
         **judging(store),
-        **buffers(store, folder),
+        **describe_buffers(store, folder),
     )
     card.save(folder / "README.md")
 
@@ -144,7 +144,7 @@ def judging(store: BufferStore) -> dict[str, Any]:
     return {"costs": costs, "totals": {name: f"{getattr(totals, name):,}" for name in counts}}
 
 
-def buffers(store: BufferStore, folder: Path) -> dict[str, Any]:
+def describe_buffers(store: BufferStore, folder: Path) -> dict[str, Any]:
     """Return what the card says of the buffers, and draw its figures."""
     growth, standing = growth_table(store), standing_table(store)
     if growth:

@@ -90,7 +90,7 @@ class Chart:
 
 
 def save(path: Path, content: bytes) -> None:
-    """Write a file whole, so that nobody who reads it meets one half; make its folder if it is missing."""
+    """Write a file whole, so that no reader sees a part of it. Make its folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         draft.write_bytes(content)
@@ -125,7 +125,7 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tu
 
 
 def legend(*axes: Axes, columns: int = 4) -> None:
-    """Put one legend of all `axes` under the picture, where it hides nothing; each label stands there once."""
+    """Put one legend of all `axes` under the picture, with each label once."""
     named = [each.get_legend_handles_labels() for each in axes]
     unique = {label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)}
     if unique:

@@ -9,7 +9,7 @@ from datasets import disable_progress_bars
 
 from ..data.queries import QueryTable, load_queries
 from ..errors import RankBufferError, SettingsError
-from ..judge.config import JudgeConfig
+from ..judge.endpoint import Endpoint
 from .report import write_report
 
 
@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_scores(path: Path) -> dict[str, float]:
+def read_final_scores(path: Path) -> dict[str, float]:
     """Return the scores of a JSON file by name of the run.
 
     Raises:
@@ -63,13 +63,11 @@ def main() -> None:
         if arguments.dataset_name:
             name, config, split = arguments.dataset_name, arguments.dataset_config, arguments.dataset_train_split
             queries = QueryTable(load_queries(name, config, split))
-        scores = read_scores(arguments.scores) if arguments.scores else None
-        prices = JudgeConfig(
-            judge_prompt_price=arguments.judge_prompt_price, judge_completion_price=arguments.judge_completion_price
-        )
+        scores = read_final_scores(arguments.scores) if arguments.scores else None
+        prices = Endpoint(prompt_price=arguments.judge_prompt_price, completion_price=arguments.judge_completion_price)
         page = write_report(
             arguments.run_dir, output, queries, arguments.step, scores, arguments.text_limit, prices.price
         )
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-report: {error}")
-    print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), charts and tables beside it.")
+    print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), with charts and tables in its folder.")

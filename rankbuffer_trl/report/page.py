@@ -1,7 +1,7 @@
 """The page: one HTML file that needs no network, made of a template, one style sheet and two scripts.
 
-Text that a policy or a data set wrote enters the page as deflated JSON in base64, so it cannot end the block that
-holds it, and the script shows it as text. The content policy allows this one script and no request.
+Text of a policy or a data set enters the page as deflated JSON in base64, so it cannot end the block that holds it.
+The script shows it as text. The content policy allows this one script and no request.
 """
 
 import base64

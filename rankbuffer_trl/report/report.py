@@ -1,4 +1,4 @@
-"""The report: the page, and the charts and tables beside it."""
+"""The report: the page, with its charts and tables as files."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +38,7 @@ def write_report(
 ) -> Path:
     """Write the page `index.html` and, to the folder `charts`, a PNG and a CSV file per chart.
 
-    With several runs, the charts of each run are in a folder of their own below `charts`.
+    With several runs, the charts of each run are in their own folder below `charts`.
 
     Args:
         run_dirs (`Sequence[str | Path]`):
@@ -55,7 +55,7 @@ def write_report(
         text_limit (`int`, *optional*, defaults to `4000`):
             Number of characters of a response that the page keeps.
         price (`Callable[[Totals], float | None]`, *optional*):
-            The cost of the judge's work, such as [`JudgeConfig.price`].
+            The cost of the judge's work, such as [`Endpoint.price`].
 
     Returns:
         `Path`: the page.

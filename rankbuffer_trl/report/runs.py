@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..store import BufferStore, StoreError
 from ..store.database import open_to_read
-from ..store.places import FOLDER, LIVE_STORE, STATE, checkpoints, read_store
+from ..store.places import FOLDER, LIVE_STORE, RUN, STATE, checkpoints, read_store
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def open_store(path: Path, target: Path) -> BufferStore:
 
 
 def copy_of(live: Path, target: Path) -> BufferStore:
-    """Copy a live store. Only while the copy is made does a run that wants to write have to wait."""
+    """Copy a live store. A run that wants to write waits only while the copy is made."""
     try:
         with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
             reader.backup(copy, pages=4096)  # in parts, between which the run can write
@@ -102,8 +102,8 @@ def copy_of(live: Path, target: Path) -> BufferStore:
 
 
 def newest_finished(path: Path) -> Path | None:
-    """Return the newest checkpoint of an output folder, without a warning about one that is still being written."""
-    return next((found for _, found in checkpoints(path) if (found / STATE).is_file()), None)
+    """Return the newest checkpoint whose manifest, the last file of a checkpoint, is written."""
+    return next((found for _, found in checkpoints(path) if (found / FOLDER / RUN).is_file()), None)
 
 
 def trainer_log(path: Path) -> list[dict]:

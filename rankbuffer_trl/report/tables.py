@@ -293,7 +293,7 @@ def trailing_means(values: Sequence[float], window: int) -> list[float]:
 
 
 def log_table(log: Sequence[dict]) -> list[Row]:
-    """Return, by logged step, what the trainer's log says of the policy; empty if it says nothing."""
+    """Return, by logged step, the values of the policy in the trainer's log; empty if there are none."""
     names = sorted({name for entry in log for name in entry if POLICY.fullmatch(name)})
     rows = [{"step": entry["step"]} | {name: entry.get(name) for name in names} for entry in log]
     return [row for row in rows if any(row[name] is not None for name in names)]

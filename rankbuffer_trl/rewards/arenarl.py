@@ -65,7 +65,7 @@ class ArenaRL:
             pairs = list(zip(bracket[::2], bracket[1::2], strict=True))
             results = await self._play(group, [pair for pair in pairs if BYE not in pair], judge)
             heard += results.values()
-            winners = [winner(pair, results.get(pair, {}), seeded) for pair in pairs]
+            winners = [pick_winner(pair, results.get(pair, {}), seeded) for pair in pairs]
             out.append([i for i in bracket if i not in winners and i != BYE])
             bracket = winners
 
@@ -116,7 +116,7 @@ def draw(seeded: Sequence[int]) -> list[int]:
     return [seeded[place] if place < len(seeded) else BYE for place in places]
 
 
-def winner(pair: Pair, scores: Mapping[int, float], seeded: Sequence[int]) -> int:
+def pick_winner(pair: Pair, scores: Mapping[int, float], seeded: Sequence[int]) -> int:
     """Return the rollout with the higher score in a match; the higher seed if there is no difference."""
     if BYE in pair:  # only the second place of a pair can be empty
         return pair[0]

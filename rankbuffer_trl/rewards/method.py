@@ -91,7 +91,7 @@ class RewardMethod(Protocol):
         """
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """Return the questions that the first visit of a query asks at once, whatever the judge answers."""
+        """Return the questions that the first visit of a query asks at once, for all answers of the judge."""
 
 
 def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) -> GroupScore:

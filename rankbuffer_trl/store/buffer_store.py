@@ -39,8 +39,11 @@ class BufferStore:
     Example:
 
     ```python
+    from rankbuffer_trl import BufferStore
+
     store = BufferStore("runs/mine/_rankbuffer/live.sqlite", read_only=True)
-    print([anchor.text for anchor in store.load("query-1").anchors])
+    for query_id in store.query_ids():
+        print([anchor.text for anchor in store.load(query_id).anchors])
     ```
 
     Args:
@@ -204,7 +207,7 @@ class BufferStore:
                 self._db.execute("DELETE FROM calls WHERE step > ? OR (step = ? AND phase = 'train')", (step, step))
 
     def _set_aside(self) -> None:
-        """Start over with an empty store. Keep one that holds something under another name."""
+        """Start with an empty store. Keep a store that holds rows under another name."""
         if not any(self._db.execute(f"SELECT 1 FROM {table}").fetchone() for table in ("groups", "calls")):
             return
         names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
@@ -219,13 +222,13 @@ class BufferStore:
             with replacing(Path(folder) / STORE) as draft:
                 draft.unlink(missing_ok=True)
                 with closing(sqlite3.connect(draft)) as copy:
-                    copy.execute("PRAGMA journal_mode = OFF")  # nobody reads the draft, and it is synced as a whole
+                    copy.execute("PRAGMA journal_mode = OFF")  # the draft has no reader, and is synced as a whole
                     copy.execute("PRAGMA synchronous = OFF")
                     self._db.backup(copy)
             sync(Path(folder))
 
     def restore(self, folder: str | Path) -> None:
-        """Become what was saved to `folder`, which may come from elsewhere. Keep a store of another run aside.
+        """Replace all rows by those in `folder`, which may come from elsewhere. Keep a store of another run aside.
 
         Raises:
             [`StoreError`]: if that is not a store of this version, or is damaged. Nothing was changed then.

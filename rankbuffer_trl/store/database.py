@@ -15,7 +15,7 @@ from ..errors import RankBufferError
 
 VERSION = 4
 TABLES = ("run", "responses", "buffers", "groups", "calls")
-# SQLite keeps the text of a CREATE statement in the file, and `check` compares it: whoever changes one raises VERSION.
+# SQLite keeps the text of a CREATE statement in the file, and `check` compares it: a change needs a new VERSION.
 SCHEMA = f"""
 -- the run that the rows belong to: a random id
 CREATE TABLE IF NOT EXISTS run (id TEXT NOT NULL) STRICT;
@@ -57,7 +57,7 @@ class StoreError(RankBufferError, RuntimeError):
 def lock(path: Path) -> int:
     """Claim a store for this process, until `unlock` gets the descriptor that is returned or the process ends.
 
-    A lock of POSIX is used because it works on most network file systems and ends with the process, also after a kill.
+    A POSIX lock is used because it works on most network file systems and ends with the process, also after a kill.
 
     Raises:
         [`StoreError`]: if another process has the store, naming its host and process id.
@@ -92,7 +92,7 @@ def unlock(path: Path, descriptor: int) -> None:
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """Open a store and make what is missing of it.
+    """Open a store for writing, and create the tables that are missing.
 
     Raises:
         [`StoreError`]: if another version wrote it.
@@ -100,7 +100,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
     db = connect(path, "rwc", WRITE_WAIT)
     try:
         if version(db):
-            check(db, path)
+            check_tables(db, path)
         db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + SCHEMA)
         with db:
             db.execute("INSERT INTO run SELECT hex(randomblob(16)) WHERE NOT EXISTS (SELECT 1 FROM run)")
@@ -111,9 +111,9 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open a store without a change to it, also one that a killed run left in the middle of a commit.
+    """Open a store for reading, also one that a killed run left in the middle of a commit.
 
-    What a commit left behind is rolled back in a temporary copy, so that nothing need be writable here. The file may
+    An interrupted commit is rolled back in a temporary copy, so the folder need not be writable. The file may
     come from elsewhere: one with other tables, or with views or triggers, is refused before any of them is read.
 
     Raises:
@@ -136,7 +136,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
                     shutil.copyfile(file, Path(folder, file.name))
                 with closing(connect(Path(folder, path.name), "rw", READ_WAIT)) as copy:
                     copy.backup(db)
-        check(db, path)
+        check_tables(db, path)
     except BaseException:
         db.close()
         raise
@@ -179,12 +179,12 @@ def run_id(db: sqlite3.Connection) -> str:
 
 
 def uri(path: Path, mode: str) -> str:
-    """Return the address of an SQLite file, whatever characters its name has."""
+    """Return the address of an SQLite file, with any characters in its name."""
     return f"{path.absolute().as_uri()}?mode={mode}"
 
 
 def connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
-    """Open an SQLite file that is not trusted: what stands in its tables' definitions is not run.
+    """Open an SQLite file that is not trusted: code in its table definitions is not run.
 
     Raises:
         [`StoreError`]: if its rollback journal names another file, which SQLite would delete. Only transactions over
@@ -206,11 +206,11 @@ def version(db: sqlite3.Connection) -> int:
     return db.execute("PRAGMA user_version").fetchone()[0]
 
 
-def check(db: sqlite3.Connection, path: Path) -> None:
+def check_tables(db: sqlite3.Connection, path: Path) -> None:
     """Refuse a file that has not exactly the tables of this version.
 
     Raises:
-        [`StoreError`]: naming what it has.
+        [`StoreError`]: naming the tables that are missing or different.
     """
     found = version(db)
     if found != VERSION:

@@ -16,7 +16,7 @@ COUNTS = {"calls": "outcome = 'parsed'", "failures": f"outcome IN {FAILURES}"}
 
 
 class Readable(Protocol):
-    """What these functions read, such as a [`BufferStore`]."""
+    """A store that these functions read, such as a [`BufferStore`]."""
 
     def rows(self, sql: str, parameters: Sequence = ()) -> Iterable[tuple]:
         """Return the rows of a query."""
@@ -24,7 +24,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class AnchorRow:
-    """One anchor of a buffer without its text; `h` counts the epochs in a row in which no rollout fell beside it."""
+    """One anchor of a buffer without its text; `h` counts the epochs in a row without a rollout next to it."""
 
     id: str
     source: str

@@ -1,7 +1,7 @@
 """Where a run keeps its stores, and how to open one of them for reading.
 
-A run's folder has the live store and the checkpoints. A checkpoint, and what is pushed to the Hub, has the folder
-`rankbuffer` with a copy of the store and the manifest that says what it belongs to.
+A run's folder has the live store and the checkpoints. A checkpoint has the folder `rankbuffer`
+with a copy of the store and the manifest, which names run and step. A repository on the Hub has this folder too.
 """
 
 import os
@@ -34,6 +34,8 @@ def read_store(path: str | os.PathLike) -> BufferStore:
     Example:
 
     ```python
+    from rankbuffer_trl import read_store
+
     store = read_store("runs/mine/checkpoint-100")
     print(store.totals().calls, store.query_ids()[:3])
     ```

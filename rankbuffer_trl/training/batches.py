@@ -84,7 +84,7 @@ class Batches:
 
     def ends_generation(self, step: int) -> bool:
         """Return whether a generation ends after so many optimizer steps, so that a checkpoint there is exact."""
-        # An epoch begins with a new generation, whatever the last step of the epoch before has accumulated.
+        # An epoch begins with a new generation, however much the last step of the epoch before has accumulated.
         micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
         return micro_steps % self.args.micro_steps_per_generation == 0
 
@@ -140,7 +140,7 @@ class Batches:
             + (f"; each epoch leaves out {left_out} queries" if left_out else ""),
             f"the run: {self.steps} steps, {self.steps / self.steps_per_epoch:g} epochs,"
             f" {self.generations * args.generation_batch_size:,} rollouts",
-            f"checkpoints: {len(saved)}, after steps {shortened(saved)}"
+            f"checkpoints: {len(saved)}, after steps {format_steps(saved)}"
             if saved
             else f"checkpoints: {'at the best evaluations' if args.save_strategy == 'best' else 'none'}",
             f"method: {args.method} {args.method_args or ''}".rstrip(),
@@ -165,6 +165,6 @@ def rollout_source(args: RankBufferConfig) -> str:
     return f"vLLM at {args.vllm_server_base_url or f'http://{args.vllm_server_host}:{args.vllm_server_port}'}"
 
 
-def shortened(steps: list[int]) -> str:
+def format_steps(steps: list[int]) -> str:
     """Format steps as `10, 20, ..., 200`."""
     return ", ".join(map(str, steps)) if len(steps) < 6 else f"{steps[0]}, {steps[1]}, ..., {steps[-1]}"

@@ -50,7 +50,7 @@ def why_torn(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint, `None` if it is whole and all of it was saved at one step."""
     try:
         run = read_manifest(checkpoint)
-        state = read_json(checkpoint / STATE)
+        state = read_json_object(checkpoint / STATE)
     except ValueError as error:
         return str(error)
     if run["config"].get("save_only_model"):
@@ -77,7 +77,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     Raises:
         `ValueError`: if the file is missing, damaged, or of another version of this program.
     """
-    run = read_json(checkpoint / FOLDER / RUN)
+    run = read_json_object(checkpoint / FOLDER / RUN)
     if run.get("format") != VERSION:
         writer = run.get("rankbuffer_trl")
         raise ValueError(f"{RUN} was written by another version of this program ({writer!r}), in another format")
@@ -87,7 +87,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     return run
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON file that holds an object.
 
     Raises:
@@ -147,7 +147,7 @@ def set_torn_aside(output_dir: str | os.PathLike) -> None:
 
 
 def set_old_aside(output_dir: str | os.PathLike, step: int) -> None:
-    """Move checkpoints above `step`, where a run starts, to `_old`: they would pass for the newest of this run."""
+    """Move checkpoints above `step`, where a run starts, to `_old`: they look like the newest ones of this run."""
     old = [path for number, path in checkpoints(output_dir) if number > step]
     for path in old:
         set_aside(path, OLD)
@@ -204,7 +204,7 @@ def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes:
         raise StoreError(f"{checkpoint} is not a whole checkpoint: {torn}")
     saved = read_manifest(checkpoint)
     store = checkpoint / FOLDER / STORE
-    if digest(store) != saved["store_sha256"]:
+    if hash_file(store) != saved["store_sha256"]:
         raise StoreError(f"{store} is damaged: its SHA-256 is not the one in {RUN}. Resume from another checkpoint")
     changed = differences(saved, identity)
     message = f"{checkpoint} belongs to another run:\n  " + "\n  ".join(changed)
@@ -220,7 +220,7 @@ def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes:
     return saved["step"]
 
 
-def digest(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits.
 
     Raises:
@@ -255,7 +255,7 @@ def write_manifest(folder: Path, run: Mapping[str, Any], files: Mapping[str, Pat
     for path in files.values():
         sync(path)
     listed = {name: fingerprint(path) for name, path in files.items()}
-    manifest = {"format": VERSION, **run, "store_sha256": digest(folder / FOLDER / STORE), "files": listed}
+    manifest = {"format": VERSION, **run, "store_sha256": hash_file(folder / FOLDER / STORE), "files": listed}
     with replacing(folder / FOLDER / RUN) as draft:
         draft.write_text(json.dumps(manifest, indent=1) + "\n")
     for changed in (folder / FOLDER, folder):

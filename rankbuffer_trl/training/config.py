@@ -56,6 +56,23 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             Check settings and data, print the batch arithmetic, and stop. It needs no GPU, no judge and no policy.
         num_processes (`int`, *optional*):
             Number of processes that a dry run computes for. Default: the number of running processes.
+
+    Example:
+
+    ```python
+    from rankbuffer_trl import RankBufferConfig
+
+    args = RankBufferConfig(
+        "runs/mine",
+        judge_url="http://127.0.0.1:8001/v1",
+        judge_model="my-judge",
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+        dry_run=True,  # computes for another machine; leave this line and the next one out to train
+        num_processes=2,
+    )
+    args.queries_per_generation  # 8
+    ```
     """
 
     method: str = field(

@@ -85,7 +85,7 @@ async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
         f" again; this check cost {cost.spent_tokens:,} tokens"
     )
     if not totals.spent_tokens:
-        lines.append("the judge server reports no token counts, so what it costs cannot be said")
+        lines.append("the judge server reports no token counts, so the cost of the run is not known")
     if totals.failures and totals.failures / len(sample) > args.judge_max_failures:
         last = next(call for call in sample if call.failed)
         raise JudgeError(

@@ -166,7 +166,7 @@ def run_progress(trainer: RankBufferTrainer, console: Console | None = None) -> 
         yield
         return
     totals = trainer.rank_reward.scorer.store.totals
-    shown = RunProgress(trainer.args.num_train_epochs, totals, trainer.args.price, console)
+    shown = RunProgress(trainer.args.num_train_epochs, totals, trainer.args.endpoint().price, console)
     trainer.add_callback(shown)
     try:
         yield

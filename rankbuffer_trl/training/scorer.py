@@ -1,4 +1,4 @@
-"""Scores whole groups on the process that owns judge and store: load buffers, ask, commit, or fail with one error."""
+"""Score whole groups on the process that owns judge and store: load buffers, ask, commit, or fail with one error."""
 
 import asyncio
 import threading
@@ -80,7 +80,7 @@ class GroupScorer:
         self.max_failures = max_failures
         self.step_timeout = step_timeout
         self._loop = asyncio.new_event_loop()
-        # The loop has a thread of its own. One connection pool then lives through the run, also in a notebook, which
+        # The loop has its own thread. One connection pool then lives through the run, also in a notebook, which
         # has a running loop already, and Ctrl-C is not blocked.
         threading.Thread(target=self._loop.run_forever, name="judge", daemon=True).start()
 
@@ -121,9 +121,9 @@ class GroupScorer:
     def _check_epochs(groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None], done: set[str]) -> None:
         """Refuse a query with more visits than epochs, since a query is visited at most once per epoch."""
         for group, buffer in zip(groups, buffers, strict=True):
-            if buffer is None or group.epoch is None or group.query.id in done:
+            if buffer is None or group.query.id in done:
                 continue
-            if buffer.visits > group.epoch:
+            if buffer.visits > group.known_epoch:
                 raise RuntimeError(
                     f"query {group.query.id!r} was already visited {buffer.visits} times before its visit of epoch"
                     f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
@@ -131,7 +131,7 @@ class GroupScorer:
                 )
 
     def _asker(self, groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None]) -> Judge:
-        """Return the judge of one step, which has a ledger of its own and stops when too many judgments failed."""
+        """Return the judge of one step, which has its own ledger and stops when too many judgments failed."""
         most = sum(
             self.method.calls(group, first=buffer is None)[1] for group, buffer in zip(groups, buffers, strict=True)
         )

@@ -23,7 +23,7 @@
 #   judge      Qwen3-30B-A3B: 61 GB / 2 = 31 GB. Cache: 48 x 2 x 4 x 128 x 2 = 98 kB a token, 49 kB on each GPU;
 #              0.9 x 80 - 31 - 4 = 37 GB hold 750,000 tokens, 64 questions of up to 11,000.
 #
-# This script has not been run on GPUs. The tests run it with stand-ins for vllm, accelerate and curl.
+# This script has not been run on GPUs. The tests run it with substitutes for vllm, accelerate and curl.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=recipes/launch/servers.sh

@@ -2,7 +2,7 @@
 # Functions for the other scripts in this folder: start servers, wait until they are ready, train, and end everything.
 #
 # A server runs in its own process group and writes to $LOGS/NAME.log. Everything that a script started ends with the
-# script, for whatever reason the script ends. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which
+# script, for any reason. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which
 # finish their step, write a checkpoint and end. A second signal ends everything at once.
 
 LOGS=${LOGS:-runs/logs}

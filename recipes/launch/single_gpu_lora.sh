@@ -18,7 +18,7 @@
 #
 # The learning rate is not the paper's. The paper trains all weights, and LoRA usually needs a rate ten times as high.
 #
-# This script has not been run on a GPU. The tests run it with stand-ins for accelerate and curl. They also train, save,
+# This script has not been run on a GPU. The tests run it with substitutes for accelerate and curl. They also train, save,
 # push and resume LoRA on the CPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -34,7 +34,7 @@
 # The training finishes its step, writes a checkpoint and ends, and the job returns to the queue. Every start resumes
 # from the newest whole checkpoint in OUTPUT.
 #
-# This script has not been run on a cluster. The tests run it with stand-ins for srun, scontrol, vllm, accelerate and curl.
+# This script has not been run on a cluster. The tests run it with substitutes for srun, scontrol, vllm, accelerate and curl.
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?this is a script for sbatch}"
 # shellcheck source=recipes/launch/servers.sh

@@ -21,7 +21,7 @@
 #              all 160 sequences at their longest (1,310,720 tokens)
 #   judge      61 GB / 4 = 15 GB; the other 53 hold 2,100,000 tokens at 25 kB on each GPU
 #
-# This script has not been run on GPUs. The tests run it with stand-ins for vllm, accelerate and curl.
+# This script has not been run on GPUs. The tests run it with substitutes for vllm, accelerate and curl.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=recipes/launch/servers.sh

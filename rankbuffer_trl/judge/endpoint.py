@@ -1,0 +1,178 @@
+"""An endpoint: a model behind OpenAI-compatible servers, how to talk to it, and what it costs."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import SettingsError
+from .ledger import Totals
+
+DEFAULT_KEY = "OPENAI_API_KEY"
+KEY_IN_PATH = r"/(sk[-_]|gsk_|hf_|xai-|nvapi-)[^/]{8,}"  # how the keys of providers begin
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model behind one or several OpenAI-compatible servers.
+
+    Args:
+        urls (`tuple[str, ...]`, *optional*, defaults to `()`):
+            Base URLs of servers that all serve the model. Without one there is nothing to connect to, but the prices
+            still hold.
+        model (`str`, *optional*):
+            The name under which the servers serve the model.
+        api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
+            Environment variable that holds the servers' key.
+        request (`Mapping`, *optional*):
+            Fields to set in every request; `None` leaves a field out.
+        timeout (`float`, *optional*, defaults to `120.0`):
+            Seconds that a request may go without a byte from the server.
+        max_retries (`int`, *optional*, defaults to `4`):
+            Transport retries of one request.
+        concurrency (`int`, *optional*, defaults to `64`):
+            Requests in flight at once, per server.
+        wait (`float`, *optional*, defaults to `600.0`):
+            Seconds for which questions are held when all servers are down.
+        prompt_price (`float`, *optional*):
+            Price of a million prompt tokens.
+        completion_price (`float`, *optional*):
+            Price of a million completion tokens.
+        role (`str`, *optional*, defaults to `"judge"`):
+            What the model is used for. The settings that describe the endpoint begin with it in error messages.
+
+    Raises:
+        [`SettingsError`]: naming the setting whose value cannot work.
+
+    Example:
+
+    ```python
+    from rankbuffer_trl.judge import Totals
+    from rankbuffer_trl.judge.endpoint import Endpoint
+
+    endpoint = Endpoint(("http://127.0.0.1:8001/v1",), "my-judge", prompt_price=0.5, completion_price=2.0)
+    totals = Totals(spent_prompt_tokens=4_000_000, spent_completion_tokens=100_000)
+    endpoint.price(totals)  # 2.2
+    ```
+    """
+
+    urls: tuple[str, ...] = ()
+    model: str | None = None
+    api_key_env: str = DEFAULT_KEY
+    request: Mapping[str, Any] = field(default_factory=dict)
+    timeout: float = 120.0
+    max_retries: int = 4
+    concurrency: int = 64
+    wait: float = 600.0
+    prompt_price: float | None = None
+    completion_price: float | None = None
+    role: str = "judge"
+
+    def __post_init__(self):
+        least = {"max_retries": 0, "concurrency": 1, "wait": 0, "prompt_price": 0, "completion_price": 0}
+        for name, smallest in least.items():
+            check_at_least(f"{self.role}_{name}", getattr(self, name), smallest)
+        check_seconds(f"{self.role}_timeout", self.timeout)
+        url, model, variable = (f"{self.role}_{name}" for name in ("url", "model", "api_key_env"))
+        check_variable(self.api_key_env, variable)
+        for each in self.urls:
+            check_url(url, each, variable)
+        if len(set(self.urls)) < len(self.urls):
+            raise SettingsError(f"{url} names a server twice: {list(self.urls)}")
+        if self.urls and not self.model:
+            raise SettingsError(f"{url} is {list(self.urls)} but {model} is not set: name the model it serves")
+        if not self.urls and self.model:
+            raise SettingsError(f"{model} is {self.model!r} but {url} is not set: say where it is served")
+
+    def price(self, totals: Totals) -> float | None:
+        """Return what all attempts cost at the two prices; `None` if neither price is set."""
+        if self.prompt_price is None and self.completion_price is None:
+            return None
+        prompt = totals.spent_prompt_tokens * (self.prompt_price or 0)
+        return (prompt + totals.spent_completion_tokens * (self.completion_price or 0)) / 1e6
+
+
+def check_at_least(key: str, value: float | None, least: float) -> None:
+    """Refuse a number below `least`, an infinite one, and what is not a number.
+
+    Raises:
+        [`SettingsError`]: naming the setting `key`.
+    """
+    if value is not None and not least <= value < math.inf:
+        raise SettingsError(f"{key} must be at least {least}, got {value}")
+
+
+def check_seconds(key: str, value: float | None) -> None:
+    """Refuse a time limit that is not above 0 seconds and finite.
+
+    Raises:
+        [`SettingsError`]: naming the setting `key`.
+    """
+    if value is not None and not 0 < value < math.inf:
+        raise SettingsError(f"{key} must be above 0 seconds, got {value}")
+
+
+def check_url(key: str, url: str, variable: str = "judge_api_key_env") -> None:
+    """Refuse an address that no server has, and one with a key in it. Checkpoints and logs hold addresses.
+
+    Args:
+        key (`str`):
+            The setting that holds the address, for the error message.
+        url (`str`):
+            The address.
+        variable (`str`, *optional*, defaults to `"judge_api_key_env"`):
+            The setting that names the variable with the key, for the error message.
+
+    Raises:
+        [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
+    """
+    rest = url.rpartition("://")[2]
+    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest or re.search(KEY_IN_PATH, rest):
+        raise SettingsError(
+            f"{key} has a user, a query or a key in it: leave that out, and put the key into the environment variable"
+            f" that {variable} names. The address is not shown because of the key"
+        )
+    if not url.startswith(("http://", "https://")):
+        raise SettingsError(f"{key} must start with http:// or https://, got {url!r}")
+
+
+def check_variable(name: str, key: str = "judge_api_key_env") -> None:
+    """Refuse what is not the name of an environment variable, without showing it: it may be a key.
+
+    Raises:
+        [`SettingsError`]: naming the setting `key`.
+    """
+    if not re.fullmatch("[A-Z_][A-Z0-9_]*", name) and name not in os.environ:
+        raise SettingsError(
+            f"{key} must be the name of an environment variable, in capital letters, such as {DEFAULT_KEY}. Its value"
+            " is not shown here because it may be a key: export the key in such a variable"
+        )
+
+
+def read_key(variable: str, key: str = "judge_api_key_env") -> str | None:
+    """Return the key that an environment variable holds; `None` if the default variable is not set.
+
+    Args:
+        variable (`str`):
+            The name of the variable.
+        key (`str`, *optional*, defaults to `"judge_api_key_env"`):
+            The setting that names the variable, for the error message.
+
+    Raises:
+        [`SettingsError`]: if another variable is not set, or if the key cannot be sent in a header.
+    """
+    check_variable(variable, key)
+    value = os.environ.get(variable)
+    if not value and variable != DEFAULT_KEY:
+        raise SettingsError(
+            f"{key} names the environment variable {variable}, which is not set: export the server's key there, or"
+            f" leave {key} out if the server wants none"
+        )
+    if value and not re.fullmatch("[!-~]+", value):
+        raise SettingsError(
+            f"the environment variable {variable} holds a character that no key has, such as a line break, a space or"
+            " a typographic quote: set it again to the key alone"
+        )
+    return value or None
