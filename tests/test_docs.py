@@ -209,16 +209,22 @@ def test_the_method_page_covers_both_algorithms():
 
 @cache
 def spoken() -> list[str]:
-    """Return all texts in the code, with `…` for what is filled in."""
+    """Return all texts in the code, with `…` for what is filled in. The role of a model is filled in as `judge`."""
     texts = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-                texts.append("".join(parts))
+                texts.append(re.sub(r"%[srd]", "…", "".join(map(text_of_part, node.values))))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(re.sub(r"%[srd]", "…", node.value))
     return texts
+
+
+def text_of_part(part: ast.expr) -> str:
+    """Return the text of a part of an f-string."""
+    if isinstance(part, ast.Constant):
+        return part.value
+    return "judge" if ast.unparse(part.value) == "client.role" else "…"
 
 
 def said(text: str) -> bool:

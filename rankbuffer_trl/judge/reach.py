@@ -99,24 +99,24 @@ async def check_server(client: "OpenAIClient") -> int | None:
     Raises:
         [`JudgeError`]: naming the server and what is wrong.
     """
-    server = f"the {client.role} server {client.url}"
     try:
         models = await client.models()
     except TransportError as error:
         if error.status == 401:
             raise JudgeError(
-                f"{server} does not take the key, so nothing was started: {error}. Is the right one in the"
-                f" environment variable {client.api_key_env}, which {client.role}_api_key_env names?"
+                f"the {client.role} server {client.url} does not take the key, so nothing was started: {error}. Is the"
+                f" right one in the environment variable {client.api_key_env}, which {client.role}_api_key_env names?"
             ) from error
         if error.kind == "refused":  # not every endpoint lists its models; the questions to come will tell
             return None
         raise JudgeError(
-            f"{server} cannot be reached, so nothing was started: {error}. Is it up, and does {client.role}_url name"
-            " it?"
+            f"the {client.role} server {client.url} cannot be reached, so nothing was started: {error}. Is it up, and"
+            f" does {client.role}_url name it?"
         ) from error
     if client.model not in models:
         raise JudgeError(
-            f"{server} does not serve {client.role}_model={client.model!r}; it serves {', '.join(map(repr, models))}"
+            f"the {client.role} server {client.url} does not serve {client.role}_model={client.model!r}; it serves"
+            f" {', '.join(map(repr, models))}"
         )
     return models[client.model]
 

@@ -144,9 +144,8 @@ class Servers:
         if known:
             return
         if not self._all_down():
-            logger.warning(
-                "the %s server %s is down, its queries move to another one: %s", client.role, client.url, cause
-            )
+            text = f"the {client.role} server %s is down, its queries move to another one: %s"
+            logger.warning(text, client.url, cause)
             return
         self._outage, self._gave_up = time.monotonic(), False
         if self._holding():
