@@ -25,7 +25,7 @@ from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store import BufferStore, StoreError, numbers
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.export import export_buffers
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
@@ -129,6 +129,12 @@ def test_queries_do_not_mix(store):
     for id in "ab":
         texts = [anchor.text for anchor in store.load(id).anchors if anchor.source == "right"]
         assert texts == [f"{id} {step} excellent" for step in range(3)][-len(texts) :]
+
+
+def test_queries_are_listed_by_their_first_visits(store):
+    visit_all(store, "b", range(1))
+    visit_all(store, "abc", range(1, 3))
+    assert numbers.query_ids(store) == ["b", "a", "c"]
 
 
 def test_history_rows_tell_what_happened(store):
