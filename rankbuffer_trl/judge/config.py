@@ -3,8 +3,8 @@
 import json
 from dataclasses import dataclass, field
 
-from ..annotations import check_own_fields
 from ..errors import SettingsError
+from ..settings import check_own_fields
 from .endpoint import Endpoint, check_at_least, check_seconds
 from .judge import ChatClient, Judge
 from .rubric_judge import RubricJudge

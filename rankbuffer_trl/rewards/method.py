@@ -10,11 +10,11 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, Protocol
 
-from ..annotations import expected, fits, resolved_annotations
 from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
+from ..settings import expected, fits, resolved_annotations
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, fields
 
 from trl import GRPOConfig
 
-from ..annotations import check_own_fields
 from ..errors import SettingsError
 from ..judge.config import JudgeConfig, read_object
 from ..rewards.format import check_format
 from ..rewards.method import RewardMethod, load_method
+from ..settings import check_own_fields
 
 
 @dataclass
