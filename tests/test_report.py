@@ -42,7 +42,7 @@ from rankbuffer_trl.report.runs import open_runs, run_names, trainer_log
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError, numbers
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
 
 
 @pytest.fixture(scope="module")
@@ -426,14 +426,15 @@ def test_a_run_that_was_killed_while_it_wrote_is_rolled_back_in_the_copy(run, tm
 
 def test_a_checkpoint_is_a_run_too_with_its_log(run, tmp_path):
     log = [{"step": 1, "judge/seconds": 2.0, "entropy": 1.0}]
-    for step in (2, 10):
+    for step in (2, 10, 11):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         store = BufferStore(run.path)
         store.save(folder / FOLDER)
         store.close()
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log * step}))
-    (tmp_path / "checkpoint-11").mkdir()  # is just being written
+        if step < 11:  # the last one is just being written: it has no manifest yet
+            (folder / FOLDER / RUN).write_text("{}")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "trainer_state.json").write_text('{"log_hist')
     assert trainer_log(tmp_path / "half") == []
