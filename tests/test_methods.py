@@ -424,7 +424,7 @@ class Typed:
 
 
 NUMBERS = st.sampled_from([0, 4, -1, 10**400, 0.5, -0.0, 1e308, math.nan, math.inf, -math.inf])
-VALUES = NUMBERS | st.sampled_from([True, False, None, "", "4", "false", "a", [], (), [1], {}])
+VALUES = NUMBERS | st.sampled_from([True, False, None, "", "4", "false", "a", [], (), [1], ["a"], ["a", 1], {}])
 
 
 def suits(key: str, value) -> bool:
@@ -440,6 +440,7 @@ def suits(key: str, value) -> bool:
         "mode": (kind is str and value == "a") or (kind is int and value == 1),
         "limit": number or value is None,
         "either": kind in (int, str) or value is None,
+        "elsewhere": kind in (list, tuple) and all(type(item) is str for item in value),
     }.get(key, True)
 
 
