@@ -226,6 +226,7 @@ def test_what_trl_refuses_is_refused_in_its_own_words(make, tmp_path, values):
     assert str(ours.value) == str(stock.value)
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_gpu_gets_trls_words(tmp_path):
     """What the README's example says there."""
     program = (

@@ -302,6 +302,7 @@ def test_a_refusal_of_the_hub_is_one_clear_error(tmp_path, howto):
 # The road
 
 
+@pytest.mark.slow
 def test_from_two_hundred_raw_rows_to_a_training_run(tmp_path, howto, tiny_policy, capsys):
     """Nectar's rows, the paper's sampling, rubrics from a loopback model, the check, two steps of training."""
     raws = [raw_row(i, howto) for i in range(200)]

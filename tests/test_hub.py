@@ -40,6 +40,7 @@ def steps(path) -> int:
     return last + 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub):
     """In its second epoch."""
 

@@ -15,10 +15,11 @@ from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.training.checkpoint import newest_checkpoint, why_torn
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6  # 12 queries, 3 a step; one and a half epochs
 
 
-@pytest.mark.slow
 def test_thirty_kills_in_every_phase_change_nothing(tmp_path, tiny_policy, data_file):
     arguments = (tmp_path / "runs", "--policy", tiny_policy, "--data", data_file, "--kills", 30)
     told = json.loads(run_program(ROOT / "tests" / "kill_loop.py", *arguments, timeout=500).splitlines()[-1])

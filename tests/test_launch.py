@@ -15,6 +15,8 @@ from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
 from rankbuffer_trl.training.batches import Batches
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "recipes" / "launch"
 SLURM = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_JOB_ID": "7"}
 HOSTS = {"SERVE_HOST": "10.0.0.2", "TRAIN_HOST": "10.0.0.1"}

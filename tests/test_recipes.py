@@ -70,6 +70,7 @@ def test_the_quickstart_runs_to_its_end(tmp_path):
     assert (tmp_path / "policy" / "model.safetensors").stat().st_mtime_ns == made, "the policy was built twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
@@ -88,6 +89,7 @@ def test_a_fault_that_a_user_can_mend_ends_the_recipe_in_one_line(fault, line):
     assert done.stderr.splitlines()[-1].startswith(f"train_rankbuffer: {line}")
 
 
+@pytest.mark.slow
 def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judge_url):
     import train_rankbuffer
     from scripted import contents

@@ -82,6 +82,7 @@ def test_resumed_from_any_checkpoint_the_run_ends_alike(tmp_path, tiny_policy, r
     assert same(train(tmp_path, tiny_policy, rows, resume=str(tmp_path / f"checkpoint-{step}")), uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 7])
 def test_interrupted_and_resumed_the_run_ends_alike(tmp_path, tiny_policy, rows, whole, step):
     with pytest.raises(KeyboardInterrupt):
@@ -493,6 +494,7 @@ def test_the_end_of_a_run_has_its_buffers_as_a_table(whole):
     store.close()
 
 
+@pytest.mark.slow
 def test_a_new_run_in_an_old_folder_keeps_the_old_buffers_aside(tmp_path, tiny_policy, rows, whole):
     live = tmp_path / LIVE_STORE
     live.parent.mkdir(parents=True)
@@ -627,6 +629,7 @@ def test_a_sigterm_counts_twice_only_after_a_while(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch):
     import train_rankbuffer
 

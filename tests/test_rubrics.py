@@ -385,6 +385,7 @@ def command(source: str, out, url: str) -> list[str]:
     return [sys.executable, *words, "--judge_url", f"{url}/v1", "--judge_model", "writer", "--judge_concurrency", "4"]
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_asks_nothing_twice(tmp_path, howto):
     """A real process, killed by SIGKILL after 20 answers with 4 requests in flight that are never answered."""
     source, out = queries(tmp_path, howto, 40), tmp_path / "out.jsonl"

@@ -883,6 +883,7 @@ EVERYTHING_ELSE = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_whose_server_is_killed_and_restarted_loses_nothing(tmp_path, tiny_policy, rows):
     rows = rows.select(range(QUERIES))
     with processes(rows["query_id"]) as pair:
@@ -909,6 +910,7 @@ def test_a_run_whose_server_is_killed_and_restarted_loses_nothing(tmp_path, tiny
     assert sum(attempts == 2 for _, attempts in moved) >= Outage.IN_FLIGHT, "what was in flight was asked again"
 
 
+@pytest.mark.slow
 def test_a_run_whose_only_server_is_killed_and_restarted_loses_nothing(tmp_path, tiny_policy, rows):
     rows = rows.select(range(QUERIES))
     with processes(rows["query_id"]) as (only, _):
