@@ -74,6 +74,7 @@ def test_a_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub):
     assert not any("_from_hub" in name for name in hub.files(REPO))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "also"), [("every_save", set()), ("all_checkpoints", {f"checkpoint-{n}/{STORE}" for n in (2, 4)})]
 )

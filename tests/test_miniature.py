@@ -175,6 +175,7 @@ def test_a_look_stands_on_the_scale_of_the_simulated_world(query):
     assert usage.prompt > 50 and usage.completion == 7
 
 
+@pytest.mark.slow
 def test_a_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
     settings = miniature.Settings(tiny_policy, steps=1, queries_per_step=1, learning_rate=1e-3, samples=1, noise=0.1)
     folder = tmp_path / "run"

@@ -536,6 +536,7 @@ def test_packed_data_is_ascii_whatever_it_holds():
     assert json.loads(zlib.decompress(base64.b64decode(packed))) == value
 
 
+@pytest.mark.slow
 def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
     page = write_report([run.path.parent.parent, run.path], tmp_path / "out", scores={"live.sqlite": 3.0})
     files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
@@ -637,6 +638,7 @@ def test_a_card_needs_no_trainer(run, store, tmp_path):
         assert (tmp_path / "run" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_command_writes_next_to_the_run_where_no_upload_looks(run, tmp_path, monkeypatch, capsys):
     shutil.copytree(run.path.parent.parent, tmp_path / "run")
     words = ["rankbuffer-report", str(tmp_path / "run"), "--judge_prompt_price", "1000"]

@@ -93,6 +93,7 @@ def test_interrupted_and_resumed_the_run_ends_alike(tmp_path, tiny_policy, rows,
     assert same(train(tmp_path, tiny_policy, rows, resume=True), whole[1])
 
 
+@pytest.mark.slow
 def test_resume_takes_the_newest_whole_checkpoint_and_moves_torn_ones_away(tmp_path, tiny_policy, rows, whole, caplog):
     output_dir, uninterrupted = whole
     for step in (4, 5):
@@ -389,6 +390,7 @@ def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, whole):
         check_resumable(tmp_path, {}, True)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_stays(tmp_path, tiny_policy, rows):
     settings = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
     args = config(tmp_path, max_steps=4, metric_for_best_model="good", **settings, per_device_eval_batch_size=8)
@@ -444,6 +446,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, tiny_policy, rows, who
         train(tmp_path, tiny_policy, rows, resume=str(whole[0] / "checkpoint-6"), **overrides)
 
 
+@pytest.mark.slow
 def test_other_data_is_refused_and_taken_when_told(tmp_path, tiny_policy, rows, whole):
     other = [{**row, "rubrics": row["rubrics"][:-1]} if number == 7 else row for number, row in enumerate(rows)]
     data = Dataset.from_list(other, features=rows.features)
@@ -556,6 +559,7 @@ class TerminateIn(TrainerCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_policy, rows):
     """Two optimizer steps use one generation; the signal comes in the first of them."""
     settings = config(tmp_path, num_train_epochs=2, num_iterations=2)

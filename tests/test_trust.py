@@ -88,6 +88,7 @@ def test_an_fsdp_checkpoint_is_executed_too(tmp_path):
     assert not refused(own, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_asks_before_anything_of_the_checkpoint_is_loaded(tmp_path, tiny_policy, rows):
     settings = dict(save_strategy="steps", save_steps=1)
     trainer = RankBufferTrainer(tiny_policy, config(tmp_path / "a", max_steps=1, **settings), rows)
