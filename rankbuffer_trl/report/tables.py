@@ -81,7 +81,7 @@ def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
             "prompt_tokens": sums.prompt_tokens,
             "cached_tokens": sums.cached_tokens,
             "completion_tokens": sums.completion_tokens,
-            "spent_tokens": sums.spent_prompt_tokens + sums.spent_completion_tokens,
+            "spent_tokens": sums.spent_tokens,
             "request_seconds": sums.seconds,
             # The trainer logs the metrics of a step after it, under the next number.
             "seconds": wall.get(step + 1),

@@ -50,7 +50,7 @@ def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, f
         "judge/prompt_tokens": totals.prompt_tokens,
         "judge/cached_tokens": totals.cached_tokens,
         "judge/completion_tokens": totals.completion_tokens,
-        "judge/spent_tokens": totals.spent_prompt_tokens + totals.spent_completion_tokens,
+        "judge/spent_tokens": totals.spent_tokens,
         "judge/seconds": step.seconds,
     }
 

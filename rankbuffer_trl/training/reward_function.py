@@ -84,11 +84,6 @@ class GroupReward:
             raise RuntimeError("only the main process has judge and store, and only until close()")
         return self._scorer
 
-    @property
-    def method(self) -> RewardMethod:
-        """The reward method. Only the main process has it."""
-        return self.scorer.method
-
     def __call__(
         self,
         completions: Sequence,
