@@ -340,9 +340,11 @@ def test_a_split_group_has_each_rollout_once_in_each_look_and_fits(words, limit,
     shown = [blocks(prompt, "R") for prompt, _ in heard]
     assert all(len(texts) == 1 or need(prompt) <= limit for texts, (prompt, _) in zip(shown, heard, strict=True))
     counts = {r.text: sum(r.text in texts for texts in shown) for r in group.rollouts}
-    alone = {texts[0] for texts in shown if len(texts) == 1}
-    assert all(count == looks for text, count in counts.items() if text not in alone)
-    assert all(counts.values())
+    assert all(0 < count <= looks for count in counts.values())
+    if looks <= 4:  # small blocks have few orders, and no prompt comes twice
+        few = {text for texts in shown if len(texts) <= 2 for text in texts}
+        assert all(count == looks for text, count in counts.items() if text not in few)
+    assert len({prompt for prompt, _ in heard}) == len(heard)
     least, most = method.calls(group, first=False)
     assert least <= len(calls) <= most
     assert method.calls(group, first=True) == (len(calls),) * 2
