@@ -3,14 +3,11 @@
     python benchmarks/judge_cost.py
     python benchmarks/judge_cost.py --paper
 
-Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries. Methods, prompts, parser
-and ledger are those of the package. The prompts have no guard, as in the paper. The method's `score` is called for
-each group, and buffers stay in memory.
-
+Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries (`judge_replay.py`).
 World and judge are simulated (`simulated_judge.py`): the quality of each response is known, and so is the judge's
 error. No policy is trained, so all methods see the same rollouts. Only the world was chosen so that RankBuffer's calls
 and buffer sizes come out roughly as in the paper: where rollouts lie among the references, and how they drift. World
-and acuity of the judge are the same for all methods.
+and acuity of the judge are the same for all methods. Some rows are methods of ours, which the paper does not have.
 
 A token is a word or a punctuation mark. The lengths of texts follow from the paper's totals for GRPO and RankBuffer:
 a pointwise prompt has about 800 tokens, a reference 240, a rollout 400.
@@ -18,8 +15,9 @@ a pointwise prompt has about 800 tokens, a reference 240, a rollout 400.
 Measured:
 
 * calls and tokens: those of parsed answers, from the ledger.
-* computed: millions of tokens, without the longest prefix that a prompt shares with an earlier one of its group.
+* computed: tokens without the longest prefix that a prompt shares with an earlier one of its group.
 * tau: Kendall's tau-b between reward and quality over the rollouts with an answer; 0 if all rewards are equal.
+* cosine: the cosine of the advantages of these rollouts with those that the true qualities as rewards would give.
 * tied: the share of answered rollouts that share their reward with another one of the group.
 * flat: the share of groups in which all rewards are equal. GRPO learns nothing from such a group.
 * rounds: the number of judgments that wait for one another. All calls in flight at the same time are one round.
@@ -29,90 +27,140 @@ Measured:
 * in order: tau between the order of the anchors and their quality.
 
 The script prints tables, and then one JSON line. `token_ratio` and `call_ratio` are RankBuffer's over RRC-SCR's.
-`tau_ratio` is the same ratio at the acuity at which RRC-SCR's tau is nearest to 0.85.
+`tau_ratio` is the same ratio at the acuity at which RRC-SCR's tau is nearest to 0.85. `goals` compares methods of ours
+with the paper's: the least ratio of tau and the largest ratio of tokens over all acuities, and the method with the
+largest tau where longer lists are harder to judge.
 """
 
 import argparse
-import asyncio
 import json
-import re
 import time
-from bisect import bisect
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from multiprocessing import Pool
-from statistics import fmean
 
+from judge_cost_tables import (
+    COMPARED,
+    ByNoise,
+    acuity_table,
+    beyond_table,
+    buffer_table,
+    cosine_table,
+    cost_table,
+    errors_table,
+    length_table,
+    reward_table,
+    share_table,
+    tau_ratio,
+    token_ratio,
+    weight_table,
+    winner,
+)
+from judge_replay import LADDER, OURS, PAPER, Replay, run_all
 from rich.console import Console
-from rich.table import Column, Table
-from simulated_judge import World, answer, first_word
-
-from rankbuffer_trl.audit.measures import tau_b
-from rankbuffer_trl.buffer import SOURCES
-from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Judge, Totals, Usage
-from rankbuffer_trl.rewards.method import GroupScore, load_method
+from simulated_judge import JudgeErrors, World
 
 NOISES = (0.03, 0.06, 0.09, 0.15, 0.3)  # standard deviation of the error of one look
-NOISE = 0.09  # of the tables that name no noise
-LASTING = (0.0, 0.5, 0.9)
-PAPER_GROUPS = 4000
-WIDTH = 122
-PAPER_SIZES = (5.44, 6.78, 7.27, 7.48)
+SETTINGS: dict[str, dict] = {
+    "lasting 0.5": {"lasting": 0.5},
+    "lasting 0.9": {"lasting": 0.9},
+    "tails 3": {"tails": 3.0},
+    "bias 0.1": {"bias": 0.1},
+    "bias 0.25": {"bias": 0.25},
+    "bias 0.25, edges": {"bias": 0.25, "shape": "edges"},
+    "bias 0.25, drawn": {"bias": 0.25, "drawn": True},
+    "crowd 1.4": {"crowd": 1.4},
+    "crowd 2": {"crowd": 2.0},
+    "bias 0.1, lasting 0.5, crowd 1.4": {"bias": 0.1, "lasting": 0.5, "crowd": 1.4},
+}
+LENGTHS = (200, 400, 800)
+SPREAD, SPREAD_NOISES = 0.7, (0.09, 0.3)
+WIDTH = 140
+
+
+def goals(sharp: ByNoise, settings: dict[str, ByNoise]) -> dict[str, dict]:
+    """Return how our methods compare with RRC-SCR and RankBuffer at the worst of the acuities."""
+    disputed, two = ("List, 2 + 2", "RRC-SCR"), ("List, 2 looks", "RankBuffer")
+    return {
+        " / ".join(disputed): {
+            "tau": round(min(tau_ratio(sharp, noise, *disputed) for noise in NOISES), 3),
+            "tokens": round(max(token_ratio(sharp, noise, *disputed) for noise in NOISES), 3),
+        },
+        " / ".join(two): {
+            "tau": round(min(tau_ratio(sharp, noise, *two) for noise in NOISES), 3),
+            "tau, bias 0.25": round(min(tau_ratio(settings["bias 0.25"], noise, *two) for noise in NOISES), 3),
+            "tokens": round(max(token_ratio(sharp, noise, *two) for noise in NOISES), 3),
+        },
+        "best tau at crowd 1.4": {f"{noise:g}": winner(settings["crowd 1.4"], noise) for noise in NOISES},
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=100, help="number of queries for the cost tables")
-    parser.add_argument("--acuity_queries", type=int, default=100, help="number of queries for the tables by acuity")
+    parser.add_argument("--acuity_queries", type=int, default=100, help="number of queries for the other tables")
     parser.add_argument("--paper", action="store_true", help="take 1,000 queries for the cost tables, as in the paper")
     parser.add_argument("--rollout_tokens", type=int, default=400, help="mean length of a rollout in tokens")
     parser.add_argument("--seed", type=int, default=0, help="seed of the world and of the methods")
     parser.add_argument("--processes", type=int, default=2, help="number of methods to replay at the same time")
     arguments = parser.parse_args()
     started = time.perf_counter()
-    queries = 1000 if arguments.paper else arguments.queries
-    world = World(tokens=(*World.tokens[:3], arguments.rollout_tokens), seed=arguments.seed)
+    queries, few = 1000 if arguments.paper else arguments.queries, arguments.acuity_queries
 
-    costly = [Replay(label, world, queries, count=True) for label in ROWS]
-    found = run_all(costly, arguments.processes)
-    outcomes = {replay.label: outcome for replay, outcome in found.items()}
-    few = arguments.acuity_queries
-    short = [
-        Replay(label, world, few, noise, lasting)
-        for lasting in LASTING
+    def world(tokens: int = arguments.rollout_tokens, spread: float = 0.0) -> World:
+        return World(tokens=(*World.tokens[:3], tokens), spread=spread, seed=arguments.seed)
+
+    costly = {label: Replay(label, world(), queries, count=True) for label in (*PAPER, *OURS)}
+    sharp = {
+        (label, noise): Replay(label, world(), few, JudgeErrors(noise=noise), count=label in COMPARED)
         for noise in NOISES
-        for label in (ROWS if lasting == 0 else ("RankBuffer", "RRC-SCR"))
-    ]
-    found = run_all(short, arguments.processes)
-    lasting = {(replay.label, replay.noise, replay.lasting): fmean(out.tau) for replay, out in found.items()}
-    taus = {(label, noise): tau for (label, noise, share), tau in lasting.items() if share == 0}
+        for label in (*PAPER, *OURS)
+    }
+    erring = {
+        (name, label, noise): Replay(label, world(), few, JudgeErrors(noise=noise, **setting))
+        for name, setting in SETTINGS.items()
+        for noise in NOISES
+        for label in COMPARED
+    }
+    long = {(label, tokens): Replay(label, world(tokens), few, count=True) for tokens in LENGTHS for label in COMPARED}
+    spread = {
+        (label, noise): Replay(label, world(spread=SPREAD), few, JudgeErrors(noise=noise))
+        for label in ("RRC-SCR", "RankBuffer", "List, 2 looks", "Batch, 2 looks", *LADDER)
+        for noise in SPREAD_NOISES
+    }
+    outcomes, by_noise, by_length, by_spread = (
+        run_all(replays, arguments.processes) for replays in (costly, sharp, long, spread)
+    )
+    by_setting: dict[str, dict] = {name: {} for name in SETTINGS}
+    for (name, *key), outcome in run_all(erring, arguments.processes).items():
+        by_setting[name][tuple(key)] = outcome
 
     console = Console(width=max(Console().width, WIDTH))
     for table in (
         cost_table(outcomes),
-        reward_table(outcomes),
+        reward_table(outcomes, JudgeErrors.noise),
         buffer_table(outcomes["RankBuffer"], queries),
-        acuity_table(taus),
-        lasting_table(lasting),
+        beyond_table(outcomes),
+        length_table(by_length),
+        acuity_table(by_noise),
+        share_table(by_noise),
+        cosine_table(by_noise),
+        errors_table(by_setting),
+        weight_table(by_spread),
     ):
         console.print(table)
-    ours, theirs = outcomes["RankBuffer"].totals, outcomes["RRC-SCR"].totals
-    nearest = min(NOISES, key=lambda noise: abs(taus["RRC-SCR", noise] - 0.85))
+    ours, theirs = outcomes["RankBuffer"], outcomes["RRC-SCR"]
+    nearest = min(NOISES, key=lambda noise: abs(by_noise["RRC-SCR", noise].mean_tau - 0.85))
     result = {
         "benchmark": "judge_cost",
         "token_ratio": round(ours.tokens / theirs.tokens, 4),
-        "call_ratio": round(ours.calls / theirs.calls, 4),
-        "tau_ratio": round(ratio(taus, nearest), 4),
-        "computed_ratio": round((ours.tokens - ours.cached_tokens) / (theirs.tokens - theirs.cached_tokens), 4),
-        "scr_tau": round(taus["RRC-SCR", nearest], 4),
+        "call_ratio": round(ours.totals.calls / theirs.totals.calls, 4),
+        "tau_ratio": round(tau_ratio(by_noise, nearest), 4),
+        "computed_ratio": round(ours.computed / theirs.computed, 4),
+        "scr_tau": round(by_noise["RRC-SCR", nearest].mean_tau, 4),
         "noise": nearest,
+        "goals": goals(by_noise, by_setting),
         "queries": queries,
         "seconds": round(time.perf_counter() - started, 1),
         "methods": {
-            label: {"calls": out.totals.calls, "tokens": out.totals.tokens, "tau": round(fmean(out.tau), 4)}
+            label: {"calls": out.totals.calls, "tokens": out.tokens, "tau": round(out.mean_tau, 4)}
             for label, out in outcomes.items()
         },
     }

@@ -10,24 +10,26 @@ import math
 import re
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import Pool
 from statistics import fmean
+from typing import TypeVar
 
 from simulated_judge import JudgeErrors, World, answer, first_word
 
 from rankbuffer_trl.audit.measures import tau_b
-from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, Totals, Usage
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 
+Key = TypeVar("Key")
+
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its arguments, and the thousands of calls and millions of tokens that the paper reports."""
+    """A method with its arguments. `calls` (thousands) and `tokens` (millions) are the paper's, if it has them."""
 
     method: str
     arguments: dict = field(default_factory=dict)
@@ -65,9 +67,9 @@ OURS = {
     "List, 2 + 2": Row("listwise", {"looks": 2, "again": True}),
     "List, 4 looks": Row("listwise", {"looks": 4}),
     "Batch, 2 looks": Row("rankbuffer_batch", {"looks": 2}),
-    "Batch, 2 looks, ladder": Row("rankbuffer_batch", {"looks": 2, "ladder": True}),
 }
-ROWS = PAPER | OURS
+LADDER = {"Batch, 2 looks, ladder": Row("rankbuffer_batch", {"looks": 2, "ladder": True})}
+ROWS = PAPER | OURS | LADDER
 
 
 class SimulatedJudge:
@@ -209,7 +211,6 @@ class Outcome:
         if score.after:
             self.sources[group.epoch].update(anchor.source for anchor in score.after.anchors)
 
-
     @property
     def tokens(self) -> int:
         """All tokens."""
@@ -252,7 +253,7 @@ class Replay:
     label: str
     world: World
     queries: int
-    errors: JudgeErrors = JudgeErrors()
+    errors: JudgeErrors = field(default_factory=JudgeErrors)
     count: bool = False
 
     def __call__(self) -> Outcome:
@@ -278,10 +279,7 @@ class Replay:
         return outcome
 
 
-def run_all(replays: Iterable[Replay], processes: int) -> dict[Replay, Outcome]:
-    """Run replays in several processes and return their outcomes in the given order."""
-    replays = list(replays)
+def run_all(replays: Mapping[Key, Replay], processes: int) -> dict[Key, Outcome]:
+    """Run replays in several processes and return their outcomes under the same keys."""
     with Pool(processes) as pool:
-        return dict(zip(replays, pool.map(Replay.__call__, replays, chunksize=1), strict=True))
-
-
+        return dict(zip(replays, pool.map(Replay.__call__, replays.values(), chunksize=1), strict=True))

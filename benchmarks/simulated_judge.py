@@ -134,8 +134,6 @@ def first_word(response: str) -> str:
 
 
 SHOWN = re.compile(r"^(?:\[(\w+)\]|CANDIDATE|RESPONSE)\n(\w+)", re.MULTILINE)
-
-
 SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda share: 0.5 - share,
     "edges": lambda share: abs(2 * share - 1) - 0.5,
@@ -155,8 +153,9 @@ class JudgeErrors:
             Degrees of freedom of Student's t, above 2. The fewer, the heavier the tails. Without a limit, the errors
             are normal. The standard deviation is the same for all degrees.
         crowd (`float`, *optional*, defaults to `1.0`):
-            How many times as large the error is in a prompt with 8 responses as in a prompt with 2. It grows as a power
-            of the number of responses `n`, so the factor is `crowd ** log4(n / 2)`. Anchors count as responses.
+            How many times as large the error is in a prompt with 8 responses as in a prompt with 2. The error grows as
+            a power of the number of responses `n`: the factor is `crowd ** log4(n / 2)`. Anchors count as responses,
+            and a single response counts as two. The lasting part grows as well.
         bias (`float`, *optional*, defaults to `0.0`):
             Difference that the place alone makes between the most and the least favoured place. It is the same
             for any number of responses from 2 on.
@@ -210,21 +209,18 @@ def shares(names: Sequence[str]) -> dict[str, float]:
 
 def answer(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> str:
     """Answer a prompt from its text. `quality` holds the quality of each response by its first word."""
-    return verdict(prompt, look(prompt, quality, errors))
+    return verdict(prompt, looks_at(prompt, quality, errors))
 
 
-def look(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> dict[str, float]:
-    """Return one look at each response of a prompt, by its heading."""
+def looks_at(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> dict[str, float]:
+    """Look at each response of a prompt, and return the looks by heading."""
     shown = {name: word for name, word in SHOWN.findall(prompt) if word in quality}
     random = Random(blake2b(prompt.encode(), digest_size=8).digest())
     deviation = errors.deviation(len(shown))
     own, fresh = deviation * math.sqrt(errors.lasting), deviation * math.sqrt(1 - errors.lasting)
     favour = errors.favour(prompt, list(shown))
     return {
-        name: quality[word]
-        + errors.draw(random, fresh)
-        + (own and errors.draw(Random(word), own))
-        + favour[name]
+        name: quality[word] + errors.draw(random, fresh) + (own and errors.draw(Random(word), own)) + favour[name]
         for name, word in shown.items()
     }
 
