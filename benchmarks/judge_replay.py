@@ -62,10 +62,10 @@ PAPER = {
 }
 OURS = {
     "RankBuffer, fine 2 looks": Row("rankbuffer_looks", {"looks": 2}),
-    "List": Row("listwise", {"looks": 1}),
-    "List, 2 looks": Row("listwise", {"looks": 2}),
+    "List": Row("listwise", {"looks": 1, "again": False}),
+    "List, 2 looks": Row("listwise", {"looks": 2, "again": False}),
     "List, 2 + 2": Row("listwise", {"looks": 2, "again": True}),
-    "List, 4 looks": Row("listwise", {"looks": 4}),
+    "List, 4 looks": Row("listwise", {"looks": 4, "again": False}),
     "Batch, 2 looks": Row("rankbuffer_batch", {"looks": 2}),
 }
 LADDER = {"Batch, 2 looks, ladder": Row("rankbuffer_batch", {"looks": 2, "ladder": True})}
