@@ -11,12 +11,18 @@ from statistics import fmean, pstdev
 import numpy as np
 import pytest
 from conftest import ROOT
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
-from rankbuffer_trl.judge import duel_question, insertion_question, pairwise_question, pointwise_question
-from rankbuffer_trl.judge import ranking_question as ranking
+from rankbuffer_trl.judge import (
+    batch_question,
+    duel_question,
+    insertion_question,
+    pairwise_question,
+    pointwise_question,
+    ranking_question,
+)
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from judge_replay import Agreement, Outcome
@@ -32,7 +38,7 @@ def query(name: str = "q") -> Query:
 
 def shown(order, name: str = "q") -> str:
     """Return the prompt that asks for an order of the texts with these numbers; the labels are the numbers."""
-    return ranking(query(name), [Rollout(i, TEXTS[i]) for i in order]).prompt()
+    return ranking_question(query(name), [Rollout(i, TEXTS[i]) for i in order]).prompt()
 
 
 def favours(prompt: str, **errors) -> dict[str, float]:
@@ -53,6 +59,7 @@ PROMPTS = {
     "duel": duel_question(query(), TEXTS[3], TEXTS[1]).prompt(),
     "insert": insertion_question(query(), TEXTS[:7], TEXTS[9]).prompt(),
     "list": shown([3, 0, 2, 5]),
+    "batch": batch_question(query(), TEXTS[:6], TEXTS[10:18]).prompt(),
 }
 
 
@@ -118,7 +125,7 @@ def test_a_taste_for_labels_moves_with_the_label_and_not_with_the_place(order):
     expected = {"word0": 0.3, "word3": 0.1, "word5": -0.1, "word11": -0.3}
     assert favours(shown(order), labels=0.6) == pytest.approx(expected)
     labelled = [Rollout(label, TEXTS[i]) for label, i in zip((2, 0, 10, 1), order, strict=True)]
-    favour = favours(ranking(query(), labelled).prompt(), labels=0.6)
+    favour = favours(ranking_question(query(), labelled).prompt(), labels=0.6)
     by_label = [favour[f"word{order[place]}"] for place in (1, 3, 0, 2)]
     assert by_label == pytest.approx([0.3, 0.1, -0.1, -0.3])
 
@@ -138,14 +145,14 @@ def test_a_taste_for_labels_leaves_out_the_candidate_that_has_none():
         (PROMPTS["insert"], 1.4),  # seven anchors and the candidate
         (shown(range(8)), 1.4),
         (shown(range(16)), 1.4**1.5),
+        (PROMPTS["batch"], 1.4 ** math.log(14 / 2, 4)),  # six anchors and eight candidates
     ],
-    ids=["one", "two", "four", "anchors", "eight", "sixteen"],
+    ids=["one", "two", "four", "anchors", "eight", "sixteen", "batch"],
 )
 def test_a_crowd_makes_each_error_larger_by_a_power_of_the_number_shown(prompt, factor):
     alone = looks_at(prompt, QUALITY, JudgeErrors(noise=0.2, lasting=0.4))
     crowded = looks_at(prompt, QUALITY, JudgeErrors(noise=0.2, lasting=0.4, crowd=1.4))
-    values = [quality for name, quality in zip(alone, favours(prompt), strict=True)]
-    for name, word in zip(alone, values, strict=True):
+    for name, word in zip(alone, favours(prompt), strict=True):
         error = alone[name] - QUALITY[word]
         assert crowded[name] - QUALITY[word] == pytest.approx(factor * error)
 
@@ -211,5 +218,29 @@ def test_cosines_are_those_of_the_advantages(groups, seed):
         assert agreement.cosine == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_judge_answers_a_list():
-    assert json.loads(answer(PROMPTS["list"], QUALITY, JudgeErrors(noise=0.0))) == {"order": [0, 2, 3, 5]}
+def test_the_judge_answers_a_list_by_its_labels():
+    exact = JudgeErrors(noise=0.0)
+    assert json.loads(answer(PROMPTS["list"], QUALITY, exact)) == {"order": [0, 2, 3, 5]}
+    by_slot = ranking_question(query(), [Rollout(i, TEXTS[i]) for i in (3, 0, 2, 5)], by_slot=True)
+    assert by_slot.read(answer(by_slot.prompt(), QUALITY, exact)) == [1, 2, 0, 3]
+
+
+@given(
+    anchors=st.lists(st.integers(0, 19), min_size=2, max_size=6, unique=True),
+    candidates=st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True),
+    noise=st.sampled_from([0.0, 0.5]),
+)
+def test_the_judge_places_a_batch_among_the_anchors(anchors, candidates, noise):
+    """Errors may put anchors and candidates into any order. The verdict is valid, and agrees with the looks."""
+    anchors = [i for i in anchors if i not in candidates]
+    assume(len(anchors) >= 2)
+    question = batch_question(query(), [TEXTS[i] for i in anchors], [TEXTS[i] for i in candidates])
+    prompt, errors = question.prompt(), JudgeErrors(noise=noise)
+    looks = looks_at(prompt, QUALITY, errors)
+    assert list(looks) == [*(f"A{i}" for i in range(len(anchors))), *(f"R{i}" for i in range(len(candidates)))]
+    verdict = json.loads(answer(prompt, QUALITY, errors))
+    question.read(json.dumps(verdict))
+    ordered = [looks[f"R{i}"] for i in verdict["order"]]
+    assert ordered == sorted(ordered)
+    for own, position in zip(ordered, verdict["positions"], strict=True):
+        assert position == sum(looks[f"A{i}"] < own for i in range(len(anchors)))
