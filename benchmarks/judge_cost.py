@@ -70,7 +70,8 @@ SETTINGS: dict[str, dict] = {
     "crowd 2": {"crowd": 2.0},
     "bias 0.1, lasting 0.5, crowd 1.4": {"bias": 0.1, "lasting": 0.5, "crowd": 1.4},
 }
-LENGTHS = (200, 400, 800)
+WHOLE = ("bias 0.25", "crowd 1.4")  # settings of which all noises are replayed; of the others, three
+LENGTHS, LENGTH_QUERIES = (200, 400, 800), 50
 SPREAD, SPREAD_NOISES = 0.7, (0.09, 0.3)
 WIDTH = 140
 
