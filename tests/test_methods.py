@@ -1,5 +1,6 @@
 """Reward methods behind their one interface: what they cost, what holds for all, each against a slow oracle."""
 
+import asyncio
 import dataclasses
 import importlib
 import math
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
 from truth import RUBRICS, SHOWN, quality, truth
 
+from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import TransportError, ranking_question
@@ -27,6 +29,7 @@ from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
@@ -47,6 +50,8 @@ METHODS = (
     Listwise(),
     Listwise(looks=4, again=False),
     Listwise(looks=1),
+    RankBufferLooks(),
+    RankBufferLooks(looks=4, bootstrap=True),
 )
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
@@ -56,7 +61,7 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1), strict=True),
+    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8 + 3 * 2, 1), strict=True),
     ids=str,
 )
 def test_a_group_of_eight_costs_what_the_paper_says(method, count):
@@ -64,7 +69,7 @@ def test_a_group_of_eight_costs_what_the_paper_says(method, count):
     assert len(play(method, group).calls) == count
     least, most = method.calls(group, first=True)
     assert least <= count <= most
-    if not isinstance(method, LLMBuffer) and method not in (RankBuffer(), Listwise()):
+    if not isinstance(method, LLMBuffer) and method not in (RankBuffer(), Listwise(), RankBufferLooks()):
         assert least == most
 
 
@@ -114,13 +119,33 @@ def test_a_preflight_has_a_question_to_ask(method, scorer):
     assert made.store.totals().calls == 0
 
 
+VARIANTS = (RankBuffer(anchor_content=False), RankBuffer(k0=7, fine=False))
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    zip((*METHODS, *VARIANTS), (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 9, 9, 8, 15), strict=True),
+    ids=str,
+)
+def test_the_longest_prompt_shows_as_many_responses_as_the_method_says(method, most):
+    """All eight rollouts share an interval. The visits are the first, the second, and one with `2 * k0` anchors."""
+    assert method.most_shown(8) == most
+    judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
+    after = asyncio.run(method.score(make([6] * 8), None, judge)).after
+    asyncio.run(method.score(make([6] * 8), after, judge))
+    if k0 := getattr(method, "k0", 0):
+        anchors = tuple(Anchor(f"a{i}", f"{i}.a{i}", "initial", 0) for i in range(2 * k0))
+        asyncio.run(method.score(make([6] * 8), AnchorBuffer(anchors), judge))
+    assert max(len(SHOWN.findall(messages[0]["content"])) for messages in judge.client.seen) == most
+
+
 # What holds for every method
 
 
 def check(method, group: RolloutGroup, played) -> None:
     """Rewards in range, empty rollouts last and unasked, and the order that of the rewards."""
     assert len(played.rewards) == len(group.rollouts)
-    if method == RankBuffer(bootstrap=True) and played.calls and played.calls[0].failed:
+    if getattr(method, "bootstrap", False) and played.calls and played.calls[0].failed:
         assert set(played.rewards) == {None}, "there is no buffer yet, and the visit does not count"
         return
     for rollout, reward in zip(group.rollouts, played.rewards, strict=True):
@@ -336,6 +361,9 @@ class Shortlist:
         rewards = rank_rewards(tiers, len(group.rollouts), empty)
         return GroupScore(tuple(r if r is None else max(r, self.worst_is) for r in rewards), tiers)
 
+    def most_shown(self, G):
+        return G
+
     def calls(self, group, first):
         return bool(group.answered), bool(group.answered)
 
@@ -540,6 +568,7 @@ def test_every_method_runs_through_the_scorer(method, scorer):
         "rankbuffer": {"insert", "bootstrap"},
         "llm_buffer": {"insert", "manage"},
         "listwise": {"look", "again"},
+        "rankbuffer_looks": {"insert", "bootstrap"},
     }
     found = list(made.store.rows("SELECT DISTINCT method, kind FROM calls"))
     assert {name for name, _ in found} == {method.name}
