@@ -29,6 +29,7 @@ from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
@@ -52,6 +53,8 @@ METHODS = (
     Listwise(looks=1),
     RankBufferLooks(),
     RankBufferLooks(looks=4, bootstrap=True),
+    RankBufferBatch(),
+    RankBufferBatch(looks=4, ladder=True),
 )
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
@@ -61,7 +64,7 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8 + 3 * 2, 1), strict=True),
+    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8 + 3 * 2, 1, 2, 4), strict=True),
     ids=str,
 )
 def test_a_group_of_eight_costs_what_the_paper_says(method, count):
@@ -124,7 +127,7 @@ VARIANTS = (RankBuffer(anchor_content=False), RankBuffer(k0=7, fine=False))
 
 @pytest.mark.parametrize(
     ("method", "most"),
-    zip((*METHODS, *VARIANTS), (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 9, 9, 8, 15), strict=True),
+    zip((*METHODS, *VARIANTS), (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 9, 9, 16, 16, 8, 15), strict=True),
     ids=str,
 )
 def test_the_longest_prompt_shows_as_many_responses_as_the_method_says(method, most):
@@ -567,6 +570,7 @@ def test_every_method_runs_through_the_scorer(method, scorer):
         "arenarl": {"duel"},
         "rankbuffer": {"insert", "bootstrap"},
         "llm_buffer": {"insert", "manage"},
+        "rankbuffer_batch": {"batch"},
         "listwise": {"look", "again"},
         "rankbuffer_looks": {"insert", "bootstrap"},
     }
