@@ -43,6 +43,10 @@ class Result:
             Mean buffer size at the end, if the method has buffers.
         curve (`list[float]`):
             Mean true quality of the rollouts of each step.
+        repeats (`list[float]`):
+            Share of the rollouts of each epoch with the same words as another one of their group.
+        cosines (`list[float]`):
+            Mean cosine between a group's rewards and its true qualities, by epoch.
         seconds, cpu_seconds (`float`):
             Wall time and CPU time of the whole run.
     """
@@ -55,6 +59,8 @@ class Result:
     failures: int
     anchors: float | None
     curve: list[float]
+    repeats: list[float]
+    cosines: list[float]
     seconds: float
     cpu_seconds: float
 
