@@ -2,13 +2,15 @@
 
     python benchmarks/miniature.py                      # three methods, one seed: minutes
     python benchmarks/miniature.py --full --seeds 5     # all rows of the paper's tables: an hour, resumable
+    python benchmarks/miniature.py --beyond --seeds 8   # our own rows beside three of the paper's
 
 TRL's trainer trains the quickstart's policy (`recipes/quickstart/policy.py`), which is warm-started once and shared by
-all runs. A row of the tables is a file of `recipes/paper`. Method, arguments and objective are read from this file;
-only the settings that make a run small are overridden, and they are the same for all. The judge makes errors of a
-known size, the same for all (`miniature_judge.py`). The result is a number that no method sees: the rubric score,
-without error, of responses sampled from the trained policy. Runs of one seed share data order and sampling seeds, so
-methods are compared seed by seed.
+all runs. A row of the tables is a file of `recipes/paper`. A row that is ours and not the paper's is a file of
+`recipes/beyond`. Method, arguments and objective are read from this file; only the settings that make a run small are
+overridden, and they are the same for all. The judge makes errors of a known size, the same for all
+(`miniature_judge.py`). The result is a number that no method sees: the rubric score, without error, of responses
+sampled from the trained policy. Runs of one seed share data order and sampling seeds, so methods are compared seed by
+seed.
 
 Seeds are the outer loop, and each finished run is one line of `results.jsonl`. The tables use the seeds that every
 method has finished, so an interrupted comparison is fair too. The program prints tables for people and one JSON line
@@ -32,10 +34,16 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from miniature_judge import NOISE, NoisyRubricJudge
 from miniature_report import (
+    BESIDE,
+    PAPER,
     Result,
     claims_table,
+    compare_ours,
+    differences_table,
     efficiency_figures,
+    groups_table,
     judge_claims,
+    mean_of,
     methods_table,
     refresh,
     whole_seeds,
@@ -59,7 +67,9 @@ sys.path[:0] = [str(RECIPES), str(RECIPES / "quickstart")]
 import policy  # noqa: E402
 import train_rankbuffer  # noqa: E402
 
-ALL = tuple(path.stem for path in sorted((RECIPES / "paper").glob("*.yaml")))
+ALL, BEYOND = (
+    tuple(path.stem for path in sorted((RECIPES / folder).glob("*.yaml"))) for folder in ("paper", "beyond")
+)
 SHORT = ("grpo", "rrc_scr", "rankbuffer")
 G = 8
 START_SAMPLES = 16  # responses per query that calibrate the judge's scale
@@ -124,7 +134,7 @@ class Run:
 
     Args:
         method (`str`):
-            A file of `recipes/paper`.
+            A file of `recipes/paper` or `recipes/beyond`.
         seed (`int`):
             Seed of data order, sampling and method.
         settings (`Settings`):
@@ -214,7 +224,8 @@ def recipe_arguments(run: Run):
         "seed": run.seed,
     }
     words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
-    command = ["--config", str(RECIPES / "paper" / f"{run.method}.yaml"), *words]
+    folder = "beyond" if run.method in BEYOND else "paper"
+    command = ["--config", str(RECIPES / folder / f"{run.method}.yaml"), *words]
     _, args, _ = train_rankbuffer.make_parser().parse_args_and_config(command)
     return args
 
@@ -359,8 +370,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--policy", type=Path, help="warm-started policy, made if it is missing (default: OUTPUT_DIR/policy)"
     )
-    parser.add_argument("--methods", nargs="+", choices=ALL, metavar="METHOD", help=f"one or more of {', '.join(ALL)}")
-    parser.add_argument("--full", action="store_true", help="all methods")
+    known = (*ALL, *BEYOND)
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument("--methods", nargs="+", choices=known, metavar="METHOD", help=f"some of {', '.join(known)}")
+    rows.add_argument("--full", action="store_true", help="all methods of the paper")
+    rows.add_argument("--beyond", action="store_true", help=f"all methods of ours, beside {', '.join(BESIDE)}")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to N-1, the outer loop")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time, one thread each")
     parser.add_argument("--steps", type=int, default=36, help="training steps of every run")
@@ -378,9 +392,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--docs", type=Path, help="folder of the documentation, whose results/miniature.md and images are updated"
     )
     arguments = parser.parse_args(words)
-    if arguments.full and arguments.methods:
-        parser.error("--full takes all methods: leave out --methods")
-    arguments.methods = ALL if arguments.full else tuple(arguments.methods or SHORT)
+    everything = ALL if arguments.full else (*BESIDE, *BEYOND) if arguments.beyond else SHORT
+    arguments.methods = tuple(arguments.methods or everything)
     arguments.policy = arguments.policy or arguments.output_dir / "policy"
     return arguments
 
@@ -393,24 +406,32 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
     if not complete:
         console.print("No seed has been finished by all methods yet.")
         return line
+    means = {
+        method: {
+            name: round(mean_of([r for r in complete if r.method == method], name), 2)
+            for name in ("quality", "calls", "tokens", "cpu_seconds")
+        }
+        for method in arguments.methods
+    }
+    line |= {"start": round(start, 2), "methods": means}
+    page = arguments.docs / "results" / "miniature.md" if arguments.docs else None
+    if set(arguments.methods) & set(BEYOND):
+        found = compare_ours(complete)
+        tables = methods_table(complete, start), differences_table(found), groups_table(complete)
+        console.print(*tables)
+        if page:
+            refresh(page, tables, name=arguments.output_dir.name)
+        return line | {"differences": {f"{each.ours} - {each.other}": each.verdict for each in found}}
     outcomes = judge_claims(complete, start)
     tables = methods_table(complete, start), claims_table(outcomes)
     console.print(*tables)
     figures = efficiency_figures(
         complete, start, arguments.docs / "images" if arguments.docs else arguments.output_dir
     )
-    if arguments.docs:
-        refresh(arguments.docs / "results" / "miniature.md", tables)
+    if page:
+        refresh(page, tables, PAPER)
     console.print("Figures: " + ", ".join(map(str, figures)))
-    means = {
-        method: {
-            name: round(fmean(getattr(r, name) for r in complete if r.method == method), 2)
-            for name in ("quality", "calls", "tokens", "cpu_seconds")
-        }
-        for method in arguments.methods
-    }
-    claims = {outcome.claim: outcome.verdict for outcome in outcomes}
-    return line | {"start": round(start, 2), "methods": means, "claims": claims}
+    return line | {"claims": {outcome.claim: outcome.verdict for outcome in outcomes}}
 
 
 def main() -> None:
