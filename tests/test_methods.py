@@ -21,6 +21,7 @@ from rankbuffer_trl.judge import TransportError, ranking_question
 from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.rewards.arenarl import ArenaRL
 from rankbuffer_trl.rewards.gdpo import GDPO
+from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
@@ -43,6 +44,9 @@ METHODS = (
     RankBuffer(bootstrap=True),
     LLMBuffer(),
     LLMBuffer(look_ahead=True),
+    Listwise(),
+    Listwise(looks=4, again=False),
+    Listwise(looks=1),
 )
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
@@ -52,7 +56,7 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3), strict=True),
+    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1), strict=True),
     ids=str,
 )
 def test_a_group_of_eight_costs_what_the_paper_says(method, count):
@@ -60,7 +64,7 @@ def test_a_group_of_eight_costs_what_the_paper_says(method, count):
     assert len(play(method, group).calls) == count
     least, most = method.calls(group, first=True)
     assert least <= count <= most
-    if not isinstance(method, LLMBuffer) and method != RankBuffer():
+    if not isinstance(method, LLMBuffer) and method not in (RankBuffer(), Listwise()):
         assert least == most
 
 
@@ -88,7 +92,8 @@ def test_all_in_one_interval_and_each_in_its_own_are_within_calls(method, size):
 
 @every_method
 def test_pairs_in_an_interval_cost_the_most(method):
-    assert len(play(method, make([0, 0, 2, 3, 5, 6, 8, 9])).calls) == method.calls(make(EIGHT), first=True)[1]
+    qualities = [0, 0, 2, 2, 5, 5, 8, 8] if isinstance(method, Listwise) else [0, 0, 2, 3, 5, 6, 8, 9]
+    assert len(play(method, make(qualities)).calls) == method.calls(make(EIGHT), first=True)[1]
 
 
 @every_method
@@ -534,6 +539,7 @@ def test_every_method_runs_through_the_scorer(method, scorer):
         "arenarl": {"duel"},
         "rankbuffer": {"insert", "bootstrap"},
         "llm_buffer": {"insert", "manage"},
+        "listwise": {"look", "again"},
     }
     found = list(made.store.rows("SELECT DISTINCT method, kind FROM calls"))
     assert {name for name, _ in found} == {method.name}

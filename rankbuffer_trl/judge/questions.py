@@ -125,19 +125,33 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
     return Question("insert", query.id, position_verdict(K), template, texts, responses)
 
 
-def ranking_question(query: Query, candidates: Sequence[Rollout], kind: str = "fine") -> Question:
+def ranking_question(
+    query: Query, candidates: Sequence[Rollout], kind: str = "fine", by_slot: bool = False
+) -> Question:
     """Ask for the order of the candidates (fine ranking). The verdict is their ids from worst to best.
 
     This question is for an interval with two or more rollouts, and for a whole group that bootstraps a buffer. The
     prompt shows the candidates in the order given. Rollouts of a group are exchangeable, so no order is unfair.
+
+    Args:
+        query (`Query`):
+            The query with its rubrics.
+        candidates (`Sequence[Rollout]`):
+            The rollouts, in the order in which the judge sees them.
+        kind (`str`, *optional*, defaults to `"fine"`):
+            The kind of question in the ledger.
+        by_slot (`bool`, *optional*, defaults to `False`):
+            Label the candidates by their place in the prompt: `[R0]` is shown first, and the verdict is places instead
+            of ids. Then a change of the order also changes the labels. So a judge's preference for low labels cancels
+            together with its preference for early places. `False` is the paper's prompt.
     """
-    ids = tuple(candidate.id for candidate in candidates)
+    ids = tuple(range(len(candidates))) if by_slot else tuple(candidate.id for candidate in candidates)
     texts = {
         "{QUERY}": query.text,
         "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
         "{CANDIDATE_IDS}": json.dumps(ids),
     }
-    blocks = [(f"R{candidate.id}", candidate.text) for candidate in candidates]
+    blocks = [(f"R{i}", candidate.text) for i, candidate in zip(ids, candidates, strict=True)]
     return Question(kind, query.id, order_verdict(ids), FINE, texts, {"{CANDIDATE_BLOCKS}": blocks})
 
 

@@ -1,0 +1,90 @@
+"""Listwise: the whole group is ranked several times in balanced orders of presentation. The reward is the mean place.
+
+This method is ours and not the paper's, which has no listwise baseline. With `looks: 1` it asks for one ranking of the
+group. RULER (OpenPipe's ART) also shows all responses in one prompt, but takes a score for each.
+
+Several looks at the same list average the judge's errors. Permutation self-consistency (Tang et al. 2023,
+arXiv:2310.07712) does this for retrieval. Asking again only while looks disagree follows Vardasbi et al. 2025
+(arXiv:2507.17788), here by block of the list. Both find the central order. Here the mean places themselves are the
+rewards, since an advantage needs distances.
+"""
+
+from dataclasses import dataclass
+
+from ..buffer import AnchorBuffer
+from ..groups import RolloutGroup
+from ..judge import Judge, Question
+from ..ranking import disputed, mean_places, place_rewards, place_tiers
+from .method import GroupScore
+from .presentation import ask_looks, balanced, check_looks, look_questions
+
+
+@dataclass(frozen=True)
+class Listwise:
+    """A method whose reward is the mean place in several listwise rankings of the group, mapped to [-1, 1].
+
+    The reward of a rollout with the mean place `q`, from 0 for the worst, is `-1 + 2 (e + q) / (n + e - 1)`. `n` is
+    the number of answered rollouts and `e` the number of rollouts without an answer, which are below all others and
+    have -1. A single answered rollout has the reward 1 if there are empty ones, and 0 if it is alone.
+
+    The method asks `looks` questions at once. With `again` it then asks two more about each block of rollouts on whose
+    order the looks disagree: at most `looks + 2 (n // 2)` in all. A look that failed is left out. If all looks of the
+    group failed, nobody is scored. If only one look is left, no dispute is known, so nothing is asked again.
+
+    Args:
+        looks (`int`, *optional*, defaults to `2`):
+            The number of rankings of the whole group, each in another order of presentation: 1 or an even number. Two
+            looks cancel a place bias that is linear in the place. Four looks also cancel a bias of the middle.
+        again (`bool`, *optional*, defaults to `True`):
+            Whether blocks on which the looks disagree are ranked two more times. No effect with `looks: 1`.
+        seed (`int`, *optional*, defaults to `0`):
+            The seed of the order of presentation. A recipe sets it to the run's seed.
+
+    Raises:
+        [`SettingsError`]: if `looks` is neither 1 nor even.
+    """
+
+    looks: int = 2
+    again: bool = True
+    seed: int = 0
+    name = "listwise"
+    responses_needed = 0
+
+    def __post_init__(self):
+        check_looks(self.looks)
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """See [`RewardMethod`]."""
+        shown = self._orders(group)
+        looks = [order for order in await ask_looks(group, shown, judge, kind="look") if order is not None]
+        if len(group.answered) == 1:
+            looks = [(group.answered[0].id,)]  # there is nothing to ask
+        if self.again and looks:
+            # A block that is the whole group may have been shown in these orders already. This happens with two.
+            turned = [order for block in disputed(looks) for order in self._turned(block, group) if order not in shown]
+            looks += [order for order in await ask_looks(group, turned, judge, kind="again") if order is not None]
+        places = mean_places(looks)
+        empty = [rollout.id for rollout in group.empty]
+        return GroupScore(place_rewards(places, len(group.rollouts), empty), place_tiers(places))
+
+    def _orders(self, group: RolloutGroup) -> list[tuple[int, ...]]:
+        """Return the orders in which the whole group is shown."""
+        ids = [rollout.id for rollout in group.answered]
+        return balanced(ids, self.looks, self.seed, group) if len(ids) >= 2 else []
+
+    def _turned(self, block: tuple[int, ...], group: RolloutGroup) -> list[tuple[int, ...]]:
+        """Return the next two balanced orders of a block."""
+        return balanced(block, 2, self.seed, group, after=self.looks)
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`RewardMethod`]. These are the looks at the whole group."""
+        return look_questions(group, self._orders(group), kind="look")
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]. The least is without any dispute. The most is with a dispute about every two."""
+        n = len(group.answered)
+        looks = len(self._orders(group))
+        return looks, looks + (2 * (n // 2) if self.again and looks >= 2 and n > 2 else 0)
+
+
+METHOD = Listwise
