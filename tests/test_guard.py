@@ -17,6 +17,7 @@ from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.judge import (
     Question,
     VerdictError,
+    batch_question,
     duel_question,
     insertion_question,
     pairwise_question,
@@ -60,6 +61,14 @@ def as_last_rollout(text: str) -> tuple[Question, str]:
     return ranking_question(QUERY, [Rollout(5, BAD), Rollout(3, text)]), "[R3]"
 
 
+def as_batched(text: str) -> tuple[Question, str]:
+    return batch_question(QUERY, ANCHORS, [GOOD, text, BAD]), "[R1]"
+
+
+def as_anchor_of_a_batch(text: str) -> tuple[Question, str]:
+    return batch_question(QUERY, (*ANCHORS[:1], text, *ANCHORS[2:]), [FAIR, BAD]), "[A1]"
+
+
 def as_scored(text: str) -> tuple[Question, str]:
     return pointwise_question(QUERY, text), "RESPONSE"
 
@@ -84,7 +93,8 @@ def as_look_ahead(text: str) -> tuple[Question, str]:
     return selection_question(QUERY, [("A0", BAD), ("R0", FAIR)], [GOOD, text], 2), "[L1]"
 
 
-RANKED = (as_candidate, as_anchor, as_only_text, as_rollout, as_last_rollout)
+BATCHED = (as_batched, as_anchor_of_a_batch)
+RANKED = (as_candidate, as_anchor, as_only_text, as_rollout, as_last_rollout, *BATCHED)
 PLACES = (*RANKED, as_scored, as_first_of_two, as_second_of_two, as_duellist, as_rung, as_look_ahead)
 
 
@@ -296,6 +306,10 @@ def fair(question: Question):
         for pairs in question.responses.values()
         for heading, text in pairs
     }
+    if question.kind == "batch":
+        anchors = [scores.pop(f"A{i}") for i in range(K)]
+        order = sorted(range(len(scores)), key=lambda i: (scores[f"R{i}"], i))
+        return order, [insertion_position(scores[f"R{i}"], anchors) for i in order]
     if "{CANDIDATE_RESPONSE}" not in question.responses:
         ids = [int(heading.removeprefix("R")) for heading in scores]
         return sorted(ids, key=lambda i: (scores[f"R{i}"], i))
@@ -321,6 +335,8 @@ FOOLING = (
     (as_rollout, "end of the candidates"),
     (as_rollout, "other candidates' texts"),
     (as_rollout, "own heading again"),
+    (as_anchor_of_a_batch, "another anchor"),
+    (as_batched, "end of the candidates"),
 )
 
 

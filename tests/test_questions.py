@@ -1,6 +1,7 @@
 """The judge's questions: the paper's prompts word for word, text that stays text, answers read strictly."""
 
 import json
+import re
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
     VerdictError,
+    batch_question,
     duel_question,
     insertion_question,
     pairwise_question,
+    placement_verdict,
     pointwise_question,
     ranking_question,
     selection_question,
@@ -224,6 +227,46 @@ tea
 
 {INSTRUCTION}"""
 
+BATCH = f"""\
+You are a strict response-quality judge. The anchors below are
+already ordered from WORST to BEST. Keep their order.
+Rank the candidate responses below from WORST to BEST, and place
+each of them into exactly one insertion position among the anchors,
+using the query and weighted rubrics. The order in which the
+candidates stand means nothing.
+
+Position semantics for 3 anchors:
+- 0: candidate is worse than A0
+- i (1 <= i < 3): candidate belongs between A(i-1) and Ai
+- 3: candidate is better than A2
+
+{QUERY_AND_RUBRICS}
+
+ORDERED ANCHORS (worst to best)
+[A0]
+no
+
+[A1]
+hot water
+
+[A2]
+Boil water.
+
+Then wait.
+
+CANDIDATES
+[R0]
+Wait three minutes.
+
+[R1]
+tea
+
+Return JSON only. `order` must be a permutation of
+[0, 1], from worst to best. `positions` must
+hold the position of each candidate of `order`, one after the
+other, so these numbers never fall:
+{{"order": [<candidate IDs>], "positions": [<integers from 0 through 3>]}}"""
+
 LADDER = (("R0", "no"), ("A0", "hot water"), ("A1", ANCHORS[2]))
 
 CANDIDATES = (Rollout(4, "Wait three minutes."), Rollout(0, "Boil water.\n\nWait."), Rollout(11, "no"))
@@ -257,12 +300,17 @@ def manage(candidate="Wait three minutes.", query=QUERY, ladder=LADDER):
     return selection_question(query, ladder, [candidate, "tea"], 4)
 
 
+def batch(candidate="Wait three minutes.", query=QUERY, anchors=ANCHORS):
+    return batch_question(query, anchors, [candidate, "tea"])
+
+
 OURS = (
     (pointwise, POINTWISE),
     (pairwise, PAIRWISE),
     (pairwise_without_tie, PAIRWISE_WITHOUT_TIE),
     (duel, DUEL),
     (manage, MANAGE),
+    (batch, BATCH),
 )
 ours = pytest.mark.parametrize(("ask", "expected"), OURS, ids=lambda value: getattr(value, "__name__", ""))
 
@@ -289,7 +337,7 @@ def test_the_fine_prompt_is_the_papers():
 @ours
 def test_the_prompts_that_the_paper_does_not_print(ask, expected):
     assert ask().prompt() == expected
-    kind = {"pointwise": "score", "duel": "duel", "manage": "manage"}.get(ask.__name__, "pair")
+    kind = {"pointwise": "score"}.get(ask.__name__, "pair" if "pair" in ask.__name__ else ask.__name__)
     assert (ask().kind, ask().query_id) == (kind, "tea")
 
 
@@ -304,6 +352,22 @@ def test_without_look_ahead_its_block_is_empty():
     assert prompt == f"{shown}\n\n{INSTRUCTION}"
 
 
+def test_a_batch_prompt_labels_by_slot_and_shows_no_position_that_could_be_copied():
+    question = batch_question(QUERY, ["x"] * 12, ["a", "b", "c"])
+    prompt = question.prompt()
+    assert question.verdict == placement_verdict(3, 12)
+    assert [line for line in prompt.splitlines() if line.startswith("[R")] == ["[R0]", "[R1]", "[R2]"]
+    assert "through 12>" in prompt and "\n- 12: candidate is better than A11\n" in prompt
+    with pytest.raises(VerdictError):
+        question.verdict.parse(prompt.splitlines()[-1])
+
+
+def test_the_looks_at_a_group_share_everything_before_the_candidates():
+    first, other = (batch_question(QUERY, ANCHORS, texts).prompt() for texts in (["a", "b"], ["b", "a", "c"]))
+    shared = first.partition("CANDIDATES")[0]
+    assert other.startswith(shared) and ANCHORS[2] in shared
+
+
 def test_the_manager_may_choose_from_the_ladder_alone():
     assert manage().verdict == selection_verdict(("A0", "A1"), ("R0",), 4)
 
@@ -311,11 +375,11 @@ def test_the_manager_may_choose_from_the_ladder_alone():
 @pytest.mark.parametrize("K", [2, 7, 12])
 def test_prompts_count_any_number_of_anchors(K):
     anchors = [f"anchor {i}" for i in range(K)]
-    for question in (coarse(anchors=anchors), order_only(anchors=anchors)):
+    for question in (coarse(anchors=anchors), order_only(anchors=anchors), batch(anchors=anchors)):
         assert f"\nPosition semantics for {K} anchors:\n" in question.prompt()
         assert f"\n- i (1 <= i < {K}): candidate belongs between A(i-1) and Ai\n" in question.prompt()
         assert f"\n- {K}: candidate is better than A{K - 1}\n" in question.prompt()
-        assert question.prompt().endswith(f"<integer from 0 through {K}>}}")
+        assert re.search(f"<integers? from 0 through {K}>]?}}$", question.prompt())
         assert [line for line in question.prompt().splitlines() if line.startswith("[A")] == [
             f"[A{i}]" for i in range(K)
         ]
@@ -400,7 +464,8 @@ def test_any_opponent_and_any_rung_stand_unchanged(text):
 
 @given(TEXT)
 def test_any_anchor_stands_unchanged(text):
-    assert coarse(anchors=("no", text, ANCHORS[2])).prompt() == COARSE.replace("hot water", text)
+    for ask, expected in ((coarse, COARSE), (batch, BATCH)):
+        assert ask(anchors=("no", text, ANCHORS[2])).prompt() == expected.replace("hot water", text)
 
 
 @given(TEXT)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rankbuffer_trl.judge import (
     VerdictError,
     order_verdict,
+    placement_verdict,
     position_verdict,
     score_verdict,
     scores_verdict,
@@ -47,6 +48,10 @@ class Order(Case):
     make = staticmethod(order_verdict)
 
 
+class Placement(Case):
+    make = staticmethod(placement_verdict)
+
+
 class Score(Case):
     make = staticmethod(score_verdict)
 
@@ -66,7 +71,7 @@ class Selection(Case):
 IDS = st.lists(st.integers(0, 120), min_size=1, max_size=5, unique=True).map(tuple)
 LONG = tuple(range(3, 3 + 2 * (GRAMMAR_LIMIT + 1), 2))
 SCORED = (Score(), Scores(), Winner(("A", "B")), Winner(("A", "B", "tie")))
-VERDICTS = (
+SHORT = (
     *SCORED,
     Position(2),
     Position(9),
@@ -74,9 +79,9 @@ VERDICTS = (
     Order((4,)),
     Order((4, 0, 11)),
     Order((7, 100, 1, 10)),
-    Order(LONG),
 )
-SHORT = VERDICTS[:-1]
+VERDICTS = (*SHORT, Order(LONG), Placement(1, 2), Placement(3, 12), Placement(GRAMMAR_LIMIT + 1, 4))
+PLACEMENTS = st.builds(Placement, st.integers(1, 3), st.integers(2, 4)) | st.sampled_from([Placement(2, 12)])
 every_verdict = pytest.mark.parametrize("verdict", VERDICTS, ids=str)
 
 
@@ -96,6 +101,8 @@ def valid_answers(case: Case) -> set[str]:
             return {json.dumps({"winner": choice}) for choice in choices}
         case Order(), ids:
             return {json.dumps({"order": order}) for order in permutations(ids)}
+        case Placement(), n, K:
+            return {json.dumps(placed(merged)) for merged in merged_orders(n, K)}
         case Selection(), anchors, rollouts, size:
             return {
                 json.dumps({"keep_anchor_ids": keep, "add_rollout_ids": add})
@@ -103,6 +110,31 @@ def valid_answers(case: Case) -> set[str]:
                 for keep in permutations(anchors, kept)
                 for add in permutations(rollouts, size - kept)
             }
+
+
+def merged_orders(n: int, K: int) -> list[list[int | str]]:
+    """Every order of `n` candidates and `K` anchors, worst to best, in which the anchors keep theirs."""
+    orders: list[list[int | str]] = [[f"A{k}" for k in range(K)]]
+    for candidate in range(n):
+        orders = [[*each[:at], candidate, *each[at:]] for each in orders for at in range(len(each) + 1)]
+    return orders
+
+
+def placed(merged: list[int | str]) -> dict[str, list[int]]:
+    """The verdict that stands for a merged order: the candidates in it, and how many anchors are below each."""
+    at = {i: merged.index(i) for i in merged if isinstance(i, int)}
+    below = {i: sum(isinstance(other, str) for other in merged[:place]) for i, place in at.items()}
+    order = sorted(at, key=at.get)
+    return {"order": order, "positions": [below[i] for i in order]}
+
+
+def merge(order: list[int], positions: list[int], K: int) -> list[int | str]:
+    """The merged order that a verdict stands for."""
+    pairs = list(zip(order, positions, strict=True))
+    merged = []
+    for p in range(K + 1):
+        merged += [i for i, position in pairs if position == p] + [f"A{p}"] * (p < K)
+    return merged
 
 
 def read_grammar(text: str) -> dict[str, list[list[str]]]:
@@ -453,7 +485,99 @@ def test_a_long_order_has_one_layout():
                 assert text == json.dumps({"order": order}) and len(order) == len(LONG) and set(order) <= set(LONG)
 
 
-# Both
+# Placements: an order, and positions along it
+
+
+@given(PLACEMENTS)
+def test_a_verdict_stands_for_each_merged_order_once_and_back(verdict):
+    n, K = verdict.arguments
+    orders = merged_orders(n, K)
+    assert len(orders) == math.factorial(n + K) // math.factorial(K)
+    answers = [json.dumps(placed(merged)) for merged in orders]
+    assert len(set(answers)) == len(orders)
+    for answer, merged in zip(answers, orders, strict=True):
+        order, positions = verdict.parse(answer)
+        assert json.dumps({"order": order, "positions": positions}) == answer
+        assert merge(order, positions, K) == merged
+
+
+@given(PLACEMENTS)
+def test_the_grammar_of_a_placement_derives_each_valid_answer_once_and_nothing_else(verdict):
+    assert list(verdict.constraint) == ["grammar"]
+    derived = language(read_grammar(verdict.constraint["grammar"]))
+    assert len(derived) == len(set(derived))
+    assert set(derived) == valid_answers(verdict)
+
+
+@pytest.mark.parametrize("K", [2, 6, 12])
+@pytest.mark.parametrize("n", range(1, GRAMMAR_LIMIT + 1))
+def test_a_grammar_of_a_placement_has_a_rule_for_each_set_left_and_for_each_position(n, K):
+    text = Placement(n, K).constraint["grammar"]
+    rules = read_grammar(text)
+    assert len(rules) == 2**n + n * (K + 1)
+    assert size(rules) == math.factorial(n) * math.comb(n + K, K)
+    assert placement_verdict(n, K).constraint["grammar"] is text, "a text is built once"
+
+
+@given(st.data(), st.integers(GRAMMAR_LIMIT + 1, GRAMMAR_LIMIT + 3), st.integers(2, 12))
+def test_of_a_long_placement_numbers_and_ranges_are_imposed(data, n, K):
+    verdict = Placement(n, K)
+    assert list(verdict.constraint) == ["regex"]
+    order = data.draw(st.permutations(range(n)) | st.lists(st.integers(0, n), min_size=n - 1, max_size=n + 1))
+    positions = data.draw(st.lists(st.integers(0, K + 1), min_size=n - 1, max_size=n + 1))
+    value = {"order": order, "positions": data.draw(st.sampled_from([positions, sorted(positions)]))}
+    answer = json.dumps(value)
+    imposed = len(order) == len(positions) == n and max(order) < n and max(positions) <= K
+    assert bool(re.fullmatch(verdict.constraint["regex"], answer)) == imposed == fits(value, verdict.schema)
+    if imposed and len(set(order)) == n and value["positions"] == sorted(positions):
+        assert verdict.parse(answer) == (order, value["positions"])
+    else:
+        with pytest.raises(VerdictError):
+            verdict.parse(answer)
+
+
+@given(st.data(), PLACEMENTS)
+def test_the_schema_of_a_placement_admits_what_is_read_and_else_only_doubles_and_falls(data, verdict):
+    n, K = verdict.arguments
+    some = st.lists(st.integers(-1, max(n, K) + 1) | st.sampled_from([True, 1.0, "1", None]), max_size=n + 1) | VALUES
+    value = {"order": data.draw(some), "positions": data.draw(some)}
+    value = data.draw(st.sampled_from([value, json.loads(data.draw(st.sampled_from(sorted(valid_answers(verdict)))))]))
+    valid = json.dumps(value) in valid_answers(verdict)
+    assert fits(value, verdict.schema) or not valid
+    if valid:
+        assert verdict.parse(json.dumps(value, indent=1)) == (value["order"], value["positions"])
+    else:
+        with pytest.raises(VerdictError):
+            verdict.parse(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ('{"order": [2, 0], "positions": [0, 1, 2]}', r"each of \[0, 1, 2\] exactly once, not \[2, 0\]"),
+        ('{"order": [2, 0, 0], "positions": [0, 1, 2]}', "exactly once"),
+        ('{"order": [2, 0, 1], "positions": [0, 1]}', "must hold 3 integers, one for each of `order`, not 2"),
+        ('{"order": [2, 0, 1], "positions": [0, 2, 1]}', r"must never decrease along `order`, not \[0, 2, 1\]"),
+        ('{"order": [2, 0, 1], "positions": [0, 1, 7]}', r"integers from 0 to 6, not \[0, 1, 7\]"),
+        ('{"order": [2, 0, 1], "positions": [-1, 0, 1]}', "integers from 0 to 6"),
+        ('{"order": [2, 0, 1], "positions": [0, true, 2]}', "integers from 0 to 6"),
+        ('{"order": [2, 0, 1], "positions": 3}', "list of integers from 0 to 6, not 3"),
+        ('{"order": [2, 0, 1], "positions": {"2": 0}}', "must have the key `order` exactly once"),
+        ('{"order": [2, 0, 1]}', "must have the key `positions` exactly once"),
+        ('{"positions": [0, 1, 2]}', "must have the key `order` exactly once"),
+        ('{"order": [2, 0, 1], "positions": [0, 0, 0], "positions": [1, 1, 1]}', "`positions` exactly once"),
+        ('{"order": ["R2", "R0", "R1"], "positions": [0, 1, 2]}', "`order` must be a list of integers"),
+        ('{"order": [<candidate IDs>], "positions": [<integers from 0 through 6>]}', "not valid JSON"),
+        ("2 < 0 < 1", "exactly one flat JSON object"),
+    ],
+)
+def test_a_fault_of_a_placement_is_named(answer, message):
+    with pytest.raises(VerdictError, match=message) as caught:
+        placement_verdict(3, 6).parse(answer)
+    assert len(str(caught.value)) < 400
+
+
+# All
 
 
 @pytest.mark.parametrize("verdict", SHORT, ids=str)
@@ -498,7 +622,7 @@ def test_a_schema_is_closed(verdict):
     assert json.loads(json.dumps(verdict.schema)) == verdict.schema
 
 
-@given(st.integers(2, 120).map(Position) | IDS.map(Order) | st.sampled_from(SCORED))
+@given(st.integers(2, 120).map(Position) | IDS.map(Order) | PLACEMENTS | st.sampled_from(SCORED))
 def test_the_longest_answer_is_valid_and_none_is_longer(verdict):
     valid = valid_answers(verdict)
     assert verdict.longest in valid
@@ -506,7 +630,7 @@ def test_the_longest_answer_is_valid_and_none_is_longer(verdict):
 
 
 @pytest.mark.parametrize("decoding", DECODINGS)
-@given(st.integers(2, 120).map(Position) | IDS.map(Order) | st.sampled_from(SCORED), st.integers(0, 500))
+@given(st.integers(2, 120).map(Position) | IDS.map(Order) | PLACEMENTS | st.sampled_from(SCORED), st.integers(0, 500))
 def test_the_token_limit_cuts_no_valid_answer_off(decoding, verdict, free_tokens):
     limit = constrain(verdict, decoding, free_tokens)["max_tokens"]
     most = max(len(answer.encode()) for answer in valid_answers(verdict)) + 1  # a token a byte, and one for the end
@@ -529,4 +653,5 @@ def test_each_decoding_sends_its_own_form(verdict):
 def test_verdicts_are_equal_if_they_expect_the_same():
     assert position_verdict(4) == position_verdict(4) != position_verdict(5)
     assert order_verdict((1, 2)) == order_verdict([1, 2]) != order_verdict((2, 1))
+    assert placement_verdict(2, 3) == placement_verdict(2, 3) != placement_verdict(3, 2)
     assert winner_verdict(("A", "B")) != winner_verdict(("A", "B", "tie"))

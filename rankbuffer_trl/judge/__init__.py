@@ -7,6 +7,7 @@ from .judge import Asked, ChatClient, Judge
 from .ledger import Call, Reply, Tally, Totals, Usage
 from .questions import (
     Question,
+    batch_question,
     duel_question,
     insertion_question,
     pairwise_question,
@@ -19,6 +20,7 @@ from .verdicts import (
     Verdict,
     VerdictError,
     order_verdict,
+    placement_verdict,
     position_verdict,
     score_verdict,
     scores_verdict,
@@ -46,10 +48,12 @@ __all__ = [
     "Verdict",
     "VerdictError",
     "ask_many",
+    "batch_question",
     "duel_question",
     "insertion_question",
     "order_verdict",
     "pairwise_question",
+    "placement_verdict",
     "pointwise_question",
     "position_verdict",
     "ranking_question",

@@ -83,16 +83,42 @@ def order_verdict(ids: Sequence[int]) -> Verdict:
     n = len(ids)
 
     def check(order: Any) -> list[int]:
-        if not isinstance(order, list) or any(type(i) is not int for i in order):
-            raise VerdictError(f"`order` must be a list of integers, not {shorten_json(order)}")
-        if sorted(order) != sorted(ids):
-            raise VerdictError(f"`order` must hold each of {list(ids)} exactly once, not {shorten_json(order)}")
-        return order
+        return check_order(order, ids)
 
     constraint = {"regex": rf'\{{"order": \[{either(ids)}(, {either(ids)}){{{n - 1}}}\]\}}'}
     if n <= GRAMMAR_LIMIT:
         constraint = {"grammar": permutation_grammar(tuple(ids))}
     return Verdict({"order": list(ids)}, constraint, {"order": list_of(n, one_of("integer", ids))}, check)
+
+
+def placement_verdict(n: int, K: int) -> Verdict:
+    """Expect `{"order": [...], "positions": [...]}`: `n` candidates among `K` anchors. This verdict is ours.
+
+    `order` is a permutation of 0..n-1, worst to best. `positions` holds the insertion position in 0..K of each
+    candidate in that order, so it never decreases. There is exactly one such pair for each merged order of candidates
+    and anchors that keeps the order of the anchors. Above `GRAMMAR_LIMIT` candidates, and in the JSON schema, only
+    numbers and ranges are imposed. `check` does the rest.
+    """
+    slots, places = range(n), range(K + 1)
+
+    def check(order: Any, positions: Any) -> tuple[list[int], list[int]]:
+        check_order(order, slots)
+        if not isinstance(positions, list) or any(type(p) is not int or p not in places for p in positions):
+            raise VerdictError(f"`positions` must be a list of integers from 0 to {K}, not {shorten_json(positions)}")
+        if len(positions) != n:
+            raise VerdictError(f"`positions` must hold {n} integers, one for each of `order`, not {len(positions)}")
+        if positions != sorted(positions):
+            raise VerdictError(f"`positions` must never decrease along `order`, not {shorten_json(positions)}")
+        return order, positions
+
+    constraint = {
+        "regex": rf'\{{"order": \[{either(slots)}(, {either(slots)}){{{n - 1}}}\], '
+        rf'"positions": \[{either(places)}(, {either(places)}){{{n - 1}}}\]\}}'
+    }
+    if n <= GRAMMAR_LIMIT:
+        constraint = {"grammar": placement_grammar(n, K)}
+    properties = {"order": list_of(n, one_of("integer", slots)), "positions": list_of(n, one_of("integer", places))}
+    return Verdict({"order": list(slots), "positions": [K] * n}, constraint, properties, check)
 
 
 def score_verdict() -> Verdict:
@@ -178,6 +204,15 @@ def max_tokens(verdict: Verdict, decoding: str, free_tokens: int) -> int:
     return length if decoding == "regex" else length + free_tokens
 
 
+def check_order(order: Any, ids: Sequence[int]) -> list[int]:
+    """Return `order` if it is a permutation of `ids`, or raise [`VerdictError`]."""
+    if not isinstance(order, list) or any(type(i) is not int for i in order):
+        raise VerdictError(f"`order` must be a list of integers, not {shorten_json(order)}")
+    if sorted(order) != sorted(ids):
+        raise VerdictError(f"`order` must hold each of {list(ids)} exactly once, not {shorten_json(order)}")
+    return order
+
+
 def check_score(score: Any) -> int:
     """Return `score` if it is an integer in 0..10, or raise [`VerdictError`]."""
     if type(score) is not int or score not in SCORES:
@@ -188,17 +223,39 @@ def check_score(score: Any) -> int:
 @lru_cache(maxsize=256)  # a group of eight has 255 sets of ids
 def permutation_grammar(ids: tuple[int, ...]) -> str:
     """Return an EBNF of `{"order": [...]}` over all permutations of `ids`: one rule per set of ids left."""
+    return "\n".join([rf'root ::= "{{\"order\": [" {rule_of(ids)} "]}}"', *permutation_rules(ids)])
 
-    def rule(left: Iterable[int]) -> str:
-        return "left_" + "_".join(map(str, left))
 
-    lines = [rf'root ::= "{{\"order\": [" {rule(ids)} "]}}"']
+@lru_cache(maxsize=256)  # buffers have few sizes
+def placement_grammar(n: int, K: int) -> str:
+    """Return an EBNF of the answers that [`placement_verdict`] reads.
+
+    The rules of a permutation come first. A rule `at_<j>_<p>` then stands for the last `j` positions, each at least
+    `p`: the next one is `p`, or all are at least `p + 1`.
+    """
+    slots = tuple(range(n))
+    lines = [rf'root ::= "{{\"order\": [" {rule_of(slots)} "], \"positions\": [" at_{n}_0 "]}}"']
+    lines += permutation_rules(slots)
+    for j in range(n, 0, -1):
+        for p in range(K + 1):
+            here = f'"{p}, " at_{j - 1}_{p}' if j > 1 else f'"{p}"'
+            lines.append(f"at_{j}_{p} ::= {here}" + (f" | at_{j}_{p + 1}" if p < K else ""))
+    return "\n".join(lines)
+
+
+def permutation_rules(ids: Sequence[int]) -> list[str]:
+    """Return the rules of all permutations of `ids`, separated by commas. The first one stands for all `ids`."""
+    lines = []
     for n in range(len(ids), 1, -1):
         for left in combinations(ids, n):
-            rest = (f'"{i}, " {rule(j for j in left if j != i)}' for i in left)
-            lines.append(f"{rule(left)} ::= {' | '.join(rest)}")
-    lines += [f'{rule([i])} ::= "{i}"' for i in ids]
-    return "\n".join(lines)
+            rest = (f'"{i}, " {rule_of(j for j in left if j != i)}' for i in left)
+            lines.append(f"{rule_of(left)} ::= {' | '.join(rest)}")
+    return lines + [f'{rule_of([i])} ::= "{i}"' for i in ids]
+
+
+def rule_of(left: Iterable[int]) -> str:
+    """Return the name of the rule of the permutations of `left`."""
+    return "left_" + "_".join(map(str, left))
 
 
 def either(values: Iterable[int | str]) -> str:
