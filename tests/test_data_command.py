@@ -74,9 +74,7 @@ def test_lengths_are_those_of_the_real_prompts(howto, tiny_policy):
     wordy = check_dataset(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=200, guard=False))
     bare = check_dataset(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, guard=False))
     assert wordy.later_context - bare.later_context == 9 * 100
-    grouped = check_dataset(
-        Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, num_generations=20)
-    )
+    grouped = check_dataset(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, most_shown=20))
     assert grouped.later_context - found.later_context == 11 * 100 * 9 // 8 + 1  # 20 and 9, each rounded down
     chat = [{"role": "user", "content": queries[0].text}]
     rendered = f"<|im_start|>user\n{queries[0].text}<|im_end|>\n<|im_start|>assistant\n"
@@ -119,6 +117,26 @@ def test_a_set_without_rubrics_and_responses_can_be_checked(tmp_path, capsys):
     out = run_command(capsys, "check", tmp_path / "bare.jsonl")
     assert "NOT READY: 1 queries have no rubrics" in out and "judge prompt" not in out
     assert "judge context needed if every rollout has 4,096 tokens" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([], 9),
+        (["--k0", 2], 8),
+        (["--num_generations", 16], 16),
+        (["--method", "listwise"], 8),
+        (["--method", "rrc_scr", "--k0", 7], 2),
+        (["--method", "llm_buffer", "--num_generations", 6], 10),
+    ],
+    ids=str,
+)
+def test_the_context_follows_the_method(howto, tmp_path, capsys, words, shown):
+    write_rows(tmp_path / "one.jsonl", howto[:1])
+    out = run_command(capsys, "check", tmp_path / "one.jsonl", "--max_completion_length", 1000, *words)
+    tokens, one = re.search(r"about ([\d,]+) tokens \(a prompt can show (\d+) responses\)", out).groups()
+    assert int(one) == shown
+    assert 0 <= int(tokens.replace(",", "")) - shown * 1125 - TURN_TOKENS < 1500  # the frame and two answers
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Reward methods behind their one interface: what they cost, what holds for all, each against a slow oracle."""
 
+import asyncio
 import dataclasses
 import importlib
 import math
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
 from truth import RUBRICS, SHOWN, quality, truth
 
+from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import TransportError, ranking_question
@@ -112,6 +114,26 @@ def test_a_preflight_has_a_question_to_ask(method, scorer):
     made.first_question(QUERY)
     assert len(method.first_questions(stand_in(QUERY, 8))) >= 1
     assert made.store.totals().calls == 0
+
+
+VARIANTS = (RankBuffer(anchor_content=False), RankBuffer(k0=7, fine=False))
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    zip((*METHODS, *VARIANTS), (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 8, 15), strict=True),
+    ids=str,
+)
+def test_the_longest_prompt_shows_as_many_responses_as_the_method_says(method, most):
+    """All eight rollouts share an interval. The visits are the first, the second, and one with `2 * k0` anchors."""
+    assert method.most_shown(8) == most
+    judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
+    after = asyncio.run(method.score(make([6] * 8), None, judge)).after
+    asyncio.run(method.score(make([6] * 8), after, judge))
+    if k0 := getattr(method, "k0", 0):
+        anchors = tuple(Anchor(f"a{i}", f"{i}.a{i}", "initial", 0) for i in range(2 * k0))
+        asyncio.run(method.score(make([6] * 8), AnchorBuffer(anchors), judge))
+    assert max(len(SHOWN.findall(messages[0]["content"])) for messages in judge.client.seen) == most
 
 
 # What holds for every method
@@ -335,6 +357,9 @@ class Shortlist:
         tiers = tuple((i,) for i in order or ())
         rewards = rank_rewards(tiers, len(group.rollouts), empty)
         return GroupScore(tuple(r if r is None else max(r, self.worst_is) for r in rewards), tiers)
+
+    def most_shown(self, G):
+        return G
 
     def calls(self, group, first):
         return bool(group.answered), bool(group.answered)

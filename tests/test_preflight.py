@@ -146,6 +146,44 @@ def test_a_later_prompt_that_may_not_fit_is_announced(tmp_path, queries):
         assert "stays unscored" not in check(settings(tmp_path, url, max_completion_length=24), queries)
 
 
+def test_the_length_of_a_later_prompt_is_that_of_the_method(tmp_path, rows):
+    def announced(method, **arguments):
+        with vllm_like(2048) as (url, _):
+            args = settings(tmp_path, url, method=method, method_args=arguments, max_completion_length=4000)
+            text = check(args, QueryTable(rows, args.reward_method().responses_needed))
+        shown, tokens = re.search(
+            r"may show (\d+) responses; it and its answer may need about ([\d,]+)", text
+        ).groups()
+        return int(shown), int(tokens.replace(",", ""))
+
+    for method, arguments, shown in (
+        ("pointwise", {}, 1),
+        ("rrc_agr", {}, 2),
+        ("rankbuffer", {}, 9),
+        ("rankbuffer", {"k0": 6, "bootstrap": True}, 13),
+        ("rankbuffer", {"anchor_content": False}, 8),
+        ("llm_buffer", {"look_ahead": True}, 20),
+    ):
+        found, tokens = announced(method, **arguments)
+        assert found == shown
+        assert 0 < tokens - shown * 4500 < 1500, "query, rubrics, template and two answers"
+
+
+def test_a_group_that_cannot_be_split_must_fit(tmp_path, rows):
+    args = {"method": "listwise", "max_completion_length": 200}
+    with vllm_like(2048) as (url, asked), pytest.raises(JudgeError) as error:
+        check(settings(tmp_path, url, **args), QueryTable(rows))
+    assert asked == []
+    for part in ("context of 2,048 tokens is too short for method 'listwise'", "all 8 rollouts", "length=200"):
+        assert part in str(error.value)
+    needed = int(re.search(r"--max-model-len (\d+) or more", str(error.value))[1])
+    assert 1800 < needed < 3000
+    with vllm_like(needed) as (url, _):
+        assert "stays unscored" not in check(settings(tmp_path, url, **args), QueryTable(rows))
+    with vllm_like(needed - 1) as (url, _), pytest.raises(JudgeError, match="cannot be split"):
+        check(settings(tmp_path, url, **args), QueryTable(rows))
+
+
 def test_a_server_that_cannot_count_gives_an_estimate(tmp_path, queries):
     with served(make_app()) as address:
         text = check(settings(tmp_path, address + "/v1"), queries)

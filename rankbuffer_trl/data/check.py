@@ -36,8 +36,9 @@ class CheckSettings:
             Tokens that a prompt may have in training.
         max_completion_length (`int`, *optional*, defaults to `4096`):
             Tokens that a rollout may have in training.
-        num_generations (`int`, *optional*, defaults to `8`):
-            Rollouts of a group.
+        most_shown (`int`, *optional*, defaults to `9`):
+            Responses that one judge prompt can show in training, as the reward method says ([`RewardMethod`]). The
+            default is that of `rankbuffer` with 4 first anchors and groups of 8.
         free_tokens (`int`, *optional*, defaults to `256`):
             Tokens that an answer may have in addition to the verdict (`judge_free_tokens`).
         sample (`int`, *optional*, defaults to `1000`):
@@ -48,12 +49,12 @@ class CheckSettings:
     guard: bool = True
     max_prompt_length: int = 4096
     max_completion_length: int = 4096
-    num_generations: int = 8
+    most_shown: int = 9
     free_tokens: int = 256
     sample: int = 1000
 
     def __post_init__(self):
-        for key, least in (("k0", 2), ("sample", 1), ("num_generations", 2)):
+        for key, least in (("k0", 2), ("sample", 1), ("most_shown", 1)):
             if getattr(self, key) < least:
                 raise SettingsError(f"{key} must be at least {least}, got {getattr(self, key)}")
 
@@ -75,7 +76,7 @@ class Findings:
     context: int = 0
     """Estimated tokens for the longest judge prompt that was counted ([`context_for`])."""
     later_context: int = 0
-    """The same, if every rollout has `max_completion_length` tokens and buffers grow to twice their first size."""
+    """The same for `most_shown` responses of `max_completion_length` tokens each."""
 
 
 def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Findings:
@@ -156,7 +157,7 @@ def later(query: Query, tokens: TokenCounter, settings: CheckSettings) -> int:
     """Estimate the context for the longest judge prompt that training can make ([`context_for`])."""
     question = insertion_question(query, [""] * (2 * settings.k0), "")
     frame = tokens.text(question.prompt(settings.guard))
-    shown = max(2 * settings.k0 + 1, settings.num_generations) * settings.max_completion_length
+    shown = settings.most_shown * settings.max_completion_length
     room = max_tokens(question.verdict, "none", settings.free_tokens)
     return context_for(frame, room, shown, settings.guard)
 
@@ -211,8 +212,7 @@ def context_lines(found: Findings, settings: CheckSettings) -> Iterator[str]:
         )
     yield (
         f"judge context needed if every rollout has {settings.max_completion_length:,} tokens: about"
-        f" {found.later_context:,} tokens ({2 * settings.k0} anchors and a candidate, or {settings.num_generations}"
-        " candidates)"
+        f" {found.later_context:,} tokens (a prompt can show {settings.most_shown} responses)"
     )
 
 

@@ -8,11 +8,13 @@ rankbuffer-data push FILE USER/NAME
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from datasets import disable_progress_bars
 
 from ..errors import RankBufferError
+from ..rewards.method import RewardMethod, find_method, load_method
 from .check import CheckSettings, check_dataset, print_findings
 from .output import read_provenance
 from .publish import make_card, push
@@ -23,7 +25,6 @@ SETTINGS = {
     "k0": "anchors of a first buffer",
     "max_prompt_length": "tokens that a prompt may have in training",
     "max_completion_length": "tokens that a rollout may have in training",
-    "num_generations": "rollouts of a group",
     "free_tokens": "the run's judge_free_tokens",
     "sample": "number of queries whose responses and judge prompts are counted",
 }
@@ -45,6 +46,8 @@ def make_parser() -> argparse.ArgumentParser:
     look.add_argument("--no_guard", action="store_true", help="judge_guard: false, the paper's prompts")
     for name, what in SETTINGS.items():
         look.add_argument(f"--{name}", type=int, default=getattr(CheckSettings, name), help=what)
+    look.add_argument("--num_generations", type=int, default=8, help="rollouts of a group")
+    look.add_argument("--method", default="rankbuffer", help="the reward method, which says how long its prompts are")
 
     card = commands.add_parser("card", help="print the data card")
     publish = commands.add_parser("push", help="push to the Hub, with its card")
@@ -65,11 +68,18 @@ def run_command(arguments: argparse.Namespace) -> None:
         print(make_card(arguments.repo_id, name, rows, read_provenance(arguments.file)), end="")
     else:
         values = {name: getattr(arguments, name) for name in SETTINGS}
-        settings = CheckSettings(guard=not arguments.no_guard, **values)
+        most_shown = method_of(arguments).most_shown(arguments.num_generations)
+        settings = CheckSettings(guard=not arguments.no_guard, most_shown=most_shown, **values)
         tokens = TokenCounter(arguments.tokenizer)
         dataset = load_queries(arguments.file, split=arguments.split)
         known = ["query_id", "prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
         print_findings(arguments.file, check_dataset(select(dataset, known), tokens, settings), tokens, settings)
+
+
+def method_of(arguments: argparse.Namespace) -> RewardMethod:
+    """Return the reward method that `check` estimates for: its defaults, and `--k0` if it has this argument."""
+    known = {field.name for field in fields(find_method(arguments.method))}
+    return load_method(arguments.method, {"k0": arguments.k0} if "k0" in known else {}, seed=0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -85,6 +85,10 @@ class ArenaRL:
             results[a, b] = {i: fmean(scores) for i, scores in zip((a, b), by_rollout, strict=False)}
         return results
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return 2
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. These are the matches against the first rollout."""
         return both_orders(group, opening([rollout.id for rollout in group.answered]))

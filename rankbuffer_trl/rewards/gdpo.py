@@ -54,6 +54,10 @@ class GDPO:
             rewards[i] = z / largest
         return score_by_reward(group, rewards)
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return 1
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. There is one question per rollout and rubric, in this order."""
         alone = [replace(group.query, rubrics=(rubric,)) for rubric in group.query.rubrics]

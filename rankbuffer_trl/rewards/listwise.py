@@ -49,6 +49,7 @@ class Listwise:
     seed: int = 0
     name = "listwise"
     responses_needed = 0
+    shows_whole_groups = True  # a list has no anchors by which its parts could be merged
 
     def __post_init__(self):
         check_looks(self.looks)
@@ -75,6 +76,10 @@ class Listwise:
     def _turned(self, block: tuple[int, ...], group: RolloutGroup) -> list[tuple[int, ...]]:
         """Return the next two balanced orders of a block."""
         return balanced(block, 2, self.seed, group, after=self.looks)
+
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return G
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. These are the looks at the whole group."""

@@ -77,6 +77,10 @@ class LLMBuffer:
             anchors=tuple(replace(a, source="selected") if a.source == "candidate" else a for a in kept),
         )
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]. The manager sees the ladder and, with `look_ahead`, the next group."""
+        return SIZE + G + G * self.look_ahead
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]."""
         anchors = [anchor.text for anchor in initial_buffer(group.query.responses, SIZE).anchors]

@@ -59,7 +59,12 @@ class RewardMethod(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     name: str
-    """The name of the method in the ledger."""
+    """The name of the method in the ledger.
+
+    A method may also have the attribute `shows_whole_groups = True`: every group is judged by prompts that show all of
+    its rollouts. If such a prompt is too long for the judge, the whole group is lost. The preflight refuses a run in
+    which this can happen.
+    """
 
     @property
     def responses_needed(self) -> int:
@@ -88,6 +93,16 @@ class RewardMethod(Protocol):
                 The rollouts of one query.
             first (`bool`):
                 Whether the query has no buffer yet.
+        """
+
+    def most_shown(self, G: int) -> int:
+        """Return how many responses one prompt can show, anchors and references included.
+
+        The preflight and `rankbuffer-data check` estimate from it which context the judge needs.
+
+        Args:
+            G (`int`):
+                Size of a group.
         """
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:

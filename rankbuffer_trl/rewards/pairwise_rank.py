@@ -45,6 +45,10 @@ class PairwiseRank:
                 rewards[i] = 2 * (n - s) / (n - 1) - 1
         return score_by_reward(group, rewards)
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return 2
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]."""
         return [match.question for match in all_pairs(group, self.seed)]

@@ -30,6 +30,10 @@ class Pointwise:
         rewards = {rollout.id: None if s is None else 2 * s / 10 - 1 for rollout, s in judged}
         return score_by_reward(group, rewards)
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return 1
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]."""
         return [pointwise_question(group.query, rollout.text) for rollout in group.answered]

@@ -116,6 +116,11 @@ class RankBuffer:
             return int(n >= 2), int(n >= 2)
         return n, n + n // 2 * self.fine
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]. A buffer is taken to have at most twice its first number of anchors."""
+        insertion = 2 * self.k0 * self.anchor_content + 1
+        return max(insertion, G if self.fine or self.bootstrap else 1)
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. These are the insertions, or the ranking that bootstraps the buffer."""
         if self.bootstrap:

@@ -60,6 +60,10 @@ class RRCAGR:
         texts.update(names)
         return [make_match(group, (r.id, name), texts, self.seed) for r in group.answered for name in names]
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return 2
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]."""
         return [match.question for match in self._matches(group)]

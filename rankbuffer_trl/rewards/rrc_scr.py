@@ -38,6 +38,10 @@ class RRCSCR:
         rates = win_rates(group, await play(all_pairs(group, self.seed), judge), by_default=len(group.empty))
         return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return 2
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]."""
         return [match.question for match in all_pairs(group, self.seed)]

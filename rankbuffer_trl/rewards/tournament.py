@@ -90,6 +90,10 @@ class Tournament:
         matches = [make_match(group, pair, texts, self.seed, purpose, tie=False) for pair in pairs]
         return matches, drawn[len(matches) * 2 :]
 
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return 2
+
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. These are the first rounds of all tournaments."""
         ids = [rollout.id for rollout in group.answered]

@@ -7,12 +7,13 @@ real questions as are in flight at once in training, and multiplies. Its calls e
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
 
 from ..data.queries import QueryTable
-from ..judge import Call, Judge, JudgeError, Totals
+from ..groups import Query
+from ..judge import Call, Judge, JudgeError, Question, Totals
 from ..judge.errors import printable
 from ..judge.judge import explain
 from ..judge.openai_client import OpenAIClient
@@ -126,13 +127,13 @@ async def check_context(
     """Check that the judge's context holds every prompt that is certain to come, and estimate later prompts.
 
     The first visit of each query is certain, with candidates as long as its reference responses. A later prompt may
-    show up to `2 * k0` anchors and one candidate, or a whole group. Each is assumed to have `max_completion_length`
-    tokens.
+    show as many responses as the method says. Each is assumed to have `max_completion_length` tokens.
 
     Raises:
-        [`JudgeError`]: if a certain prompt is too long.
+        [`JudgeError`]: if a certain prompt is too long, or a later one of a method that `shows_whole_groups`.
     """
-    asked = (q for id in queries.ids for q in method.first_questions(stand_in(queries[id], args.num_generations)))
+    G, length = args.num_generations, args.max_completion_length
+    asked = (q for id in queries.ids for q in method.first_questions(stand_in(queries[id], G)))
     need = await longest_need(client, asked, guard)
     assert need is not None, "every method asks something first"
     tokens, room = need.prompt, need.answer
@@ -144,15 +145,31 @@ async def check_context(
             f" {tokens:,}, and a verdict may take {room}. Serve the judge with a longer --max-model-len, shorten the"
             " responses, or leave the query out"
         )
-    shown = max(2 * method.responses_needed + 1, args.num_generations) * args.max_completion_length
-    later = context_for(tokens, room, shown, guard)
+    frame = await longest_need(client, [without_responses(method, queries[need.query_id], G)], guard)
+    assert frame is not None, "one question was passed"
+    shown = method.most_shown(G)
+    later = context_for(frame.prompt, room, shown * length, guard)
     if context and later > context:
+        if getattr(method, "shows_whole_groups", False):
+            raise JudgeError(
+                f"the judge's context of {context:,} tokens is too short for method {method.name!r}: one of its prompts"
+                f" shows all {G} rollouts of a group and may need about {later:,} tokens with its answer, if rollouts"
+                f" use all of max_completion_length={length}. A group that does not fit cannot be split, so it is lost."
+                f" Serve the judge with --max-model-len {later} or more, or set a smaller max_completion_length or"
+                " num_generations"
+            )
         lines.append(
-            f"a later prompt and its answer may need about {later:,} tokens if rollouts use all of"
-            f" max_completion_length={args.max_completion_length}; what does not fit into {context:,} fails and"
-            " stays unscored"
+            f"a later prompt may show {shown} responses; it and its answer may need about {later:,} tokens if rollouts"
+            f" use all of max_completion_length={length}; what does not fit into {context:,} fails and stays unscored"
         )
     return lines
+
+
+def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
+    """Return the first question about a query with every response replaced by an empty text."""
+    question = method.first_questions(stand_in(query, G))[0]
+    empty = {name: [(heading, "") for heading, _ in pairs] for name, pairs in question.responses.items()}
+    return replace(question, responses=empty)
 
 
 async def ask_sample(
