@@ -29,6 +29,7 @@ from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
@@ -49,6 +50,8 @@ METHODS = (
     Listwise(),
     Listwise(looks=4, again=False),
     Listwise(looks=1),
+    RankBufferBatch(),
+    RankBufferBatch(looks=4, ladder=True),
 )
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
@@ -58,7 +61,7 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1), strict=True),
+    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 2, 4), strict=True),
     ids=str,
 )
 def test_a_group_of_eight_costs_what_the_paper_says(method, count):
@@ -564,6 +567,7 @@ def test_every_method_runs_through_the_scorer(method, scorer):
         "arenarl": {"duel"},
         "rankbuffer": {"insert", "bootstrap"},
         "llm_buffer": {"insert", "manage"},
+        "rankbuffer_batch": {"batch"},
         "listwise": {"look", "again"},
     }
     found = list(made.store.rows("SELECT DISTINCT method, kind FROM calls"))
