@@ -35,6 +35,7 @@ from datasets import Dataset, disable_progress_bars
 from miniature_judge import NOISE, NoisyRubricJudge
 from miniature_report import (
     BESIDE,
+    OURS,
     PAPER,
     Result,
     claims_table,
@@ -67,9 +68,7 @@ sys.path[:0] = [str(RECIPES), str(RECIPES / "quickstart")]
 import policy  # noqa: E402
 import train_rankbuffer  # noqa: E402
 
-ALL, BEYOND = (
-    tuple(path.stem for path in sorted((RECIPES / folder).glob("*.yaml"))) for folder in ("paper", "beyond")
-)
+ALL = tuple(path.stem for path in sorted((RECIPES / "paper").glob("*.yaml")))
 SHORT = ("grpo", "rrc_scr", "rankbuffer")
 G = 8
 START_SAMPLES = 16  # responses per query that calibrate the judge's scale
@@ -224,7 +223,7 @@ def recipe_arguments(run: Run):
         "seed": run.seed,
     }
     words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
-    folder = "beyond" if run.method in BEYOND else "paper"
+    folder = "beyond" if run.method in OURS else "paper"
     command = ["--config", str(RECIPES / folder / f"{run.method}.yaml"), *words]
     _, args, _ = train_rankbuffer.make_parser().parse_args_and_config(command)
     return args
@@ -280,12 +279,18 @@ def measure_groups(store: BufferStore, queries: Dataset) -> tuple[list[float], l
     for group in numbers.groups(store):
         pairs = ((texts.get((group.query_id, f"{group.step}-{i}"), ""), r) for i, r in enumerate(group.rewards))
         scored = [(text, reward) for text, reward in pairs if reward is not None]
-        words = Counter(text for text, _ in scored)
-        repeats[group.epoch] += [words[text] > 1 for text, _ in scored]
+        repeats[group.epoch] += repeated(text for text, _ in scored)
         worth = [quality(group.query_id, text) for text, _ in scored]
         if len(set(worth)) > 1:
             cosines[group.epoch].append(cosine([reward for _, reward in scored], worth))
     return tuple([round(fmean(values), 4) for _, values in sorted(each.items())] for each in (repeats, cosines))
+
+
+def repeated(texts: Iterable[str]) -> list[bool]:
+    """Return for each text whether another one has the same words."""
+    texts = list(texts)
+    words = Counter(texts)
+    return [words[text] > 1 for text in texts]
 
 
 def cosine(a: Sequence[float], b: Sequence[float]) -> float:
@@ -370,7 +375,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--policy", type=Path, help="warm-started policy, made if it is missing (default: OUTPUT_DIR/policy)"
     )
-    known = (*ALL, *BEYOND)
+    known = (*ALL, *OURS)
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--methods", nargs="+", choices=known, metavar="METHOD", help=f"some of {', '.join(known)}")
     rows.add_argument("--full", action="store_true", help="all methods of the paper")
@@ -392,7 +397,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--docs", type=Path, help="folder of the documentation, whose results/miniature.md and images are updated"
     )
     arguments = parser.parse_args(words)
-    everything = ALL if arguments.full else (*BESIDE, *BEYOND) if arguments.beyond else SHORT
+    everything = ALL if arguments.full else (*BESIDE, *OURS) if arguments.beyond else SHORT
     arguments.methods = tuple(arguments.methods or everything)
     arguments.policy = arguments.policy or arguments.output_dir / "policy"
     return arguments
@@ -415,7 +420,7 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
     }
     line |= {"start": round(start, 2), "methods": means}
     page = arguments.docs / "results" / "miniature.md" if arguments.docs else None
-    if set(arguments.methods) & set(BEYOND):
+    if set(arguments.methods) & set(OURS):
         found = compare_ours(complete)
         tables = methods_table(complete, start), differences_table(found), groups_table(complete)
         console.print(*tables)

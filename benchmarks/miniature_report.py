@@ -20,7 +20,7 @@ BUFFERS = (
     "llm_buffer",
     "llm_buffer_look_ahead",
 )
-OURS = ("listwise_one_look", "listwise_two_looks", "listwise", "rankbuffer_batch", "rankbuffer_looks")
+OURS = ("listwise_one", "listwise_two", "listwise", "rankbuffer_batch", "rankbuffer_looks")
 BESIDE = ("grpo", "rrc_scr", "rankbuffer")  # the rows of the paper that ours are compared with
 FAMILY_COLOURS = {"pointwise": "#c9822b", "ranking": "#3d7ea6", "buffer": "#2e8b57", "ablation": "#9aa5b1"}
 MARKERS = "osD^vP"
