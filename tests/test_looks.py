@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, permutations, product
 from statistics import fmean
@@ -15,10 +16,13 @@ from quality import EIGHT, QUALITIES, make, play
 from truth import quality, truth
 
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.judge import TransportError
 from rankbuffer_trl.ranking import disputed, mean_places, place_rewards, place_tiers, rank_rewards
 from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.presentation import balanced
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
 
 SEEDS = st.integers(0, 99)
 SIZES = st.integers(1, 12)
@@ -312,10 +316,11 @@ def test_only_the_disputed_block_is_asked_about_again():
     assert sorted(blocks) == [["5.r0", "5.r2"]] * 2 + [["9.r3", "9.r4"]] * 2
 
 
+@pytest.mark.parametrize("method", [Listwise, RankBufferLooks])
 @pytest.mark.parametrize("looks", [0, -2, 3, 5])
-def test_an_odd_number_of_looks_is_refused(looks):
+def test_an_odd_number_of_looks_is_refused(method, looks):
     with pytest.raises(SettingsError, match=f"looks must be 1 or an even number, got {looks}: .* its reverse"):
-        Listwise(looks=looks)
+        method(looks=looks)
 
 
 def test_more_looks_are_closer_to_the_truth():
@@ -330,3 +335,78 @@ def test_more_looks_are_closer_to_the_truth():
             right += [rewards[a] < rewards[b] for a, b in permutations(range(8), 2) if EIGHT[a] < EIGHT[b]]
         shares[looks] = fmean(right)
     assert shares[1] + 0.03 < shares[2] < shares[4] - 0.02
+
+
+# Fine looks of RankBuffer
+
+
+@settings(max_examples=60)
+@given(QUALITIES, st.sampled_from([1, 2, 4]), SEEDS, st.booleans(), st.booleans())
+def test_without_errors_it_is_the_papers_method(qualities, looks, seed, fine, bootstrap):
+    """A text with a higher number of the same quality is better, so that no two are equal."""
+    group = make([q if q is None else 10 * q + i for i, q in enumerate(qualities)])
+    group = replace(group, query=replace(group.query, responses=tuple(f"{10 * q + 9}.ref" for q in (1, 3, 5, 8))))
+    papers = play(RankBuffer(fine=fine, bootstrap=bootstrap), group).score
+    ours = play(RankBufferLooks(fine=fine, bootstrap=bootstrap, looks=looks, seed=seed), group).score
+    assert ours.rewards == pytest.approx(papers.rewards)
+    assert replace(ours, rewards=()) == replace(papers, rewards=())
+
+
+@settings(max_examples=150)
+@given(QUALITIES, st.sampled_from([1, 2, 4]), SEEDS, st.sampled_from([0, 0.3, 1]))
+@example([6] * 9, 4, 0, 0)
+def test_fine_looks_give_the_rewards_and_the_buffer_of_the_oracle(qualities, looks, seed, failing):
+    chance = random.Random(seed)
+    lists: list[tuple[list[str], list[str] | None]] = []  # what each fine question showed, and the order it got
+
+    def answer(prompt: str):
+        if '{"order": ' not in prompt:
+            return TransportError("refused") if chance.random() < failing / 3 else truth(prompt)
+        shown = shown_in(prompt)
+        order = None if chance.random() < failing else chance.sample(range(len(shown)), len(shown))
+        lists.append((shown, order and [shown[slot] for slot in order]))
+        return TransportError("refused") if order is None else json.dumps({"order": order})
+
+    group, method = make(qualities), RankBufferLooks(looks=looks, seed=seed, refine_at=2)
+    played = play(method, group, answer)
+    score = played.score
+    least, most = method.calls(group, first=True)
+    assert least <= len(played.calls) <= most
+
+    texts = {rollout.id: rollout.text for rollout in group.rollouts}
+    n, e, below = len(score.positions), len(group.empty), 0
+    expected: list[float | None] = [None if rollout.text else -1.0 for rollout in group.rollouts]
+    sigma: list[list[Rollout]] = []
+    unordered = set()
+    for p in range(len(score.before) + 1):
+        ids = [i for i, position in score.positions.items() if position == p]
+        asked = [(shown, order) for shown, order in lists if set(shown) == {texts[i] for i in ids}]
+        assert len(asked) == (len(balanced(ids, looks, seed, group)) if len(ids) > 1 else 0)
+        orders = [order for _, order in asked if order is not None]
+        if len(ids) > 1 and not orders:
+            unordered.add(p)
+        within = {i: mean(o.index(texts[i]) for o in orders) if orders else Fraction(len(ids) - 1, 2) for i in ids}
+        for i in ids:
+            expected[i] = float(-1 + 2 * (e + below + within[i]) / (n + e - 1)) if n + e > 1 else 0.0
+        first = orders[0] if orders else [texts[i] for i in ids]
+        ids.sort(key=lambda i: (within[i], first.index(texts[i])))
+        sigma.append([group.rollouts[i] for i in ids])
+        below += len(ids)
+    assert score.rewards == tuple(expected)
+    assert score.fine_ranked == any(len(rollouts) > 1 for rollouts in sigma)
+    after = score.before.update(sigma, 0, 0, refine_at=2, unordered=unordered) if n else score.before
+    assert score.after == after.visited()
+    levels = [sorted({expected[i] for i in tier}) for tier in score.order]
+    assert levels == sorted(levels) and all(len(level) == 1 for level in levels)
+    assert sorted(i for tier in score.order for i in tier) == sorted(score.positions)
+
+
+def test_an_interval_is_tied_by_a_judge_that_copies_the_order_shown():
+    copies = judge_by(lambda text, place: place)
+
+    def answer(prompt):
+        return copies(prompt) if '{"order": ' in prompt else truth(prompt)
+
+    played = play(RankBufferLooks(), make([8, 9, 10, 0]), answer)
+    assert played.rewards == pytest.approx([1 / 3] * 3 + [-1])
+    assert played.score.order == ((3,), (0, 1, 2))

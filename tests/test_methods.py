@@ -30,6 +30,7 @@ from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
+from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
@@ -52,6 +53,8 @@ METHODS = (
     Listwise(looks=1),
     RankBufferBatch(),
     RankBufferBatch(looks=4, ladder=True),
+    RankBufferLooks(),
+    RankBufferLooks(looks=4, bootstrap=True),
 )
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
@@ -61,7 +64,11 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 2, 4), strict=True),
+    zip(
+        METHODS,
+        (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 2, 4, 8 + 3 * 2, 1),
+        strict=True,
+    ),
     ids=str,
 )
 def test_a_group_of_eight_costs_what_the_paper_says(method, count):
@@ -69,7 +76,7 @@ def test_a_group_of_eight_costs_what_the_paper_says(method, count):
     assert len(play(method, group).calls) == count
     least, most = method.calls(group, first=True)
     assert least <= count <= most
-    if not isinstance(method, LLMBuffer) and method not in (RankBuffer(), Listwise()):
+    if not isinstance(method, LLMBuffer) and method not in (RankBuffer(), Listwise(), RankBufferLooks()):
         assert least == most
 
 
@@ -124,7 +131,7 @@ VARIANTS = (RankBuffer(anchor_content=False), RankBuffer(k0=7, fine=False))
 
 @pytest.mark.parametrize(
     ("method", "most"),
-    zip((*METHODS, *VARIANTS), (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 8, 15), strict=True),
+    zip((*METHODS, *VARIANTS), (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 9, 9, 8, 15), strict=True),
     ids=str,
 )
 def test_the_longest_prompt_shows_as_many_responses_as_the_method_says(method, most):
@@ -145,7 +152,7 @@ def test_the_longest_prompt_shows_as_many_responses_as_the_method_says(method, m
 def check(method, group: RolloutGroup, played) -> None:
     """Rewards in range, empty rollouts last and unasked, and the order that of the rewards."""
     assert len(played.rewards) == len(group.rollouts)
-    if method == RankBuffer(bootstrap=True) and played.calls and played.calls[0].failed:
+    if getattr(method, "bootstrap", False) and played.calls and played.calls[0].failed:
         assert set(played.rewards) == {None}, "there is no buffer yet, and the visit does not count"
         return
     for rollout, reward in zip(group.rollouts, played.rewards, strict=True):
@@ -569,6 +576,7 @@ def test_every_method_runs_through_the_scorer(method, scorer):
         "llm_buffer": {"insert", "manage"},
         "rankbuffer_batch": {"batch"},
         "listwise": {"look", "again"},
+        "rankbuffer_looks": {"insert", "bootstrap"},
     }
     found = list(made.store.rows("SELECT DISTINCT method, kind FROM calls"))
     assert {name for name, _ in found} == {method.name}

@@ -180,7 +180,7 @@ def test_a_group_that_cannot_be_split_must_fit(tmp_path, rows):
     assert 1800 < needed < 3000
     with vllm_like(needed) as (url, _):
         assert "stays unscored" not in check(settings(tmp_path, url, **args), QueryTable(rows))
-    with vllm_like(needed - 1) as (url, _), pytest.raises(JudgeError, match="cannot be split"):
+    with vllm_like(needed - 1) as (url, _), pytest.raises(JudgeError, match="would have no rewards"):
         check(settings(tmp_path, url, **args), QueryTable(rows))
 
 

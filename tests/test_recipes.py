@@ -14,7 +14,7 @@ from http_server import served
 
 FOLDERS = (".", "docs", "docs/*", "recipes", "recipes/*")
 READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
-PAPER = sorted((ROOT / "recipes" / "paper").glob("*.yaml"))
+PAPER, BEYOND = (sorted((ROOT / "recipes" / folder).glob("*.yaml")) for folder in ("paper", "beyond"))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
@@ -181,8 +181,8 @@ def test_the_papers_settings_stand_in_the_recipe():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
-def test_a_row_of_the_papers_tables_trains(tmp_path, tiny_policy, judge_url, path):
+@pytest.mark.parametrize("path", PAPER + BEYOND, ids=lambda path: path.stem)
+def test_a_recipe_trains(tmp_path, tiny_policy, judge_url, path):
     import train_rankbuffer
     from scripted import contents
 
@@ -215,6 +215,20 @@ def test_the_index_names_every_recipe_of_the_paper():
     index = (ROOT / "recipes" / "README.md").read_text()
     assert len(PAPER) == 23
     assert [path.name for path in PAPER if f"`paper/{path.name}`" not in index] == []
+
+
+def test_our_own_recipes_stand_apart_and_say_so():
+    from rankbuffer_trl.training.config import RankBufferConfig
+
+    index = (ROOT / "recipes" / "README.md").read_text()
+    for path in BEYOND:
+        assert f"`beyond/{path.name}`" in index
+        assert re.search(r"^# .*\bThis method is ours\b", path.read_text())
+        assert yaml.safe_load(path.read_text())["base"] == "base.yaml"
+    ours = {yaml.safe_load(path.read_text())["method"] for path in BEYOND}
+    papers = {yaml.safe_load(path.read_text())["method"] for path in PAPER}
+    assert not ours & papers
+    assert RankBufferConfig("runs", use_cpu=True, bf16=False).method in papers, "ours are off by default"
 
 
 @pytest.mark.slow

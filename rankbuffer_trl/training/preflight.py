@@ -152,10 +152,10 @@ async def check_context(
     if context and later > context:
         if getattr(method, "shows_whole_groups", False):
             raise JudgeError(
-                f"the judge's context of {context:,} tokens is too short for method {method.name!r}: one of its prompts"
-                f" shows all {G} rollouts of a group and may need about {later:,} tokens with its answer, if rollouts"
-                f" use all of max_completion_length={length}. A group that does not fit cannot be split, so it is lost."
-                f" Serve the judge with --max-model-len {later} or more, or set a smaller max_completion_length or"
+                f"the judge's context of {context:,} tokens is too short for method {method.name!r}: a prompt shows"
+                f" all {G} rollouts of a group, and it and its answer may need about {later:,} tokens if rollouts use"
+                f" all of max_completion_length={length}. A group that does not fit would have no rewards. Serve the"
+                f" judge with --max-model-len {later} or more, or set a smaller max_completion_length or"
                 " num_generations"
             )
         lines.append(
