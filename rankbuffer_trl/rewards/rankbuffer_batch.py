@@ -121,7 +121,9 @@ class RankBufferBatch(RankBuffer):
             return n, n
         ids = [rollout.id for rollout in group.answered]
         looks = len(distinct(self._looks(group, ids, 1)))
-        return looks, looks if self.most_tokens is None else max(looks, self.looks * len(ids))
+        if self.most_tokens is None:
+            return looks, looks
+        return min(looks, len(ids)), max(looks, self.looks * len(ids))  # a rollout alone is asked about once
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. These are the looks, or the ranking that bootstraps the buffer."""
