@@ -53,7 +53,7 @@ GROUPS = {"as sampled": list, "different words": lambda texts: list(dict.fromkey
 
 def cut(samples: Sequence[Sequence[str]], queries: Dataset, groups: int, kind: str) -> list[RolloutGroup]:
     """Cut the samples of each query into at most `groups` groups of a kind of `GROUPS`."""
-    table, found = QueryTable(queries), []
+    table, found = QueryTable(queries, anchors_needed=2), []
     for query_id, texts in zip(table.ids, samples, strict=True):
         chosen = GROUPS[kind](texts)[: groups * G]
         for start in range(0, len(chosen) - G + 1, G):

@@ -17,12 +17,15 @@ from scipy import stats
 from rankbuffer_trl import GroupScore
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
+from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.store import BufferStore
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import miniature
+import miniature_groups
 from miniature_judge import NoisyRubricJudge
 from miniature_report import (
+    OURS,
     Difference,
     Interval,
     Result,
@@ -227,6 +230,39 @@ def test_every_row_of_the_papers_tables_is_a_method_and_keeps_its_objective():
     assert (args.max_steps, args.per_device_train_batch_size, args.temperature) == (3, 16, 1.0)
     args = miniature.recipe_arguments(replace(run, method="order_only_bootstrap"))
     assert args.method_args == {"bootstrap": True, "anchor_content": False}
+
+
+def test_every_row_of_ours_is_a_recipe_of_its_own_folder():
+    settings = miniature.Settings("p", 3, 2, learning_rate=1e-3, samples=1, noise=0.1, temperature=1.3, top_p=1.0)
+    for method in OURS:
+        assert family(method) == "ours" and (ROOT / "recipes" / "beyond" / f"{method}.yaml").is_file()
+        args = miniature.recipe_arguments(miniature.Run(method, 7, settings, 0.5, 0.1, "out"))
+        assert (args.temperature, args.top_p, args.seed) == (1.3, 1.0, 7)
+    assert (args.method, args.method_args["looks"]) == ("rankbuffer_looks", 2)
+
+
+def test_groups_of_different_words_have_no_repeats(howto):
+    texts = [f"{word}." for word in "a b a c d e f g h i j k l m n o p a a a".split()]
+    queries = miniature.Dataset.from_list(howto[:2])
+    sampled = miniature_groups.cut([texts, texts[:9]], queries, 2, "as sampled")
+    different = miniature_groups.cut([texts, texts[:9]], queries, 2, "different words")
+    shown = ["".join(rollout.text[0] for rollout in group.rollouts) for group in (*sampled, *different)]
+    assert shown == ["abacdefg", "hijklmno", "abacdefg", "abcdefgh", "ijklmnop", "abcdefgh"]
+    assert [group.query.id for group in different] == [howto[0]["query_id"]] * 2 + [howto[1]["query_id"]]
+    assert miniature.repeated("abac") == [True, False, True, False]
+
+
+def test_rewards_of_first_groups_are_compared_with_the_truth(howto):
+    queries = miniature.Dataset.from_list(howto[:1])
+    quality = miniature.true_quality(queries)
+    texts = [*howto[0]["responses"][:7], "", *["Same."] * 8]
+    groups = miniature_groups.cut([texts], queries, 2, "as sampled")
+    judge = Judge(NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.3))
+    rewards = asyncio.run(Listwise().score(groups[0], None, judge)).rewards
+    worth = [quality(howto[0]["query_id"], text) for text in texts[:7]]
+    tau, cosine = asyncio.run(miniature_groups.measure(Listwise(), groups, judge, quality))
+    assert tau == pytest.approx(stats.kendalltau(rewards[:7], worth).statistic), "the second group does not count"
+    assert cosine == pytest.approx(stats.pearsonr(rewards[:7], worth).statistic)
 
 
 def ask(client: NoisyRubricJudge, question) -> object:
