@@ -194,9 +194,35 @@ def test_a_line_of_the_method_stands_in_the_code(path, name, line, code):
     assert " ".join(code.split()) in " ".join(source_of(path, name).split())
 
 
+def test_the_contexts_of_the_judge_page_are_what_the_package_estimates():
+    from rankbuffer_trl.judge.reach import context_for
+    from rankbuffer_trl.rewards.method import load_method, method_names
+
+    def need(shown: int, length: int, guard: bool) -> int:
+        return context_for(600, 40, shown * length, guard)
+
+    text = text_of(Path("docs/judge.md")).partition("### Which context a method wants")[2]
+    lengths, named = (1024, 2048, 4096), []
+    for methods, shown, *cells in re.findall(r"^\| (`.*`) \| (\d+) \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE):
+        names = re.findall(r"`(\w+)`", methods)
+        assert {load_method(name, {}, 0).most_shown(8) for name in names} == {int(shown)}
+        plain, guarded = ([need(int(shown), length, guard) for length in lengths] for guard in (False, True))
+        assert cells == [f"{p / 1000:.1f}k ({g / 1000:.1f}k)" for p, g in zip(plain, guarded, strict=True)]
+        named += names
+    assert sorted(named) == sorted(method_names())
+    contexts = re.findall(r"^\| ([\d,]+) \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE)
+    assert len(contexts) == 3
+    for context, *cells in contexts:
+        for length, cell in zip(lengths, cells, strict=True):
+            for guard, fit in zip((False, True), re.findall(r"\d+", cell), strict=True):
+                room = int(context.replace(",", ""))
+                assert need(int(fit), length, guard) <= room < need(int(fit) + 1, length, guard)
+
+
 def test_the_method_page_covers_both_algorithms():
-    named = {(path, name) for path, name, *_ in listed_lines()}
-    assert len(named) == 7 and len(list(listed_lines())) >= 30
+    rows = list(listed_lines())
+    of_the_paper = {(path, name) for path, name, line, _ in rows if line}  # what is ours has no line in the paper
+    assert len(of_the_paper) == 7 and sum(bool(line) for _, _, line, _ in rows) >= 30
     code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     last = text_of(Path("docs/method.md")).rpartition("## What the paper leaves open")[2]
     where = re.findall(r"^\| .* \| .* \| (.*) \|$", last, re.MULTILINE)[1:]
@@ -322,14 +348,14 @@ def test_the_readme_shows_what_one_group_prints(capsys):
     assert shown[1] in capsys.readouterr().out
 
 
-def listwise(tmp_path, monkeypatch) -> str:
+def beats_best(tmp_path, monkeypatch) -> str:
     """Write the method of docs/extending.md to a module that can be imported, and return its dotted path."""
     code = re.search(r"```python\n(.*?)```", text_of(Path("docs/extending.md")), re.DOTALL)[1]
     assert len(code.splitlines()) <= 42
     (tmp_path / "my_methods").mkdir()
-    (tmp_path / "my_methods" / "listwise.py").write_text(code)
+    (tmp_path / "my_methods" / "beats_best.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    return "my_methods.listwise.Listwise"
+    return "my_methods.beats_best.BeatsBest"
 
 
 def test_the_method_that_extending_shows_ranks(tmp_path, monkeypatch):
@@ -340,16 +366,20 @@ def test_the_method_that_extending_shows_ranks(tmp_path, monkeypatch):
 
     from rankbuffer_trl.rewards.method import load_method
 
-    name = listwise(tmp_path, monkeypatch)
-    group = make([5, None, 9, 2])
+    name = beats_best(tmp_path, monkeypatch)
+    group = make([5, None, 11, 10])  # the best reference has 10
 
     def rewards(answer=truth, **arguments):
         judge = scripted_judge(lambda messages: answer(messages[0]["content"]), max_attempts=1)
         return asyncio.run(load_method(name, arguments, 0).score(group, None, judge)).rewards
 
-    assert rewards() == pytest.approx((1 / 3, -1, 1, -1 / 3))
-    assert rewards(winner_takes_all=True) == (-1, -1, 1, -1)
-    assert rewards(lambda prompt: "no idea") == (None,) * 4
+    assert rewards() == (-1, -1, 1, 0)
+    assert rewards(tie=0.5) == (-1, -1, 1, 0.5)
+    assert rewards(lambda prompt: '{"winner": "A"}') == (0, -1, 0, 0), "the first shown always wins"
+    assert rewards(lambda prompt: "no idea") == (None, -1, None, None)
+    method = load_method(name, {}, 0)
+    assert method.calls(group, first=True) == (6, 6) and len(method.first_questions(group)) == 6
+    assert method.most_shown(8) == 2
     with pytest.raises(ValueError, match="has no argument 'loser'"):
         load_method(name, {"loser": 1}, 0)
 
@@ -358,13 +388,13 @@ def test_the_method_that_extending_shows_trains(tmp_path, monkeypatch, tiny_poli
     from rankbuffer_trl.training.config import RankBufferConfig
     from rankbuffer_trl.training.trainer import RankBufferTrainer
 
-    recipe = dict(method=listwise(tmp_path, monkeypatch), method_args={"winner_takes_all": True})
+    recipe = dict(method=beats_best(tmp_path, monkeypatch), method_args={"tie": 0.5})
     small = dict(use_cpu=True, bf16=False, max_completion_length=4, max_steps=1, report_to="none")
     trainer = RankBufferTrainer(
         tiny_policy, RankBufferConfig(str(tmp_path / "run"), **recipe, **small), train_dataset=rows
     )
     trainer.train()
-    assert {row[0] for row in trainer.rank_reward.scorer.store.rows("SELECT method FROM calls")} <= {"listwise"}
+    assert {row[0] for row in trainer.rank_reward.scorer.store.rows("SELECT method FROM calls")} <= {"beats_best"}
     assert trainer.state.global_step == 1
     trainer.close()
 

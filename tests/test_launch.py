@@ -66,9 +66,10 @@ def servers(launched: Launch) -> dict:
 
 
 def test_one_node_shares_its_gpus_and_stays_on_loopback(tmp_path):
-    done = launch(tmp_path, "one_node.sh", *SEED)
+    done = launch(tmp_path, "one_node.sh", *SEED, RECIPE="recipes/beyond/listwise.yaml", JUDGE_CONTEXT="40960")
     found = servers(done)
     _, _, args, model = training(done, 4)
+    assert args.method == "listwise" and found["judge"].value("--max-model-len") == "40960"
     gpus = [call.env["CUDA_VISIBLE_DEVICES"] for call in (*found.values(), done.of("accelerate")[0])]
     assert sorted(",".join(gpus).split(",")) == list("01234567") and gpus[2].count(",") == 3
     assert {call.value("--host") for call in found.values()} == {"127.0.0.1"}

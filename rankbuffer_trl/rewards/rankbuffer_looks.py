@@ -83,7 +83,7 @@ class RankBufferLooks(RankBuffer):
             looks = heard.get(p) or [ids, ids[::-1]]  # if nothing was heard, all of them have the same mean place
             within = mean_places(looks)
             below = len(places)
-            places |= {i: below + within[i] for i in ids}
+            places.update((i, below + within[i]) for i in ids)
             sigma.append(sort(rollouts, sorted(looks[0], key=within.__getitem__)))  # this sort is stable
         failed = frozenset(p for p, looks in heard.items() if not looks)
         return replace(coarse, sigma=tuple(sigma), tied=failed, failed=failed), places

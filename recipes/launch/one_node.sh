@@ -40,7 +40,7 @@ ARGUMENTS=(
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 4
 
 start judge env CUDA_VISIBLE_DEVICES=6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
-    vllm serve "$JUDGE" --host 127.0.0.1 --port 8001 --tensor-parallel-size 2 --max-model-len 32768 \
+    vllm serve "$JUDGE" --host 127.0.0.1 --port 8001 --tensor-parallel-size 2 --max-model-len "${JUDGE_CONTEXT:-32768}" \
     --enable-prompt-tokens-details
 start rollouts env CUDA_VISIBLE_DEVICES=4,5 VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_DEV_MODE=1 \
     vllm serve "$POLICY" --host 127.0.0.1 --port 8000 --tensor-parallel-size 2 --max-model-len 8192 \

@@ -80,7 +80,7 @@ fi
 
 serve=(srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
 start judge "${serve[@]}" CUDA_VISIBLE_DEVICES=4,5,6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
-    vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len 32768 \
+    vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len "${JUDGE_CONTEXT:-32768}" \
     --enable-prompt-tokens-details
 start rollouts "${serve[@]}" CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
     vllm serve "$POLICY" --host "$SERVE_HOST" --port 8000 --tensor-parallel-size 4 --max-model-len 8192 \
