@@ -76,7 +76,7 @@ def length_table(outcomes: Mapping[tuple[str, int], Outcome]) -> Table:
 
 def reward_table(outcomes: Mapping[str, Outcome], noise: float) -> Table:
     """Show how well rewards and buffers are ordered."""
-    columns = ("calls/group", "rounds", "tau", "cosine", "tied", "flat", "right place", "blind", "anchors", "in order")
+    columns = ("calls/group", "rounds", "tau", "tied", "flat", "right place", "blind", "anchors", "in order")
     table = Table(Column(no_wrap=True), *columns)
     table.title = f"Rewards and buffers, noise {noise:g}"
     for label, outcome in outcomes.items():
@@ -90,7 +90,6 @@ def reward_table(outcomes: Mapping[str, Outcome], noise: float) -> Table:
             f"{outcome.totals.calls / outcome.groups:.2f}",
             f"{outcome.rounds / outcome.groups:.2f}",
             f"{outcome.mean_tau:.3f}",
-            f"{outcome.mean_cosine:.3f}",
             f"{outcome.tied / outcome.answered:.0%}",
             f"{outcome.flat / outcome.groups:.0%}",
             *buffers,

@@ -155,16 +155,20 @@ class Agreement:
 
     @classmethod
     def of(cls, rewards: Sequence[float], qualities: Sequence[float]) -> "Agreement":
-        n = len(rewards)
-        x = [reward - sum(rewards) / n for reward in rewards]
-        y = [quality - sum(qualities) / n for quality in qualities]
-        return cls(n, sumprod(x, y), sumprod(x, x), sumprod(y, y))
+        x, y = centred(rewards), centred(qualities)
+        return cls(len(x), sumprod(x, y), sumprod(x, x), sumprod(y, y))
 
     @property
     def cosine(self) -> float:
         """The cosine of the advantages with the true ones; 0 if all rewards are equal."""
         size = self.rewards * self.qualities
         return self.product / math.sqrt(size) if size > 0 else 0.0
+
+
+def centred(values: Sequence[float]) -> list[float]:
+    """Return the differences from the mean. They are exactly 0 if all values are equal."""
+    mean = fmean(values) if len(set(values)) > 1 else values[0]
+    return [value - mean for value in values]
 
 
 def sumprod(x: Iterable[float], y: Iterable[float]) -> float:

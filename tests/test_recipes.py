@@ -238,7 +238,7 @@ def test_the_benchmarks_run_and_end_with_one_json_line():
     judge = run("benchmarks/judge_throughput.py", "--latency", 0.05, "--turns", 1)
     assert json.loads(judge.stdout.splitlines()[-1]).keys() >= {"ratio", "cpu_ms_per_call", "computed_prompt_share"}
     cost = run("benchmarks/judge_cost.py", "--queries", 2, "--acuity_queries", 1)
-    assert json.loads(cost.stdout.splitlines()[-1]).keys() >= {"token_ratio", "call_ratio", "tau_ratio"}
+    assert json.loads(cost.stdout.splitlines()[-1]).keys() >= {"token_ratio", "call_ratio", "tau_ratio", "goals"}
     small = ("--rows", 30, "--estimate_only", "--queries", 8, "--latency", 0.05, "--turns", 1)
     data = run("benchmarks/prepare_data.py", *small)
     assert json.loads(data.stdout.splitlines()[-1]).keys() >= {"seconds", "memory_mb", "saturation"}

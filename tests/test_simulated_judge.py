@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 import numpy as np
 import pytest
 from conftest import ROOT
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
@@ -77,6 +77,7 @@ def test_by_default_an_error_is_a_normal_number_drawn_from_the_prompt(prompt, la
     assert list(looks.values()) == expected, "the figures of docs/results/judge_cost.md would move"
 
 
+@settings(max_examples=30)
 @given(order=st.permutations(range(8)), size=st.integers(2, 8))
 def test_a_linear_bias_favours_the_first_and_cancels_under_reversal(order, size):
     order = order[:size]
@@ -87,6 +88,7 @@ def test_a_linear_bias_favours_the_first_and_cancels_under_reversal(order, size)
     assert mean_favours([order, order[::-1]], bias=0.6) == pytest.approx(dict.fromkeys(favour, 0.0), abs=1e-12)
 
 
+@settings(max_examples=30)
 @given(order=st.permutations(range(8)))
 def test_a_bias_for_the_edges_cancels_under_a_half_turn_and_not_under_reversal(order):
     turned = order[4:] + order[:4]
@@ -120,6 +122,7 @@ def test_a_drawn_direction_belongs_to_the_query():
     assert signs == {0.3, -0.3}
 
 
+@settings(max_examples=30)
 @given(order=st.permutations([0, 3, 5, 11]))
 def test_a_taste_for_labels_moves_with_the_label_and_not_with_the_place(order):
     expected = {"word0": 0.3, "word3": 0.1, "word5": -0.1, "word11": -0.3}
@@ -172,7 +175,7 @@ def test_the_size_of_an_error_is_measured():
 @pytest.mark.parametrize("degrees", [5.0, 8.0])
 def test_tails_are_heavier_at_the_same_standard_deviation(degrees):
     random, errors = Random(0), JudgeErrors(tails=degrees)
-    draws = [errors.draw(random, 2.0) for _ in range(100_000)]
+    draws = [errors.draw(random, 2.0) for _ in range(50_000)]
     assert fmean(draws) == pytest.approx(0.0, abs=0.03)
     assert pstdev(draws) == pytest.approx(2.0, rel=0.02)
     share = fmean(abs(draw) > 6.0 for draw in draws)
@@ -198,8 +201,10 @@ def test_a_spread_of_groups_changes_nothing_but_the_deviation_within_a_group():
 numbers = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=3, max_size=8)
 
 
+@settings(max_examples=30)
 @given(groups=st.lists(numbers, min_size=2, max_size=4), seed=st.integers(0, 99))
 def test_cosines_are_those_of_the_advantages(groups, seed):
+    groups = [*groups, [0.1] * 3]  # three times 0.1 is not 0.3
     random = Random(seed)
     qualities = [[random.gauss(0, 1) for _ in group] for group in groups]
     outcome = Outcome(agreements=[Agreement.of(*pair) for pair in zip(groups, qualities, strict=True)])
@@ -225,6 +230,7 @@ def test_the_judge_answers_a_list_by_its_labels():
     assert by_slot.read(answer(by_slot.prompt(), QUALITY, exact)) == [1, 2, 0, 3]
 
 
+@settings(max_examples=30)
 @given(
     anchors=st.lists(st.integers(0, 19), min_size=2, max_size=6, unique=True),
     candidates=st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True),

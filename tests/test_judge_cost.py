@@ -1,0 +1,109 @@
+"""The page of the replay: its figures come out again, and they say what the page and the README say."""
+
+import re
+import sys
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from judge_cost import NOISES, SETTINGS, WHOLE
+from judge_cost_tables import COMPARED
+from judge_replay import OURS, Replay
+from simulated_judge import JudgeErrors, World
+
+PAGE = (ROOT / "docs" / "results" / "judge_cost.md").read_text()
+QUERIES = int(re.search(r"--acuity_queries (\d+)", PAGE)[1])
+
+
+def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
+    """Return the header and the rows of each table of a page."""
+    blocks = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
+    cells = ([[cell.strip() for cell in line.strip("|").split("|")] for line in block] for block in blocks)
+    return [(header, rows) for header, _, *rows in cells]
+
+
+def acuity(label: str) -> list[float]:
+    """Return the tau of a method by noise."""
+    header, rows = next(found for found in tables(PAGE) if found[0][0] == "noise" and found[1][0][0] == "GRPO")
+    assert header[1:] == [f"{noise:g}" for noise in NOISES]
+    [row] = [row for row in rows if row[0] == label]
+    return [float(cell) for cell in row[1:]]
+
+
+def under_errors() -> list[dict[str, str]]:
+    """Return the lines of all tables of other errors, by column. The largest tau of a line is bold."""
+    found = [(header, row) for header, rows in tables(PAGE) for row in rows if header[:2] == ["errors", "noise"]]
+    return [dict(zip(header, row, strict=True)) for header, row in found]
+
+
+def shares() -> dict[str, str]:
+    """Return the tokens of each method as a share of RRC-SCR's."""
+    header, rows = next(found for found in tables(PAGE) if "/ RRC-SCR" in found[0])
+    return {row[0]: row[header.index("/ RRC-SCR")] for row in rows}
+
+
+def test_our_methods_reach_their_goals_on_the_page():
+    two, disputed = acuity("List, 2 looks"), acuity("List, 2 + 2")
+    assert all(ours >= theirs for ours, theirs in zip(disputed, acuity("RRC-SCR"), strict=True))
+    assert all(ours >= theirs for ours, theirs in zip(two, acuity("RankBuffer"), strict=True))
+    biased = [line for line in under_errors() if line["errors"] == "bias 0.25"]
+    assert len(biased) == len(NOISES)
+    assert all(float(line["List, 2 looks"].strip("*")) >= float(line["RankBuffer"].strip("*")) for line in biased)
+    tokens = {label: float(share) for label, share in shares().items()}
+    assert tokens["List, 2 looks"] <= 0.5 * tokens["RankBuffer"]
+    [(low, high)] = re.findall(r"\| its tokens / RRC-SCR's \| ([\d.]+) to ([\d.]+) \| 0.45 \| met \|", PAGE)
+    assert float(low) <= tokens["List, 2 + 2"] <= float(high) <= 0.45
+
+
+def test_the_largest_tau_of_a_line_is_bold():
+    lines = under_errors()
+    for line in lines:
+        errors, noise, *taus = line.values()
+        assert tuple(line) == ("errors", "noise", *COMPARED)
+        best = max(float(cell.strip("*")) for cell in taus)
+        assert {cell for cell in taus if cell.startswith("**")} == {f"**{best:.3f}**"}, (errors, noise)
+    shown = [(line["errors"], float(line["noise"])) for line in lines]
+    assert shown == [(name, noise) for name in SETTINGS for noise in (NOISES if name in WHOLE else NOISES[::2])]
+
+
+def test_the_readme_repeats_the_page():
+    names = {
+        "RRC-SCR": "RRC-SCR",
+        "RankBuffer": "RankBuffer",
+        "one listwise ranking": "List",
+        "two looks": "List, 2 looks",
+        "two looks, two more where they disagree": "List, 2 + 2",
+        "RankBuffer in one prompt, two looks": "Batch, 2 looks",
+    }
+    tokens = shares() | {"RRC-SCR": "1"}
+    [tokens["RankBuffer"]] = re.findall(r"\| RankBuffer's tokens / RRC-SCR's \| (0\.\d\d)", PAGE)  # of 1,000 queries
+    [rows] = [rows for header, rows in tables((ROOT / "README.md").read_text()) if header[0] == "simulated"]
+    assert [row[0].removesuffix(" (ours)") for row in rows] == list(names)
+    for name, share, *taus in rows:
+        label = names[name.removesuffix(" (ours)")]
+        assert name.endswith(" (ours)") == (label in OURS)
+        assert share.split()[0] == tokens[label], name
+        assert [float(tau) for tau in taus] == pytest.approx([acuity(label)[i] for i in (0, 2, 4)], abs=0.00501), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("label", "errors", "noise"),
+    [
+        ("RankBuffer", "", 0.3),
+        ("List, 2 + 2", "", 0.09),
+        ("List", "bias 0.25", 0.15),
+        ("List, 4 looks", "bias 0.25, edges", 0.3),
+        ("Batch, 2 looks", "crowd 2", 0.09),
+        ("RankBuffer, fine 2 looks", "lasting 0.5", 0.03),
+        ("List, 2 looks", "bias 0.25, drawn", 0.3),
+    ],
+)
+def test_a_figure_of_the_page_comes_out_again(label, errors, noise):
+    outcome = Replay(label, World(), QUERIES, JudgeErrors(noise=noise, **SETTINGS.get(errors, {})))()
+    if errors:
+        [line] = [line for line in under_errors() if (line["errors"], line["noise"]) == (errors, f"{noise:g}")]
+        assert line[label].strip("*") == f"{outcome.mean_tau:.3f}"
+    else:
+        assert f"{acuity(label)[NOISES.index(noise)]:.3f}" == f"{outcome.mean_tau:.3f}"
