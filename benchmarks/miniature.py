@@ -2,13 +2,15 @@
 
     python benchmarks/miniature.py                      # three methods, one seed: minutes
     python benchmarks/miniature.py --full --seeds 5     # all rows of the paper's tables: an hour, resumable
+    python benchmarks/miniature.py --beyond --seeds 8   # our own rows beside three of the paper's
 
 TRL's trainer trains the quickstart's policy (`recipes/quickstart/policy.py`), which is warm-started once and shared by
-all runs. A row of the tables is a file of `recipes/paper`. Method, arguments and objective are read from this file;
-only the settings that make a run small are overridden, and they are the same for all. The judge makes errors of a
-known size, the same for all (`miniature_judge.py`). The result is a number that no method sees: the rubric score,
-without error, of responses sampled from the trained policy. Runs of one seed share data order and sampling seeds, so
-methods are compared seed by seed.
+all runs. A row of the tables is a file of `recipes/paper`. A row that is ours and not the paper's is a file of
+`recipes/beyond`. Method, arguments and objective are read from this file; only the settings that make a run small are
+overridden, and they are the same for all. The judge makes errors of a known size, the same for all
+(`miniature_judge.py`). The result is a number that no method sees: the rubric score, without error, of responses
+sampled from the trained policy. Runs of one seed share data order and sampling seeds, so methods are compared seed by
+seed.
 
 Seeds are the outer loop, and each finished run is one line of `results.jsonl`. The tables use the seeds that every
 method has finished, so an interrupted comparison is fair too. The program prints tables for people and one JSON line
@@ -22,8 +24,9 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -31,10 +34,17 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from miniature_judge import NOISE, NoisyRubricJudge
 from miniature_report import (
+    BESIDE,
+    OURS,
+    PAPER,
     Result,
     claims_table,
+    compare_ours,
+    differences_table,
     efficiency_figures,
+    groups_table,
     judge_claims,
+    mean_of,
     methods_table,
     refresh,
     whole_seeds,
@@ -45,10 +55,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from transformers.utils import logging
 
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.report.tables import growth_table, quality_table
-from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
@@ -62,7 +73,6 @@ SHORT = ("grpo", "rrc_scr", "rankbuffer")
 G = 8
 START_SAMPLES = 16  # responses per query that calibrate the judge's scale
 LENGTH = 64  # largest number of tokens of a response
-SAMPLING = {"temperature": 1.0, "top_p": 0.95, "top_k": 0}
 SMALL = {
     "use_cpu": True,
     "bf16": False,
@@ -78,8 +88,12 @@ SMALL = {
     "gradient_accumulation_steps": 1,
     "format_check": "none",
     "max_completion_length": LENGTH,
-    **SAMPLING,
+    "top_k": 0,
 }
+
+
+class InterruptedRun(RankBufferError):
+    """A SIGTERM has ended a run before its last step."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,8 @@ class Settings:
             Number of responses per query that measure a policy.
         noise (`float`):
             The judge's error, see `miniature_judge.py`.
+        temperature, top_p (`float`):
+            How responses are sampled, in training and for the measurement.
     """
 
     policy: str
@@ -107,6 +123,8 @@ class Settings:
     learning_rate: float
     samples: int
     noise: float
+    temperature: float = 1.0
+    top_p: float = 0.95
 
 
 @dataclass(frozen=True)
@@ -115,7 +133,7 @@ class Run:
 
     Args:
         method (`str`):
-            A file of `recipes/paper`.
+            A file of `recipes/paper` or `recipes/beyond`.
         seed (`int`):
             Seed of data order, sampling and method.
         settings (`Settings`):
@@ -137,7 +155,11 @@ class Run:
     keep: bool = False
 
     def __call__(self) -> Result:
-        """Train, measure, clean up."""
+        """Train, measure, clean up.
+
+        Raises:
+            `InterruptedRun`: if a SIGTERM ended the training.
+        """
         torch.set_num_threads(1)
         quieten()
         started, cpu = time.perf_counter(), time.process_time()
@@ -151,10 +173,15 @@ class Run:
             trainer.train()
         finally:
             trainer.close()
-        samples = sample(trainer.model, trainer.processing_class, queries, self.settings.samples, self.seed)
+        if trainer.interrupted:  # TRL's `train` returns as if it had finished
+            raise InterruptedRun(
+                f"a SIGTERM ended the run of {self.method} with seed {self.seed}: the same command makes it again"
+            )
+        samples = sample(trainer.model, trainer.processing_class, queries, self.settings, self.seed)
         store = BufferStore(folder / LIVE_STORE)
         totals, growth = store.totals(), growth_table(store)
         curve = quality_table(store, true_quality(queries))
+        repeats, cosines = measure_groups(store, queries)
         store.close()
         if not self.keep:
             shutil.rmtree(folder)
@@ -167,6 +194,8 @@ class Run:
             failures=totals.failures,
             anchors=growth[-1]["anchors"] - growth[-1]["candidate"] if growth else None,
             curve=[round(row["quality"], 2) for row in curve],
+            repeats=repeats,
+            cosines=cosines,
             seconds=round(time.perf_counter() - started, 1),
             cpu_seconds=round(time.process_time() - cpu, 1),
         )
@@ -189,18 +218,21 @@ def recipe_arguments(run: Run):
         "max_steps": settings.steps,
         "per_device_train_batch_size": settings.queries_per_step * G,
         "learning_rate": settings.learning_rate,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
         "seed": run.seed,
     }
     words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
-    command = ["--config", str(RECIPES / "paper" / f"{run.method}.yaml"), *words]
+    folder = "beyond" if run.method in OURS else "paper"
+    command = ["--config", str(RECIPES / folder / f"{run.method}.yaml"), *words]
     _, args, _ = train_rankbuffer.make_parser().parse_args_and_config(command)
     return args
 
 
 def sample(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, queries: Dataset, samples: int, seed: int
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, queries: Dataset, settings: Settings, seed: int
 ) -> list[list[str]]:
-    """Sample responses of each query, as in training."""
+    """Sample `settings.samples` responses of each query, as in training."""
     tokenizer.padding_side = "left"
     batch = tokenizer.apply_chat_template(
         queries["prompt"][:], add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
@@ -209,10 +241,16 @@ def sample(
     torch.manual_seed(seed)
     with torch.inference_mode():
         output = model.generate(
-            **batch, do_sample=True, max_new_tokens=LENGTH, num_return_sequences=samples, **SAMPLING
+            **batch,
+            do_sample=True,
+            max_new_tokens=LENGTH,
+            num_return_sequences=settings.samples,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=SMALL["top_k"],
         )
     texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    return [texts[i : i + samples] for i in range(0, len(texts), samples)]
+    return [texts[i : i + settings.samples] for i in range(0, len(texts), settings.samples)]
 
 
 def true_quality(queries: Dataset):
@@ -228,13 +266,47 @@ def qualities(samples: Sequence[Sequence[str]], queries: Dataset) -> list[list[f
     return [[quality(query_id, text) for text in texts] for query_id, texts in pairs]
 
 
-def measure_start(path: str) -> tuple[float, float]:
+def measure_groups(store: BufferStore, queries: Dataset) -> tuple[list[float], list[float]]:
+    """Return two means over the groups of each epoch.
+
+    The first is the share of rollouts with the same words as another one of their group. The second is the cosine
+    between the group's rewards and its true qualities, each less its mean. Groups of one true quality do not count in
+    the second.
+    """
+    quality = true_quality(queries)
+    repeats, cosines = defaultdict(list), defaultdict(list)
+    texts = {(id, found.id): found.text for id in numbers.query_ids(store) for found in numbers.responses(store, id)}
+    for group in numbers.groups(store):
+        pairs = ((texts.get((group.query_id, f"{group.step}-{i}"), ""), r) for i, r in enumerate(group.rewards))
+        scored = [(text, reward) for text, reward in pairs if reward is not None]
+        repeats[group.epoch] += repeated(text for text, _ in scored)
+        worth = [quality(group.query_id, text) for text, _ in scored]
+        if len(set(worth)) > 1:
+            cosines[group.epoch].append(cosine([reward for _, reward in scored], worth))
+    return tuple([round(fmean(values), 4) for _, values in sorted(each.items())] for each in (repeats, cosines))
+
+
+def repeated(texts: Iterable[str]) -> list[bool]:
+    """Return for each text whether another one has the same words."""
+    texts = list(texts)
+    words = Counter(texts)
+    return [words[text] > 1 for text in texts]
+
+
+def cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the cosine between two vectors, each less its mean; 0 if either is constant."""
+    x, y = (torch.tensor(each, dtype=torch.float64) for each in (a, b))
+    return float(torch.cosine_similarity(x - x.mean(), y - y.mean(), dim=0))
+
+
+def measure_start(settings: Settings) -> tuple[float, float]:
     """Return the mean rubric score of the policy before training and its deviation within a group, both in 0..1."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    queries = load_queries(str(policy.DATA))
+    queries, path = load_queries(str(policy.DATA)), settings.policy
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    groups = qualities(sample(model, tokenizer, queries, START_SAMPLES, seed=0), queries)
+    found = sample(model, tokenizer, queries, replace(settings, samples=START_SAMPLES), seed=0)
+    groups = qualities(found, queries)
     mean = fmean(value for values in groups for value in values)
     return mean / 100, fmean(stdev(values) ** 2 for values in groups) ** 0.5 / 100
 
@@ -249,7 +321,7 @@ def prepare(output_dir: Path, settings: Settings) -> tuple[float, float]:
     policy.build_policy(Path(settings.policy), load_queries(str(policy.DATA)))
     made = output_dir / "settings.json"
     if not made.is_file():
-        mean, deviation = measure_start(settings.policy)
+        mean, deviation = measure_start(settings)
         made.write_text(json.dumps(asdict(settings) | {"mean": mean, "deviation": deviation}) + "\n")
     found = json.loads(made.read_text())
     mean, deviation = found.pop("mean"), found.pop("deviation")
@@ -303,8 +375,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--policy", type=Path, help="warm-started policy, made if it is missing (default: OUTPUT_DIR/policy)"
     )
-    parser.add_argument("--methods", nargs="+", choices=ALL, metavar="METHOD", help=f"one or more of {', '.join(ALL)}")
-    parser.add_argument("--full", action="store_true", help="all methods")
+    known = (*ALL, *OURS)
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument("--methods", nargs="+", choices=known, metavar="METHOD", help=f"some of {', '.join(known)}")
+    rows.add_argument("--full", action="store_true", help="all methods of the paper")
+    rows.add_argument("--beyond", action="store_true", help=f"all methods of ours, beside {', '.join(BESIDE)}")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to N-1, the outer loop")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time, one thread each")
     parser.add_argument("--steps", type=int, default=36, help="training steps of every run")
@@ -312,6 +387,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=2e-4, help="constant learning rate of the policy")
     parser.add_argument("--samples", type=int, default=16, help="responses per query that measure a policy")
     parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in benchmarks/judge_cost.py")
+    parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the rollouts")
+    parser.add_argument("--top_p", type=float, default=0.95, help="nucleus of the rollouts")
     parser.add_argument("--keep_runs", action="store_true", help="keep each run's folder, for rankbuffer-report")
     parser.add_argument(
         "--report_only", action="store_true", help="train nothing; make tables and figures of the finished runs"
@@ -320,9 +397,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--docs", type=Path, help="folder of the documentation, whose results/miniature.md and images are updated"
     )
     arguments = parser.parse_args(words)
-    if arguments.full and arguments.methods:
-        parser.error("--full takes all methods: leave out --methods")
-    arguments.methods = ALL if arguments.full else tuple(arguments.methods or SHORT)
+    everything = ALL if arguments.full else (*BESIDE, *OURS) if arguments.beyond else SHORT
+    arguments.methods = tuple(arguments.methods or everything)
     arguments.policy = arguments.policy or arguments.output_dir / "policy"
     return arguments
 
@@ -335,24 +411,32 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
     if not complete:
         console.print("No seed has been finished by all methods yet.")
         return line
+    means = {
+        method: {
+            name: round(mean_of([r for r in complete if r.method == method], name), 2)
+            for name in ("quality", "calls", "tokens", "cpu_seconds")
+        }
+        for method in arguments.methods
+    }
+    line |= {"start": round(start, 2), "methods": means}
+    page = arguments.docs / "results" / "miniature.md" if arguments.docs else None
+    if set(arguments.methods) & set(OURS):
+        found = compare_ours(complete)
+        tables = methods_table(complete, start), differences_table(found), groups_table(complete)
+        console.print(*tables)
+        if page:
+            refresh(page, tables, name=arguments.output_dir.name)
+        return line | {"differences": {f"{each.ours} - {each.other}": each.verdict for each in found}}
     outcomes = judge_claims(complete, start)
     tables = methods_table(complete, start), claims_table(outcomes)
     console.print(*tables)
     figures = efficiency_figures(
         complete, start, arguments.docs / "images" if arguments.docs else arguments.output_dir
     )
-    if arguments.docs:
-        refresh(arguments.docs / "results" / "miniature.md", tables)
+    if page:
+        refresh(page, tables, PAPER)
     console.print("Figures: " + ", ".join(map(str, figures)))
-    means = {
-        method: {
-            name: round(fmean(getattr(r, name) for r in complete if r.method == method), 2)
-            for name in ("quality", "calls", "tokens", "cpu_seconds")
-        }
-        for method in arguments.methods
-    }
-    claims = {outcome.claim: outcome.verdict for outcome in outcomes}
-    return line | {"start": round(start, 2), "methods": means, "claims": claims}
+    return line | {"claims": {outcome.claim: outcome.verdict for outcome in outcomes}}
 
 
 def main() -> None:
@@ -369,6 +453,8 @@ def main() -> None:
         learning_rate=arguments.learning_rate,
         samples=arguments.samples,
         noise=arguments.noise,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
     )
     mean, deviation = prepare(arguments.output_dir, settings)
     path = arguments.output_dir / "results.jsonl"
@@ -388,7 +474,10 @@ def main() -> None:
         if (method, seed) not in done
     ]
     if runs and not arguments.report_only:
-        work_off(runs, path, arguments.workers, console)
+        try:
+            work_off(runs, path, arguments.workers, console)
+        except RankBufferError as error:
+            sys.exit(f"miniature: {error}")
     print(json.dumps(report(read_results(path), arguments, 100 * mean, console)))
 
 

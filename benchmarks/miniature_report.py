@@ -1,4 +1,4 @@
-"""The results of the miniature: a table of methods, the paper's claims one by one, and two efficiency figures."""
+"""The results of the miniature: tables of methods and differences, the paper's claims one by one, and two figures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from matplotlib.figure import Figure
+from mpmath import betainc  # torch requires it
 from rich.table import Column, Table
 
 POINTWISE = ("grpo", "gdpo", "dr_grpo", "dapo", "gpg")
@@ -19,11 +20,15 @@ BUFFERS = (
     "llm_buffer",
     "llm_buffer_look_ahead",
 )
+OURS = ("listwise_one", "listwise_two", "listwise", "rankbuffer_batch", "rankbuffer_looks")
+BESIDE = ("grpo", "rrc_scr", "rankbuffer")  # the rows of the paper that ours are compared with
 FAMILY_COLOURS = {"pointwise": "#c9822b", "ranking": "#3d7ea6", "buffer": "#2e8b57", "ablation": "#9aa5b1"}
 MARKERS = "osD^vP"
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+PAPER = "tables"  # name of the place on the page for the paper's rows
 NEAR = 0.95  # a method is near the strongest one from this share of its gain; the paper's RankBuffer has 0.98
 HALF = 0.5  # share of the strongest method's tokens
+LEVEL = 0.05  # a difference holds if its adjusted p-value is below
+MANY = 1000  # seeds
 # Student's t, two-sided 95 %, by degrees of freedom. The last value serves for more degrees too: intervals get wider.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
@@ -43,6 +48,10 @@ class Result:
             Mean buffer size at the end, if the method has buffers.
         curve (`list[float]`):
             Mean true quality of the rollouts of each step.
+        repeats (`list[float]`):
+            Share of the rollouts of each epoch with the same words as another one of their group.
+        cosines (`list[float]`):
+            Mean cosine between a group's rewards and its true qualities, by epoch.
         seconds, cpu_seconds (`float`):
             Wall time and CPU time of the whole run.
     """
@@ -55,6 +64,8 @@ class Result:
     failures: int
     anchors: float | None
     curve: list[float]
+    repeats: list[float]
+    cosines: list[float]
     seconds: float
     cpu_seconds: float
 
@@ -102,9 +113,109 @@ class Outcome:
         return "holds" if verdicts == {"holds"} else "open"
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The difference of true quality between a method of ours and one of the paper, seed by seed.
+
+    Args:
+        ours (`str`), other (`str`):
+            The two methods.
+        values (`list[float]`):
+            The difference of each seed, in points.
+        tokens (`float`):
+            Judge tokens of ours as a share of the other's.
+        p (`float`):
+            Two-sided p-value of Student's t, adjusted by Holm's method for all differences of the table.
+        settle (`int`, *optional*):
+            Number of seeds that would settle an open difference, or `None` from 1,000 on. Mean and deviation are taken
+            as measured, and the smallest level of Holm's method must be met.
+    """
+
+    ours: str
+    other: str
+    values: list[float]
+    tokens: float
+    p: float
+    settle: int | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether ours is above the other method."""
+        if self.p >= LEVEL:
+            return "open"
+        return "holds" if fmean(self.values) > 0 else "does not hold"
+
+
+def student_p(mean: float, deviation: float, n: int) -> float:
+    """Return the two-sided p-value of a mean of `n` values with a standard deviation, by Student's t."""
+    if n < 2:
+        return 1.0
+    if not deviation:
+        return float(not mean)
+    t, freedom = mean / deviation * sqrt(n), n - 1
+    return float(betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values adjusted by Holm's method, in the given order."""
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def compare_ours(results: Sequence[Result]) -> list[Difference]:
+    """Compare each method of ours with each of the paper's rows beside it."""
+    runs = by_method(results)
+    pairs = [(ours, other) for ours in OURS for other in BESIDE if ours in runs and other in runs]
+    values = [differences(runs[ours], runs[other]) for ours, other in pairs]
+    moments = [(fmean(each), stdev(each) if len(each) > 1 else 0.0) for each in values]
+    p_values = holm([student_p(*moment, len(each)) for moment, each in zip(moments, values, strict=True)])
+
+    def settle(mean: float, deviation: float) -> int | None:
+        """Return the number of seeds from which the p-value is below the smallest level."""
+        enough = (n for n in range(2, MANY) if student_p(mean, deviation, n) < LEVEL / len(pairs))
+        return next(enough, None)
+
+    return [
+        Difference(ours, other, each, mean_of(runs[ours], "tokens") / mean_of(runs[other], "tokens"), p, settle(*m))
+        for (ours, other), each, p, m in zip(pairs, values, p_values, moments, strict=True)
+    ]
+
+
+def differences_table(found: Sequence[Difference]) -> Table:
+    """Return the table of differences between our methods and the paper's."""
+    right = ("difference", "p (Holm)", "token ratio", "seeds to settle")
+    headers = ("ours", "less", *right[:2], "above it?", *right[2:])
+    table = Table(*(Column(name, justify="right" if name in right else "left") for name in headers))
+    table.title = f"Points of true quality, seed by seed; p-values are adjusted for {len(found)} differences"
+    for each in found:
+        seeds = "" if each.verdict != "open" else f"{MANY:,} or more" if each.settle is None else f"{each.settle}"
+        interval = str(Interval.of(each.values))
+        last = each.other == BESIDE[-1]
+        table.add_row(
+            *(each.ours, each.other, interval, f"{each.p:.3f}", each.verdict, f"{each.tokens:.2f}", seeds),
+            end_section=last,
+        )
+    return table
+
+
+def groups_table(results: Sequence[Result]) -> Table:
+    """Return the table of repeated rollouts and of the rewards' accuracy, in the first and in the last epoch."""
+    headers = ("repeated, first epoch", "repeated, last epoch", "cosine, first epoch", "cosine, last epoch")
+    table = Table("method", *(Column(header, justify="right") for header in headers))
+    table.title = "Rollouts with the words of another one of their group; cosine of rewards and true qualities"
+    for method, runs in by_method(results).items():
+        repeats = (f"{fmean(run.repeats[epoch] for run in runs):.0%}" for epoch in (0, -1))
+        cosines = (f"{fmean(run.cosines[epoch] for run in runs):.2f}" for epoch in (0, -1))
+        table.add_row(method, *repeats, *cosines)
+    return table
+
+
 def family(method: str) -> str:
     """Return the kind of a method."""
-    kinds = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS}
+    kinds = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS, "ours": OURS}
     return next((kind for kind, methods in kinds.items() if method in methods), "ablation")
 
 
@@ -113,7 +224,7 @@ def whole_seeds(results: Iterable[Result], methods: Sequence[str]) -> list[Resul
     by_seed: dict[int, dict[str, Result]] = {}
     for result in results:
         by_seed.setdefault(result.seed, {})[result.method] = result
-    order = sorted(methods, key=lambda method: (*POINTWISE, *RANKING, *BUFFERS, *sorted(methods)).index(method))
+    order = sorted(methods, key=lambda method: (*POINTWISE, *RANKING, *BUFFERS, *OURS, *sorted(methods)).index(method))
     whole = (runs for _, runs in sorted(by_seed.items()) if set(methods) <= runs.keys())
     return [runs[method] for runs in whole for method in order]
 
@@ -124,6 +235,11 @@ def by_method(results: Iterable[Result]) -> dict[str, list[Result]]:
     for result in results:
         found.setdefault(result.method, []).append(result)
     return found
+
+
+def mean_of(runs: Sequence[Result], name: str) -> float:
+    """Return the mean over runs of one field of their results."""
+    return fmean(getattr(run, name) for run in runs)
 
 
 def methods_table(results: Sequence[Result], start: float) -> Table:
@@ -141,10 +257,10 @@ def methods_table(results: Sequence[Result], start: float) -> Table:
             method,
             family(method),
             str(Interval.of([run.quality for run in runs])),
-            f"{fmean(run.calls for run in runs):,.0f}",
-            f"{fmean(run.tokens for run in runs):,.0f}",
+            f"{mean_of(runs, 'calls'):,.0f}",
+            f"{mean_of(runs, 'tokens'):,.0f}",
             f"{fmean(anchors):.2f}" if anchors else "",
-            f"{fmean(run.cpu_seconds for run in runs):.0f}",
+            f"{mean_of(runs, 'cpu_seconds'):.0f}",
         )
     return table
 
@@ -218,16 +334,17 @@ def markdown(table: Table) -> str:
     return f"{table.title}.\n\n" + "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def refresh(page: Path, tables: Sequence[Table]) -> None:
-    """Put tables between the two marks of a page.
+def refresh(page: Path, tables: Sequence[Table], name: str = PAPER) -> None:
+    """Put tables between the two marks of a page that have a name.
 
     Raises:
         `ValueError`: if a mark is missing.
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = page.read_text().partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise ValueError(f"{page} has no place for tables: it needs the lines {BEGIN} and {END}")
+        raise ValueError(f"{page} has no place for tables: it needs the lines {marks[0]} and {marks[1]}")
     page.write_text("\n\n".join([before + begin, *map(markdown, tables), end + after]))
 
 

@@ -2,35 +2,50 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from dataclasses import asdict, replace
+from statistics import fmean
 
 import pytest
 from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
-from rankbuffer_trl.groups import Rollout
+from rankbuffer_trl import GroupScore
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
+from rankbuffer_trl.rewards.listwise import Listwise
+from rankbuffer_trl.store import BufferStore
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import miniature
+import miniature_groups
 from miniature_judge import NoisyRubricJudge
 from miniature_report import (
-    BEGIN,
-    END,
+    OURS,
+    Difference,
     Interval,
     Result,
     claims_table,
+    compare_ours,
+    differences_table,
     efficiency_figures,
     family,
+    groups_table,
+    holm,
     judge_claims,
     methods_table,
     refresh,
+    student_p,
     whole_seeds,
 )
 
 
 def result(method: str, seed: int, quality: float, tokens: int = 100) -> Result:
-    return Result(method, seed, quality, 10, tokens, 0, None, [], 1.0, 1.0)
+    return Result(method, seed, quality, 10, tokens, 0, None, [], [0.25, 0.5], [0.9, 0.8], 1.0, 1.0)
 
 
 def results(**qualities: list[float]) -> list[Result]:
@@ -114,17 +129,95 @@ def test_tables_and_figures_show_every_method(tmp_path):
 
 def test_a_page_takes_the_tables(tmp_path):
     page = tmp_path / "miniature.md"
-    page.write_text(f"Above.\n\n{BEGIN}\nstale\n{END}\n\nBelow.\n")
+    ours = "<!-- noise-0.3: begin -->\nkept\n<!-- noise-0.3: end -->\n"
+    page.write_text(f"Above.\n\n<!-- tables: begin -->\nstale\n<!-- tables: end -->\n\nBelow.\n{ours}")
     found = results(rankbuffer=[80, 81], grpo=[70, 70])
     for _ in range(2):  # twice is as once
         refresh(page, [methods_table(found, 50.0), claims_table(judge_claims(found, 50.0))])
         text = page.read_text()
-        assert text.startswith("Above.") and text.endswith(f"{END}\n\nBelow.\n") and "stale" not in text
+        assert (
+            text.startswith("Above.")
+            and text.endswith(f"<!-- tables: end -->\n\nBelow.\n{ours}")
+            and "stale" not in text
+        )
         assert text.count("| rankbuffer | buffer | 80.50 ± 6.35 | 10 | 100 |  | 1 |") == 1
         assert text.count("| above all pointwise methods | rankbuffer - grpo | 10.50 ± 6.35 | holds |") == 1
+    refresh(page, [groups_table(found)], "noise-0.3")
+    assert page.read_text().startswith(text.removesuffix(ours)) and "kept" not in page.read_text()
     page.write_text("no marks")
     with pytest.raises(ValueError, match="no place for tables"):
         refresh(page, [])
+
+
+def test_a_p_value_is_students_and_survives_constant_differences():
+    for values in ([0.1, 0.4, -0.2, 0.9], [5.0, 5.1], [-1.0, -2.0, -1.5]):
+        expected = stats.ttest_1samp(values, 0).pvalue
+        deviation = stats.tstd(values)
+        assert student_p(fmean(values), deviation, len(values)) == pytest.approx(expected, rel=1e-6)
+    assert (student_p(0.0, 0.0, 3), student_p(1.0, 0.0, 3), student_p(1.0, 0.0, 1)) == (1.0, 0.0, 1.0)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.999))
+def test_holms_method_rejects_what_stepping_down_rejects(p_values, level):
+    """Holm's method as it is told: from the smallest p-value on, until one is too large for what is left."""
+    rejected, left = set(), len(p_values)
+    for i in sorted(range(len(p_values)), key=lambda i: p_values[i]):
+        if p_values[i] * left > level:
+            break
+        rejected.add(i)
+        left -= 1
+    assert {i for i, p in enumerate(holm(p_values)) if p <= level} == rejected
+
+
+def test_our_rows_are_compared_with_the_papers_seed_by_seed():
+    made = dict(
+        listwise=[80, 70.5, 75, 90],  # always five above, but for 0.5
+        rankbuffer_batch=[76, 64.5, 71, 84.9],
+        rankbuffer=[75, 65, 70, 85],
+        grpo=[90, 80.1, 85, 100],
+        gdpo=[0, 0, 0, 0],  # is no row beside ours
+    )
+    found = compare_ours(results(**made))
+    verdicts = {(each.ours, each.other): each.verdict for each in found}
+    assert verdicts == {
+        ("listwise", "rankbuffer"): "holds",
+        ("listwise", "grpo"): "does not hold",
+        ("rankbuffer_batch", "rankbuffer"): "open",
+        ("rankbuffer_batch", "grpo"): "does not hold",
+    }
+    (unsettled,) = (each for each in found if each.verdict == "open")
+    mean, deviation = fmean(unsettled.values), stats.tstd(unsettled.values)
+    enough, few = (2 * stats.t.sf(mean / deviation * n**0.5, n - 1) for n in (unsettled.settle, unsettled.settle - 1))
+    assert enough < 0.05 / 4 <= few
+    table = differences_table(found)
+    assert "adjusted for 4 differences" in table.title
+    assert list(table.columns[-1].cells) == ["", "", "", str(unsettled.settle)]
+    never = Difference("listwise", "grpo", [0.0, 0.0], 1.0, 1.0, None)
+    assert list(differences_table([never]).columns[-1].cells) == ["1,000 or more"]
+    assert list(groups_table(results(grpo=[1, 2])).rows) and family("listwise") == "ours"
+
+
+def test_repeats_and_accuracy_of_a_run_are_read_from_its_store(tmp_path, howto):
+    row = howto[0]
+    store = BufferStore(tmp_path / "live.sqlite")
+    best, worst = max(row["responses"], key=len), "no."
+    quality = miniature.true_quality([row])
+    assert quality(row["query_id"], best) > quality(row["query_id"], worst)
+    groups = [
+        ((best, worst, worst, ""), (1.0, 0.0, -0.5, -1.0)),
+        ((best, best, best, "Other."), (None, 0.5, 0.5, 0.5)),
+    ]
+    rubrics = tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row["rubrics"])
+    asked = Query(row["query_id"], row["prompt"], rubrics, tuple(row["responses"]))
+    for step, (texts, rewards) in enumerate(groups):
+        group = RolloutGroup(asked, tuple(Rollout(i, text) for i, text in enumerate(texts)), step, epoch=step)
+        store.commit(step, [(group, GroupScore(rewards))])
+    repeats, cosines = miniature.measure_groups(store, [row])
+    store.close()
+    assert repeats == [0.5, round(2 / 3, 4)], "unscored rollouts do not count"
+    worths = [quality(row["query_id"], text) for text in groups[0][0]]
+    assert cosines[0] == pytest.approx(stats.pearsonr(worths, groups[0][1]).statistic, abs=1e-4)
+    assert cosines[1] == 0, "equal rewards say nothing"
 
 
 def test_every_row_of_the_papers_tables_is_a_method_and_keeps_its_objective():
@@ -137,6 +230,39 @@ def test_every_row_of_the_papers_tables_is_a_method_and_keeps_its_objective():
     assert (args.max_steps, args.per_device_train_batch_size, args.temperature) == (3, 16, 1.0)
     args = miniature.recipe_arguments(replace(run, method="order_only_bootstrap"))
     assert args.method_args == {"bootstrap": True, "anchor_content": False}
+
+
+def test_every_row_of_ours_is_a_recipe_of_its_own_folder():
+    settings = miniature.Settings("p", 3, 2, learning_rate=1e-3, samples=1, noise=0.1, temperature=1.3, top_p=1.0)
+    for method in OURS:
+        assert family(method) == "ours" and (ROOT / "recipes" / "beyond" / f"{method}.yaml").is_file()
+        args = miniature.recipe_arguments(miniature.Run(method, 7, settings, 0.5, 0.1, "out"))
+        assert (args.temperature, args.top_p, args.seed) == (1.3, 1.0, 7)
+    assert (args.method, args.method_args["looks"]) == ("rankbuffer_looks", 2)
+
+
+def test_groups_of_different_words_have_no_repeats(howto):
+    texts = [f"{word}." for word in "a b a c d e f g h i j k l m n o p a a a".split()]
+    queries = miniature.Dataset.from_list(howto[:2])
+    sampled = miniature_groups.cut([texts, texts[:9]], queries, 2, "as sampled")
+    different = miniature_groups.cut([texts, texts[:9]], queries, 2, "different words")
+    shown = ["".join(rollout.text[0] for rollout in group.rollouts) for group in (*sampled, *different)]
+    assert shown == ["abacdefg", "hijklmno", "abacdefg", "abcdefgh", "ijklmnop", "abcdefgh"]
+    assert [group.query.id for group in different] == [howto[0]["query_id"]] * 2 + [howto[1]["query_id"]]
+    assert miniature.repeated("abac") == [True, False, True, False]
+
+
+def test_rewards_of_first_groups_are_compared_with_the_truth(howto):
+    queries = miniature.Dataset.from_list(howto[:1])
+    quality = miniature.true_quality(queries)
+    texts = [*howto[0]["responses"][:7], "", *["Same."] * 8]
+    groups = miniature_groups.cut([texts], queries, 2, "as sampled")
+    judge = Judge(NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.3))
+    rewards = asyncio.run(Listwise().score(groups[0], None, judge)).rewards
+    worth = [quality(howto[0]["query_id"], text) for text in texts[:7]]
+    tau, cosine = asyncio.run(miniature_groups.measure(Listwise(), groups, judge, quality))
+    assert tau == pytest.approx(stats.kendalltau(rewards[:7], worth).statistic), "the second group does not count"
+    assert cosine == pytest.approx(stats.pearsonr(rewards[:7], worth).statistic)
 
 
 def ask(client: NoisyRubricJudge, question) -> object:
@@ -189,6 +315,31 @@ def test_a_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
     assert (folder / "_rankbuffer" / "live.sqlite").is_file(), "kept for a report"
 
 
+@pytest.mark.slow
+def test_a_run_that_a_sigterm_ends_is_not_written_down(tmp_path, tiny_policy, monkeypatch):
+    answer = NoisyRubricJudge.complete
+
+    async def terminated(self, *args, **kwargs):
+        asked.append(1)
+        if len(asked) == 2:  # the first question is asked before training
+            os.kill(os.getpid(), signal.SIGTERM)
+        return await answer(self, *args, **kwargs)
+
+    asked: list[int] = []
+    monkeypatch.setattr(NoisyRubricJudge, "complete", terminated)
+    monkeypatch.setattr(miniature, "measure_start", lambda settings: (0.5, 0.1))
+    monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
+    options = {"policy": tiny_policy, "output_dir": tmp_path, "steps": 3, "queries_per_step": 1, "samples": 1}
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["miniature.py", *words, "--methods", "grpo"])
+    with pytest.raises(SystemExit, match=r"a SIGTERM ended the run of grpo with seed 0: the same command"):
+        miniature.main()
+    assert (tmp_path / "results.jsonl").read_text() == ""
+    miniature.main()
+    (line,) = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert len(json.loads(line)["curve"]) == 3
+
+
 def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, capsys):
     done = []
 
@@ -197,7 +348,7 @@ def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, 
         return result(self.method, self.seed, 60 + len(done))
 
     monkeypatch.setattr(miniature.Run, "__call__", instead)
-    monkeypatch.setattr(miniature, "measure_start", lambda path: (0.5, 0.1))
+    monkeypatch.setattr(miniature, "measure_start", lambda settings: (0.5, 0.1))
     monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
     command = [
         "miniature.py",
