@@ -459,7 +459,7 @@ def test_step_metrics_of_a_step_made_by_hand():
         Call("rankbuffer", "insert", "n", "http://a", "parsed", 2, Usage(100, 60, 7), Usage(150, 60, 9), 0.5),
         Call("rankbuffer", "fine", "n", "http://b", "malformed", 3, Usage(), Usage(300, 0, 30), 0.5, "no"),
     ]
-    metrics = step_metrics(groups, StepScore([first, second, third], calls, 1.5))
+    metrics = step_metrics(groups, StepScore([first, second, third], calls, 1.5, 0.5))
     assert metrics == pytest.approx(
         {
             "buffer/size": 4.0,
@@ -488,6 +488,7 @@ def test_step_metrics_of_a_step_made_by_hand():
             "judge/completion_tokens": 7,
             "judge/spent_tokens": 489,
             "judge/seconds": 1.5,
+            "judge/hidden": 0.5,
         }
     )
 
@@ -495,7 +496,7 @@ def test_step_metrics_of_a_step_made_by_hand():
 def test_a_step_without_buffers_and_calls_has_the_same_names():
     full = step_metrics([group(numbers(), "1 2", 0)], StepScore([GroupScore((0.0, 1.0))], [], 0.0))
     assert {name: value for name, value in full.items() if value} == {}
-    assert len(full) == 26
+    assert len(full) == 27
 
 
 @pytest.mark.parametrize(

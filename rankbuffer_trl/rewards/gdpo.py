@@ -59,6 +59,10 @@ class GDPO:
         alone = [replace(group.query, rubrics=(rubric,)) for rubric in group.query.rubrics]
         return [pointwise_question(query, rollout.text, "rubric") for rollout in group.answered for query in alone]
 
+    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
+        """See [`RewardMethod`]. Each score needs one rollout."""
+        return self.first_questions(group)
+
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""
         n = len(group.answered) * len(group.query.rubrics)

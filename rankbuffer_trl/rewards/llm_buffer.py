@@ -42,7 +42,7 @@ class LLMBuffer:
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
         buffer = buffer or initial_buffer(group.query.responses, SIZE)
-        if group.answered and any(anchor.source == "candidate" for anchor in buffer.anchors):
+        if group.answered and has_candidates(buffer):
             seen = [rollout.text for rollout in group.answered]
             buffer = await self._select(group.query, buffer, seen, judge)
         ranking = await coarse_to_fine(group.query, buffer, group.answered, judge)
@@ -79,8 +79,13 @@ class LLMBuffer:
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]."""
-        anchors = [anchor.text for anchor in initial_buffer(group.query.responses, SIZE).anchors]
-        return [insertion_question(group.query, anchors, rollout.text) for rollout in group.answered]
+        return insertions(group, initial_buffer(group.query.responses, SIZE))
+
+    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
+        """See [`RewardMethod`]. Where the manager has to select first, it needs the whole group."""
+        if buffer is None:
+            return self.first_questions(group)
+        return [] if has_candidates(buffer) else insertions(group, buffer)
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""
@@ -88,6 +93,17 @@ class LLMBuffer:
         if self.look_ahead:
             return n, n + n // 2 + (n > 0 and not first)
         return n + (n > 0), n + n // 2 + (n > 0)
+
+
+def has_candidates(buffer: AnchorBuffer) -> bool:
+    """Return whether the manager has yet to select the anchors, as between two visits with look-ahead."""
+    return any(anchor.source == "candidate" for anchor in buffer.anchors)
+
+
+def insertions(group: RolloutGroup, buffer: AnchorBuffer) -> list[Question]:
+    """Return the insertion of each answered rollout into `buffer`."""
+    anchors = [anchor.text for anchor in buffer.anchors]
+    return [insertion_question(group.query, anchors, rollout.text) for rollout in group.answered]
 
 
 def ladder(buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:

@@ -34,6 +34,10 @@ class Pointwise:
         """See [`RewardMethod`]."""
         return [pointwise_question(group.query, rollout.text) for rollout in group.answered]
 
+    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
+        """See [`RewardMethod`]. Each score needs one rollout."""
+        return self.first_questions(group)
+
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""
         n = len(group.answered)

@@ -121,7 +121,16 @@ class RankBuffer:
         if self.bootstrap:
             enough = len(group.answered) >= 2
             return [ranking_question(group.query, group.answered, kind="bootstrap")] if enough else []
-        anchors = [anchor.text for anchor in initial_buffer(group.query.responses, self.k0).anchors]
+        return self._insertions(group, initial_buffer(group.query.responses, self.k0))
+
+    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
+        """See [`RewardMethod`]. An insertion needs one rollout and the buffer, which does not change in a step."""
+        if buffer is None:
+            return [] if self.bootstrap else self.first_questions(group)
+        return self._insertions(group, buffer)
+
+    def _insertions(self, group: RolloutGroup, buffer: AnchorBuffer) -> list[Question]:
+        anchors = [anchor.text for anchor in buffer.anchors]
         return [
             insertion_question(group.query, anchors, rollout.text, self.anchor_content) for rollout in group.answered
         ]

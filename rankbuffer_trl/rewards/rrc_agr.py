@@ -64,6 +64,10 @@ class RRCAGR:
         """See [`RewardMethod`]."""
         return [match.question for match in self._matches(group)]
 
+    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
+        """See [`RewardMethod`]. Each comparison needs one rollout and a fixed reference."""
+        return self.first_questions(group)
+
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""
         n = len(group.answered) * self.references

@@ -30,6 +30,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             The arguments of the reward method, as JSON on the command line. The file of the method lists them.
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling).
+        judge_during_generation (`bool`, *optional*, defaults to `True`):
+            Ask the judge about a rollout while others are still generated. With `vllm_mode: server`, each rollout is
+            then a request of its own. Otherwise judging starts when all rollouts are known, before TRL computes their
+            log-probabilities. The rewards are the same either way.
 
         > Parameters that control prompts and answers
 
@@ -85,6 +89,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     scale_by_signal: bool = field(
         default=False,
         metadata={"help": "Divide a generation's rewards by the share of its groups whose rewards differ (GPG)."},
+    )
+    judge_during_generation: bool = field(
+        default=True,
+        metadata={"help": "Ask the judge about a rollout while others are still generated. Rewards stay the same."},
     )
     format_check: str = field(
         default="none",

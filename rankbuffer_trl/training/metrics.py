@@ -18,6 +18,8 @@ def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, f
     over the groups of the step, after their update. `insert/*` is the histogram of insertion positions, as shares:
     `below` and `above` all anchors, and the quarters of the intervals between them. `judge/*` are sums over the step.
     Tokens are those of parsed calls, as in the paper; `judge/spent_tokens` counts the tokens of all attempts.
+    `judge/seconds` is the time that the trainer waited for the judge, and `judge/hidden` the share of the judgments
+    that had ended before it waited.
 
     Args:
         groups (`Sequence[RolloutGroup]`):
@@ -52,6 +54,7 @@ def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, f
         "judge/completion_tokens": totals.completion_tokens,
         "judge/spent_tokens": totals.spent_tokens,
         "judge/seconds": step.seconds,
+        "judge/hidden": step.hidden,
     }
 
 

@@ -15,7 +15,7 @@ from transformers import TrainerState
 
 from ..data.queries import QueryTable
 from ..errors import SettingsError
-from ..groups import Rollout, RolloutGroup, storable
+from ..groups import Query, Rollout, RolloutGroup, storable
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
@@ -107,9 +107,7 @@ class GroupReward:
                 self._no_answers(step, len(rows), training, completions, completion_ids)
             elif training:
                 self._unanswered = None
-            if training and not self._started:
-                self.scorer.store.rewind(step)
-                self._started = True
+            self._start(training, step)
             outcome = self.scorer.score(groups, step, update=training)
             return [reward for score in outcome.scores for reward in score.rewards], step_metrics(groups, outcome)
 
@@ -120,24 +118,84 @@ class GroupReward:
         first = PartialState().process_index * len(completions)
         return rewards[first : first + len(completions)]
 
-    def _groups(
-        self, rows: Sequence[tuple[str, str]], training: bool, step: int, epoch: int | None
-    ) -> list[RolloutGroup]:
-        """Cut the rows of all processes into groups. TRL's sampler yields each query `G` times in a row."""
+    def begin(self, query_id: Sequence[str], training: bool, step: int, epoch: int | None) -> None:
+        """Announce the rollouts of a generation before they are generated, so that judging starts with the first one.
+
+        This is a collective: every process must call it.
+
+        Args:
+            query_id (`Sequence[str]`):
+                The query of each rollout of this process.
+            training (`bool`):
+                Whether the rollouts are for training, not for evaluation.
+            step (`int`):
+                The trainer's global step.
+            epoch (`int`, *optional*):
+                The number of the pass over the data.
+        """
+        ids = gather_object(list(query_id))
+
+        def begin() -> None:
+            self._start(training, step)
+            queries, G = self._queries(ids, training)
+            self.scorer.begin(queries, G, step, epoch, update=training)
+
+        on_main_process(begin)
+
+    def arrived(self, row: int, text: str) -> None:
+        """Hand over the answer of a rollout. Main process only, in any thread.
+
+        Args:
+            row (`int`):
+                The number of the rollout among those of all processes.
+            text (`str`):
+                The answer alone.
+        """
+        self.scorer.arrived(row, storable(text))
+
+    def all_arrived(self, texts: Sequence[str]) -> None:
+        """Hand over the answers of the rollouts of this process. A collective: every process must call it."""
+        rows = gather_object(list(texts))
+        if PartialState().is_main_process:
+            for row, text in enumerate(rows):
+                self.arrived(row, text)
+
+    def discard(self) -> None:
+        """Give up the rollouts that were announced and not rewarded. Requests to the judge are cancelled."""
+        if self._scorer is not None:
+            self._scorer.discard()
+
+    def _start(self, training: bool, step: int) -> None:
+        """Take the store back to the step of the first training generation. This comes before any buffer is loaded."""
+        if training and not self._started:
+            self.scorer.store.rewind(step)
+            self._started = True
+
+    def _queries(self, ids: Sequence[str], training: bool) -> tuple[list[Query], int]:
+        """Return the query of each group, and `G`. TRL's sampler yields each query `G` times in a row."""
         queries, G = self.queries, self.num_generations
         if not training:
             queries, G = self.eval_queries, self.num_generations_eval
-        if len(rows) % G:
-            raise ValueError(f"{len(rows)} rollouts do not make whole groups of num_generations={G}")
-        groups = []
-        for start in range(0, len(rows), G):
-            ids = {query_id for query_id, _ in rows[start : start + G]}
-            if len(ids) != 1:
+        if len(ids) % G:
+            raise ValueError(f"{len(ids)} rollouts do not make whole groups of num_generations={G}")
+        for start in range(0, len(ids), G):
+            group = set(ids[start : start + G])
+            if len(group) != 1:
                 raise ValueError(
-                    f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(ids)}"
+                    f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(group)}"
                 )
-            rollouts = tuple(Rollout(i, storable(text)) for i, (_, text) in enumerate(rows[start : start + G]))
-            groups.append(RolloutGroup(queries[ids.pop()], rollouts, step, epoch))
+        return [queries[id] for id in ids[::G]], G
+
+    def _groups(
+        self, rows: Sequence[tuple[str, str]], training: bool, step: int, epoch: int | None
+    ) -> list[RolloutGroup]:
+        """Cut the rows of all processes into groups."""
+        queries, G = self._queries([id for id, _ in rows], training)
+        groups = []
+        for i, query in enumerate(queries):
+            texts = [text for _, text in rows[i * G : (i + 1) * G]]
+            rollouts = tuple(Rollout(place, storable(text)) for place, text in enumerate(texts))
+            groups.append(RolloutGroup(query, rollouts, step, epoch))
         return groups
 
     def _no_answers(

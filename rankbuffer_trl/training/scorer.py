@@ -3,20 +3,16 @@
 import asyncio
 import threading
 import time
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..buffer import AnchorBuffer
 from ..groups import Query, Rollout, RolloutGroup
-from ..judge import Call, Judge, JudgeError
-from ..judge.errors import first_leaf
-from ..judge.judge import explain
+from ..judge import Call, Judge
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
-
-RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
+from .step import OpenStep, pending_group
 
 
 @dataclass(frozen=True)
@@ -29,12 +25,15 @@ class StepScore:
         calls (`list[Call]`):
             Every judgment that was asked for.
         seconds (`float`):
-            Wall time from the first question to the commit.
+            Wall time that the trainer waited, for the buffers, the judge and the commit.
+        hidden (`float`, *optional*, defaults to `0.0`):
+            Share of `calls`, in 0..1, that had ended before the trainer asked for the scores.
     """
 
     scores: list[GroupScore]
     calls: list[Call]
     seconds: float
+    hidden: float = 0.0
 
 
 def stand_in(query: Query, G: int) -> RolloutGroup:
@@ -50,6 +49,11 @@ def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup
     return replace(group, epoch=buffer.visits if buffer else 0)
 
 
+def phase(update: bool) -> str:
+    """Return the name of a phase in the ledger."""
+    return "train" if update else "eval"
+
+
 class GroupScorer:
     """Bring a reward method, a judge and a store together.
 
@@ -63,7 +67,8 @@ class GroupScorer:
         max_failures (`float`, *optional*, defaults to `0.25`):
             Share of a step's judgments, in 0..1, above which failures stop the run.
         step_timeout (`float`, *optional*):
-            Seconds for judging one step, above which the run stops. `None` is no limit.
+            Seconds for judging one step, above which the run stops. They count from its last rollout. `None` is no
+            limit.
     """
 
     def __init__(
@@ -79,10 +84,50 @@ class GroupScorer:
         self.store = store
         self.max_failures = max_failures
         self.step_timeout = step_timeout
+        self._begun: OpenStep | None = None
+        self._seconds = 0.0  # that `begin` took
         self._loop = asyncio.new_event_loop()
         # The loop has its own thread. One connection pool then lives through the run, also in a notebook, which
         # has a running loop already, and Ctrl-C is not blocked.
         threading.Thread(target=self._loop.run_forever, name="judge", daemon=True).start()
+
+    def begin(
+        self, queries: Sequence[Query], G: int, step: int, epoch: int | None = None, update: bool = True
+    ) -> None:
+        """Announce the rollouts of a generation step, before they are generated.
+
+        Their texts come one by one through `arrived`. The judge is asked about a rollout at once where the method has
+        `early_questions`, and about a group when it is whole. `score` then waits for what is left. What it returns and
+        records is the same with and without `begin`.
+
+        Args:
+            queries (`Sequence[Query]`):
+                The query of each group.
+            G (`int`):
+                The number of rollouts per group.
+            step (`int`):
+                The trainer's global step.
+            epoch (`int`, *optional*):
+                The number of the pass over the data. `None` if the trainer does not know it.
+            update (`bool`, *optional*, defaults to `True`):
+                Whether `score` will record the step, as in training.
+        """
+        self.discard()
+        started = time.perf_counter()
+        self._begun = self._open([pending_group(query, G, step, epoch) for query in queries], step, update)
+        self._seconds = time.perf_counter() - started
+
+    def arrived(self, row: int, text: str) -> None:
+        """Hand over the answer of a rollout as soon as it is generated. Any thread may call this.
+
+        Args:
+            row (`int`):
+                The number of the rollout in the generation, group by group: `G * group + rollout.id`.
+            text (`str`):
+                The answer alone. It is empty if there is none.
+        """
+        if begun := self._begun:
+            self._loop.call_soon_threadsafe(begun.arrived, row, text)
 
     def score(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> StepScore:
         """Score all groups of one generation step, concurrently.
@@ -96,26 +141,49 @@ class GroupScorer:
             recorded then, but none of its groups.
         """
         started = time.perf_counter()
-        buffers = [self.store.load(group.query.id) for group in groups]
-        groups = [with_epoch(group, buffer) for group, buffer in zip(groups, buffers, strict=True)]
-        done = {group.query.id for group in groups if self.store.has_group(group.query.id, step)}
-        if update:
-            self._check_epochs(groups, buffers, done)
-        phase = "train" if update else "eval"
-        judge = self._asker(groups, buffers)
+        if self._begun is None or not self._begun.fits(groups, step, phase(update)):
+            self.discard()
+            self._begun, self._seconds = self._open(groups, step, update), 0.0
+        opened = self._begun
+        groups = [with_epoch(group, buffer) for group, buffer in zip(groups, opened.buffers, strict=True)]
         try:
-            scores = self.run(self._score_all(judge, groups, buffers))
-        except JudgeError:
-            self.store.commit(step, [], judge.drain(), phase)
+            scores = self.run(opened.finish(groups))
+        except BaseException:
+            self.discard()
             raise
-        calls = judge.drain()
+        self._begun = None
+        calls = opened.judge.drain()
+        done = self._recorded(groups, step)
         records = []
         for group, score in zip(groups, scores, strict=True) if update else ():
             if group.query.id not in done:
                 done.add(group.query.id)
                 records.append((group, score))
-        self.store.commit(step, records, calls, phase)
-        return StepScore(scores, calls, time.perf_counter() - started)
+        self.store.commit(step, records, calls, opened.phase)
+        hidden = opened.hidden / len(calls) if calls else 0.0
+        return StepScore(scores, calls, self._seconds + time.perf_counter() - started, hidden)
+
+    def discard(self) -> None:
+        """Give up a step that was begun and not scored: cancel its requests and record its calls."""
+        if self._begun is not None:
+            left, self._begun = self._begun, None
+            self.run(left.cancel())
+            self.store.commit(left.number, [], left.judge.drain(), left.phase)
+
+    def _open(self, groups: Sequence[RolloutGroup], step: int, update: bool) -> OpenStep:
+        buffers = [self.store.load(group.query.id) for group in groups]
+        groups = [with_epoch(group, buffer) for group, buffer in zip(groups, buffers, strict=True)]
+        if update:
+            self._check_epochs(groups, buffers, self._recorded(groups, step))
+        opened = OpenStep(
+            self.method, self.judge, groups, buffers, step, phase(update), self.max_failures, self.step_timeout
+        )
+        self.run(opened.start())
+        return opened
+
+    def _recorded(self, groups: Sequence[RolloutGroup], step: int) -> set[str]:
+        """Return the queries whose visit of this step is recorded already."""
+        return {group.query.id for group in groups if self.store.has_group(group.query.id, step)}
 
     @staticmethod
     def _check_epochs(groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None], done: set[str]) -> None:
@@ -129,54 +197,6 @@ class GroupScorer:
                     f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
                     " data, another seed or another number of processes?)"
                 )
-
-    def _asker(self, groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None]) -> Judge:
-        """Return the judge of one step, which has its own ledger and stops when too many judgments failed."""
-        most = sum(
-            self.method.calls(group, first=buffer is None)[1] for group, buffer in zip(groups, buffers, strict=True)
-        )
-
-        def watch(call: Call) -> None:
-            """Stop as soon as the failures are too many even if all questions still to come succeed."""
-            if call.failed:
-                self._check_failures(judge.calls, of=most)
-
-        judge = self.judge.asker(self.method.name, watch)
-        return judge
-
-    async def _score_all(
-        self, judge: Judge, groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None]
-    ) -> list[GroupScore]:
-        """Score each group on its own: the fine ranking of a group waits for the insertions of this group alone."""
-        try:
-            async with asyncio.timeout(self.step_timeout), asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self.method.score(group, buffer, judge))
-                    for group, buffer in zip(groups, buffers, strict=True)
-                ]
-        except TimeoutError:
-            outcomes = Counter(call.outcome for call in judge.calls)
-            failed = sum(call.failed for call in judge.calls)
-            raise JudgeError(
-                f"the judge ({judge.client.name}) did not finish a step within"
-                f" judge_step_timeout={self.step_timeout:g} s: {outcomes['parsed']} judgments were answered, {failed}"
-                f" failed. {RESUME}"
-            ) from None
-        except BaseExceptionGroup as errors:
-            raise first_leaf(errors) from errors
-        self._check_failures(judge.calls, of=len(judge.calls))
-        return [task.result() for task in running]
-
-    def _check_failures(self, calls: Sequence[Call], of: int) -> None:
-        failed = [call for call in calls if call.failed]
-        if not failed or len(failed) / of <= self.max_failures:
-            return
-        outcomes = Counter(call.outcome for call in failed)
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        raise JudgeError(
-            f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(calls)} judgments in one step"
-            f" ({counts}), more than judge_max_failures={self.max_failures:g} allows. {explain(failed[-1])} {RESUME}"
-        )
 
     def first_question(self, query: Query) -> None:
         """Ask the judge one real question about `query`. The call does not enter the ledger.
@@ -198,6 +218,7 @@ class GroupScorer:
 
     def close(self) -> None:
         """Close the judge's connections, the loop and the store."""
+        self.discard()
         self.run(self.judge.client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.store.close()

@@ -5,8 +5,11 @@ that a resumed run keeps, unscored rollouts, and checkpoints that hold the buffe
 loss, logging and pushes to the Hub.
 """
 
+import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.logging import get_logger
@@ -20,7 +23,7 @@ from trl import GRPOTrainer
 from ..data.queries import DataError, QueryTable
 from ..judge import Judge
 from ..report.card import CardFacts, write_card
-from ..rewards.format import AnswerReader, format_reward
+from ..rewards.format import Answer, AnswerReader, format_reward
 from ..store import BufferStore, StoreError
 from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
@@ -44,6 +47,7 @@ from .checkpoint import (
 from .config import RankBufferConfig
 from .distributed import on_main_process
 from .reward_function import GroupReward
+from .rollouts import SeparateRollouts, known_to_us
 from .sampler import EpochSampler
 from .scorer import GroupScorer
 
@@ -135,6 +139,10 @@ class RankBufferTrainer(GRPOTrainer):
         self.reward_weights[FORMAT] = args.format_weight
         self.dataset_name = dataset_name
         self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
+        self._read_ids: list[list[int]] | None = None
+        self._read_answers: list[Answer] = []
+        self._one_by_one = self._rollouts_come_one_by_one()
+        self._rollouts = self._separate_rollouts()
         self._sigterm = StopOnSigterm(self._batches.ends_generation)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._sigterm)
@@ -169,6 +177,74 @@ class RankBufferTrainer(GRPOTrainer):
         """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
         return EpochSampler(super()._get_train_sampler(dataset), self.current_epoch)
 
+    def _rollouts_come_one_by_one(self) -> bool:
+        """Return whether each rollout can be judged when the server has generated it. All processes agree on this.
+
+        With tools, environments or a rollout function, what the server generates is not the whole rollout.
+        """
+        if not (self.args.judge_during_generation and self.use_vllm and self.vllm_mode == "server"):
+            return False
+        if self.tools or self.rollout_func or self.environment_factories is not None:
+            return False
+        if not known_to_us():
+            logger.warning(
+                "this version of TRL generates with other arguments than RankBuffer knows, so judging starts after"
+                " generation"
+            )
+            return False
+        return True
+
+    def _separate_rollouts(self) -> SeparateRollouts | None:
+        """Send one request per rollout from now on. Only the main process has a client."""
+        if not (self._one_by_one and self.accelerator.is_main_process):
+            return None
+        # TRL has no hook per rollout: a rollout_func would take the user's place for one, and would have to tokenize,
+        # gather and slice on every process. The client below all that is a public object, and it is replaced here,
+        # while the trainer is being made, by one with the same methods. TRL's own class is left as it is.
+        rollouts = SeparateRollouts(self.vllm_generation.vllm_client, self.rank_reward.scorer.run, self._arrived)
+        self.vllm_generation.vllm_client = rollouts
+        return rollouts
+
+    def _arrived(self, row: int, completion_ids: list[int]) -> None:
+        prompt = self._train_queries[self._train_queries.ids[0]].prompt  # for what the chat template begins
+        (answer,) = self._answers.read([prompt], [""], [completion_ids])
+        self.rank_reward.arrived(row, answer.text)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Generate and score as TRL does, with a judge that is asked while rollouts are still generated."""
+        if not self.args.judge_during_generation:
+            return super()._generate_and_score_completions(inputs)
+        training = self.model.training
+        epoch = self.current_epoch() if training else None
+        self.rank_reward.begin([row["query_id"] for row in inputs], training, self.state.global_step, epoch)
+        try:
+            return super()._generate_and_score_completions(inputs)
+        except BaseException:
+            self.rank_reward.discard()
+            raise
+
+    def _generate(self, prompts: list) -> tuple:
+        """Generate as TRL does. Where rollouts did not come one by one, the judge is asked about all of them here.
+
+        TRL computes the log-probabilities of the old policy and of the reference model next, before the rewards.
+        """
+        started, before = time.perf_counter(), self._rollouts and self._rollouts.generations
+        generated = super()._generate(prompts)
+        self._log_metric("rollouts/seconds", time.perf_counter() - started)
+        if self._rollouts and self._rollouts.generations == before:
+            warn_of_another_way()
+        if self.args.judge_during_generation and not self._one_by_one:
+            _, completion_ids, _, completions, *_ = generated
+            self.rank_reward.all_arrived([each.text for each in self._read(prompts, completions, completion_ids)])
+        return generated
+
+    def _read(self, prompts: list, completions: list, completion_ids: list[list[int]]) -> list[Answer]:
+        """Read the answers of a generation, once for the judge and all reward functions."""
+        if completion_ids != self._read_ids:
+            self._read_answers = self._answers.read(prompts, completions, completion_ids)
+            self._read_ids = [list(ids) for ids in completion_ids]
+        return self._read_answers
+
     def _calculate_rewards(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
@@ -180,7 +256,7 @@ class RankBufferTrainer(GRPOTrainer):
         training = self.model.training
         # TRL passes the columns of a row to every reward function: the answers are read once, for all of them.
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
-        answers = self._answers.read(prompts, completions, completion_ids_list)
+        answers = self._read(prompts, completions, completion_ids_list)
         inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, answers, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
@@ -326,8 +402,16 @@ class RankBufferTrainer(GRPOTrainer):
         write_card(Path(self.args.output_dir), scorer.store, facts)
 
     def close(self) -> None:
-        """Close the store and the judge's connections."""
+        """Close the store and the connections to judge and rollout server."""
+        if self._rollouts:
+            self._rollouts.close()
         self.rank_reward.close()
+
+
+@cache
+def warn_of_another_way() -> None:
+    """Say once that the rollouts did not come through [`SeparateRollouts.generate`]."""
+    logger.warning("TRL generates in a way that RankBuffer does not know, so judging starts after generation")
 
 
 def as_table(dataset: Dataset | QueryTable, responses_needed: int) -> QueryTable:

@@ -1,0 +1,190 @@
+"""Rollouts from a vLLM server with one request each, so that each can be judged as soon as it is generated.
+
+TRL asks the server for all rollouts of a step with one request, whose answer comes when the longest rollout is done.
+vLLM itself makes `n` sequences of a request with `n` samples, with the seeds `seed`, `seed + 1` and so on. So `n`
+requests with these seeds give the same tokens.
+"""
+
+import asyncio
+import inspect
+import resource
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from httpx2 import Limits
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError, Timeout
+from trl.generation.vllm_client import VLLMClient, parse_logprobs
+
+from ..errors import RankBufferError
+from ..judge.errors import first_leaf, printable
+
+RETRIES = 8  # of one request: 40 s in all, about what TRL's own client waits
+CONNECT_SECONDS = 60.0
+IDLE_SECONDS = 3.0  # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then is lost
+INDIVISIBLE = {"n", "use_beam_search"}  # generation_kwargs under which n requests are not one request for n
+
+
+class RolloutError(RankBufferError, RuntimeError):
+    """The rollout server does not generate."""
+
+
+class SeparateRollouts:
+    """TRL's client of a vLLM server, except that `generate` sends one request per rollout.
+
+    Everything else goes to the client. So does `generate` for prompts with images.
+
+    Args:
+        client (`VLLMClient`):
+            TRL's client.
+        run (`Callable[[Coroutine], Any]`):
+            Runs a coroutine on an event loop of another thread, and cancels it if it is interrupted, as
+            [`GroupScorer.run`] does. `requests`, which TRL's client uses, could not be interrupted.
+        on_rollout (`Callable[[int, list[int]], None]`):
+            Called on that loop with the row and the token ids of each rollout when it is generated. Rows count through
+            the rollouts of the first prompt, then those of the second, and so on.
+
+    Example:
+        >>> client = SeparateRollouts(VLLMClient(url), scorer.run, lambda row, ids: print(row, len(ids)))
+        >>> client.generate([[9707, 11]], n=8)["completion_ids"]
+    """
+
+    def __init__(
+        self,
+        client: VLLMClient,
+        run: Callable[[Coroutine], Any],
+        on_rollout: Callable[[int, list[int]], None],
+    ):
+        self.generations = 0  # calls of `generate`
+        self._client = client
+        self._run = run
+        self._on_rollout = on_rollout
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._openai = AsyncOpenAI(
+            base_url=f"{client.base_url}/v1",
+            api_key="none",
+            max_retries=RETRIES,
+            timeout=Timeout(None, connect=CONNECT_SECONDS),  # a rollout may take long, and TRL's client has no limit
+            http_client=DefaultAioHttpClient(
+                timeout=None,
+                # Each connection is an open file, of which the process needs some for itself. 0 is no limit.
+                limits=Limits(max_connections=max(files // 2, 0), keepalive_expiry=IDLE_SECONDS),
+            ),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def generate(
+        self,
+        prompts: list[str] | list[list[int]],
+        features: list[dict | None] | None = None,
+        n: int = 1,
+        repetition_penalty: float = 1.0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        max_tokens: int = 16,
+        logprobs: int | None = 0,
+        structured_outputs_regex: str | None = None,
+        generation_kwargs: dict | None = None,
+    ) -> dict[str, Any]:
+        """Generate as [`~trl.generation.vllm_client.VLLMClient.generate`] does, with the same arguments and result.
+
+        Raises:
+            [`RolloutError`]: if a request fails after all retries. The other requests are cancelled then.
+        """
+        self.generations += 1
+        sampling: dict[str, Any] = {
+            "repetition_penalty": repetition_penalty,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+        }
+        more = generation_kwargs or {}
+        if features is not None or INDIVISIBLE & more.keys():
+            return self._client.generate(
+                prompts,
+                features,
+                n=n,
+                structured_outputs_regex=structured_outputs_regex,
+                generation_kwargs=generation_kwargs,
+                **sampling,
+            )
+        if structured_outputs_regex is not None:
+            sampling["structured_outputs"] = {"regex": structured_outputs_regex}
+        payload = {
+            "model": self._client.model,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "n": 1,
+            **sampling,
+            **more,
+        }
+        seed = payload.get("seed")
+        payloads = [
+            payload | {"prompt": [prompt]} | ({} if seed is None else {"seed": seed + i})
+            for prompt in prompts
+            for i in range(n)
+        ]
+        rollouts = self._run(self._generate(payloads))
+        with_logprobs = all(rollout["logprobs"] is not None for rollout in rollouts)
+        return {
+            "prompt_ids": [rollout["prompt_ids"] for rollout in rollouts[::n]],
+            "completion_ids": [rollout["completion_ids"] for rollout in rollouts],
+            "logprobs": [rollout["logprobs"] for rollout in rollouts] if with_logprobs else None,
+            "logprob_token_ids": [rollout["logprob_token_ids"] for rollout in rollouts] if with_logprobs else None,
+        }
+
+    async def _generate(self, payloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                sent = [tasks.create_task(self._rollout(row, payload)) for row, payload in enumerate(payloads)]
+        except BaseExceptionGroup as errors:
+            raise first_leaf(errors) from None
+        return [task.result() for task in sent]
+
+    async def _rollout(self, row: int, payload: dict[str, Any]) -> dict[str, Any]:
+        """Return one rollout. It is parsed here, while others are still generated."""
+        try:
+            answer: Any = await self._openai.post("/completions", body=payload, cast_to=object)
+            (choice,) = answer["choices"]
+            logprobs, logprob_token_ids = parse_logprobs([choice["logprobs"]])
+            rollout = {
+                "prompt_ids": choice["prompt_token_ids"],
+                "completion_ids": choice["token_ids"],
+                "logprobs": logprobs and logprobs[0],
+                "logprob_token_ids": logprob_token_ids and logprob_token_ids[0],
+            }
+        except (OpenAIError, ValueError, TypeError, LookupError) as error:
+            raise RolloutError(
+                f"the rollout server at {self._client.base_url} does not generate ({cause_of(error)}): look at its"
+                " log, start it again, then resume from the last checkpoint"
+            ) from error
+        self._on_rollout(row, rollout["completion_ids"])
+        return rollout
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._run(self._openai.close())
+
+
+def cause_of(error: Exception) -> str:
+    """Return in one line why a request failed."""
+    if isinstance(error, APIStatusError):
+        return printable(f"HTTP {error.status_code}: {error.response.text[:300]}")
+    if isinstance(error, APIConnectionError):
+        return printable(f"{error} {error.__cause__ or ''}"[:300])
+    return printable(f"not a completion of vLLM, {type(error).__name__}: {error}"[:300])
+
+
+def known_to_us(client: type[VLLMClient] = VLLMClient) -> bool:
+    """Return whether TRL's `generate` has the arguments that [`SeparateRollouts.generate`] was written for."""
+    theirs, ours = (
+        [(each.name, each.kind, each.default) for each in inspect.signature(method).parameters.values()]
+        for method in (client.generate, SeparateRollouts.generate)
+    )
+    return theirs == ours

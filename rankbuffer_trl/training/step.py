@@ -1,0 +1,212 @@
+"""One generation step on the judge's event loop: ask about rollouts as they arrive, score groups as they get whole.
+
+What is asked early never decides a reward. A group is scored once all its rollouts are known, from all of them. An
+early question only has its answer ready when the method asks it.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..buffer import AnchorBuffer
+from ..groups import Query, Rollout, RolloutGroup
+from ..judge import Call, Judge, JudgeError
+from ..judge.errors import first_leaf
+from ..judge.judge import Asked, explain
+from ..rewards.method import GroupScore, RewardMethod
+
+RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
+PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer
+
+
+def pending_group(query: Query, G: int, step: int, epoch: int | None) -> RolloutGroup:
+    """Return a group none of whose rollouts is known yet."""
+    return RolloutGroup(query, tuple(Rollout(i, PENDING) for i in range(G)), step, epoch)
+
+
+class EarlyJudge(Judge):
+    """A judge that can be asked a question early: the same question, asked later, gets that answer.
+
+    Each early question answers one later question. Two rollouts with the same text are therefore two calls, as they
+    are without early questions.
+    """
+
+    def __init__(self, judge: Judge, method: str, on_call: Callable[[Call], None]):
+        super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call)
+        self._early: defaultdict[tuple[str, str], list[tuple[Asked, asyncio.Task]]] = defaultdict(list)
+
+    def ask_early(self, question: Asked, tasks: asyncio.TaskGroup) -> None:
+        """Put `question` now, in `tasks`, and keep its answer for the first equal question to come."""
+        asked = (question, tasks.create_task(super().put(question)))
+        self._early[question.kind, question.query_id].append(asked)
+
+    async def put(self, question: Asked) -> tuple[Any | None, Call]:
+        """Answer as [`Judge.put`] does, with the answer of an equal early question if there is one."""
+        waiting = self._early[question.kind, question.query_id]
+        for place, (asked, task) in enumerate(waiting):
+            if asked == question:
+                del waiting[place]
+                return await task
+        return await super().put(question)
+
+    def drop_early(self) -> None:
+        """Cancel the early questions that nothing has asked for."""
+        for waiting in self._early.values():
+            for _, task in waiting:
+                task.cancel()
+        self._early.clear()
+
+
+class OpenStep:
+    """The judging of one generation step, from the announcement of its queries to its scores.
+
+    All methods but the constructor run on the judge's event loop.
+
+    Args:
+        method (`RewardMethod`):
+            The method that scores. If it has `early_questions`, they are asked when a rollout arrives.
+        judge (`Judge`):
+            The judge that the method asks.
+        groups (`Sequence[RolloutGroup]`):
+            The groups with their epochs. Their rollouts may be unknown yet, see [`pending_group`].
+        buffers (`Sequence[AnchorBuffer | None]`):
+            The buffer of each group, as it was before the step.
+        number (`int`):
+            The trainer's global step, for the ledger.
+        phase (`str`):
+            `train` or `eval`, for the ledger.
+        max_failures (`float`):
+            Share of the judgments, in 0..1, above which failures end the step.
+        timeout (`float`, *optional*):
+            Seconds that the judge may take once all rollouts are known. `None` is no limit.
+    """
+
+    def __init__(
+        self,
+        method: RewardMethod,
+        judge: Judge,
+        groups: Sequence[RolloutGroup],
+        buffers: Sequence[AnchorBuffer | None],
+        number: int,
+        phase: str,
+        max_failures: float,
+        timeout: float | None,
+    ):
+        self.method = method
+        self.judge = EarlyJudge(judge, method.name, self._watch)
+        self.groups = list(groups)
+        self.buffers = buffers
+        self.number = number
+        self.phase = phase
+        self.max_failures = max_failures
+        self.timeout = timeout
+        self.hidden = 0  # judgments that had ended when `finish` was called
+        self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]
+        self._arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+        self._final: Sequence[RolloutGroup] = ()
+        self._task: asyncio.Task[list[GroupScore]]
+
+    def fits(self, groups: Sequence[RolloutGroup], number: int, phase: str) -> bool:
+        """Return whether `groups` are the groups that were announced, whatever the texts of their rollouts."""
+        return (
+            (number, phase, len(groups)) == (self.number, self.phase, len(self.groups))
+            and all(group.query == mine.query for group, mine in zip(groups, self.groups, strict=True))
+            and all(group.epoch in (None, mine.epoch) for group, mine in zip(groups, self.groups, strict=True))
+            and all(len(g.rollouts) == len(mine.rollouts) for g, mine in zip(groups, self.groups, strict=True))
+        )
+
+    async def start(self) -> None:
+        """Begin to take rollouts. All other methods come after it."""
+        self._task = asyncio.create_task(self._score_all())
+
+    def arrived(self, row: int, text: str) -> None:
+        """Take the text of a rollout. Rows count through the groups, which have one size."""
+        self._arrivals.put_nowait((row, text))
+
+    async def finish(self, groups: Sequence[RolloutGroup]) -> list[GroupScore]:
+        """Return the scores of `groups`, which hold all rollouts. A group that arrived with other texts is asked anew.
+
+        Raises:
+            [`JudgeError`]: if the judge fails too often, or takes too long.
+        """
+        self.hidden = len(self.judge.calls)
+        self._final = groups
+        self._arrivals.put_nowait(None)
+        return await self._task
+
+    async def cancel(self) -> None:
+        """Cancel what is in flight and wait until it has ended."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _score_all(self) -> list[GroupScore]:
+        """Score each group on its own: the fine ranking of a group waits for the insertions of this group alone."""
+        scoring: dict[int, asyncio.Task[GroupScore]] = {}
+        try:
+            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
+                while arrival := await self._arrivals.get():
+                    self._take(*arrival, tasks, scoring)
+                if self.timeout is not None:  # generation does not count
+                    limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
+                for i, group in enumerate(self._final):
+                    if i in scoring and group.rollouts != self.groups[i].rollouts:
+                        scoring.pop(i).cancel()
+                    self.groups[i] = group
+                    if i not in scoring:
+                        scoring[i] = self._start(i, tasks)
+                scores = [await scoring[i] for i in range(len(self._final))]
+                self.judge.drop_early()
+        except TimeoutError:
+            outcomes = Counter(call.outcome for call in self.judge.calls)
+            failed = sum(call.failed for call in self.judge.calls)
+            raise JudgeError(
+                f"the judge ({self.judge.client.name}) did not finish a step within"
+                f" judge_step_timeout={self.timeout:g} s: {outcomes['parsed']} judgments were answered, {failed}"
+                f" failed. {RESUME}"
+            ) from None
+        except BaseExceptionGroup as errors:
+            raise first_leaf(errors) from errors
+        self._check_failures(of=len(self.judge.calls))
+        return scores
+
+    def _take(
+        self, row: int, text: str, tasks: asyncio.TaskGroup, scoring: dict[int, asyncio.Task[GroupScore]]
+    ) -> None:
+        """Put a rollout into its group. Score the group if it is whole, else ask what is certain to be asked."""
+        i, place = divmod(row, len(self.groups[0].rollouts))
+        if place not in self._missing[i]:
+            return
+        self._missing[i].remove(place)
+        rollouts = list(self.groups[i].rollouts)
+        rollouts[place] = Rollout(place, text)
+        self.groups[i] = replace(self.groups[i], rollouts=tuple(rollouts))
+        early = getattr(self.method, "early_questions", None)
+        if not self._missing[i]:
+            scoring[i] = self._start(i, tasks)
+        elif early is not None:
+            alone = replace(self.groups[i], rollouts=(rollouts[place],))
+            for question in early(alone, self.buffers[i]):
+                self.judge.ask_early(question, tasks)
+
+    def _start(self, i: int, tasks: asyncio.TaskGroup) -> asyncio.Task[GroupScore]:
+        return tasks.create_task(self.method.score(self.groups[i], self.buffers[i], self.judge))
+
+    def _watch(self, call: Call) -> None:
+        """Stop as soon as the failures are too many even if all questions still to come succeed."""
+        if call.failed:
+            pairs = zip(self.groups, self.buffers, strict=True)
+            self._check_failures(of=sum(self.method.calls(group, first=buffer is None)[1] for group, buffer in pairs))
+
+    def _check_failures(self, of: int) -> None:
+        calls = self.judge.calls
+        failed = [call for call in calls if call.failed]
+        if not failed or len(failed) / of <= self.max_failures:
+            return
+        outcomes = Counter(call.outcome for call in failed)
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        raise JudgeError(
+            f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(calls)} judgments in one step"
+            f" ({counts}), more than judge_max_failures={self.max_failures:g} allows. {explain(failed[-1])} {RESUME}"
+        )
