@@ -23,7 +23,9 @@ the same rewards. It also checks that their stores hold the same rows. The secon
 * `step`: the time of the whole step over that of generation alone.
 * `hidden`: the share of the calls that are answered when the last rollout is generated.
 
-The figures are medians over the turns. The script prints tables, then one JSON line.
+Generation alone is measured once per turn on its own, and again in each serial step, which generates with the same
+call. A turn counts the median of these. The figures are medians over the turns. The script prints tables, and then
+one JSON line.
 """
 
 import argparse
@@ -44,7 +46,8 @@ from unittest.mock import patch
 import loopback
 import trl
 from aiohttp import web
-from overlap_model import RATIOS, WORKLOADS, Batch, Row, Workload, latency_for, predict
+from miniature_report import refresh
+from overlap_model import RATIOS, STEPS, WORKLOADS, Batch, Row, Workload, latency_for, predict, tables
 from rich.console import Console
 from rich.table import Table
 from simulated_judge import WORDS
@@ -311,13 +314,18 @@ def measure(
     client = connect(urls[0])
     for overlapped in (False, True):
         runs[ratios[0], overlapped].step(0)  # not counted: Python and the servers load what they need
-    alone, found = [], {key: [] for key in runs}
+    alone: list[float] = []
+    found: dict[tuple[float, bool], list[Turn]] = {key: [] for key in runs}
     for step in steps:
         started = time.perf_counter()
         generate(client, workload, step)
-        alone.append(time.perf_counter() - started)
-        for key, run in runs.items():
-            found[key].append(run.step(step))
+        generations = [time.perf_counter() - started]
+        for (ratio, overlapped), run in runs.items():
+            turn = run.step(step)
+            found[ratio, overlapped].append(turn)
+            if not overlapped:
+                generations.append(turn.seconds - turn.outcome.seconds)
+        alone.append(median(generations))
     pairs = []
     for ratio in ratios:
         serial, overlapped = found[ratio, False], found[ratio, True]
@@ -329,25 +337,28 @@ def measure(
     return pairs
 
 
-def table_of(workload: Workload, pairs: Sequence[Pair]) -> Table:
-    """Return the table of one workload."""
+def table_of(workload: Workload, pairs: Sequence[Pair], scale: float) -> Table:
+    """Return the table of one workload. In brackets: what the model predicts for the same steps."""
     alone = median(pairs[0].alone)
-    table = Table(title=f"{workload.title}; generation alone takes {alone:.2f} s", caption="(model in brackets)")
-    for column in ("judge / generation", "visible judge, s", "visible", "step: serial", "step: overlapped"):
-        table.add_column(column)
-    for column in ("hidden", "client CPU, s", "same results"):
-        table.add_column(column)
+    table = Table(
+        title=f"Measured, {workload.title}: generation alone takes {alone:.2f} s, {alone / scale:.1f} s unscaled"
+    )
+    table.title = f"{table.title} (in brackets: the model)"
+    columns = ("judge, s", "overlapped, s", "visible", "step: serial", "step: overlapped", "hidden", "client CPU, s")
+    table.add_column("judge / generation")
+    for column in (*columns, "same results"):
+        table.add_column(column, justify="right")
     for pair in pairs:
         seconds = [median(turn.outcome.seconds for turn in turns) for turns in (pair.serial, pair.overlapped)]
         cpu = [median(turn.cpu for turn in turns) for turns in (pair.serial, pair.overlapped)]
         table.add_row(
             f"{pair.judge:.2f} ({pair.ratio:g})",
-            f"{seconds[0]:.2f} -> {seconds[1]:.2f}",
+            *(f"{each:.2f}" for each in seconds),
             f"{pair.visible:.2f} ({pair.model.share('rollouts'):.2f})",
             f"{pair.step(pair.serial):.2f} ({pair.model.step('serial'):.2f})",
             f"{pair.step(pair.overlapped):.2f} ({pair.model.step('rollouts'):.2f})",
             f"{median(turn.outcome.hidden for turn in pair.overlapped):.0%}",
-            f"{cpu[0]:.2f} -> {cpu[1]:.2f}",
+            f"{cpu[0]:.2f}, {cpu[1]:.2f}",
             "yes" if pair.same else "NO",
         )
     return table
@@ -379,22 +390,26 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="turns that are counted")
     parser.add_argument("--queries", type=int, default=20, help="number of queries per step")
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="times of judge over generation")
+    parser.add_argument("--page", type=Path, help="page whose tables are replaced by these and those of the model")
     arguments = parser.parse_args()
     started, load = time.perf_counter(), os.getloadavg()[0]
     workloads = [replace(workload, queries=arguments.queries) for workload in WORKLOADS]
     # All servers start before this process has threads, which a fork would not copy.
-    servers = [start((serve_rollouts, w, arguments.scale), (serve_judge, w)) for w in workloads]
-    result: dict = {"benchmark": "overlap", "scale": arguments.scale, "turns": arguments.turns}
+    servers = [start((serve_rollouts, each, arguments.scale), (serve_judge, each)) for each in workloads]
+    result: dict = {"benchmark": "overlap", "scale": arguments.scale, "turns": arguments.turns, "same": True}
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         for workload, (processes, (rollouts, judge)) in zip(workloads, servers, strict=True):
             urls = (rollouts, f"{judge}/v1")
             pairs = measure(workload, urls, arguments.ratios, arguments.turns, arguments.scale, Path(folder))
-            Console(width=130).print(table_of(workload, pairs))
-            result[workload.title] = {f"{pair.ratio:g}": pair.result() for pair in pairs}
-            result[workload.title]["goals"] = goals_of(pairs)
-            result["same"] = result.get("same", True) and all(pair.same for pair in pairs)
+            found.append(table_of(workload, pairs, arguments.scale))
+            Console(width=130).print(found[-1])
+            result[workload.title] = {f"{pair.ratio:g}": pair.result() for pair in pairs} | {"goals": goals_of(pairs)}
+            result["same"] = result["same"] and all(pair.same for pair in pairs)
             for process in processes:
                 process.terminate()
+    if arguments.page:
+        refresh(arguments.page, found + tables(range(STEPS))[0])
     print(
         f"{os.cpu_count()} CPU cores, load average {load:.1f} before and {os.getloadavg()[0]:.1f} after,"
         f" TRL {trl.__version__}, {time.perf_counter() - started:.0f} s in all"

@@ -1,7 +1,7 @@
 """Model a training step whose judge works while rollouts are generated, without a clock.
 
     python benchmarks/overlap_model.py
-    python benchmarks/overlap_model.py --figure docs/images/overlap.png
+    python benchmarks/overlap_model.py --figure docs/images/overlap.png   # the tables, and the timeline of one step
 
 The model is a discrete-event simulation. `overlap.py` runs the same workload with the real clients and the real
 scorer. Both read the same description, [`Workload`]: how long the rollouts are, how fast the rollout server is, where
@@ -30,7 +30,7 @@ import argparse
 import heapq
 import json
 import random
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,10 +38,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 RATIOS = (0.1, 0.25, 0.5, 1.0, 2.0)  # judge / generation
+STEPS = 60
 ORDERS = ("serial", "groups", "rollouts")
 
 
@@ -101,12 +104,12 @@ class Workload:
         return Draw(tokens, position)
 
 
-THINKING = Workload("2 % of the rollouts are truncated")
-LONG = Workload("11 % of the rollouts are truncated", median=1500)
+THINKING = Workload("2 % truncated")
+LONG = Workload("11 % truncated", median=1500)
 WORKLOADS = (THINKING, LONG)
 OTHERS = (
     replace(THINKING, title="27 % truncated", median=2500),
-    replace(THINKING, title="no thinking: median 400, sigma 0.4", median=400, sigma=0.4),
+    replace(THINKING, title="none truncated: median 400, sigma 0.4", median=400, sigma=0.4),
     replace(THINKING, title="2 % truncated, 64 sequences at a time", capacity=64),
     replace(THINKING, title="2 % truncated, a judge with 4 slots", slots=4),
     replace(THINKING, title="2 % truncated, a judge with 64 slots", slots=64),
@@ -266,7 +269,16 @@ def latency_for(workload: Workload, ratio: float, steps: Iterable[int]) -> float
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: means over steps, by order of work."""
+    """A line of the table: means over steps.
+
+    Args:
+        ratio (`float`):
+            The time of the serial judge over that of generation.
+        generation (`float`), latency (`float`):
+            Seconds of generation, and of a question in its slot.
+        visible (`dict[str, float]`):
+            Visible seconds of the judge by order of work.
+    """
 
     ratio: float
     generation: float
@@ -290,99 +302,94 @@ def predict(workload: Workload, ratio: float, steps: range) -> Row:
     return Row(ratio, fmean(line.generation for line in lines["serial"]), latency, visible)
 
 
-def table_of(title: str, rows: dict[str, Row]) -> Table:
-    """Return a table of the model, with one line per row."""
-    table = Table("", "visible: groups", "rollouts", "step: serial", "groups", "rollouts", title=title)
+def table_of(title: str, first: str, rows: dict[str, Row]) -> Table:
+    """Return a table of rows by name. `first` is the header of the names."""
+    columns = (first, "visible: groups", "visible: rollouts", "step: serial", "step: groups", "step: rollouts")
+    table = Table(*(Column(column, justify="right" if i else "left") for i, column in enumerate(columns)), title=title)
     for name, row in rows.items():
-        table.add_row(
-            name,
-            *(f"{row.share(order):.2f}" for order in ORDERS[1:]),
-            *(f"{row.step(order):.2f}" for order in ORDERS),
-        )
+        shares = [row.share(order) for order in ORDERS[1:]]
+        table.add_row(name, *(f"{value:.2f}" for value in (*shares, *map(row.step, ORDERS))))
     return table
 
 
-def draw_figure(workload: Workload, ratio: float, path: Path) -> None:
-    """Draw the timelines of one step, serial and overlapped."""
-    from matplotlib.figure import Figure
+def tables(steps: range) -> tuple[list[Table], dict]:
+    """Return the tables of the model and its figures for the JSON line."""
+    found, result = [], {}
+    for workload in WORKLOADS:
+        rows = {f"{ratio:g}": predict(workload, ratio, steps) for ratio in RATIOS}
+        title = f"Model, {workload.title}: generation takes {rows['1'].generation:.1f} s"
+        found.append(table_of(title, "judge / generation", rows))
+        result[workload.title] = {
+            ratio: {"visible": round(row.share("rollouts"), 3), "step": round(row.step("rollouts"), 3)}
+            for ratio, row in rows.items()
+        }
+    for ratio in (0.5, 1.0):
+        rows = {workload.title: predict(workload, ratio, steps) for workload in OTHERS}
+        found.append(table_of(f"Model, judge / generation {ratio:g}", "workload", rows))
+    return found, result
 
+
+def draw_figure(workload: Workload, ratio: float, path: Path) -> None:
+    """Draw the timelines of one step, serial and overlapped, into a file."""
     latency = latency_for(workload, ratio, [0])
-    orders = {"serial": "serial: the judge begins after the last rollout", "rollouts": "overlapped"}
     figure = Figure(figsize=(9.6, 7.2), dpi=120, layout="constrained")
     panels = figure.subplots(2, 1, sharex=True)
-    for axes, (order, title) in zip(panels, orders.items(), strict=True):
+    for axes, order, title in zip(panels, ("serial", "rollouts"), ("Serial", "Overlapped"), strict=True):
         line = simulate(workload, 0, latency, order)
-        place = rows_of(workload, line.generated)
-        rows = [place[i] for i in range(len(line.generated))]
-        axes.hlines(rows, 0, line.generated, color="#c8ced4", linewidth=1.2, label="rollout")
-        by_kind = defaultdict(list)
+        height = heights(workload, line.generated)
+        bars(axes, [(height[row], 0, end) for row, end in enumerate(line.generated)], "#c8ced4", "rollout")
+        inserts = [span for span in line.questions if span.kind == "insert"]
+        waits = [(height[span.place], span.asked, span.begun) for span in inserts]
+        bars(axes, waits, "#f3d9b8", "insertion waits for the judge")
+        bars(axes, [(height[span.place], span.begun, span.answered) for span in inserts], "#d98c2b", "insertion")
+        seen: Counter[int] = Counter()
+        fines = []
         for span in line.questions:
-            by_kind[span.kind].append(span)
-        inserts, fines = by_kind["insert"], by_kind["fine"]
-        heights = [place[span.place] for span in inserts]
-        axes.hlines(heights, [s.asked for s in inserts], [s.begun for s in inserts], color="#f3d9b8", linewidth=1.2)
-        axes.hlines(
-            heights,
-            [s.begun for s in inserts],
-            [s.answered for s in inserts],
-            color="#d98c2b",
-            linewidth=1.6,
-            label="insertion",
-        )
-        middles = [fmean(place[span.place * workload.G + i] for i in range(workload.G)) for span in fines]
-        axes.hlines(
-            middles,
-            [s.begun for s in fines],
-            [s.answered for s in fines],
-            color="#2e8b57",
-            linewidth=4,
-            label="fine ranking",
-        )
-        end = line.generation + line.visible
-        for x in (line.generation, end):
-            axes.axvline(x, color="#4a6785", linewidth=1, linestyle=":")
-        axes.set_title(
-            f"{title}: generation {line.generation:.1f} s, visible judge {line.visible:.1f} s", fontsize=10, loc="left"
-        )
-        axes.set(ylabel="the rollouts of 20 groups", yticks=[])
+            if span.kind == "fine":  # the intervals of a group one above the other
+                seen[span.place] += 1
+                middle = fmean(height[span.place * workload.G + i] for i in range(workload.G))
+                fines.append((middle + 3.5 * (seen[span.place] - 1.5), span.begun, span.answered))
+        bars(axes, fines, "#2e8b57", "fine ranking", width=2.5)
+        for moment in (line.generation, line.generation + line.visible):
+            axes.axvline(moment, color="#4a6785", linewidth=1, linestyle=":")
+        text = f"{title}: {line.generation:.1f} s of generation, then {line.visible:.1f} s of visible judge"
+        axes.set_title(text, fontsize=10, loc="left")
+        axes.set(ylabel=f"{workload.queries} groups of {workload.G} rollouts", yticks=[])
         axes.spines[["top", "right", "left"]].set_visible(False)
-    panels[-1].set_xlabel("seconds")
-    panels[0].legend(loc="upper right", frameon=False, fontsize=9)
+    panels[1].set_xlabel("seconds")
+    panels[1].legend(loc="lower right", frameon=False, fontsize=9)
     figure.savefig(path, facecolor="white")
 
 
-def rows_of(workload: Workload, generated: list[float]) -> dict[int, float]:
+def bars(axes: Axes, lines: Iterable[tuple[float, float, float]], colour: str, label: str, width: float = 1.4) -> None:
+    """Draw lines, each given by its height, begin and end."""
+    y, begins, ends = zip(*lines, strict=True)
+    axes.hlines(y, begins, ends, color=colour, linewidth=width, label=label)
+
+
+def heights(workload: Workload, generated: list[float]) -> dict[int, float]:
     """Return the height of each rollout in the figure: groups by their last rollout, rollouts by their end."""
     G = workload.G
-    groups = sorted(range(workload.queries), key=lambda g: max(generated[g * G : (g + 1) * G]), reverse=True)
-    heights = {}
-    for i, group in enumerate(groups):
-        order = sorted(range(group * G, (group + 1) * G), key=lambda row: generated[row], reverse=True)
-        heights |= {row: i * (G + 3) + j for j, row in enumerate(order)}
-    return heights
+    groups = [range(first, first + G) for first in range(0, len(generated), G)]
+    groups.sort(key=lambda group: max(generated[row] for row in group), reverse=True)
+    return {
+        row: (G + 3) * i + j
+        for i, group in enumerate(groups)
+        for j, row in enumerate(sorted(group, key=lambda row: generated[row], reverse=True))
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="number of steps to simulate")
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of steps to simulate")
     parser.add_argument("--figure", type=Path, help="draw the timeline of one step into this file")
     arguments = parser.parse_args()
-    steps = range(arguments.steps)
-    result: dict = {"benchmark": "overlap_model", "steps": arguments.steps}
-    for workload in WORKLOADS:
-        rows = {f"judge / generation {ratio:g}": predict(workload, ratio, steps) for ratio in RATIOS}
-        generation = next(iter(rows.values())).generation
-        Console(width=120).print(table_of(f"{workload.title}, generation takes {generation:.1f} s", rows))
-        result[workload.title] = {
-            f"{row.ratio:g}": {"visible": round(row.share("rollouts"), 3), "step": round(row.step("rollouts"), 3)}
-            for row in rows.values()
-        }
-    for ratio in (0.5, 1.0):
-        rows = {workload.title: predict(workload, ratio, steps) for workload in OTHERS}
-        Console(width=120).print(table_of(f"other workloads, judge / generation {ratio:g}", rows))
+    found, result = tables(range(arguments.steps))
+    for table in found:
+        Console(width=130).print(table)
     if arguments.figure:
-        draw_figure(THINKING, 1.0, arguments.figure)
-    print(json.dumps(result))
+        draw_figure(THINKING, 0.5, arguments.figure)
+    print(json.dumps({"benchmark": "overlap_model", "steps": arguments.steps} | result))
 
 
 if __name__ == "__main__":
