@@ -140,8 +140,8 @@ def serve_judge(workload: Workload, port: multiprocessing.Queue) -> None:
         async with slots:
             await asyncio.sleep(body["latency"])
         rollouts = re.findall(r"Rollout (\d+) (\d+) (\d+)\.", prompt)
-        if "from 0 through" in prompt:
-            content = {"position": workload.draw(*map(int, rollouts[0])).position}
+        if K := re.search(r"from 0 through (\d+)>", prompt):
+            content = {"position": min(int(K[1]), workload.draw(*map(int, rollouts[-1])).position)}
         else:
             ids = json.loads(re.search(r'^\{"order": (.*)\}$', prompt, re.MULTILINE)[1])
             content = {"order": sorted(ids, key=lambda id: sha256(f"{id} {rollouts}".encode()).digest())}
@@ -216,18 +216,18 @@ class Run:
         self.scorer.arrived(row, text_of(ids))
 
     def step(self, step: int) -> Turn:
-        """Generate and judge one step. Its queries occur in no other step."""
+        """Generate and judge one step. All steps have the same queries, so their buffers carry on."""
         G = self.workload.G
         queries = [
-            Query(f"{step}-{i}", [{"role": "user", "content": f"Question {i}?"}], RUBRICS, self.responses)
+            Query(f"query {i}", [{"role": "user", "content": f"Question {i}?"}], RUBRICS, self.responses)
             for i in range(self.workload.queries)
         ]
         cpu, started = time.process_time(), time.perf_counter()
         if self.rollouts:
-            self.scorer.begin(queries, G, step, epoch=0)
+            self.scorer.begin(queries, G, step, epoch=step)
         texts = [text_of(ids) for ids in generate(self.rollouts or self.client, self.workload, step)]
         groups = [
-            RolloutGroup(query, tuple(Rollout(place, texts[G * i + place]) for place in range(G)), step, epoch=0)
+            RolloutGroup(query, tuple(Rollout(place, texts[G * i + place]) for place in range(G)), step, epoch=step)
             for i, query in enumerate(queries)
         ]
         outcome = self.scorer.score(groups, step)
@@ -415,6 +415,8 @@ def main() -> None:
         f" TRL {trl.__version__}, {time.perf_counter() - started:.0f} s in all"
     )
     print(json.dumps(result))
+    if not result["same"]:
+        raise SystemExit("the serial and the overlapped steps differ")
 
 
 if __name__ == "__main__":
