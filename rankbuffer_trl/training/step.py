@@ -148,8 +148,9 @@ class OpenStep:
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
                 while arrival := await self._arrivals.get():
                     self._take(*arrival, tasks, scoring)
-                if self.timeout is not None:  # generation does not count
-                    limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
+                    if not any(self._missing):
+                        self._time(limit)
+                self._time(limit)
                 for i, group in enumerate(self._final):
                     if i in scoring and group.rollouts != self.groups[i].rollouts:
                         scoring.pop(i).cancel()
@@ -170,6 +171,11 @@ class OpenStep:
             raise first_leaf(errors) from errors
         self._check_failures(of=len(self.judge.calls))
         return scores
+
+    def _time(self, limit: asyncio.Timeout) -> None:
+        """Start the clock, unless it runs. The last rollout starts it, since generation does not count."""
+        if self.timeout is not None and limit.when() is None:
+            limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
 
     def _take(
         self, row: int, text: str, tasks: asyncio.TaskGroup, scoring: dict[int, asyncio.Task[GroupScore]]

@@ -201,9 +201,9 @@ class RankBufferTrainer(GRPOTrainer):
         # TRL has no hook per rollout: a rollout_func would take the user's place for one, and would have to tokenize,
         # gather and slice on every process. The client below all that is a public object, and it is replaced here,
         # while the trainer is being made, by one with the same methods. TRL's own class is left as it is.
-        rollouts = SeparateRollouts(self.vllm_generation.vllm_client, self.rank_reward.scorer.run, self._arrived)
-        self.vllm_generation.vllm_client = rollouts
-        return rollouts
+        generation = self.vllm_generation
+        generation.vllm_client = SeparateRollouts(generation.vllm_client, self.rank_reward.scorer.run, self._arrived)
+        return generation.vllm_client
 
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
         prompt = self._train_queries[self._train_queries.ids[0]].prompt  # for what the chat template begins

@@ -1,0 +1,458 @@
+"""Rollouts of a server with one request each: TRL's real client and trainer, a real HTTP server, real judging."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from contents import contents
+from http_server import served
+from rollout_server import RolloutServer, allow_client, server_config
+from trl.generation import vllm_client, vllm_generation
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge import Judge
+from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.rubric_judge import judge as verdict
+from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training import trainer as trainer_module
+from rankbuffer_trl.training.rollouts import RETRIES, RolloutError, SeparateRollouts, known_to_us
+from rankbuffer_trl.training.trainer import RankBufferTrainer, warn_of_another_way
+
+EVENT_LIMIT = 30.0  # seconds for what should happen at once
+PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def client_without_vllm():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (vllm_client, vllm_generation):
+            patch.setattr(module, "is_vllm_available", module.is_vllm_available)
+        for name in ("init_communicator", "update_named_params"):
+            patch.setattr(VLLMClient, name, getattr(VLLMClient, name))
+        allow_client()
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(tiny_policy, howto):
+    """Start rollout servers: gives the server and its address."""
+
+    @contextmanager
+    def start(**behaviour):
+        made = RolloutServer(tiny_policy, [text for row in howto for text in row["responses"]], **behaviour)
+        with served(made.app()) as url:
+            yield made, url
+
+    return start
+
+
+@pytest.fixture
+def run():
+    """Run coroutines on a loop in another thread, as `GroupScorer.run` does."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(EVENT_LIMIT)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(EVENT_LIMIT)
+    loop.close()
+
+
+def separate(url, run, on_rollout=lambda row, ids: None) -> SeparateRollouts:
+    return SeparateRollouts(VLLMClient(base_url=url), run, on_rollout)
+
+
+# One request per rollout is TRL's one request
+
+SAMPLING = {
+    "defaults": {},
+    "all": {
+        "n": 3,
+        "repetition_penalty": 1.1,
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.01,
+        "max_tokens": 9,
+        "logprobs": 2,
+        "structured_outputs_regex": "[a-z ]+",
+        "generation_kwargs": {"seed": 11, "stop": ["x"], "top_k": 5},
+    },
+    "a seed of 0": {"n": 2, "max_tokens": 24, "generation_kwargs": {"seed": 0}},
+    "without a seed": {"n": 4, "max_tokens": 24, "generation_kwargs": {"presence_penalty": 0.5}},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
+def test_the_requests_say_what_trls_own_request_says(server, run, sampling):
+    with server() as (seen, url):
+        ours = separate(url, run)
+        expected = VLLMClient(base_url=url).generate(PROMPTS, **sampling)
+        (theirs,) = seen.seen
+        seen.seen.clear()
+        found = ours.generate(PROMPTS, **sampling)
+        ours.close()
+    n = theirs.pop("n")
+    prompts = theirs.pop("prompt")
+    assert len(seen.seen) == len(prompts) * n
+    seeds = theirs.pop("seed", None)
+    requests = sorted(seen.seen, key=lambda each: (PROMPTS.index(each["prompt"][0]), each.get("seed", 0)))
+    for row, request in enumerate(requests):
+        wanted = theirs | {"n": 1, "prompt": [prompts[row // n]]}
+        assert request == wanted | ({} if seeds is None else {"seed": seeds + row % n})
+    if seeds is not None:
+        assert found == expected
+    assert {name: len(rows) for name, rows in found.items()} == {name: len(rows) for name, rows in expected.items()}
+    assert found["prompt_ids"] == PROMPTS
+
+
+def test_each_rollout_is_handed_over_once_with_its_row(server, run):
+    arrived = {}
+    with server() as (_, url):
+        ours = separate(url, run, lambda row, ids: arrived.setdefault(row, ids))
+        found = ours.generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
+        ours.close()
+    assert list(arrived) != sorted(arrived), "the server answers in another order"
+    assert [arrived[row] for row in range(24)] == found["completion_ids"]
+
+
+def test_without_logprobs_the_result_is_that_of_trl(server, run):
+    with server() as (made, url):
+        made.choice = lambda *args: RolloutServer.choice(made, *args) | {"logprobs": None}
+        ours = separate(url, run)
+        found = ours.generate(PROMPTS, n=2, logprobs=None, generation_kwargs={"seed": 3})
+        assert found == VLLMClient(base_url=url).generate(PROMPTS, n=2, logprobs=None, generation_kwargs={"seed": 3})
+        ours.close()
+    assert found["logprobs"] is None and found["logprob_token_ids"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"features": [None] * 3}, {"generation_kwargs": {"use_beam_search": True}}, {"generation_kwargs": {"n": 2}}],
+)
+def test_what_cannot_be_split_is_left_to_trl(server, run, monkeypatch, arguments):
+    got = []
+    monkeypatch.setattr(VLLMClient, "generate", lambda self, *args, **kwargs: got.append((args, kwargs)) or "trl's")
+    with server() as (seen, url):
+        ours = separate(url, run)
+        assert ours.generate(PROMPTS, n=2, temperature=0.5, **arguments) == "trl's"
+        ours.close()
+    ((args, kwargs),) = got
+    assert args == (PROMPTS, arguments.get("features"))
+    assert (kwargs["n"], kwargs["temperature"]) == (2, 0.5)
+    assert kwargs["generation_kwargs"] == arguments.get("generation_kwargs")
+    assert seen.seen == [] and ours.generations == 1
+
+
+def test_everything_else_is_trls_client(server, run):
+    with server() as (_, url):
+        ours = separate(url, run)
+        assert ours.base_url == url and ours.model == "policy"
+        assert ours.get_server_info()["model_config"]["logprobs_mode"] == "processed_logprobs"
+        ours.reset_prefix_cache()
+        with pytest.raises(AttributeError):
+            _ = ours.no_such_thing
+        ours.close()
+
+
+def test_the_installed_trl_is_known():
+    assert known_to_us()
+
+    class Other(VLLMClient):
+        def generate(self, prompts, n=1, **kwargs):
+            pass
+
+    assert not known_to_us(Other)
+
+
+# Faults
+
+
+def test_a_refused_request_costs_one_rollout(server, run):
+    with server(fault=lambda number: number % 5 == 1) as (seen, url):
+        ours = separate(url, run)
+        found = ours.generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
+        assert len(seen.seen) == 24 + 24 // 4
+        seen.fault = lambda number: False
+        assert found == VLLMClient(base_url=url).generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
+        ours.close()
+
+
+def test_a_server_that_stays_out_ends_the_generation(server, run):
+    with server(fault=lambda number: number > 3, hold=lambda number: number <= 2) as (seen, url):
+        ours = separate(url, run)
+        with pytest.raises(RolloutError, match=f"rollout server at {url} does not generate .HTTP 503"):
+            ours.generate([[1], [2], [3], [4]], n=1)
+        assert seen.idle.wait(EVENT_LIMIT), "the other requests are cancelled"
+        ours.close()
+    assert len(seen.seen) <= 3 + 2 * (RETRIES + 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        ((400, "text/plain", "the prompt is\ntoo long"), r"HTTP 400: the prompt is\ntoo long"),
+        ((200, "application/json", '{"choices": []}'), "not a completion of vLLM, ValueError"),
+        ((200, "application/json", '{"choices": [{"logprobs": null}]}'), "KeyError: 'prompt_token_ids'"),
+        ((200, "application/json", "{"), "not a completion of vLLM, JSONDecodeError"),
+        ((200, "text/plain", "hello"), "not a completion of vLLM, TypeError"),
+    ],
+    ids=["refused", "empty", "without token ids", "torn", "text"],
+)
+def test_an_answer_that_is_no_rollout_is_named_in_one_line(server, run, answer, cause, monkeypatch):
+    status, kind, text = answer
+
+    async def say(self, request):
+        return web.Response(status=status, content_type=kind, text=text)
+
+    monkeypatch.setattr(RolloutServer, "completions", say)
+    with server() as (_, url):
+        ours = separate(url, run)
+        with pytest.raises(RolloutError) as error:
+            ours.generate([[1]])
+        ours.close()
+    assert cause in str(error.value) and "\n" not in str(error.value)
+
+
+# A whole run
+
+
+def train(folder, policy, rows, url, judge=None, resume=None, **overrides) -> RankBufferTrainer:
+    settings = server_config(folder, url, **({"max_steps": 3} | overrides))
+    trainer = RankBufferTrainer(policy, settings, rows, judge=judge)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+    return trainer
+
+
+def outcome(trainer: RankBufferTrainer) -> tuple:
+    weights = [parameter.tolist() for parameter in trainer.model.parameters()]
+    return contents(Path(trainer.args.output_dir) / LIVE_STORE), weights
+
+
+def log(trainer: RankBufferTrainer, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory, tiny_policy, data_file, server):
+    """The outcome of a run that judges after generation, as the others must end."""
+    rows, folder = load_queries(str(data_file)), tmp_path_factory.mktemp("late")
+    with server() as (seen, url):
+        trainer = train(folder, tiny_policy, rows, url, judge_during_generation=False)
+        assert [request["n"] for request in seen.seen] == [8] * 3
+    assert log(trainer, "judge/hidden") == [0.0] * 3
+    assert min(log(trainer, "grad_norm")) > 1e-3, "the weights that are compared have moved"
+    return outcome(trainer)
+
+
+def test_a_run_that_judges_during_generation_ends_the_same(tmp_path, tiny_policy, rows, server, late):
+    with server() as (seen, url):
+        trainer = train(tmp_path / "early", tiny_policy, rows, url)
+        assert [request["n"] for request in seen.seen] == [1] * 3 * 24
+    assert outcome(trainer) == late
+    assert max(log(trainer, "judge/hidden")) > 0
+    assert min(log(trainer, "rollouts/seconds")) > 0
+
+
+def test_rollouts_that_are_sent_again_change_nothing(tmp_path, tiny_policy, rows, server, late):
+    with server(fault=lambda number: number % 7 == 0) as (seen, url):
+        trainer = train(tmp_path / "early", tiny_policy, rows, url)
+        assert len(seen.seen) == 72 + 11
+    assert outcome(trainer) == late
+
+
+def test_an_evaluation_is_judged_during_its_generation(tmp_path, tiny_policy, rows, server):
+    found = []
+    for early in (False, True):
+        folder = tmp_path / str(early)
+        with server() as (seen, url):
+            args = server_config(
+                folder, url, judge_during_generation=early, per_device_eval_batch_size=8, num_generations_eval=4
+            )
+            trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(4)))
+            metrics = trainer.evaluate()
+            trainer.close()
+            assert len(seen.seen) == (16 if early else 2)
+        found.append((contents(folder / LIVE_STORE), metrics["eval_rewards/rank_reward/std"]))
+    assert found[0] == found[1] and {row[1] for row in found[0][0]["calls"]} == {"eval"}
+
+
+class Editing(RankBufferTrainer):
+    """A trainer whose reward functions get another text than the server generated."""
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids):
+        edited = [completion_ids[1], *completion_ids[1:]]
+        return super()._calculate_rewards(inputs, prompts, completions, edited)
+
+
+def test_the_texts_of_the_reward_functions_decide(tmp_path, tiny_policy, rows, server):
+    found = []
+    for early in (False, True):
+        folder = tmp_path / str(early)
+        with server() as (_, url):
+            args = server_config(folder, url, judge_during_generation=early, max_steps=2)
+            trainer = Editing(tiny_policy, args, rows)
+            trainer.train()
+            trainer.close()
+        found.append(outcome(trainer))
+    tables = ("responses", "buffers", "groups")
+    assert [found[0][0][table] for table in tables] == [found[1][0][table] for table in tables]
+    assert found[0][1] == found[1][1]
+
+
+# TRL goes another way
+
+
+@pytest.fixture
+def warnings(caplog):
+    """What the trainer has warned of."""
+    caplog.set_level(logging.WARNING, logger=trainer_module.__name__)
+    warn_of_another_way.cache_clear()
+    return lambda: [record.message for record in caplog.records if record.name == trainer_module.__name__]
+
+
+def test_another_generate_is_left_alone_with_a_warning(
+    tmp_path, tiny_policy, rows, server, late, monkeypatch, warnings
+):
+    stock = VLLMClient.generate
+    monkeypatch.setattr(
+        VLLMClient, "generate", lambda self, prompts, n=1, more=0, **kwargs: stock(self, prompts, n=n, **kwargs)
+    )
+    with server() as (seen, url):
+        trainer = train(tmp_path / "early", tiny_policy, rows, url)
+        assert [request["n"] for request in seen.seen] == [8] * 3
+    assert outcome(trainer) == late
+    (warning,) = warnings()
+    assert "generates with other arguments than RankBuffer knows" in warning
+
+
+def test_a_generation_past_our_method_is_noticed(tmp_path, tiny_policy, rows, server, late, monkeypatch, warnings):
+    def generate(self, prompts, images, num_generations, profiler=None):
+        made = VLLMClient.generate(
+            self.vllm_client,
+            prompts[::num_generations],
+            n=num_generations,
+            generation_kwargs=self.generation_kwargs,
+            max_tokens=self.max_completion_length,
+        )
+        return made["prompt_ids"], made["completion_ids"], made["logprobs"], made["logprob_token_ids"]
+
+    monkeypatch.setattr(VLLMGeneration, "generate", generate)
+    with server() as (seen, url):
+        trainer = train(tmp_path / "early", tiny_policy, rows, url)
+        assert [request["n"] for request in seen.seen] == [8] * 3
+    assert outcome(trainer) == late
+    (warning,) = warnings()
+    assert "TRL generates in a way that RankBuffer does not know" in warning
+
+
+def test_a_rollout_function_keeps_trls_client(tmp_path, tiny_policy, rows, server):
+    with server() as (_, url):
+        trainer = RankBufferTrainer(
+            tiny_policy, server_config(tmp_path, url), rows, rollout_func=lambda prompts, trainer: {}
+        )
+        assert type(trainer.vllm_generation.vllm_client) is VLLMClient
+        trainer.close()
+
+
+# Interrupts
+
+
+class HoldingJudge:
+    """The endpoint of a judge that stops answering when `hold` says so, and then calls `then` with each question."""
+
+    def __init__(self, hold: Callable[[], bool], then: Callable[[], None]):
+        self.hold, self.then = hold, then
+        self.in_flight, self.idle = 0, threading.Event()
+
+    async def __call__(self, request: web.Request) -> web.Response:
+        prompt = (await request.json())["messages"][0]["content"]
+        if not self.hold():
+            message = {"role": "assistant", "content": verdict(prompt)}
+            return web.json_response({"choices": [{"message": message}]})
+        self.in_flight += 1
+        try:
+            self.then()
+            await asyncio.Event().wait()
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+        raise AssertionError("only a cancelled request ends")
+
+
+@contextmanager
+def judged_by(judge: HoldingJudge) -> Iterator[str]:
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", judge)
+    with served(app) as address:
+        yield address + "/v1"
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Give a function that interrupts this thread as Ctrl-C does, once."""
+    main, left = threading.main_thread().ident, [1]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
+
+    def interrupt() -> None:
+        if left:
+            left.pop()
+            signal.pthread_kill(main, signal.SIGINT)
+
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_had_been(
+    tmp_path, tiny_policy, rows, server
+):
+    interrupting, judge = False, HoldingJudge(lambda: interrupting and len(rollouts.seen) > 24, lambda: check())
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
+    with judged_by(judge) as address, interruptible() as interrupt:
+        with server() as (rollouts, url):
+            judged = {"judge": Judge(OpenAIClient(address, "m"))}
+            late = train(
+                tmp_path / "late", tiny_policy, rows, url, judge_during_generation=False, **judged, **settings
+            )
+
+        def check() -> None:
+            if judge.in_flight and rollouts.in_flight >= 24 - 9:
+                interrupt()
+
+        def hold(number: int) -> bool:
+            if number > 24 + 9:
+                check()
+            return number > 24 + 9
+
+        interrupting = True
+        with server(hold=hold) as (rollouts, url):
+            judged = {"judge": Judge(OpenAIClient(address, "m"))}
+            with pytest.raises(KeyboardInterrupt):
+                train(tmp_path / "run", tiny_policy, rows, url, **judged, **settings)
+            assert rollouts.idle.wait(EVENT_LIMIT), f"{rollouts.in_flight} rollouts are in flight"
+            assert judge.idle.wait(EVENT_LIMIT), f"{judge.in_flight} judgments are in flight"
+        store = contents(tmp_path / "run" / LIVE_STORE)
+        assert {row[1] for row in store["groups"]} == {0}
+        assert any("cancelled" in row for row in store["calls"]), "what was asked early is in the ledger"
+
+        interrupting = False
+        with server() as (rollouts, url):
+            judged = {"judge": Judge(OpenAIClient(address, "m"))}
+            resumed = train(tmp_path / "run", tiny_policy, rows, url, resume=True, **judged, **settings)
+            assert len(rollouts.seen) == 2 * 24
+    assert outcome(resumed) == outcome(late)
