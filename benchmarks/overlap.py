@@ -13,7 +13,7 @@ servers in processes of their own play the rollout server and the judge. `overla
 both servers, and predicts the same table without a clock. The servers wait as long as they would compute; no model
 runs. `--scale` shortens these waits. It also shortens the rollouts that are sent, so that reading them takes the
 client the same share of a step. The client's other work is not shortened, and neither are the commits to the store.
-So a scale of 0.2 lets them weigh five times as much as in a real step.
+So a scale of 0.4 lets them weigh 2.5 times as much as in a real step.
 
 All orders see the same rollouts and get the same verdicts. The script checks that serial and overlapped steps give
 the same rewards. It also checks that their stores hold the same rows. The seconds of the calls may differ.
@@ -386,8 +386,8 @@ def start(*servers: tuple) -> tuple[list[multiprocessing.Process], tuple[str, ..
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=0.2, help="seconds of the servers per second of a real step")
-    parser.add_argument("--turns", type=int, default=2, help="turns that are counted")
+    parser.add_argument("--scale", type=float, default=0.4, help="seconds of the servers per second of a real step")
+    parser.add_argument("--turns", type=int, default=1, help="number of turns")
     parser.add_argument("--queries", type=int, default=20, help="number of queries per step")
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="times of judge over generation")
     parser.add_argument("--page", type=Path, help="page whose tables are replaced by these and those of the model")
