@@ -337,13 +337,11 @@ def measure(
     return pairs
 
 
-def table_of(workload: Workload, pairs: Sequence[Pair], scale: float) -> Table:
-    """Return the table of one workload. In brackets: what the model predicts for the same steps."""
-    alone = median(pairs[0].alone)
-    table = Table(
-        title=f"Measured, {workload.title}: generation alone takes {alone:.2f} s, {alone / scale:.1f} s unscaled"
-    )
-    table.title = f"{table.title} (in brackets: the model)"
+def table_of(workload: Workload, pairs: Sequence[Pair], scale: float, load: float) -> Table:
+    """Return the table of one workload, with what the model predicts for the same steps."""
+    where = f"{workload.title}, scale {scale:g}, {os.cpu_count()} CPU cores with a load of {load:.1f} at the start"
+    seconds = f"generation alone takes {median(pairs[0].alone):.2f} s"
+    table = Table(title=f"Measured, {where}: {seconds}; the model's figures are in brackets")
     columns = ("judge, s", "overlapped, s", "visible", "step: serial", "step: overlapped", "hidden", "client CPU, s")
     table.add_column("judge / generation")
     for column in (*columns, "same results"):
@@ -402,7 +400,7 @@ def main() -> None:
         for workload, (processes, (rollouts, judge)) in zip(workloads, servers, strict=True):
             urls = (rollouts, f"{judge}/v1")
             pairs = measure(workload, urls, arguments.ratios, arguments.turns, arguments.scale, Path(folder))
-            found.append(table_of(workload, pairs, arguments.scale))
+            found.append(table_of(workload, pairs, arguments.scale, load))
             Console(width=130).print(found[-1])
             result[workload.title] = {f"{pair.ratio:g}": pair.result() for pair in pairs} | {"goals": goals_of(pairs)}
             result["same"] = result["same"] and all(pair.same for pair in pairs)
@@ -411,8 +409,7 @@ def main() -> None:
     if arguments.page:
         refresh(arguments.page, found + tables(range(STEPS))[0])
     print(
-        f"{os.cpu_count()} CPU cores, load average {load:.1f} before and {os.getloadavg()[0]:.1f} after,"
-        f" TRL {trl.__version__}, {time.perf_counter() - started:.0f} s in all"
+        f"TRL {trl.__version__}; load {os.getloadavg()[0]:.1f} at the end, after {time.perf_counter() - started:.0f} s"
     )
     print(json.dumps(result))
     if not result["same"]:
