@@ -12,7 +12,7 @@ from transformers import ProgressCallback
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.training.progress import RunProgress, run_progress, short
 
-LOGS = {"judge/calls": 120.0, "judge/seconds": 4.0, "buffer/size": 5.25, "reward_std": 0.654}
+LOGS = {"judge/calls": 120.0, "judge/seconds": 4.0, "judge/hidden": 0.25, "buffer/size": 5.25, "reward_std": 0.654}
 
 
 def terminal(**kwargs) -> Console:
@@ -35,9 +35,10 @@ def progress(console: Console, price=lambda totals: None, totals=Totals()) -> Ru
 def test_a_status_line_says_what_a_run_does_and_costs():
     totals = Totals(calls=1234, failures=2, prompt_tokens=1_500_000, completion_tokens=34_000)
     line = progress(terminal(), lambda totals: totals.calls / 100, totals).status(LOGS)
-    assert line == "spread 0.65  5.25 anchors  judge 30.0 calls/s  1,234 calls  1.5M tokens  2 failed  cost 12.34"
-    bare = {"judge/calls": 0.0, "judge/seconds": 0.0, "reward_std": None, "buffer/size": 0.0}
-    assert progress(terminal()).status(bare) == "judge 0.0 calls/s  0 calls  0 tokens"
+    judge = "waits 4.0 s for the judge (25% hidden)  1,234 calls  1.5M tokens  2 failed  cost 12.34"
+    assert line == f"spread 0.65  5.25 anchors  {judge}"
+    bare = {"judge/calls": 0.0, "judge/seconds": 0.0, "judge/hidden": 0.0, "reward_std": None, "buffer/size": 0.0}
+    assert progress(terminal()).status(bare) == "waits 0.0 s for the judge (0% hidden)  0 calls  0 tokens"
     assert [short(n) for n in (999, 1000, 12_345_678, 4_000_000_000)] == ["999", "1.0k", "12.3M", "4.0G"]
 
 

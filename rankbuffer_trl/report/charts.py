@@ -107,7 +107,7 @@ def judge_charts(table: Sequence[Row]) -> list[Chart]:
         cost_chart("judge_calls", "Judge: calls", paper, "calls", table, [("calls", "calls")]),
         cost_chart("judge_tokens", "Judge: tokens", paper, "tokens", tokens, parts),
     ]
-    title, caption, key = "Judge: seconds", "Wall time of judging.", "seconds"
+    title, caption, key = "Judge: seconds", "Time spent waiting for the judge.", "seconds"
     if any(row[key] is None for row in table):
         title, key = "Judge: seconds of requests", "request_seconds"
         caption = (

@@ -68,8 +68,8 @@ def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
 
     `calls` and the three kinds of tokens count parsed calls, as the paper does; `cached_tokens` are a part of
     `prompt_tokens`. `spent_tokens` are the tokens of all attempts. `request_seconds` adds up requests, of which many
-    run at the same time. `seconds` is the wall time of judging from the trainer's log (an average where the trainer
-    logs every few steps); it is missing where the log does not reach.
+    run at the same time. `seconds` is the time that the step waited for the judge, from the trainer's log (an average
+    where the trainer logs every few steps); it is missing where the log does not reach.
     """
     wall = {entry["step"]: entry["judge/seconds"] for entry in log if "judge/seconds" in entry}
     return [

@@ -55,7 +55,13 @@ class GroupScore:
 
 
 class RewardMethod(Protocol):
-    """A method that turns a group into one reward per rollout. It asks the judge through [`Judge`] only."""
+    """A method that turns a group into one reward per rollout. It asks the judge through [`Judge`] only.
+
+    A method may also have `early_questions(group, buffer) -> list[Question]`. It gets a group with one rollout as soon
+    as that rollout is generated, and the query's buffer. It returns questions that `score` is certain to ask about
+    this rollout, whatever the other rollouts are. They are asked while the policy still generates. A subclass that
+    asks other questions must define it anew; an empty list asks nothing early.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     name: str

@@ -106,11 +106,10 @@ class RunProgress(TrainerCallback):
         """Format a log entry as the status line."""
         totals = self.totals()
         price = self.price(totals)
-        rate = logs["judge/calls"] / max(logs["judge/seconds"], 1e-9)
         parts = [
             f"spread {logs['reward_std']:.2f}" if logs.get("reward_std") is not None else "",
             f"{logs['buffer/size']:.2f} anchors" if logs.get("buffer/size") else "",
-            f"judge {rate:,.1f} calls/s",
+            f"waits {logs['judge/seconds']:.1f} s for the judge ({logs['judge/hidden']:.0%} hidden)",
             f"{totals.calls:,} calls",
             f"{short(totals.tokens)} tokens",
             f"{totals.failures:,} failed" if totals.failures else "",
