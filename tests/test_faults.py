@@ -689,6 +689,27 @@ def test_the_key_is_sent_and_decoding_is_deterministic(fault, question):
     assert len({request["seed"] for request in fault.seen}) == 2
 
 
+def test_no_other_key_of_the_environment_is_sent(fault, question, monkeypatch):
+    """The official client reads `OPENAI_ADMIN_KEY` by itself."""
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-of-an-administrator")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    keys = []
+
+    def remember(request, n):
+        keys.append(request.headers["Authorization"])
+        return completion(GOOD)
+
+    async def look(client):
+        await Judge(client).ask(question)
+        await client.alive()
+        await client.count_tokens("How long?")
+
+    fault.client(remember, 0)
+    client = OpenAIClient(fault.url, "m", max_retries=0)
+    within(PATIENT, client, lambda: look(client))
+    assert keys == ["Bearer none"] * 3
+
+
 def echo_headers(code: int) -> Callable:
     return lambda request, n: refusing(code, f"I got {dict(request.headers)}")(request, n)
 

@@ -232,7 +232,7 @@ def test_our_own_recipes_stand_apart_and_say_so():
 
 
 @pytest.mark.slow
-def test_the_benchmarks_run_and_end_with_one_json_line():
+def test_the_benchmarks_run_and_end_with_one_json_line(tmp_path):
     overhead = run("benchmarks/trainer_overhead.py", "--queries", 2, "--tokens", 4, "--steps", 2, "--turns", 1)
     assert json.loads(overhead.stdout.splitlines()[-1])["ratio"] > 0
     judge = run("benchmarks/judge_throughput.py", "--latency", 0.05, "--turns", 1)
@@ -245,3 +245,11 @@ def test_the_benchmarks_run_and_end_with_one_json_line():
     store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5, "--saves", 2)
     last = json.loads(store.stdout.splitlines()[-1])
     assert last["ratio"] > 0 and last["checkpoint_ratio"] > 0 and "memory_mb" in last
+    page, figure = tmp_path / "overlap.md", tmp_path / "overlap.png"
+    page.write_text("<!-- tables: begin --><!-- tables: end -->")
+    overlap = run("benchmarks/overlap.py", "--queries", 2, "--scale", 0.02, "--ratios", 0.5, "--page", page)
+    assert json.loads(overlap.stdout.splitlines()[-1])["same"] is True
+    assert page.read_text().count("same results") == 2
+    model = run("benchmarks/overlap_model.py", "--steps", 2, "--figure", figure)
+    assert json.loads(model.stdout.splitlines()[-1]).keys() >= {"steps", "2 % truncated", "11 % truncated"}
+    assert figure.stat().st_size > 0
