@@ -1,8 +1,8 @@
 """Tests of a machine with a GPU. `make test-gpu` runs them; `make test` and CI do not.
 
 They tell in about ten minutes whether a machine can train: bf16, checkpoints that resume exactly, LoRA, rollouts from
-vLLM on the same GPU, the transfer of weights, and a judge on the same GPU. The policy has random weights. The tests make
-it themselves and download nothing. They have not been run yet, because no GPU was at hand.
+vLLM on the same GPU, the transfer of weights, and a judge on the same GPU. The tests make their policy of random
+weights themselves and download nothing. They have not been run yet, because no GPU was at hand.
 """
 
 import os
