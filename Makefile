@@ -2,6 +2,7 @@
 # make test         run the fast tests, in parallel: what to run while you work
 # make test-all     run all tests, also those that train, kill or spread for long: what CI runs
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
+# make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
 # make test-browser run the tests of the report page in a headless Chromium
 # make lint         check style and types
 # make benchmarks   measure costs and speed
@@ -26,13 +27,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # A trainer with rollouts from vLLM imports vLLM. One test trains that way, so this environment holds the trainer too.
 VLLM_VENV ?= .venv-vllm
 TRAINER := transformers|trl|accelerate|datasets|peft|matplotlib
+GPU_VENV ?= .venv-gpu
 VLLM_URL ?=
 VLLM_MODEL ?=
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 VLLM_VERSION := $(shell sed -n 's/.*"vllm==\(.*\)".*/\1/p' setup.py)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-all test-vllm test-browser lint benchmarks clean
+.PHONY: quickstart test test-all test-vllm test-gpu test-browser lint benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -47,6 +49,9 @@ test-all: test
 
 test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 	$(PYTEST) tests/with_vllm $(VLLM_SERVER)
+
+test-gpu: $(GPU_VENV)/installed
+	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest tests/with_gpu
 
 # Root on Debian or Ubuntu: installs Chromium and its driver if they are missing. Others: install them yourself first.
 test-browser: $(VENV)/installed-dev
@@ -85,5 +90,11 @@ $(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.p
 	$(VLLM_PIP) --requirement $(VLLM_VENV)/requirements.txt $$(grep -E '^($(TRAINER))==' requirements.txt)
 	@touch $@
 
+# vLLM for GPUs and the trainer share this environment, as they do on a training machine.
+$(GPU_VENV)/installed: requirements.txt setup.py
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,vllm]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) runs
+	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) runs

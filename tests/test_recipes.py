@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 from conftest import QUICKSTART, ROOT
+from gpu_commands import RUNS, gpu_command
 from http_server import served
 
 FOLDERS = (".", "docs", "docs/*", "recipes", "recipes/*")
@@ -47,6 +48,19 @@ def judge_url():
 
     with served(make_app()) as address:
         yield address + "/v1"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_commands_of_make_test_gpu_are_accepted(name, monkeypatch, capsys):
+    """No GPU is at hand, but the real parser reads the commands, and the batches of each fit."""
+    import train_rankbuffer
+
+    monkeypatch.chdir(ROOT)
+    parsed = train_rankbuffer.make_parser().parse_args_and_config([*gpu_command(name, "policy", "out"), "--dry_run"])
+    train_rankbuffer.main(*parsed)
+    said = capsys.readouterr().out
+    assert "the run: 4 steps" in said and "checkpoints: 2, after steps 2, 4" in said
+    assert ("rollouts: vLLM" in said) == ("--use_vllm" in RUNS[name])
 
 
 @pytest.mark.slow

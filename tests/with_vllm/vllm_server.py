@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -198,7 +198,9 @@ class Server:
         return True
 
 
-def start(python: str, model: Path, folder: Path) -> Server:
+def start(
+    python: str, model: Path, folder: Path, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Server:
     """Start a server for `model` on a free loopback port and wait until it is ready.
 
     Args:
@@ -208,6 +210,10 @@ def start(python: str, model: Path, folder: Path) -> Server:
             The model's folder.
         folder (`Path`):
             Where the server runs and logs.
+        flags (`Sequence[str]`, *optional*):
+            Arguments in addition to `FLAGS`.
+        environment (`Mapping[str, str]`, *optional*):
+            Variables in addition to `ENVIRONMENT`.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -216,9 +222,9 @@ def start(python: str, model: Path, folder: Path) -> Server:
     log = folder / "vllm.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, "--model", str(model), *FLAGS],
+            [*command, "--model", str(model), *FLAGS, *flags],
             cwd=folder,
-            env=inherited | ENVIRONMENT,
+            env=inherited | ENVIRONMENT | dict(environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -268,22 +274,16 @@ class Keeper:
             self.started[-1].stop()
 
 
-def build_model(folder: Path, texts: list[str]) -> Path:
+def build_model(folder: Path, texts: list[str], **size: int) -> Path:
     """A Qwen3 of two layers with random weights, and the quickstart's tokenizer with its chat template."""
     import policy
     import torch
 
     tokenizer = policy.build_tokenizer(texts)
     torch.manual_seed(0)
-    model = policy.build_model(
-        tokenizer,
-        hidden_size=64,
-        intermediate_size=128,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=CONTEXT,
-    )
+    default = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    default |= {"head_dim": 32, "max_position_embeddings": CONTEXT}
+    model = policy.build_model(tokenizer, **(default | size))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
