@@ -13,7 +13,7 @@ from ..errors import SettingsError
 from ..judge import Totals
 from ..judge.rubric_judge import score
 from ..store import numbers
-from . import tables
+from . import gains, tables
 from .browser import query_pages
 from .chart import Chart, save
 from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
@@ -191,7 +191,14 @@ def facts_of(run: Run, queries: int, price: Price | None) -> dict[str, str]:
     unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
     methods = numbers.totals_by(run.store, "method")
     cost = price(totals) if price else None
+    compared = gains.since_last_visit(gains.visits(run.store)) if gains.comparable(run.store) else {}
+    newest = max(compared, default=None)
     return {
+        **(
+            {f"epoch {newest}'s responses preferred to those of the visit before": str(compared[newest])}
+            if newest is not None
+            else {}
+        ),
         "method": ", ".join(methods) or "-",
         "steps so far": f"{len(rewards):,}",
         "newest epoch": str(last["epoch"]),
