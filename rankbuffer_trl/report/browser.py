@@ -59,6 +59,9 @@ def query_pages(
         visits, responses = visits_of(store, id), numbers.responses(store, id)
         index = {"id": id, "prompt": query.text[:200] if query else "", "visits": len(visits)}
         index["anchors"] = len(visits[-1]["after"])
+        spreads = [len(set(visit["positions"].values())) for visit in visits]
+        index["spread"] = max(spreads)  # of all visits, the most intervals in which responses were placed
+        index["widest"] = max(range(len(visits)), key=lambda number: (spreads[number], number))
         page: dict[str, Any] = {
             "prompt": query.text if query else None,
             "rubrics": [asdict(rubric) for rubric in query.rubrics] if query else [],

@@ -51,6 +51,7 @@ SOURCE_LABELS = {
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GOLD, TEAL, SLATE)
 # From below all anchors to above them: one hue for each end, greys and blues between.
 INSERTION_COLOURS = (RED, "#d3d8de", "#a9bccb", "#7ba3c0", BLUE, GREEN)
+FLAT = 0.05  # a mean reward that moves by less is no curve to look at
 PANELS = 6  # epochs that the composition shows
 COSTS = (("tokens", "judge tokens"), ("calls", "judge calls"))
 
@@ -381,7 +382,11 @@ def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
     reach = gains.reach_table(store)
     if len({row["epoch"] for row in reach}) > 1:
         charts.append(reach_chart(reach))
-    charts.append(reward_chart(tables.reward_table(store)))
+    rewards = tables.reward_table(store)
+    means = [row["mean"] for row in rewards if row["mean"] is not None]
+    flat = not means or max(means) - min(means) < FLAT
+    if not flat:
+        charts.append(reward_chart(rewards))
     if growth := tables.growth_table(store):
         compositions, changes = tables.composition_table(store), tables.maintenance_table(store)
         charts += [growth_chart(growth), composition_chart(compositions), maintenance_chart(changes)]
@@ -394,4 +399,6 @@ def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
             charts.append(failure_chart(judge))
     if measures := tables.log_table(log):
         charts.append(log_chart(measures))
+    if flat:  # as the mean of ranks is, which says nothing
+        charts.append(reward_chart(rewards))
     return charts

@@ -111,12 +111,7 @@ def compare(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
     """
     gains, losses = [], []
     for earlier, later in pairs:
-        gain = loss = 0.0
-        for anchor in earlier.above.keys() & later.above.keys():
-            up, up_before = later.above[anchor], earlier.above[anchor]
-            down, down_before = later.placed - up, earlier.placed - up_before
-            gain += up * down_before / (later.placed + earlier.placed)
-            loss += down * up_before / (later.placed + earlier.placed)
+        gain, loss = weigh(earlier, later)
         if gain or loss:
             gains.append(gain)
             losses.append(loss)
@@ -134,6 +129,20 @@ def compare(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
     p = preference(log_odds)
     low, high = preference(log_odds - error), preference(log_odds + error)
     return Comparison(n, p, max(min(low, p - FLOOR), 0.0), min(max(high, p + FLOOR), 1.0))
+
+
+def weigh(earlier: Visit, later: Visit) -> tuple[float, float]:
+    """Return the weight of the pairs in which the later rollout is above a shared anchor and the earlier one below.
+
+    The second value is the weight of the opposite pairs. Both are the sums of Mantel and Haenszel for one query.
+    """
+    gain = loss = 0.0
+    for anchor in earlier.above.keys() & later.above.keys():
+        up, up_before = later.above[anchor], earlier.above[anchor]
+        down, down_before = later.placed - up, earlier.placed - up_before
+        gain += up * down_before / (later.placed + earlier.placed)
+        loss += down * up_before / (later.placed + earlier.placed)
+    return gain, loss
 
 
 def preference(log_odds: float) -> float:

@@ -19,6 +19,28 @@ from .charts import SOURCE_COLOURS, SOURCE_LABELS
 from .tables import Row
 
 FILES = files(__package__)
+OPENING = ("quality", "gains", "reach")  # the charts that stand at the top of a run
+
+
+@dataclass(frozen=True)
+class Example:
+    """A response from the beginning of a run, and one from its end, to the same query.
+
+    Args:
+        query_id (`str`):
+            The query.
+        prompt (`str`):
+            Its text, empty if the page was made without the data set.
+        before (`tuple[str, str]`):
+            When the first response was sampled, and its text.
+        after (`tuple[str, str]`):
+            The same of the last response.
+    """
+
+    query_id: str
+    prompt: str
+    before: tuple[str, str]
+    after: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -28,8 +50,12 @@ class RunSection:
     Args:
         name (`str`):
             Name of the run.
+        headlines (`Mapping[str, str]`):
+            Label and value of the numbers at the top of the section.
         facts (`Mapping[str, str]`):
-            Label and value of each number at the top of the section.
+            The rows of the table that describes the run.
+        example (`Example`, *optional*):
+            A pair of responses. `None` if no query was visited twice.
         charts (`Sequence[Chart]`):
             Its charts.
         kinds (`Sequence[dict]`):
@@ -41,7 +67,9 @@ class RunSection:
     """
 
     name: str
+    headlines: Mapping[str, str]
     facts: Mapping[str, str]
+    example: Example | None
     charts: Sequence[Chart]
     kinds: Sequence[Row]
     index: dict
@@ -85,6 +113,8 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
     data = [data_block("advantages-data", [pack(advantages)])]
     data += [data_block(f"run-data-{i}", [pack(one.index), *one.pages]) for i, one in enumerate(sections)]
     names = [one.name for one in sections]
+    compared = comparison_html(comparison, step, advantages["reach"], len(names))
+    runs = "\n".join(run_html(number, one) for number, one in enumerate(sections))
     return Template(read("page.html")).substitute(
         title=escape(clean(", ".join(names))),
         made=escape(clean(made)),
@@ -94,8 +124,8 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
         script_hash=content_hash(script),
         one_run=" hidden" if len(names) == 1 else "",
         options="".join(f'<option value="{i}">{escape(clean(name))}</option>' for i, name in enumerate(names)),
-        comparison=comparison_html(comparison, step, advantages["reach"], len(names)),
-        runs="\n".join(run_html(number, one) for number, one in enumerate(sections)),
+        # What the reader came for stands first: the run, or the comparison of several.
+        sections=f"{runs}\n{compared}" if len(names) == 1 else f"{compared}\n{runs}",
         data="\n".join(data),
     )
 
@@ -114,6 +144,11 @@ def clean(text: str) -> str:
     """Replace what UTF-8 or HTML cannot hold: lone surrogates and control characters."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def clean_text(text: str) -> str:
+    """Replace what UTF-8 or HTML cannot hold, and keep the lines."""
+    return "\n".join(clean(line) for line in text.split("\n"))
 
 
 def data_block(id: str, lines: Iterable[str]) -> str:
@@ -137,14 +172,42 @@ def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int)
 
 
 def run_html(number: int, section: RunSection) -> str:
-    """Return the section of one run: numbers, charts, judgments by kind."""
-    facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(clean(v))}</dd></div>" for k, v in section.facts.items())
-    charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts)
+    """Return the section of one run: numbers, progress, a pair of responses, facts, charts, judgments by kind."""
+    tiles = "".join(
+        f"<div><dt>{escape(k)}</dt><dd>{escape(clean(v))}</dd></div>" for k, v in section.headlines.items()
+    )
+    first = [chart for chart in section.charts if chart.name in OPENING]
+    opening = "\n".join(figure_html(chart, str(number)) for chart in first)
+    charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts if chart not in first)
     return (
         f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
-        f'<h2><bdi>{escape(clean(section.name))}</bdi></h2><dl class="tiles">{facts}</dl>'
-        f'<div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
+        f'<h2><bdi>{escape(clean(section.name))}</bdi></h2><dl class="tiles">{tiles}</dl>'
+        '<p class="to-browser"><a href="#browser">Open the buffer browser</a> to see every visit.</p>'
+        f'<div class="charts">{opening}{example_html(section.example)}{facts_html(section.facts)}</div>'
+        f'<h3 class="more">All charts</h3><div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
     )
+
+
+def example_html(example: Example | None) -> str:
+    """Return a pair of responses as a figure. The texts come from a policy, so they are escaped and nothing else."""
+    if example is None:
+        return ""
+    blocks = "".join(
+        f'<h4>{escape(when)}</h4><p class="text">{escape(clean_text(text))}</p>'
+        for when, text in (example.before, example.after)
+    )
+    prompt = f'<p class="text soft">{escape(clean_text(example.prompt))}</p>' if example.prompt else ""
+    return (
+        f'<figure class="example"><h3>Before and after: <bdi>{escape(clean(example.query_id))}</bdi></h3>{prompt}'
+        f"{blocks}<figcaption>The query whose gain is in the middle of all queries. Of its first and its last visit"
+        " you see the response in the middle of the group.</figcaption></figure>"
+    )
+
+
+def facts_html(facts: Mapping[str, str]) -> str:
+    """Return the description of a run as a table."""
+    rows = "".join(f'<tr><th scope="row">{escape(k)}</th><td>{escape(clean(v))}</td></tr>' for k, v in facts.items())
+    return f'<figure class="facts"><h3>The run</h3><table><tbody>{rows}</tbody></table></figure>'
 
 
 def figure_html(chart: Chart, salt: str) -> str:
