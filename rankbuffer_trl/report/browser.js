@@ -9,7 +9,7 @@ let visit = 0; // the last position shows the buffer after the last visit
 let wholeTexts = false;
 let search = 0; // number of the newest search, so that an older one stops
 let playing = null; // the timer that shows one visit after the other
-const PLAY = 1200; // milliseconds for which a visit is shown
+let PLAY = 1200; // milliseconds for which a visit is shown
 let opening = 0; // number of the newest query to open, so that an older one stops
 
 async function openRun(number) {
@@ -19,8 +19,25 @@ async function openRun(number) {
   query = null;
   $("search").value = "";
   list(run.index.queries.map((_, i) => i));
+  await showExample(document.querySelector(`section.run[data-run="${number}"] .example`));
   const spreads = run.index.queries.map(({ spread }) => spread);
   await openQuery(spreads.indexOf(Math.max(...spreads)));
+}
+
+// Fill the figure of one query's responses before and after training.
+async function showExample(figure) {
+  const example = run.index.example;
+  if (!example) return;
+  const page = await unpack(run.pages[run.index.queries.findIndex(({ id }) => id === example.query)]);
+  const [prompt, ...texts] = figure.querySelectorAll(".text");
+  figure.querySelector("bdi").textContent = visible(example.query);
+  prompt.textContent = visible(page.prompt ?? "");
+  example.shown.forEach(([number, id], i) => {
+    const { step, epoch } = page.visits[number];
+    figure.querySelectorAll("h4")[i].textContent = `epoch ${epoch}, step ${step}`;
+    texts[i].textContent = visible(page.texts[`${step}-${id}`] ?? "");
+  });
+  figure.hidden = false;
 }
 
 function list(numbers) {

@@ -20,27 +20,13 @@ from .tables import Row
 
 FILES = files(__package__)
 OPENING = ("quality", "gains", "reach")  # the charts that stand at the top of a run
-
-
-@dataclass(frozen=True)
-class Example:
-    """A response from the beginning of a run, and one from its end, to the same query.
-
-    Args:
-        query_id (`str`):
-            The query.
-        prompt (`str`):
-            Its text, empty if the page was made without the data set.
-        before (`tuple[str, str]`):
-            When the first response was sampled, and its text.
-        after (`tuple[str, str]`):
-            The same of the last response.
-    """
-
-    query_id: str
-    prompt: str
-    before: tuple[str, str]
-    after: tuple[str, str]
+# The script fills this figure, since it shows text of a policy.
+EXAMPLE = (
+    '<figure class="example" hidden><h3>Before and after: <bdi></bdi></h3><p class="text soft"></p>'
+    '<h4></h4><p class="text"></p><h4></h4><p class="text"></p>'
+    "<figcaption>The query whose gain is in the middle of all queries. Of its first and its last visit you see the"
+    " response in the middle of the group.</figcaption></figure>"
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +40,6 @@ class RunSection:
             Label and value of the numbers at the top of the section.
         facts (`Mapping[str, str]`):
             The rows of the table that describes the run.
-        example (`Example`, *optional*):
-            A pair of responses. `None` if no query was visited twice.
         charts (`Sequence[Chart]`):
             Its charts.
         kinds (`Sequence[dict]`):
@@ -69,7 +53,6 @@ class RunSection:
     name: str
     headlines: Mapping[str, str]
     facts: Mapping[str, str]
-    example: Example | None
     charts: Sequence[Chart]
     kinds: Sequence[Row]
     index: dict
@@ -82,10 +65,11 @@ def pack(value: object) -> str:
     return base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
 
 
-def browser_index(name: str, queries: Sequence[dict], measure: str | None) -> dict:
-    """Return what the buffer browser loads first: its list of queries, and names and colours of sources."""
+def browser_index(name: str, queries: Sequence[dict], measure: str | None, example: dict | None) -> dict:
+    """Return what the buffer browser loads first: its list of queries, names and colours of sources, the example."""
     return {
         "name": name,
+        "example": example,
         "queries": queries,
         "colours": SOURCE_COLOURS,
         "labels": SOURCE_LABELS,
@@ -146,11 +130,6 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def clean_text(text: str) -> str:
-    """Replace what UTF-8 or HTML cannot hold, and keep the lines."""
-    return "\n".join(clean(line) for line in text.split("\n"))
-
-
 def data_block(id: str, lines: Iterable[str]) -> str:
     """Return an element that holds packed data, one value a line, and that a browser does not run."""
     return f'<script type="application/octet-stream" id="{id}">\n' + "\n".join(lines) + "\n</script>"
@@ -183,24 +162,8 @@ def run_html(number: int, section: RunSection) -> str:
         f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
         f'<h2><bdi>{escape(clean(section.name))}</bdi></h2><dl class="tiles">{tiles}</dl>'
         '<p class="to-browser"><a href="#browser">Open the buffer browser</a> to see every visit.</p>'
-        f'<div class="charts">{opening}{example_html(section.example)}{facts_html(section.facts)}</div>'
+        f'<div class="charts">{opening}{EXAMPLE}{facts_html(section.facts)}</div>'
         f'<h3 class="more">All charts</h3><div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
-    )
-
-
-def example_html(example: Example | None) -> str:
-    """Return a pair of responses as a figure. The texts come from a policy, so they are escaped and nothing else."""
-    if example is None:
-        return ""
-    blocks = "".join(
-        f'<h4>{escape(when)}</h4><p class="text">{escape(clean_text(text))}</p>'
-        for when, text in (example.before, example.after)
-    )
-    prompt = f'<p class="text soft">{escape(clean_text(example.prompt))}</p>' if example.prompt else ""
-    return (
-        f'<figure class="example"><h3>Before and after: <bdi>{escape(clean(example.query_id))}</bdi></h3>{prompt}'
-        f"{blocks}<figcaption>The query whose gain is in the middle of all queries. Of its first and its last visit"
-        " you see the response in the middle of the group.</figcaption></figure>"
     )
 
 

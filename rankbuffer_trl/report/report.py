@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -17,7 +18,7 @@ from . import gains, tables
 from .browser import query_pages
 from .chart import Chart, save
 from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
-from .page import Example, RunSection, browser_index, format_number, pack, render
+from .page import RunSection, browser_index, format_number, pack, render
 from .runs import Run, open_runs
 
 MEASURE = "rubric score"
@@ -177,10 +178,9 @@ def section_of(
         name=run.name,
         headlines=headlines_of(run, price),
         facts=facts_of(run, total),
-        example=example_of(run, queries, text_limit),
         charts=run_charts(run.store, run.log),
         kinds=tables.kind_table(run.store),
-        index=browser_index(run.name, entries, MEASURE if quality else None),
+        index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run)),
         pages=pages,
     )
 
@@ -235,29 +235,27 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
     return {label: str(value) for label, value in rows.items() if value is not None}
 
 
-def example_of(run: Run, queries: QueryTable | None, limit: int) -> Example | None:
-    """Return a response before and one after training, of the query whose gain is in the middle of all queries.
+def example_of(run: Run) -> dict[str, Any] | None:
+    """Return which responses to show as an example of before and after, by query id, visits and rollout ids.
 
-    Both are in the middle of their group, so neither is chosen for its quality.
+    The query is the one whose gain is in the middle of all queries. Of its first and its last visit it is the response
+    in the middle of the group. So nothing is chosen for its quality. `None` if no query was visited twice.
     """
-    found = gains.visits(run.store)
-    revisited = {id: gains.weigh(each[0], each[-1]) for id, each in found.items() if len(each) > 1 and each[-1].placed}
+    revisited = {
+        id: gains.weigh(each[0], each[-1])
+        for id, each in gains.visits(run.store).items()
+        if len(each) > 1 and each[0].placed and each[-1].placed
+    }
     if not revisited:
         return None
     ranked = sorted(revisited, key=lambda id: (revisited[id][0] - revisited[id][1], id))
     query_id = ranked[len(ranked) // 2]
     groups = numbers.groups(run.store, query_id=query_id)
-    texts = {response.id: response.text for response in numbers.responses(run.store, query_id)}
-    pair = []
-    for group in (groups[0], groups[-1]):
-        order = [id for tier in group.order for id in tier if f"{group.step}-{id}" in texts]
-        if not order:
-            return None
-        pair.append(
-            (f"epoch {group.epoch}, step {group.step}", texts[f"{group.step}-{order[len(order) // 2]}"][:limit])
-        )
-    prompt = queries[query_id].text if queries is not None else ""
-    return Example(query_id, prompt, pair[0], pair[1])
+    shown = []
+    for visit in (0, len(groups) - 1):
+        order = [id for tier in groups[visit].order for id in tier]
+        shown.append((visit, order[len(order) // 2]))
+    return {"query": query_id, "shown": shown}
 
 
 def track_rows(rows: Iterable, title: str, total: int | None = None) -> Iterable:
