@@ -189,7 +189,7 @@ function anchor(name, { id, source, epoch, h }, today, next) {
   const node = element("li", next ? "anchor" : "anchor gone");
   node.style.setProperty("--source", run.index.colours[source] || "var(--soft)");
   const line = element("div", "line");
-  const idle = next && next.h !== h ? `unused for ${h} → ${next.h} epochs` : `unused for ${h} ${h === 1 ? "epoch" : "epochs"}`;
+  const idle = next && next.h !== h ? `unused for ${h} → ${next.h} epochs` : h ? `unused for ${h} epochs` : "";
   const age = today - epoch;
   line.append(
     element("span", "name", name),

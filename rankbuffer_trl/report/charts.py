@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from statistics import stdev
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -51,7 +52,7 @@ SOURCE_LABELS = {
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GOLD, TEAL, SLATE)
 # From below all anchors to above them: one hue for each end, greys and blues between.
 INSERTION_COLOURS = (RED, "#d3d8de", "#a9bccb", "#7ba3c0", BLUE, GREEN)
-FLAT = 0.05  # a mean reward that moves by less is no curve to look at
+FLAT = 0.05  # a mean reward that varies by less (standard deviation over steps) is no curve to look at
 PANELS = 6  # epochs that the composition shows
 COSTS = (("tokens", "judge tokens"), ("calls", "judge calls"))
 
@@ -173,7 +174,8 @@ def composition_chart(table: Sequence[Row]) -> Chart:
         each.yaxis.set_major_formatter(PercentFormatter(1))
     for spare in axes[len(shown) :]:
         spare.set_visible(False)
-    figure.supxlabel("normalised anchor rank: 0 worst, 100 best", fontsize=9, color=INK)
+    # A label of the whole figure would lie under the legend.
+    axes[(rows - 1) * columns].set_xlabel("rank: 0 worst, 100 best", loc="left")
     legend(axes[0])
     caption = "Share of each source among the anchors in each tenth of the scale, at the end of an epoch."
     if len(shown) < len(epochs):
@@ -359,7 +361,7 @@ def reach_chart(table: Sequence[Row]) -> Chart:
     for number, anchor in enumerate(anchors):
         rows = [row for row in table if row["anchor"] == anchor]
         colour = run_colour(number)
-        place = {0: "the worst", len(anchors) - 1: "the best"}.get(number, f"the {number + 1}. from below")
+        place = {0: "the worst", len(anchors) - 1: "the best"}.get(number, f"number {number + 1} from below")
         epochs = column(rows, "epoch")
         axes.plot(epochs, column(rows, "share"), color=colour, marker="o", markersize=4, label=place)
         axes.fill_between(epochs, column(rows, "low"), column(rows, "high"), color=colour, alpha=0.15, linewidth=0)
@@ -384,7 +386,7 @@ def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
         charts.append(reach_chart(reach))
     rewards = tables.reward_table(store)
     means = [row["mean"] for row in rewards if row["mean"] is not None]
-    flat = not means or max(means) - min(means) < FLAT
+    flat = len(means) < 2 or stdev(means) < FLAT
     if not flat:
         charts.append(reward_chart(rewards))
     if growth := tables.growth_table(store):
