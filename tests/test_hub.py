@@ -22,7 +22,7 @@ from rankbuffer_trl.training.trainer import RankBufferTrainer
 REPO = "somebody/ranked"
 PUSH = dict(push_to_hub=True, hub_model_id=REPO, hub_token="hf_secret")
 STORE = f"{FOLDER}/{RUN}"
-FIGURES = {"figures/buffers.png", "figures/standing.png"}
+FIGURES = {"figures/buffers.png"}
 ROOT_FILES = {"README.md", "config.json", "model.safetensors", STORE, FILE, *FIGURES}
 
 

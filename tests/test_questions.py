@@ -325,7 +325,7 @@ def test_the_coarse_prompt_is_the_papers():
 
 def test_the_order_only_prompt_is_the_papers():
     assert order_only().prompt() == ORDER_ONLY
-    assert (order_only().kind, order_only().query_id) == ("insert", "tea")
+    assert (order_only().kind, order_only().query_id) == ("order_only", "tea")
 
 
 def test_the_fine_prompt_is_the_papers():

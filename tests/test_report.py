@@ -36,9 +36,11 @@ from rankbuffer_trl.report.card import CardFacts, write_card
 from rankbuffer_trl.report.chart import Chart, panels, plain, thousands
 from rankbuffer_trl.report.charts import advantage_chart, judge_charts, run_charts, score_chart
 from rankbuffer_trl.report.command import main
-from rankbuffer_trl.report.page import pack
-from rankbuffer_trl.report.report import advantage_lanes, write_report
-from rankbuffer_trl.report.runs import open_runs, run_names, trainer_log
+from rankbuffer_trl.report.gains import visits as visits_by_query
+from rankbuffer_trl.report.gains import weigh
+from rankbuffer_trl.report.page import format_number, pack
+from rankbuffer_trl.report.report import advantage_lanes, example_of, facts_of, headlines_of, write_report
+from rankbuffer_trl.report.runs import Run, open_runs, run_names, trainer_log
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError, numbers
@@ -331,12 +333,6 @@ def test_the_lanes_of_the_page_are_the_bins_of_the_chart():
     assert second["steps"][4] == {"bins": [{"advantage": 3.2, "share": 1.0}], "levels": 1.0, "rollouts": 1}
     assert (first["name"], data["reach"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
     assert advantage_lanes({"a": {0: groups}})["reach"] == 2.5
-
-
-def test_the_share_of_anchors_below_a_rollout_by_step(run, store):
-    for row, (step, visits) in zip(tables.standing_table(store), by_step(run), strict=True):
-        shares = [p / len(score.before) for _, score in visits for p in score.positions.values()]
-        assert row == {"step": step, "standing": pytest.approx(fmean(shares))}
 
 
 # What the browser shows
@@ -637,8 +633,7 @@ def test_a_card_needs_no_trainer(run, store, tmp_path):
     ):  # fmt: skip
         assert part in card.text, part
     assert "/models" not in card.text and card.data.tags == ["generated_from_trainer", "trl"]
-    for name in ("buffers", "standing"):
-        assert (tmp_path / "run" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "run" / "figures" / "buffers.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -651,3 +646,43 @@ def test_the_command_writes_next_to_the_run_where_no_upload_looks(run, tmp_path,
     assert str(page) in capsys.readouterr().out
     prompt = sum(10 * call.attempts for _, call in run.calls if call.outcome == "parsed")
     assert f"<dt>cost of the judge</dt><dd>{prompt / 1000:,.2f}</dd>" in page.read_text()
+
+
+# The head of the page
+
+
+def test_a_run_opens_with_progress_reach_and_cost(run, store):
+    shown = Run("run", run.path, store)
+    headlines = headlines_of(shown, None)
+    assert len(headlines) == 3
+    totals = Totals.of(call for _, call in run.calls)
+    rollouts = sum(len(group.rollouts) for group, _ in run.visits)
+    label = f"judge tokens; {totals.calls / rollouts:.1f} judgments a response"
+    assert headlines[label] == format_number(totals.tokens)
+    assert "cost of the judge" in list(headlines_of(shown, lambda totals: 7.5))[2]
+    assert list(headlines_of(shown, lambda totals: 7.5).values())[2] == "7.50"
+    # Four queries are too few to compare two visits.
+    assert headlines["epoch 3's responses preferred to those of the visit before"].startswith("not shown: fewer than")
+
+
+def test_the_table_of_a_run_names_what_the_checkpoint_knows(run, store):
+    alone = facts_of(Run("run", run.path, store), 4)
+    assert alone["method"] == "rankbuffer" and "policy" not in alone and alone["queries visited"] == "4"
+    manifest = {"policy": "a/b", "judge": "j", "method": "rankbuffer", "method_args": {"k0": 4}}
+    known = facts_of(Run("run", run.path, store, manifest=manifest | {"config": {"learning_rate": 1e-6}}), 4)
+    assert (known["policy"], known["judge"], known["learning rate"]) == ("a/b", "j", "1e-06")
+    assert known["method"] == "rankbuffer (k0 4)"
+
+
+def test_the_example_is_in_the_middle_and_not_the_best(run, store):
+    example = example_of(Run("run", run.path, store))
+    visits = [(group, score) for group, score in run.visits if group.query.id == example["query"]]
+    for (number, id), expected in zip(example["shown"], (0, len(visits) - 1), strict=True):
+        order = [i for tier in visits[number][1].order for i in tier]
+        assert number == expected and order.index(id) == len(order) // 2
+    gains_of = {}
+    for query_id, (first, *_, last) in visits_by_query(store).items():
+        more, less = weigh(first, last)
+        gains_of[query_id] = more - less
+    others = sorted(gains_of.values())
+    assert gains_of[example["query"]] == others[len(others) // 2]

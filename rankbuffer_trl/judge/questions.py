@@ -44,9 +44,10 @@ class Question:
 
     Args:
         kind (`str`):
-            The name of this kind of question in the ledger: `insert` (coarse ranking), `fine` (an interval),
-            `bootstrap` (a whole group), `look` and `again` (a whole group, and a disputed block of it), `batch` (a
-            group and the anchors), `score`, `rubric`, `pair`, `duel` or `manage`.
+            The name of this kind of question in the ledger: `insert` (coarse ranking), `order_only` (the same
+            without the anchors' texts), `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole
+            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `pair`, `duel` or
+            `manage`.
         query_id (`str`):
             The query that the question is about.
         verdict (`Verdict`):
@@ -118,14 +119,14 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
     responses = {"{CANDIDATE_RESPONSE}": [("", candidate)]}
     if anchor_content:
-        template = COARSE
+        kind, template = "insert", COARSE
         texts |= {"{K}": str(K), "{K-1}": str(K - 1)}
         responses["{ORDERED_ANCHOR_BLOCKS}"] = [(f"A{i}", anchor) for i, anchor in enumerate(anchors)]
     else:  # this template prints K and the list of identifiers without braces
-        template = ORDER_ONLY
+        kind, template = "order_only", ORDER_ONLY
         names = "\n".join(f"[A{i}]" for i in range(K))
         texts |= {"K": str(K), "A(K-1)": f"A{K - 1}", "[A0]\n...\n[A(K-1)]": names}
-    return Question("insert", query.id, position_verdict(K), template, texts, responses)
+    return Question(kind, query.id, position_verdict(K), template, texts, responses)
 
 
 def ranking_question(

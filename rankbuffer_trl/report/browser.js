@@ -8,6 +8,8 @@ let query = null; // { number, page } of the query that is shown: the chosen one
 let visit = 0; // the last position shows the buffer after the last visit
 let wholeTexts = false;
 let search = 0; // number of the newest search, so that an older one stops
+let playing = null; // the timer that shows one visit after the other
+let PLAY = 1200; // milliseconds for which a visit is shown
 let opening = 0; // number of the newest query to open, so that an older one stops
 
 async function openRun(number) {
@@ -17,7 +19,25 @@ async function openRun(number) {
   query = null;
   $("search").value = "";
   list(run.index.queries.map((_, i) => i));
-  await openQuery(found[0]);
+  await showExample(document.querySelector(`section.run[data-run="${number}"] .example`));
+  const spreads = run.index.queries.map(({ spread }) => spread);
+  await openQuery(spreads.indexOf(Math.max(...spreads)));
+}
+
+// Fill the figure of one query's responses before and after training.
+async function showExample(figure) {
+  const example = run.index.example;
+  if (!example) return;
+  const page = await unpack(run.pages[run.index.queries.findIndex(({ id }) => id === example.query)]);
+  const [prompt, ...texts] = figure.querySelectorAll(".text");
+  figure.querySelector("bdi").textContent = visible(example.query);
+  prompt.textContent = visible(page.prompt ?? "");
+  example.shown.forEach(([number, id], i) => {
+    const { step, epoch } = page.visits[number];
+    figure.querySelectorAll("h4")[i].textContent = `epoch ${epoch}, step ${step}`;
+    texts[i].textContent = visible(page.texts[`${step}-${id}`] ?? "");
+  });
+  figure.hidden = false;
 }
 
 function list(numbers) {
@@ -78,7 +98,8 @@ async function find(words) {
 
 async function openQuery(number) {
   const mine = ++opening;
-  if (number === undefined) return;
+  if (number === undefined || number < 0) return;
+  stopPlaying();
   chosen = number;
   markQuery();
   const page = await unpack(run.pages[number]);
@@ -95,7 +116,7 @@ async function openQuery(number) {
   }
   $("query-text").replaceChildren(...about);
   $("visit").max = page.visits.length;
-  showVisit(page.visits.length - 1);
+  showVisit(run.index.queries[number].widest);
 }
 
 function showVisit(number) {
@@ -113,6 +134,21 @@ function showVisit(number) {
   $("ladder").replaceChildren(...(now ? rungs(now) : resting(page.visits[last - 1])));
 }
 
+// Play the history of a query: from its first visit to the newest buffer, or from the start if it is shown already.
+function play() {
+  if (playing) return stopPlaying();
+  const last = query.page.visits.length;
+  if (visit === last) showVisit(0);
+  playing = setInterval(() => (visit < last ? showVisit(visit + 1) : stopPlaying()), PLAY);
+  $("play").textContent = "Stop";
+}
+
+function stopPlaying() {
+  clearInterval(playing);
+  playing = null;
+  $("play").textContent = "Play";
+}
+
 function rungs(now) {
   const after = new Map(now.after.map((anchor) => [anchor.id, anchor]));
   const before = new Set(now.before.map(({ id }) => id));
@@ -128,7 +164,7 @@ function rungs(now) {
   for (let p = now.before.length; p > 0; p--) {
     nodes.push(...placed(p));
     const old = now.before[p - 1];
-    nodes.push(anchor(`a${p}`, old, now.epoch, after.get(old.id) ?? null));
+    nodes.push(anchor(`A${p - 1}`, old, now.epoch, after.get(old.id) ?? null));
   }
   nodes.push(...placed(0));
   const free = best.filter((id) => now.positions[id] === undefined);
@@ -146,14 +182,14 @@ function rungs(now) {
 
 function resting(now) {
   $("changes").textContent = now.after.length ? `${now.after.length} anchors` : "This method keeps no buffer.";
-  return now.after.map((each, i) => anchor(`a${i + 1}`, each, now.epoch, each)).reverse();
+  return now.after.map((each, i) => anchor(`A${i}`, each, now.epoch, each)).reverse();
 }
 
 function anchor(name, { id, source, epoch, h }, today, next) {
   const node = element("li", next ? "anchor" : "anchor gone");
   node.style.setProperty("--source", run.index.colours[source] || "var(--soft)");
   const line = element("div", "line");
-  const idle = next && next.h !== h ? `h ${h} → ${next.h}` : `h ${h}`;
+  const idle = next && next.h !== h ? `unused for ${h} → ${next.h} epochs` : h ? `unused for ${h} epochs` : "";
   const age = today - epoch;
   line.append(
     element("span", "name", name),
@@ -161,7 +197,7 @@ function anchor(name, { id, source, epoch, h }, today, next) {
     element("span", "soft", `from epoch ${epoch}, ${age} ${age === 1 ? "epoch" : "epochs"} old`),
     element("span", "soft", idle),
     ...quality(id));
-  line.children[3].title = "number of epochs in a row in which no rollout fell next to this anchor";
+  line.children[3].title = "epochs in a row in which no response was placed next to this anchor";
   if (!next) line.append(element("span", "badge minus", "pruned"));
   node.append(line, response(id));
   return node;
@@ -220,6 +256,7 @@ function onKey(event) {
   const keys = {
     "/": () => !typing && $("search").focus(),
     e: () => !typing && showWhole(!wholeTexts),
+    p: () => !typing && play(),
     ArrowDown: () => (target === $("search") || target === $("queries")) && (move(1), $("queries").focus()),
     ArrowUp: () => target === $("queries") && move(-1),
     ArrowLeft: () => !typing && target.type !== "range" && showVisit(visit - 1),
@@ -244,6 +281,7 @@ $("search").addEventListener("input", () => {
   pause = setTimeout(() => find($("search").value.trim()).catch(complain), 150);
 });
 $("visit").addEventListener("input", () => showVisit(Number($("visit").value)));
+$("play").addEventListener("click", play);
 $("earlier").addEventListener("click", () => showVisit(visit - 1));
 $("later").addEventListener("click", () => showVisit(visit + 1));
 document.addEventListener("keydown", onKey);

@@ -17,10 +17,7 @@ def visits_of(store: BufferStore, query_id: str) -> list[dict[str, Any]]:
     """
     versions = {version.step: version.anchors for version in numbers.buffers(store, query_id=query_id)}
     # The store has no version of a buffer before its first visit: the data set's responses are its anchors then.
-    initial = sorted(
-        (r.id for r in numbers.responses(store, query_id) if r.initial),
-        key=lambda id: int(id.removeprefix("initial-")),
-    )
+    initial = numbers.initial_anchors(store, query_id=query_id).get(query_id, [])
     visits, buffer = [], [AnchorRow(id, "initial", 0, 0) for id in initial]
     for group in numbers.groups(store, query_id=query_id):
         before = buffer if group.k else []
@@ -62,6 +59,9 @@ def query_pages(
         visits, responses = visits_of(store, id), numbers.responses(store, id)
         index = {"id": id, "prompt": query.text[:200] if query else "", "visits": len(visits)}
         index["anchors"] = len(visits[-1]["after"])
+        spreads = [len(set(visit["positions"].values())) for visit in visits]
+        index["spread"] = max(spreads)  # of all visits, the most intervals in which responses were placed
+        index["widest"] = max(range(len(visits)), key=lambda number: (spreads[number], number))
         page: dict[str, Any] = {
             "prompt": query.text if query else None,
             "rubrics": [asdict(rubric) for rubric in query.rubrics] if query else [],

@@ -18,12 +18,13 @@ from ..buffer import SOURCES
 from ..rewards.method import RewardMethod
 from ..store import BufferStore, numbers
 from ..store.export import FILE
+from . import gains
 from .chart import save
-from .charts import curve_chart, growth_chart
-from .tables import growth_table, standing_table
+from .charts import gain_chart, growth_chart
+from .tables import growth_table
 
 TEMPLATE = Path(__file__).with_name("card.md")
-GROWTH, STANDING = "figures/buffers.png", "figures/standing.png"
+GROWTH, GAINS = "figures/buffers.png", "figures/gains.png"
 VERSIONS = ("trl", "transformers", "torch", "datasets")
 
 
@@ -145,18 +146,20 @@ def judging(store: BufferStore) -> dict[str, Any]:
 
 
 def describe_buffers(store: BufferStore, folder: Path) -> dict[str, Any]:
-    """Return what the card says of the buffers, and draw its figures."""
-    growth, standing = growth_table(store), standing_table(store)
+    """Return what the card says of the buffers and of progress, and draw its figures."""
+    growth, progress = growth_table(store), gains.gain_table(store)
     if growth:
         save(folder / GROWTH, growth_chart(growth).png())
-    if standing:
-        label = "standing among the anchors"
-        save(folder / STANDING, curve_chart("standing", label, "", label, {"run": standing}, "standing").png())
+    shown = any(row["probability"] is not None for row in progress)
+    if shown:
+        save(folder / GAINS, gain_chart(progress).png())
+    compared = gains.since_last_visit(gains.visits(store)) if gains.comparable(store) else {}
     return {
         "buffers": growth,
         "sources": [source for source in SOURCES if any(row[source] for row in growth)],
         "growth": GROWTH,
-        "standing": STANDING if standing else None,
+        "compared": [(epoch, str(comparison)) for epoch, comparison in compared.items()],
+        "gains": GAINS if shown else None,
         "table": FILE,
     }
 

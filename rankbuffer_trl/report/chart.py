@@ -31,7 +31,7 @@ STYLE = {
     "axes.axisbelow": True,
     "grid.color": LINE,
     "axes.titlesize": 10,
-    "font.size": 9,
+    "font.size": 10,
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
@@ -117,17 +117,17 @@ def thousands(value: float, _: float = 0) -> str:
 def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tuple[Figure, list[Axes]]:
     """Make a figure and its axes."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.4, height), layout="constrained")
+        figure = Figure(figsize=(4.6, height), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False, **kwargs).flat)
     for each in axes:
-        each.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        each.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     return figure, axes
 
 
-def legend(*axes: Axes, columns: int = 4) -> None:
+def legend(*axes: Axes, columns: int = 2) -> None:
     """Put one legend of all `axes` under the picture, with each label once."""
     named = [each.get_legend_handles_labels() for each in axes]
     unique = {label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)}
     if unique:
         with matplotlib.rc_context(STYLE):
-            axes[0].figure.legend(unique.values(), unique, loc="outside lower center", ncols=columns, fontsize=8)
+            axes[0].figure.legend(unique.values(), unique, loc="outside lower center", ncols=columns, fontsize=9)

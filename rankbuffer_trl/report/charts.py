@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from statistics import stdev
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -9,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from ..buffer import SOURCES
 from ..ranking import INSERTION_BINS
 from ..store import BufferStore
-from . import tables
+from . import gains, tables
 from .chart import (
     BLUE,
     GOLD,
@@ -51,6 +52,7 @@ SOURCE_LABELS = {
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GOLD, TEAL, SLATE)
 # From below all anchors to above them: one hue for each end, greys and blues between.
 INSERTION_COLOURS = (RED, "#d3d8de", "#a9bccb", "#7ba3c0", BLUE, GREEN)
+FLAT = 0.05  # a mean reward that varies by less (standard deviation over steps) is no curve to look at
 PANELS = 6  # epochs that the composition shows
 COSTS = (("tokens", "judge tokens"), ("calls", "judge calls"))
 
@@ -172,7 +174,8 @@ def composition_chart(table: Sequence[Row]) -> Chart:
         each.yaxis.set_major_formatter(PercentFormatter(1))
     for spare in axes[len(shown) :]:
         spare.set_visible(False)
-    figure.supxlabel("normalised anchor rank: 0 worst, 100 best", fontsize=9, color=INK)
+    # A label of the whole figure would lie under the legend.
+    axes[(rows - 1) * columns].set_xlabel("rank: 0 worst, 100 best", loc="left")
     legend(axes[0])
     caption = "Share of each source among the anchors in each tenth of the scale, at the end of an epoch."
     if len(shown) < len(epochs):
@@ -331,9 +334,61 @@ def advantage_chart(advantages: Mapping[str, Sequence[Sequence[float | None]]], 
     return Chart("advantages", f"Advantages at step {step}", caption, figure, joined(runs))
 
 
+def gain_chart(table: Sequence[Row]) -> Chart:
+    """Draw how often the judge prefers new responses to those of the previous visit, with intervals."""
+    figure, (axes,) = panels()
+    shown = [row for row in table if row["probability"] is not None]
+    steps, middle = column(shown, "step"), column(shown, "probability")
+    below = [p - low for p, low in zip(middle, column(shown, "low"), strict=True)]
+    over = [high - p for p, high in zip(middle, column(shown, "high"), strict=True)]
+    axes.axhline(0.5, color=GREY, linewidth=1)
+    axes.errorbar(steps, middle, yerr=[below, over], color=BLUE, marker="o", markersize=4, linewidth=1.2, capsize=2)
+    axes.set(xlabel="training step", ylabel="preferred to the last visit's", ylim=(0, 1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    caption = (
+        "How often the judge prefers a response to one of the same query's previous visit. 50 % is no change. This is"
+        " estimated from the places of both among shared anchors. The bars are 95 % intervals over queries."
+    )
+    if hidden := len(table) - len(shown):
+        caption += f" {hidden} of {len(table)} windows are not shown: the anchors do not reach the policy there."
+    return Chart("gains", "Progress: against the previous visit", caption, figure, table)
+
+
+def reach_chart(table: Sequence[Row]) -> Chart:
+    """Draw the share of rollouts above each initial anchor, by epoch."""
+    figure, (axes,) = panels()
+    anchors = list(dict.fromkeys(row["anchor"] for row in table))
+    for number, anchor in enumerate(anchors):
+        rows = [row for row in table if row["anchor"] == anchor]
+        colour = run_colour(number)
+        place = {0: "the worst", len(anchors) - 1: "the best"}.get(number, f"number {number + 1} from below")
+        epochs = column(rows, "epoch")
+        axes.plot(epochs, column(rows, "share"), color=colour, marker="o", markersize=4, label=place)
+        axes.fill_between(epochs, column(rows, "low"), column(rows, "high"), color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel="epoch", ylabel="rollouts above", ylim=(0, 1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    legend(axes)
+    caption = (
+        "Share of the rollouts that the judge placed above a response of the data set, over the same queries in every"
+        " epoch. The bands are 95 % intervals."
+    )
+    return Chart("reach", "Progress: against the data set's responses", caption, figure, table)
+
+
 def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
     """Draw every chart that a run has data for. A method without a buffer has no buffer charts."""
-    charts = [reward_chart(tables.reward_table(store))]
+    charts = []
+    progress = gains.gain_table(store)
+    if any(row["probability"] is not None for row in progress):
+        charts.append(gain_chart(progress))
+    reach = gains.reach_table(store)
+    if len({row["epoch"] for row in reach}) > 1:
+        charts.append(reach_chart(reach))
+    rewards = tables.reward_table(store)
+    means = [row["mean"] for row in rewards if row["mean"] is not None]
+    flat = len(means) < 2 or stdev(means) < FLAT
+    if not flat:
+        charts.append(reward_chart(rewards))
     if growth := tables.growth_table(store):
         compositions, changes = tables.composition_table(store), tables.maintenance_table(store)
         charts += [growth_chart(growth), composition_chart(compositions), maintenance_chart(changes)]
@@ -346,4 +401,6 @@ def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
             charts.append(failure_chart(judge))
     if measures := tables.log_table(log):
         charts.append(log_chart(measures))
+    if flat:  # as the mean of ranks is, which says nothing
+        charts.append(reward_chart(rewards))
     return charts

@@ -39,7 +39,7 @@ $("theme").addEventListener("click", () =>
 function lane(run, step, reach) {
   const now = run.steps[step];
   const node = element("div", "lane");
-  const label = now ? `: ${now.levels.toFixed(1)} levels in a group, ${now.rollouts} rollouts` : ": no such step";
+  const label = now ? `: ${now.levels.toFixed(1)} different rewards in a group, ${now.rollouts} responses` : ": no such step";
   node.append(element("bdi", "name", run.name), label);
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 500 76");

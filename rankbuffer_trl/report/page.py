@@ -19,6 +19,14 @@ from .charts import SOURCE_COLOURS, SOURCE_LABELS
 from .tables import Row
 
 FILES = files(__package__)
+OPENING = ("quality", "gains", "reach")  # the charts that stand at the top of a run
+# The script fills this figure, since it shows text of a policy.
+EXAMPLE = (
+    '<figure class="example" hidden><h3>Before and after: <bdi></bdi></h3><p class="text soft"></p>'
+    '<h4></h4><p class="text"></p><h4></h4><p class="text"></p>'
+    "<figcaption>The query whose gain is in the middle of all queries. Of its first and its last visit you see the"
+    " response in the middle of the group.</figcaption></figure>"
+)
 
 
 @dataclass(frozen=True)
@@ -28,8 +36,10 @@ class RunSection:
     Args:
         name (`str`):
             Name of the run.
+        headlines (`Mapping[str, str]`):
+            Label and value of the numbers at the top of the section.
         facts (`Mapping[str, str]`):
-            Label and value of each number at the top of the section.
+            The rows of the table that describes the run.
         charts (`Sequence[Chart]`):
             Its charts.
         kinds (`Sequence[dict]`):
@@ -41,6 +51,7 @@ class RunSection:
     """
 
     name: str
+    headlines: Mapping[str, str]
     facts: Mapping[str, str]
     charts: Sequence[Chart]
     kinds: Sequence[Row]
@@ -54,10 +65,11 @@ def pack(value: object) -> str:
     return base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
 
 
-def browser_index(name: str, queries: Sequence[dict], measure: str | None) -> dict:
-    """Return what the buffer browser loads first: its list of queries, and names and colours of sources."""
+def browser_index(name: str, queries: Sequence[dict], measure: str | None, example: dict | None) -> dict:
+    """Return what the buffer browser loads first: its list of queries, names and colours of sources, the example."""
     return {
         "name": name,
+        "example": example,
         "queries": queries,
         "colours": SOURCE_COLOURS,
         "labels": SOURCE_LABELS,
@@ -85,6 +97,8 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
     data = [data_block("advantages-data", [pack(advantages)])]
     data += [data_block(f"run-data-{i}", [pack(one.index), *one.pages]) for i, one in enumerate(sections)]
     names = [one.name for one in sections]
+    compared = comparison_html(comparison, step, advantages["reach"], len(names))
+    runs = "\n".join(run_html(number, one) for number, one in enumerate(sections))
     return Template(read("page.html")).substitute(
         title=escape(clean(", ".join(names))),
         made=escape(clean(made)),
@@ -94,8 +108,8 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
         script_hash=content_hash(script),
         one_run=" hidden" if len(names) == 1 else "",
         options="".join(f'<option value="{i}">{escape(clean(name))}</option>' for i, name in enumerate(names)),
-        comparison=comparison_html(comparison, step, advantages["reach"], len(names)),
-        runs="\n".join(run_html(number, one) for number, one in enumerate(sections)),
+        # What the reader came for stands first: the run, or the comparison of several.
+        sections=f"{runs}\n{compared}" if len(names) == 1 else f"{compared}\n{runs}",
         data="\n".join(data),
     )
 
@@ -137,14 +151,26 @@ def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int)
 
 
 def run_html(number: int, section: RunSection) -> str:
-    """Return the section of one run: numbers, charts, judgments by kind."""
-    facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(clean(v))}</dd></div>" for k, v in section.facts.items())
-    charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts)
+    """Return the section of one run: numbers, progress, a pair of responses, facts, charts, judgments by kind."""
+    tiles = "".join(
+        f"<div><dt>{escape(k)}</dt><dd>{escape(clean(v))}</dd></div>" for k, v in section.headlines.items()
+    )
+    first = [chart for chart in section.charts if chart.name in OPENING]
+    opening = "\n".join(figure_html(chart, str(number)) for chart in first)
+    charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts if chart not in first)
     return (
         f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
-        f'<h2><bdi>{escape(clean(section.name))}</bdi></h2><dl class="tiles">{facts}</dl>'
-        f'<div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
+        f'<h2><bdi>{escape(clean(section.name))}</bdi></h2><dl class="tiles">{tiles}</dl>'
+        '<p class="to-browser"><a href="#browser">Open the buffer browser</a> to see every visit.</p>'
+        f'<div class="charts">{opening}{EXAMPLE}{facts_html(section.facts)}</div>'
+        f'<h3 class="more">All charts</h3><div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
     )
+
+
+def facts_html(facts: Mapping[str, str]) -> str:
+    """Return the description of a run as a table."""
+    rows = "".join(f'<tr><th scope="row">{escape(k)}</th><td>{escape(clean(v))}</td></tr>' for k, v in facts.items())
+    return f'<figure class="facts"><h3>The run</h3><table><tbody>{rows}</tbody></table></figure>'
 
 
 def figure_html(chart: Chart, salt: str) -> str:

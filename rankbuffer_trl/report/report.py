@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -13,7 +14,7 @@ from ..errors import SettingsError
 from ..judge import Totals
 from ..judge.rubric_judge import score
 from ..store import numbers
-from . import tables
+from . import gains, tables
 from .browser import query_pages
 from .chart import Chart, save
 from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
@@ -175,35 +176,86 @@ def section_of(
         pages.append(pack(page))
     return RunSection(
         name=run.name,
-        facts=facts_of(run, total, price),
+        headlines=headlines_of(run, price),
+        facts=facts_of(run, total),
         charts=run_charts(run.store, run.log),
         kinds=tables.kind_table(run.store),
-        index=browser_index(run.name, entries, MEASURE if quality else None),
+        index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run)),
         pages=pages,
     )
 
 
-def facts_of(run: Run, queries: int, price: Price | None) -> dict[str, str]:
-    """Return the numbers at the top of a run's section, by label."""
+def headlines_of(run: Run, price: Price | None) -> dict[str, str]:
+    """Return the three numbers that a run's section opens with, by label: progress, reach and cost."""
+    totals, rewards = numbers.totals(run.store), tables.reward_table(run.store)
+    rollouts = sum(row["rollouts"] for row in rewards)
+    found = gains.visits(run.store) if gains.comparable(run.store) else {}
+    compared = gains.since_last_visit(found)
+    progress, label = "-", "preferred to the visit before, in the judge's eyes; not known without shared anchors"
+    if compared:
+        newest = max(compared)
+        progress, label = str(compared[newest]), f"epoch {newest}'s responses preferred to those of the visit before"
+    shares = gains.above_initial(found)
+    best = [share for share in shares if share.anchor == shares[-1].anchor]
+    if len(best) > 1:
+        reach = f"{gains.percent(best[0].share)} to {gains.percent(best[-1].share)}"
+        reached = f"of the responses above the data set's best, epoch {best[0].epoch} to {best[-1].epoch}"
+    else:
+        reach, reached = f"{rollouts:,}", "responses of the policy judged"
+    cost = price(totals) if price else None
+    spent = f"{cost:,.2f}" if cost is not None else format_number(totals.tokens)
+    calls = totals.calls / rollouts
+    judged = f"{'cost of the judge' if cost is not None else 'judge tokens'}; {calls:.1f} judgments a response"
+    return {label: progress, reached: reach, judged: spent}
+
+
+def facts_of(run: Run, queries: int) -> dict[str, str]:
+    """Return what the table of a run says, by label: what was trained, by what, and how far."""
     rewards, totals, growth = tables.reward_table(run.store), numbers.totals(run.store), tables.growth_table(run.store)
-    last = rewards[-1]
     rollouts = sum(row["rollouts"] for row in rewards)
     unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
-    methods = numbers.totals_by(run.store, "method")
-    cost = price(totals) if price else None
-    return {
-        "method": ", ".join(methods) or "-",
-        "steps so far": f"{len(rewards):,}",
-        "newest epoch": str(last["epoch"]),
+    known, config = run.manifest, run.manifest.get("config", {})
+    arguments = known.get("method_args", {})
+    shown = ", ".join(f"{key} {value}" for key, value in arguments.items())
+    methods = ", ".join(numbers.totals_by(run.store, "method"))
+    rows = {
+        "policy": known.get("policy"),
+        "data": known.get("data"),
+        "judge": known.get("judge"),
+        "method": (known.get("method") or methods) + (f" ({shown})" if shown else ""),
+        "learning rate": config.get("learning_rate"),
+        "responses per query and visit": known.get("num_generations"),
+        "steps so far": f"{len(rewards):,}, up to epoch {rewards[-1]['epoch']} (counted from 0)",
         "queries visited": f"{queries:,}",
-        "rollouts": f"{rollouts:,}",
-        "of them without a reward": f"{unscored:,.0f}",
-        "anchors per query": f"{growth[-1]['anchors']:.2f}" if growth else "-",
-        f"judge calls, {totals.failures:,} more failed": f"{totals.calls:,}",
-        "judge tokens": format_number(totals.tokens),
-        "tokens per rollout": format_number(totals.tokens / rollouts),
-        **({"cost of the judge": f"{cost:,.2f}"} if cost is not None else {}),
+        "responses": f"{rollouts:,}, {unscored:,.0f} of these without a reward",
+        "anchors per query": f"{growth[-1]['anchors']:.2f}" if growth else None,
+        "judgments": f"{totals.calls:,}, and {totals.failures:,} that failed",
+        "judge tokens": f"{totals.tokens:,}, {totals.tokens / rollouts:,.0f} per response",
     }
+    return {label: str(value) for label, value in rows.items() if value is not None}
+
+
+def example_of(run: Run) -> dict[str, Any] | None:
+    """Return which responses to show as an example of before and after, by query id, visits and rollout ids.
+
+    The query is the one whose gain is in the middle of all queries. Of its first and its last visit it is the response
+    in the middle of the group. So nothing is chosen for its quality. `None` if no query was visited twice.
+    """
+    revisited = {
+        id: gains.weigh(each[0], each[-1])
+        for id, each in gains.visits(run.store).items()
+        if len(each) > 1 and each[0].placed and each[-1].placed
+    }
+    if not revisited:
+        return None
+    ranked = sorted(revisited, key=lambda id: (revisited[id][0] - revisited[id][1], id))
+    query_id = ranked[len(ranked) // 2]
+    groups = numbers.groups(run.store, query_id=query_id)
+    shown = []
+    for visit in (0, len(groups) - 1):
+        order = [id for tier in groups[visit].order for id in tier]
+        shown.append((visit, order[len(order) // 2]))
+    return {"query": query_id, "shown": shown}
 
 
 def track_rows(rows: Iterable, title: str, total: int | None = None) -> Iterable:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..store import BufferStore, StoreError
 from ..store.database import open_to_read
@@ -26,12 +27,15 @@ class Run:
             A copy of its store. A reader of the copy does not hold up the run.
         log (`list[dict]`, *optional*):
             The trainer's log up to its newest checkpoint, one entry per logging step; empty without a checkpoint.
+        manifest (`dict`, *optional*):
+            What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
     """
 
     name: str
     path: Path
     store: BufferStore
     log: list[dict] = field(default_factory=list)
+    manifest: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -51,7 +55,7 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
         try:
             for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
                 store = open_store(path, Path(scratch) / f"{number}.sqlite")
-                runs.append(Run(name, path, store, trainer_log(path)))
+                runs.append(Run(name, path, store, trainer_log(path), manifest_of(path)))
                 if store.last_step() is None:
                     raise StoreError(f"{path} has no scored group yet: call this again after the run's first step")
             yield runs
@@ -115,3 +119,15 @@ def trainer_log(path: Path) -> list[dict]:
         return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
     except ValueError:  # the trainer is still writing it
         return []
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint or of the newest one in an output folder; empty if there is none."""
+    folder = path if (path / FOLDER / RUN).is_file() else newest_finished(path)
+    if folder is None:
+        return {}
+    try:
+        found = json.loads((folder / FOLDER / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it was just replaced, or is damaged; the rest of the report does not need it
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -262,15 +262,6 @@ def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> l
     return [{"step": step, "quality": fmean(values)} for step, values in sorted(steps.items())]
 
 
-def standing_table(store: BufferStore) -> list[Row]:
-    """Return, by step, the mean share of its query's anchors that a rollout was inserted above."""
-    table = []
-    for step, _, groups in _steps(store):
-        if shares := [position / group.k for group in groups if group.k for position in group.positions.values()]:
-            table.append({"step": step, "standing": fmean(shares)})
-    return table
-
-
 def efficiency_table(judge: Sequence[Row], quality: Sequence[Row], window: int) -> list[Row]:
     """Return, by step, judge calls and tokens so far, and the mean quality of the last `window` steps."""
     calls = tokens = 0

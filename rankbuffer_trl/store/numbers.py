@@ -107,6 +107,12 @@ def epochs(store: Readable) -> list[int]:
     return [epoch for (epoch,) in store.rows("SELECT DISTINCT epoch FROM groups ORDER BY epoch")]
 
 
+def visited_in_newest_epoch(store: Readable) -> list[tuple[int, str]]:
+    """Return step and query id of each group of the newest epoch, by step."""
+    where = "epoch = (SELECT max(epoch) FROM groups)"
+    return [(step, id) for step, id in store.rows(f"SELECT step, query_id FROM groups WHERE {where} ORDER BY step")]
+
+
 def groups(store: Readable, **equal: Any) -> list[GroupRow]:
     """Return all scored groups by step and query id; `equal` names the value that a column must have."""
     columns = "query_id, step, epoch, k, positions, tiers, rewards, added, pruned"
@@ -128,6 +134,15 @@ def responses(store: Readable, query_id: str) -> list[ResponseRow]:
     return [
         ResponseRow(*row) for row in _select(store, "id, step, text", "responses", "rowid", {"query_id": query_id})
     ]
+
+
+def initial_anchors(store: Readable, **equal: Any) -> dict[str, list[str]]:
+    """Return the ids of the first anchors of each query from worst to best; `equal` names the value of a column."""
+    found: dict[str, list[str]] = {}
+    for query_id, id in _select(store, "query_id, id", "responses", "query_id", equal):
+        if id.startswith("initial-"):
+            found.setdefault(query_id, []).append(id)
+    return {query_id: sorted(ids, key=lambda id: int(id.removeprefix("initial-"))) for query_id, ids in found.items()}
 
 
 def answers_by_step(store: Readable) -> dict[int, int]:

@@ -284,7 +284,8 @@ def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries
 def describe(identity: Mapping[str, Any], step: int, totals: Mapping[str, Totals], args: RankBufferConfig) -> dict:
     """Return what `run.json` tells of a run: project version, identity, step, ledger totals and all settings.
 
-    Addresses of judges and tokens for the Hub are left out, since a checkpoint may be published.
+    `identity` may hold more, such as the names of policy and data. Addresses of judges and tokens for the Hub are left
+    out, since a checkpoint may be published.
     """
     settings = {
         key: value for key, value in args.to_dict().items() if key != "judge_url" and not key.endswith("_token")

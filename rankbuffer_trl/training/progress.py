@@ -109,6 +109,7 @@ class RunProgress(TrainerCallback):
         parts = [
             f"spread {logs['reward_std']:.2f}" if logs.get("reward_std") is not None else "",
             f"{logs['buffer/size']:.2f} anchors" if logs.get("buffer/size") else "",
+            f"beats its last visit {gain:.0%}" if (gain := logs.get("progress/beats_last_visit")) is not None else "",
             f"waits {logs['judge/seconds']:.1f} s for the judge ({logs['judge/hidden']:.0%} hidden)",
             f"{totals.calls:,} calls",
             f"{short(totals.tokens)} tokens",

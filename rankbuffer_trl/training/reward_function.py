@@ -17,6 +17,7 @@ from ..data.queries import QueryTable
 from ..errors import SettingsError
 from ..groups import Query, Rollout, RolloutGroup, storable
 from ..judge import Judge
+from ..report.gains import newest_window
 from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
@@ -109,7 +110,10 @@ class GroupReward:
                 self._unanswered = None
             self._start(training, step)
             outcome = self.scorer.score(groups, step, update=training)
-            return [reward for score in outcome.scores for reward in score.rewards], step_metrics(groups, outcome)
+            metrics = step_metrics(groups, outcome)
+            if training and (window := newest_window(self.scorer.store)) and window.probability is not None:
+                metrics["progress/beats_last_visit"] = window.probability
+            return [reward for score in outcome.scores for reward in score.rewards], metrics
 
         rewards, metrics = on_main_process(score)
         if log_metric:

@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 
 from ..data.queries import DataError, QueryTable
 from ..judge import Judge
-from ..report.card import CardFacts, write_card
+from ..report.card import CardFacts, public, write_card
 from ..rewards.format import Answer, AnswerReader, format_reward
 from ..store import BufferStore, StoreError
 from ..store.buffer_store import STORE
@@ -339,7 +339,9 @@ class RankBufferTrainer(GRPOTrainer):
     def _write_manifest(self, folder: Path, files: dict[str, Path]) -> None:
         store = self.rank_reward.scorer.store
         totals = {phase: store.totals(phase) for phase in ("train", "eval")}
-        write_manifest(folder, describe(self._identity(), self.state.global_step, totals, self.args), files)
+        names = {"policy": self.model.config.name_or_path, "data": self.dataset_name}
+        names = {key: public(name) if name else None for key, name in names.items()}
+        write_manifest(folder, describe(names | self._identity(), self.state.global_step, totals, self.args), files)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         """Save a checkpoint as TRL does, then complete it, push it, and delete those that are too many.

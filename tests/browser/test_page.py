@@ -128,18 +128,18 @@ def test_the_ladder_of_every_visit_is_what_was_scored(browser, made):
         browser("showVisit(arguments[0])", number)
         assert browser.text("when") == f"visit {number + 1} of 4: step {group.step}, epoch {group.epoch}"
         rungs = browser.rungs()
-        names = [re.match(r"(a|R)(\d+)(?!.*no answer)", rung) for rung in rungs]
+        names = [re.match(r"(A|R)(\d+)(?!.*no answer)", rung) for rung in rungs]
         order = [(name[0][0], int(name[0][1:])) for name in names if name]
         place = {id: rank for rank, tier in enumerate(score.order) for id in tier}
-        anchors = [("a", k) for k in range(len(score.before), 0, -1)]
-        assert [entry for entry in order if entry[0] == "a"] == anchors
+        anchors = [("A", k) for k in reversed(range(len(score.before)))]
+        assert [entry for entry in order if entry[0] == "A"] == anchors
         for (kind, id), rung in zip(order, (r for r, name in zip(rungs, names, strict=True) if name), strict=True):
-            if kind == "a":
-                anchor = score.before.anchors[id - 1]
+            if kind == "A":
+                anchor = score.before.anchors[id]
                 assert anchor.text in rung and f"from epoch {anchor.epoch}" in rung
                 assert ("pruned" in rung) == (anchor.id not in {a.id for a in score.after.anchors})
             elif id in score.positions:
-                above = [k for what, k in order[order.index((kind, id)) :] if what == "a"]
+                above = [k for what, k in order[order.index((kind, id)) :] if what == "A"]
                 assert len(above) == score.positions[id]  # the anchors under it
                 assert f"reward {score.rewards[id]:+.2f}".replace("-", "−") in rung  # noqa: RUF001
                 assert ("becomes an anchor" in rung) == (f"{group.step}-{id}" in {a.id for a in score.after.anchors})
@@ -154,7 +154,44 @@ def test_the_ladder_of_every_visit_is_what_was_scored(browser, made):
     assert len(browser.rungs()) == len(expected[-1][1].after)
 
 
+def test_the_browser_opens_at_the_widest_visit_and_plays_a_history(browser, made):
+    spreads = {}
+    for group, score in made[1].visits:
+        spreads.setdefault(group.query.id, []).append(len(set(score.positions.values())))
+    ids = sorted(spreads)
+    widest = max(ids, key=lambda id: (max(spreads[id]), -ids.index(id)))
+    number = max(range(4), key=lambda visit: (spreads[widest][visit], visit))
+    assert browser.text("query-id") == widest
+    assert browser.text("when").startswith(f"visit {number + 1} of 4")
+
+    browser("PLAY = 1; showVisit(4)")
+    assert browser.text("when") == "after visit 4, the newest buffer"
+    browser.driver.find_element(By.ID, "play").click()
+    browser.wait(lambda: browser.text("play") == "Play" and browser.text("when").startswith("after visit 4"))
+    browser("showVisit(0); play(); play()")
+    assert browser.text("play") == "Play" and browser.text("when").startswith("visit 1 of 4"), "stopped at once"
+
+
+def test_the_page_of_one_run_opens_with_the_run(driver, made):
+    browser = Browser(driver)
+    browser.open(write_report([made[1].path.parent.parent], made[0].parent / "one"))
+    heads = browser("return [...document.querySelectorAll('main h2')].map(node => node.textContent)")
+    assert heads == ["ranked", "What the policy gets", "Buffer browser"]
+    assert browser("return document.querySelectorAll('.run .tiles div').length") == 3
+    first = browser("return [...document.querySelector('.run').querySelectorAll('h3')].map(node => node.textContent)")
+    assert first.index("The run") < first.index("All charts")
+    assert any(title.startswith("Before and after: q") for title in first)
+    example = "return [...document.querySelectorAll('.run .example .text')].map(node => node.textContent)"
+    texts = {rollout.text for group, _ in made[1].visits for rollout in group.answered}
+    prompt, before, after = browser(example)
+    assert prompt == "" and {before, after} <= texts
+    link = browser.driver.find_element(By.CSS_SELECTOR, ".to-browser a")
+    assert link.is_displayed() and link.get_attribute("href").endswith("#browser")
+
+
 def test_keys_lead_through_queries_and_visits(browser):
+    browser.driver.find_element(By.ID, "query-0").click()
+    browser.wait(lambda: browser.text("query-id") == "q0")
     browser.press("/")
     assert browser("return document.activeElement.id") == "search"
     browser.press(Keys.ARROW_DOWN)
@@ -211,7 +248,7 @@ def test_another_run_ends_a_search(browser):
     assert browser.text("found") == "4 of 4 queries" and not browser.text("trouble")
     assert not [line for line in browser.complaints() if line["level"] == "SEVERE"]
     browser("openRun(0)")
-    browser.wait(lambda: browser.text("query-id") == "q0")
+    browser.wait(lambda: "of 4:" in browser.text("when"))
 
 
 def test_the_theme_and_the_run_can_be_changed(browser):
@@ -240,7 +277,7 @@ def test_advantages_can_be_seen_at_any_step(browser, made):
     first, second = browser(lanes)
     scores = [score for group, score in made[1].visits if group.step == 7]
     known = sum(reward is not None for score in scores for reward in score.rewards)
-    assert f"{known} rollouts" in first and second.endswith("no such step")
+    assert f"{known} responses" in first and second.endswith("no such step")
 
 
 @pytest.mark.parametrize("width", [1400, 800, 420])
