@@ -213,9 +213,8 @@ def test_a_budget_is_over_when_all_attempts_have_taken_it(tmp_path):
 
 def test_a_budget_ends_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, tiny_policy, rows, caplog):
     def train(folder, resume=None, **overrides):
-        trainer = ScriptedTrainer(
-            tiny_policy, config(folder, save_strategy="steps", save_steps=100, **overrides), rows
-        )
+        args = config(folder, save_strategy="steps", save_steps=100, max_steps=4, **overrides)
+        trainer = ScriptedTrainer(tiny_policy, args, rows)
         trainer.train(resume_from_checkpoint=resume)
         trainer.close()
         return trainer

@@ -104,11 +104,9 @@ def push_line(args: RankBufferConfig) -> str:
             " false"
         )
     name = args.hub_model_id or Path(args.output_dir).absolute().name
-    owner = "" if "/" in name else " of your account"
+    where = name if "/" in name else f"{name} of your account"
     readers = "private" if args.hub_private_repo else "public, unless your organisation's repositories are private"
-    return (
-        f"hub: policy, buffers and card go to {name}{owner} ({readers}), {args.hub_strategy.value}; a login is there"
-    )
+    return f"hub: policy, buffers and card go to {where} ({readers}), {args.hub_strategy.value}; a login is there"
 
 
 def find_start(args: RankBufferConfig) -> tuple[str | None, int]:
