@@ -109,7 +109,12 @@ def main() -> None:
         method = load_method(args.method, args.method_args or {}, args.seed)
         found = [
             asyncio.run(
-                measure(method, groups[kind], Judge(NoisyRubricJudge(mean, deviation, noise)), true_quality(queries))
+                measure(
+                    method,
+                    groups[kind],
+                    Judge(NoisyRubricJudge(mean, deviation, noise), guard=args.judge_guard),
+                    true_quality(queries),
+                )
             )
             for noise, kind in columns
         ]

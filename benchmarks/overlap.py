@@ -205,7 +205,7 @@ class Run:
 
     def __init__(self, workload: Workload, urls: tuple[str, str], latency: float, store: Path, overlapped: bool):
         self.workload = workload
-        judge = Judge(OpenAIClient(urls[1], "judge", request={"latency": latency}))
+        judge = Judge(OpenAIClient(urls[1], "judge", request={"latency": latency}), guard=False)
         self.scorer = GroupScorer(RankBuffer(k0=workload.K), judge, BufferStore(store))
         self.client = connect(urls[0])
         self.rollouts = SeparateRollouts(self.client, self.scorer.run, self.arrived) if overlapped else None
