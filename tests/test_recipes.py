@@ -53,11 +53,12 @@ def judge_url():
 @pytest.mark.parametrize("name", RUNS)
 def test_the_commands_of_make_test_gpu_are_accepted(name, monkeypatch, capsys):
     """No GPU is at hand, but the real parser reads the commands, and the batches of each fit."""
-    import train_rankbuffer
+    from rankbuffer_trl.training import command
+    from rankbuffer_trl.training.parser import RecipeParser
 
     monkeypatch.chdir(ROOT)
-    parsed = train_rankbuffer.make_parser().parse_args_and_config([*gpu_command(name, "policy", "out"), "--dry_run"])
-    train_rankbuffer.main(*parsed)
+    parsed = RecipeParser().parse_args_and_config([*gpu_command(name, "policy", "out"), "--dry_run"])
+    command.run(*parsed)
     said = capsys.readouterr().out
     assert "the run: 4 steps" in said and "checkpoints: 2, after steps 2, 4" in said
     assert ("rollouts: vLLM" in said) == ("--use_vllm" in RUNS[name])
