@@ -18,7 +18,7 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.training.metrics import step_metrics, tied_share
+from rankbuffer_trl.training.metrics import placement_columns, step_metrics, tied_share
 from rankbuffer_trl.training.scorer import StepScore
 
 TABLES = ("responses", "buffers", "groups", "calls")
@@ -491,6 +491,17 @@ def test_step_metrics_of_a_step_made_by_hand():
             "judge/hidden": 0.5,
         }
     )
+
+
+def test_the_columns_of_the_table_of_completions():
+    before = anchors(*["initial"] * 3)
+    placed = GroupScore((-1.0, 0.0, 0.0, 1.0, None), ((0,), (1, 2), (3,)), {0: 0, 1: 1, 2: 1, 3: 3}, before=before)
+    ranked = GroupScore((-1.0, 1.0), ((0,), (1,)))
+    assert placement_columns([placed, ranked]) == {
+        "position": [0, 1, 1, 3, None, None, None],
+        "interval": ["below A0", "A0 to A1", "A0 to A1", "above A2", None, None, None],
+        "tier": [0, 1, 1, 2, None, 0, 1],
+    }
 
 
 def test_a_step_without_buffers_and_calls_has_the_same_names():

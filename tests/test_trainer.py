@@ -5,6 +5,7 @@ import math
 import re
 import sqlite3
 
+import pandas
 import pytest
 import torch
 from conftest import QUICKSTART, scripted_judge
@@ -286,3 +287,23 @@ def test_a_format_reward_alone_is_a_signal():
     rewards = torch.tensor([[0.5, 1.0], [0.5, 0.0], [0.1, 1.0], [0.1, 1.0]])
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.2]), G=2), rewards / 0.5)
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.0]), G=2), rewards)
+
+
+@pytest.mark.slow
+def test_the_table_of_completions_says_where_each_was_placed(tmp_path, tiny_policy, rows):
+    args = config(tmp_path, max_steps=1, log_completions=True)
+    trainer = ScriptedTrainer(tiny_policy, args, rows)
+    trainer.train()
+    groups = trainer.rank_reward.scorer.store.rows("SELECT positions, tiers FROM groups ORDER BY rowid")
+    expected = [(json.loads(positions), json.loads(tiers)) for positions, tiers in groups]
+    trainer.close()
+    table = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert len(table) == 8 * len(expected) == 24
+    for number, (positions, tiers) in enumerate(expected):
+        rows_of = table.iloc[8 * number : 8 * number + 8]
+        for id, position in enumerate(rows_of["position"]):
+            assert (None if pandas.isna(position) else int(position)) == positions.get(str(id))
+        places = {id: tier for tier, ids in enumerate(tiers) for id in ids}
+        shown = [None if pandas.isna(tier) else int(tier) for tier in rows_of["tier"]]
+        assert shown == [places.get(i) for i in range(8)]
+        assert all(name is None or name.startswith(("A", "below A0", "above A")) for name in rows_of["interval"])

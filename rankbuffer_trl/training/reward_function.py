@@ -23,7 +23,7 @@ from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
 from .distributed import on_main_process
-from .metrics import step_metrics
+from .metrics import placement_columns, step_metrics
 from .scorer import GroupScorer
 
 logger = get_logger(__name__)
@@ -95,13 +95,14 @@ class GroupReward:
         completion_ids: Sequence[list[int]] | None = None,
         trainer_state: TrainerState | None = None,
         log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list], None] | None = None,
         **kwargs,
     ) -> list[float | None]:
         """Return one reward per completion of this process. A collective: every process must call it."""
         rows = gather_object([(id, answer.text) for id, answer in zip(query_id, extracted_answer, strict=True)])
         step = trainer_state.global_step if trainer_state else 0
 
-        def score() -> tuple[list[float | None], dict[str, float]]:
+        def score() -> tuple[list[float | None], dict[str, float], dict[str, list]]:
             training = split[0] == "train"
             groups = self._groups(rows, training, step, epoch[0])
             if not any(group.answered for group in groups):
@@ -113,14 +114,19 @@ class GroupReward:
             metrics = step_metrics(groups, outcome)
             if training and (window := newest_window(self.scorer.store)) and window.probability is not None:
                 metrics["progress/beats_last_visit"] = window.probability
-            return [reward for score in outcome.scores for reward in score.rewards], metrics
+            rewards = [reward for score in outcome.scores for reward in score.rewards]
+            return rewards, metrics, placement_columns(outcome.scores)
 
-        rewards, metrics = on_main_process(score)
+        rewards, metrics, columns = on_main_process(score)
+        mine = PartialState().process_index * len(completions)
+        here = slice(mine, mine + len(completions))
         if log_metric:
             for name, value in metrics.items():
                 log_metric(name, value)
-        first = PartialState().process_index * len(completions)
-        return rewards[first : first + len(completions)]
+        if log_extra:
+            for name, values in columns.items():
+                log_extra(name, values[here])
+        return rewards[here]
 
     def begin(self, query_id: Sequence[str], training: bool, step: int, epoch: int | None) -> None:
         """Announce the rollouts of a generation before they are generated, so that judging starts with the first one.
@@ -311,6 +317,7 @@ class RankBufferReward:
         completion_ids: Sequence[list[int]] | None = None,
         trainer_state: TrainerState | None = None,
         log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list], None] | None = None,
         split: Sequence[str] = ("train",),
         **kwargs,
     ) -> list[float | None]:
@@ -324,6 +331,7 @@ class RankBufferReward:
             completion_ids=completion_ids,
             trainer_state=trainer_state,
             log_metric=log_metric,
+            log_extra=log_extra,
         )
 
     def close(self) -> None:
