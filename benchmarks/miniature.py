@@ -144,7 +144,7 @@ class Run:
         queries, folder = load_queries(str(policy.DATA)), Path(self.folder)
         shutil.rmtree(folder, ignore_errors=True)
         args = recipe_arguments(self)
-        judge = Judge(NoisyRubricJudge(self.mean, self.deviation, self.settings.noise))
+        judge = Judge(NoisyRubricJudge(self.mean, self.deviation, self.settings.noise), guard=args.judge_guard)
         trainer = RankBufferTrainer(self.settings.policy, args=args, train_dataset=queries, judge=judge)
         trainer.remove_callback(PrinterCallback)
         try:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sqlite3
 
 import pytest
@@ -185,6 +186,19 @@ def test_the_reward_is_a_plain_callable_for_a_stock_trainer(tmp_path, tiny_polic
     assert ("bootstrap" if method.bootstrap else "initial") in sources
     assert trainer.state.log_history[0]["judge/calls"] > 0
     assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
+
+
+def test_a_stock_trainer_takes_prompts_that_are_texts_without_ids(tmp_path, tiny_policy, rows):
+    texts = rows.map(lambda row: {"prompt": row["prompt"][0]["content"]}).remove_columns("query_id")
+    reward = RankBufferReward(texts, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=8)
+    settings = config(tmp_path, max_steps=1)
+    stock = GRPOConfig(**{key: getattr(settings, key) for key in STOCK_KEYS}, max_steps=1)
+    trainer = GRPOTrainer(tiny_policy, reward_funcs=[reward], args=stock, train_dataset=texts)
+    trainer.train()
+    reward.close()
+    found = {row[0] for row in contents(tmp_path / "buffers.sqlite")["groups"]}
+    assert found and found < set(QueryTable(texts).ids)
+    assert all(re.fullmatch("prompt-[0-9a-f]{16}", id) for id in found)
 
 
 STOCK_KEYS = (

@@ -144,7 +144,7 @@ class Batches:
             if saved
             else f"checkpoints: {'at the best evaluations' if args.save_strategy == 'best' else 'none'}",
             f"method: {args.method} {args.method_args or ''}".rstrip(),
-            f"judge: {args.judge_model or 'the embedded rubric judge'}"
+            f"judge: {args.judge_client or args.judge_model or 'the embedded rubric judge'}"
             + (f" at {', '.join(args.judge_url)}" if args.judge_url else ""),
             f"rollouts: {rollout_source(args)}, up to {args.max_completion_length:,} tokens; the context must hold"
             + (f" {longest:,} with the prompt" if args.max_prompt_length else " these and the longest prompt"),

@@ -8,6 +8,7 @@ from trl import GRPOConfig
 from ..errors import SettingsError
 from ..judge.config import JudgeConfig, read_object
 from ..rewards.format import check_format
+from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
 from ..settings import check_own_fields
 
@@ -39,6 +40,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             group named `answer`. The judge sees the answer alone.
         format_weight (`float`, *optional*, defaults to `0.2`):
             Weight of the format reward (0 or 1). The rank reward in [-1, 1] has the weight 1.
+        reward_functions (`list`, *optional*):
+            More reward functions of TRL, as JSON on the command line. Each item has `function` (the dotted path),
+            `weight` (default 1.0) and, if the path names a function that makes the reward function, its `args`
+            (`docs/extending.md`).
         max_prompt_length (`int`, *optional*):
             Largest number of tokens in a rendered prompt. A longer prompt is refused at start. Default: no check.
 
@@ -93,6 +98,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     format_weight: float = field(
         default=0.2, metadata={"help": "Weight of the format reward. The rank reward has the weight 1."}
     )
+    reward_functions: list | str | None = field(
+        default=None,
+        metadata={"help": "JSON list of more reward functions, each an object with function, weight and args."},
+    )
     max_prompt_length: int | None = field(
         default=None,
         metadata={"help": "Largest number of tokens in a rendered prompt; a longer prompt is refused at start."},
@@ -119,6 +128,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         if isinstance(self.judge_url, str):
             self.judge_url = [self.judge_url]
         check_own_fields(self, JudgeConfig)
+        load_functions(self.reward_functions)  # raises for what cannot be loaded
         self._check_numbers()
         self._check_processes()
         try:

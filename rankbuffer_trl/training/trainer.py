@@ -18,9 +18,11 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from ..data.queries import DataError, QueryTable
+from ..errors import SettingsError
 from ..judge import Judge
 from ..report.card import CardFacts, write_card
 from ..rewards.format import AnswerReader, format_reward
+from ..rewards.functions import load_functions
 from ..store import BufferStore, StoreError
 from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
@@ -67,7 +69,8 @@ class RankBufferTrainer(GRPOTrainer):
         eval_dataset (`Dataset` or `QueryTable`, *optional*):
             The queries to evaluate on, in the same form. Evaluation reads buffers and writes none.
         reward_funcs (`list[Callable]`, *optional*):
-            More reward functions, each with the weight 1. TRL passes them the columns `query_id`, `split`, `epoch` and
+            More reward functions, each with the weight 1; `reward_functions` of `args` names others, with weights. TRL
+            passes them the columns `query_id`, `split`, `epoch` and
             `extracted_answer`, an [`~rewards.format.Answer`] per completion.
         judge ([`Judge`], *optional*):
             The judge. Default: the judge that `args` describes.
@@ -124,15 +127,17 @@ class RankBufferTrainer(GRPOTrainer):
             eval_queries,
             args.num_generations_eval,
         )
+        functions, weights = load_functions(args.reward_functions)
         super().__init__(
             model,
-            reward_funcs=[self.rank_reward, format_reward, *(reward_funcs or [])],
+            reward_funcs=[self.rank_reward, format_reward, *functions, *(reward_funcs or [])],
             args=args,
             train_dataset=queries.prompts,
             eval_dataset=None if eval_queries is None else eval_queries.prompts,
             **kwargs,
         )
-        self.reward_weights[FORMAT] = args.format_weight
+        given = [args.format_weight, *weights]
+        self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         self.dataset_name = dataset_name
         self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
         self._sigterm = StopOnSigterm(self._batches.ends_generation)
@@ -336,7 +341,16 @@ def as_table(dataset: Dataset | QueryTable, responses_needed: int) -> QueryTable
 
 
 def open_scorer(args: RankBufferConfig, judge: Judge | None = None) -> GroupScorer:
-    """Open the scorer of a run: its reward method, its judge and the store in its folder."""
+    """Open the scorer of a run: its reward method, its judge and the store in its folder.
+
+    Raises:
+        [`SettingsError`]: if the judge that was given asks in another way than the settings say.
+    """
+    if judge is not None and judge.guard != args.judge_guard:
+        raise SettingsError(
+            f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
+            " Judge(client, guard=args.judge_guard)"
+        )
     return GroupScorer(
         args.reward_method(),
         judge or args.judge(),
