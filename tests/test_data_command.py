@@ -8,7 +8,6 @@ from pathlib import Path
 import generate_rubrics
 import prepare_nectar
 import pytest
-import train_rankbuffer
 from conftest import QUICKSTART
 from datasets import Dataset
 from generate_responses import ResponsesConfig
@@ -29,6 +28,8 @@ from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.judge import insertion_question
 from rankbuffer_trl.judge.reach import TURN_TOKENS
+from rankbuffer_trl.training import command as train
+from rankbuffer_trl.training.parser import RecipeParser
 
 
 @pytest.fixture(autouse=True)
@@ -446,7 +447,7 @@ def test_from_two_hundred_raw_rows_to_a_training_run(tmp_path, howto, tiny_polic
         *("--dataset_name", ready, "--output_dir", str(tmp_path / "run"), "--max_steps", "2"),
         *("--per_device_train_batch_size", "32", "--max_completion_length", "12"),
     ]
-    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    train.run(*RecipeParser().parse_args_and_config(arguments))
     table = contents(tmp_path / "run" / "_rankbuffer" / "live.sqlite")
     assert len(table["groups"]) == 8
     ids = {row["query_id"] for row in load_queries(ready)}

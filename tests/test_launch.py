@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-import train_rankbuffer
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from launching import ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
 from rankbuffer_trl.training.batches import Batches
+from rankbuffer_trl.training.parser import RecipeParser
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def training(launched: Launch, processes: int):
     dry = launched.calls[[call.name for call in launched.calls].index("python")]
     plan = ["--dry_run", "--num_processes", str(processes)]
     assert dry.argv == ["recipes/train_rankbuffer.py", *accelerate.training_script_args, *plan]
-    parsed = train_rankbuffer.make_parser().parse_args_and_config([*accelerate.training_script_args, *plan])
+    parsed = RecipeParser().parse_args_and_config([*accelerate.training_script_args, *plan])
     args = parsed[1]
     assert args.seed == 7
     assert (args.generation_batch_size, args.queries_per_generation, Batches(args, 1000).steps) == (160, 20, 200)

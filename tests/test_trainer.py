@@ -240,7 +240,8 @@ def test_what_the_reward_functions_get_is_read_once_a_step(tmp_path, tiny_policy
 
 
 def test_a_run_reads_its_data_once(tmp_path, tiny_policy, data_file, monkeypatch):
-    import train_rankbuffer
+    from rankbuffer_trl.training import command
+    from rankbuffer_trl.training.parser import RecipeParser
 
     tables = []
     stock = QueryTable.__init__
@@ -250,7 +251,7 @@ def test_a_run_reads_its_data_once(tmp_path, tiny_policy, data_file, monkeypatch
         *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "1"),
         *("--per_device_train_batch_size", "8", "--max_completion_length", "8"),
     ]
-    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    command.run(*RecipeParser().parse_args_and_config(arguments))
     assert len(tables) == 1
     assert f"{data_file.name}, 12 queries" in (tmp_path / "README.md").read_text()
 

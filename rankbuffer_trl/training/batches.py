@@ -79,7 +79,11 @@ class Batches:
     @property
     def generations(self) -> int:
         """The number of generations of the run."""
-        epochs, steps = divmod(self.steps, self.steps_per_epoch)
+        return self.generations_until(self.steps)
+
+    def generations_until(self, step: int) -> int:
+        """Return the number of generations of the first `step` optimizer steps."""
+        epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * self.generations_per_epoch + math.ceil(steps / self.args.steps_in_generation)
 
     def ends_generation(self, step: int) -> bool:

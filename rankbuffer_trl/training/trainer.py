@@ -28,7 +28,7 @@ from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
 from ..store.places import FOLDER, LIVE_STORE
 from .batches import Batches
-from .callbacks import BeforePush, StopOnSigterm
+from .callbacks import BeforePush, StopEarly
 from .checkpoint import (
     check_not_uploaded,
     check_resumable,
@@ -140,9 +140,9 @@ class RankBufferTrainer(GRPOTrainer):
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         self.dataset_name = dataset_name
         self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
-        self._sigterm = StopOnSigterm(self._batches.ends_generation)
+        self._stop = StopEarly(self._batches.ends_generation, self._over_budget)
         self.add_callback(BeforePush(self._prepare_push))
-        self.add_callback(self._sigterm)
+        self.add_callback(self._stop)
         on_main_process(self._check_prompts)
 
     def _check_prompts(self) -> None:
@@ -167,8 +167,14 @@ class RankBufferTrainer(GRPOTrainer):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a SIGTERM ended the last call of `train`; its checkpoint is written."""
-        return self._sigterm.stopped
+        """Whether a SIGTERM or a budget ended the last call of `train`; its checkpoint is written."""
+        return self._stop.stopped
+
+    def _over_budget(self) -> str | None:
+        if self.args.judge_token_budget is None and self.args.judge_price_budget is None:
+            return None
+        store = self.rank_reward.scorer.store
+        return self.args.over_budget(store.totals("train") + store.totals("eval"))
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
@@ -196,7 +202,8 @@ class RankBufferTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> TrainOutput:
         """Train, as [`~transformers.Trainer.train`] does, after the judge has answered one real question.
 
-        A SIGTERM ends the run after the current step with a checkpoint; `interrupted` is true then.
+        A SIGTERM or a used-up budget ends the run after the current step with a checkpoint; `interrupted` is true
+        then.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
@@ -211,7 +218,7 @@ class RankBufferTrainer(GRPOTrainer):
         try:
             return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
-            self._sigterm.leave()
+            self._stop.leave()
 
     def _prepare_run(self, resume: str | bool | None) -> str | None:
         checkpoint, step = None, 0
