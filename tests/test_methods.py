@@ -14,7 +14,7 @@ from conftest import ROOT, scripted_judge
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
-from truth import RUBRICS, SHOWN, quality, truth
+from truth import RUBRICS, SHOWN, quality, truth, unguarded
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.errors import SettingsError
@@ -139,7 +139,7 @@ def test_the_longest_prompt_shows_as_many_responses_as_the_method_says(method, m
     if k0 := getattr(method, "k0", 0):
         anchors = tuple(Anchor(f"a{i}", f"{i}.a{i}", "initial", 0) for i in range(2 * k0))
         asyncio.run(method.score(make([6] * 8), AnchorBuffer(anchors), judge))
-    assert max(len(SHOWN.findall(messages[0]["content"])) for messages in judge.client.seen) == most
+    assert max(len(SHOWN.findall(unguarded(messages[0]["content"]))) for messages in judge.client.seen) == most
 
 
 # What holds for every method
@@ -154,7 +154,7 @@ def check(method, group: RolloutGroup, played) -> None:
     for rollout, reward in zip(group.rollouts, played.rewards, strict=True):
         assert (reward == -1) if not rollout.text else reward is None or -1 <= reward <= 1
     known = {rollout.text for rollout in group.answered} | set(QUERY.responses)
-    for prompt in played.prompts:
+    for prompt in map(unguarded, played.prompts):
         assert set(SHOWN.findall(prompt)) <= known
         assert not re.search(r"\]\n(\n|\[)|\nRESPONSE\n\n|\nCANDIDATE\n\n", prompt), "nobody asks about an empty text"
     tiers = [{played.rewards[i] for i in tier} for tier in played.score.order]
