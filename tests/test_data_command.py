@@ -289,15 +289,21 @@ def test_a_key_that_does_not_exist_ends_in_one_line(tmp_path, monkeypatch, main)
         main()
 
 
+RECIPES = {
+    "prepare_nectar": NectarConfig,
+    "generate_rubrics": RubricsConfig,
+    "generate_responses": ResponsesConfig,
+}
+
+
 def test_the_commands_of_the_documentation_are_understood():
     seen = set()
     for line in commands("docs/data.md"):
         words = shlex.split(line)
         if words[0] == "rankbuffer-data":
             seen.add(command.make_parser().parse_args(words[1:]).command)
-        elif "train_rankbuffer" not in line:
-            recipe = {"prepare_nectar": NectarConfig, "generate_rubrics": RubricsConfig}.get(Path(words[1]).stem)
-            TrlParser((recipe or ResponsesConfig,)).parse_args_and_config(words[2:])
+        elif recipe := RECIPES.get(Path(words[1]).stem):
+            TrlParser((recipe,)).parse_args_and_config(words[2:])
             seen.add(Path(words[1]).stem)
     assert seen == {"check", "card", "push", "prepare_nectar", "generate_rubrics", "generate_responses"}
 

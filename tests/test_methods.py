@@ -110,7 +110,7 @@ def test_pairs_in_an_interval_cost_the_most(method):
 @example([None] * 3)
 @example([3])
 def test_the_first_questions_are_those_a_first_visit_begins_with(method, qualities):
-    first = [question.prompt(guard=True) for question in method.first_questions(make(qualities))]
+    first = [unguarded(question.prompt(guard=True)) for question in method.first_questions(make(qualities))]
     assert play(method, make(qualities)).prompts[: len(first)] == first
 
 
@@ -154,7 +154,7 @@ def check(method, group: RolloutGroup, played) -> None:
     for rollout, reward in zip(group.rollouts, played.rewards, strict=True):
         assert (reward == -1) if not rollout.text else reward is None or -1 <= reward <= 1
     known = {rollout.text for rollout in group.answered} | set(QUERY.responses)
-    for prompt in map(unguarded, played.prompts):
+    for prompt in played.prompts:
         assert set(SHOWN.findall(prompt)) <= known
         assert not re.search(r"\]\n(\n|\[)|\nRESPONSE\n\n|\nCANDIDATE\n\n", prompt), "nobody asks about an empty text"
     tiers = [{played.rewards[i] for i in tier} for tier in played.score.order]
