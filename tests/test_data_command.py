@@ -137,7 +137,8 @@ def test_a_set_is_ready_once_a_run_can_start_with_it(howto, tmp_path, capsys, ti
     write_rows(tmp_path / "mine.jsonl", rows)
     out, _ = refused(capsys, "check", tmp_path / "mine.jsonl")
     assert "NOT READY: 4 queries have fewer than 4 responses" in out
-    assert "NOT READY" not in run_command(capsys, "check", tmp_path / "mine.jsonl", "--no_responses")
+    for enough in (("--no_responses",), ("--method", "listwise")):
+        assert "NOT READY" not in run_command(capsys, "check", tmp_path / "mine.jsonl", *enough)
     words = ["check", tmp_path / "mine.jsonl", "--no_responses", "--tokenizer", tiny_policy, "--max_prompt_length", 8]
     out, _ = refused(capsys, *words)
     assert "NOT READY: 4 prompts have more than 8 tokens" in out

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from quality import EIGHT, QUALITIES, make, play
-from truth import quality, truth
+from truth import quality, truth, unguarded
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout
@@ -142,7 +142,7 @@ def test_disputed_blocks_are_the_finest_cut_without_a_dispute_across_it(orders):
 
 def shown_in(prompt: str) -> list[str]:
     """The texts of a ranking prompt in the order in which they are shown. Labels are places."""
-    shown = re.findall(r"^\[R(\d+)\]\n(.+)$", prompt, re.MULTILINE)
+    shown = re.findall(r"^\[R(\d+)\]\n(.+)$", unguarded(prompt), re.MULTILINE)
     assert [int(label) for label, _ in shown] == list(range(len(shown)))
     return [text for _, text in shown]
 

@@ -86,10 +86,11 @@ def check(arguments: argparse.Namespace) -> None:
         [`DataError`]: if the data set is not ready to train on.
     """
     values = {name: getattr(arguments, name) for name in SETTINGS}
+    method = method_of(arguments)
     settings = CheckSettings(
         guard=not arguments.no_guard,
-        responses_needed=not arguments.no_responses,
-        most_shown=method_of(arguments).most_shown(arguments.num_generations),
+        most_shown=method.most_shown(arguments.num_generations),
+        responses_needed=method.responses_needed > 0 and not arguments.no_responses,
         **values,
     )
     tokens = TokenCounter(arguments.tokenizer)

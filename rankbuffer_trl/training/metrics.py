@@ -77,7 +77,7 @@ def placement_columns(scores: Sequence[GroupScore]) -> dict[str, list]:
 
 
 def interval_name(position: int | None, K: int) -> str | None:
-    """Return the name of the interval at an insertion position in 0..K, such as `A1 to A2`; `A0` is the worst anchor."""
+    """Return the name of the interval at an insertion position in 0..K, such as `A1 to A2`. `A0` is the worst."""
     if position is None:
         return None
     if position in (0, K):
