@@ -367,7 +367,7 @@ def test_rows_that_cannot_be_asked_about_are_refused_before_anything_is_asked(tm
 
 def test_duplicate_ids_are_refused(tmp_path, howto):
     write_rows(tmp_path / "in.jsonl", [to_row(raw_row(0, howto))] * 2)
-    with pytest.raises(DataError, match="row 2: the query_id .* is that of row 1, too"):
+    with pytest.raises(DataError, match=r"row 2: the query_id .* is that of row 1, too"):
         generate_rubrics.main(settings(str(tmp_path / "in.jsonl"), tmp_path, "http://127.0.0.1:9"))
 
 
