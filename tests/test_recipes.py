@@ -131,7 +131,7 @@ def test_the_readmes_library_example_runs(tmp_path, tiny_policy, judge_url, monk
         "http://127.0.0.1:8001/v1": judge_url,
         "my-judge": "rubric-judge",
         "Qwen/Qwen3-0.6B": tiny_policy,
-        "my_queries.jsonl": str(QUICKSTART / "howto.jsonl"),
+        "data/mine.jsonl": str(QUICKSTART / "howto.jsonl"),
     }.items():
         assert shown in code
         code = code.replace(shown, real)

@@ -201,5 +201,5 @@ def test_wrong_settings_are_named(kwargs, fragment):
 
 def test_rows_that_are_no_queries_are_refused(tmp_path):
     source = own_queries(tmp_path, 2, prompt=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    with pytest.raises(DataError, match=r"row 0 \(query_id 'q0'\): prompt must end with a user message"):
+    with pytest.raises(DataError, match=r"row 1 \(query_id 'q0'\): prompt must end with a user message"):
         generate(source, tmp_path, Model(numbered), Model(by_number))

@@ -351,9 +351,9 @@ REFUSED = {
     "models of others": ({"models": ["a"]}, DataError, "models must name who wrote each of the 7 responses"),
     "models are no text": ({"models": [None, 3] * 3 + [None]}, DataError, r"models\[0\] must be non-empty text"),
     "models are no list": ({"models": "gpt-4"}, DataError, "models must be a list of text, got 'gpt-4'"),
-    "response is a number": ({"responses": [1, 2, 3]}, DataError, r"row 0 .*responses\[0\] must be non-empty text"),
+    "response is a number": ({"responses": [1, 2, 3]}, DataError, r"row 1 .*responses\[0\] must be non-empty text"),
     "NUL": ({"responses": ["a\0", "b"]}, DataError, r"responses\[0\] must be text without NUL"),
-    "no id": ({"query_id": ""}, DataError, "row 0: query_id|row 0 .*: query_id"),
+    "no id": ({"query_id": ""}, DataError, "row 1 .*: query_id"),
 }
 
 
@@ -367,7 +367,7 @@ def test_rows_that_cannot_be_asked_about_are_refused_before_anything_is_asked(tm
 
 def test_duplicate_ids_are_refused(tmp_path, howto):
     write_rows(tmp_path / "in.jsonl", [to_row(raw_row(0, howto))] * 2)
-    with pytest.raises(DataError, match="rows 0 and 1 have the same query_id"):
+    with pytest.raises(DataError, match=r"row 2: the query_id .* is that of row 1, too"):
         generate_rubrics.main(settings(str(tmp_path / "in.jsonl"), tmp_path, "http://127.0.0.1:9"))
 
 

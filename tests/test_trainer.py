@@ -150,7 +150,7 @@ def test_the_preflight_asks_before_anything_runs(tmp_path, tiny_policy, rows):
     ("change", "message"),
     [
         (lambda rows: rows.remove_columns("responses"), "no column 'responses'"),
-        (lambda rows: rows.select([0] * 12), "same query_id"),
+        (lambda rows: rows.select([0] * 12), "the query_id .make-tea. is that of row 1"),
         (lambda rows: rows.select(range(2)), "fewer than the 3 of one generation batch"),
     ],
 )

@@ -20,6 +20,7 @@
 # 0      4-7   judge: vLLM, tensor parallel                   8001
 # 1, 2   0-7   training, ZeRO-3 over 16 processes             29500 (processes), 51216 (weights), both on node 1
 #
+# If a node resolves its own name to a loopback address, set SERVE_HOST and TRAIN_HOST to the addresses of node 0 and 1.
 # The servers listen at node 0's address in the cluster's network and take no key. Do not use this script in a network
 # that you share with others.
 #
