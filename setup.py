@@ -29,7 +29,7 @@ REQUIREMENTS = [
     "numpy>=2.0",
     "pyarrow>=24",
     "pyyaml>=6.0.1",
-    "rich>=14.0",
+    "rich>=15.0",
     "safetensors>=0.8",
 ]
 # AlpacaEval's library imports pkg_resources, which setuptools 81 removed. Its fit passes an argument that

@@ -1,6 +1,7 @@
-"""Examples: `examples/one_group.py` runs without torch and prints what the method does; docstrings are true."""
+"""Examples: what `examples/one_group.py` prints, docstrings, and RankBuffer beside another reward in a stock run."""
 
 import asyncio
+import math
 import re
 import runpy
 import subprocess
@@ -9,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, scripted_judge
 
 from rankbuffer_trl import (
     BufferStore,
@@ -24,6 +25,7 @@ from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, RubricJudge
+from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.ranking import rank_rewards
@@ -154,3 +156,31 @@ def test_the_example_of_a_docstring_runs_and_gives_what_it_says(documented, valu
         assert capsys.readouterr().out == "['cold', 'warm']\n"
     if documented is read_store:
         assert capsys.readouterr().out == "0 ['tea']\n"
+
+
+# RankBuffer in a stock trainer
+
+
+def test_an_unscored_rollout_has_no_reward_at_all_in_a_stock_trainer(tmp_path, tiny_policy, monkeypatch):
+    def lost_sometimes(messages):
+        prompt = messages[0]["content"]
+        candidate = prompt.partition("\n\nCANDIDATE\n")[2].partition("\n\nReturn JSON only")[0]
+        return "I cannot say." if len(candidate) % 5 == 1 else truth_by_rubrics(messages)
+
+    def truth_by_rubrics(messages):
+        return RubricJudge().answer(messages)[0]
+
+    monkeypatch.setattr(JudgeConfig, "judge", lambda self: scripted_judge(lost_sometimes, max_attempts=1, guard=False))
+    words = ["example", "--output_dir", str(tmp_path), "--model_name_or_path", tiny_policy, "--max_steps", "1"]
+    words += ["--use_cpu", "--bf16", "false", "--max_completion_length", "16", "--report_to", "none", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", [*words, "--per_device_train_batch_size", "48"])
+    trainer = runpy.run_path(str(ROOT / "examples" / "stock_trainer.py"))["trainer"]
+    assert trainer.state.global_step == 1 and trainer.reward_weights.tolist() == pytest.approx([1.0, 0.2])
+    ranks, lengths = (trainer._logs["rewards"][name] for name in ("rank_reward", "length_reward"))
+    unscored = [math.isnan(reward) for reward in ranks]
+    assert 0 < sum(unscored) < len(unscored) == 48
+    assert unscored == [math.isnan(reward) for reward in lengths]
+    advantages = trainer._logs["advantages"]
+    assert all(advantages[i] == 0 for i, left_out in enumerate(unscored) if left_out)
+    assert any(advantages[i] != 0 for i, left_out in enumerate(unscored) if not left_out)
+    assert all(-1 <= reward < 0 for reward in lengths if not math.isnan(reward))

@@ -13,6 +13,7 @@ from http_server import served
 from scripted import config, run
 
 from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, RubricJudge
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.training.preflight import preflight
@@ -247,6 +248,18 @@ def test_a_server_that_reports_no_usage_is_said_to_do_so(tmp_path, queries):
         assert "reports no token counts" in check(settings(tmp_path, url, judge_concurrency=2), queries)
     with vllm_like(4096) as (url, _):
         assert "reports no token counts" not in check(settings(tmp_path, url, judge_concurrency=2), queries)
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [{"judge_token_budget": 9}, {"judge_price_budget": 1.0, "judge_prompt_price": 1.0, "judge_completion_price": 1.0}],
+)
+def test_a_budget_needs_a_server_that_counts(tmp_path, queries, budget):
+    with vllm_like(4096, lambda: saying('{"position": 1}')) as (url, _), pytest.raises(SettingsError) as error:
+        check(settings(tmp_path, url, judge_concurrency=2, **budget), queries)
+    assert "so a budget cannot end the run" in str(error.value)
+    with vllm_like(4096) as (url, _):
+        assert "the run:" in check(settings(tmp_path, url, judge_concurrency=2, **budget), queries)
 
 
 def test_a_prompt_is_shown_when_nothing_else_is_wanted(tmp_path, queries):

@@ -15,7 +15,8 @@ from http_server import served
 
 FOLDERS = (".", "docs", "docs/*", "recipes", "recipes/*")
 READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
-PAPER, BEYOND = (sorted((ROOT / "recipes" / folder).glob("*.yaml")) for folder in ("paper", "beyond"))
+RECIPES = ROOT / "recipes"
+PAPER, BEYOND = (sorted((RECIPES / folder).glob("*.yaml")) for folder in ("paper", "beyond"))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
@@ -148,7 +149,8 @@ def test_the_files_in_a_readmes_commands_exist(readme):
     for command in commands(readme):
         for word in shlex.split(command, comments=True):
             if re.fullmatch(r"[\w/.-]+\.(py|yaml|jsonl|md)", word) and not word.startswith(("runs/", "data/")):
-                assert (ROOT / word).is_file(), f"{readme}: {word} does not exist"
+                found = (ROOT / word).is_file() or (word.endswith(".yaml") and (RECIPES / word).is_file())
+                assert found, f"{readme}: {word} does not exist"
 
 
 @pytest.mark.parametrize("readme", READMES, ids=str)
@@ -156,13 +158,15 @@ def test_the_flags_in_a_readme_exist(readme):
     from rankbuffer_trl.training.parser import RecipeParser
 
     for command in commands(readme):
-        if "train_rankbuffer.py" not in command:
+        words = shlex.split(command, comments=True)
+        names = ("train_rankbuffer.py", "rankbuffer-train", "rankbuffer_trl.training.command")
+        start = next((i for i, word in enumerate(words) if word.endswith(names)), None)
+        if start is None:
             continue
-        words = shlex.split(command)
-        arguments = words[next(i for i, word in enumerate(words) if word.endswith("train_rankbuffer.py")) + 1 :]
+        arguments = words[start + 1 :]
         # One process stands in for the many: 2 x 80 = 160 rollouts a step.
         small = ["--use_cpu", "--bf16", "false", "--push_to_hub", "false"]
-        small += ["--gradient_accumulation_steps", "80"] if "recipes/paper" in command else []
+        small += ["--gradient_accumulation_steps", "80"] if "paper/" in command else []
         RecipeParser().parse_args_and_config([*arguments, *small])
 
 

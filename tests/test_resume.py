@@ -634,7 +634,7 @@ def test_a_sigterm_counts_twice_only_after_a_while(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch):
+def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch, capsys):
     from rankbuffer_trl.training import command
     from rankbuffer_trl.training.parser import RecipeParser
 
@@ -656,6 +656,7 @@ def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_pol
         command.run(*RecipeParser().parse_args_and_config(arguments))
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
     assert not (tmp_path / "model.safetensors").exists()
+    assert f"[end] stopped after step 2 of 3, with {tmp_path}/checkpoint-2\n" in capsys.readouterr().out
     arguments += ["--resume_from_checkpoint", "true"]
     command.run(*RecipeParser().parse_args_and_config(arguments))
     assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9

@@ -67,7 +67,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         > Parameters that control the start
 
         preflight_only (`bool`, *optional*, defaults to `False`):
-            Check data and judge, print what the run will cost, and stop (`recipes/train_rankbuffer.py`).
+            Check data and judge, print what the run will cost, and stop (`rankbuffer-train`).
         resume_with_changes (`bool`, *optional*, defaults to `False`):
             Resume from a checkpoint although the data, the method, the judge model or another setting that the buffers
             depend on has changed (`docs/robustness.md`).
