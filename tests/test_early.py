@@ -14,7 +14,7 @@ from test_methods import METHODS
 from truth import truth
 
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Judge, JudgeError
+from rankbuffer_trl.judge import Judge, JudgeError, TransportError
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.training.scorer import GroupScorer, StepScore
 
@@ -306,6 +306,32 @@ def test_rollouts_that_are_not_known_yet_count_as_answered(scorer):
     made.arrived(1, "51")
     with pytest.raises(JudgeError, match="failed 1 of 2 judgments"):
         made.score(groups, 0)
+
+
+def test_a_failure_about_a_text_that_is_gone_is_not_one_of_none(scorer):
+    asked, failed = asyncio.Event(), asyncio.Event()
+
+    class Client(ScriptedClient):
+        async def complete(self, messages, *, tally, **kwargs):
+            tally.attempts += 1
+            asked.set()
+            await failed.wait()
+            raise TransportError("gone")
+
+    class Slow(RankBuffer):
+        async def score(self, group, buffer, judge):
+            failed.set()
+            await asyncio.sleep(0.05)  # a method may wait for something else than the judge
+            return await super().score(group, buffer, judge)
+
+    made = scorer(Judge(Client(by_number)), Slow(), max_failures=1.0)
+    groups = [group(numbers(), "- -", 0)]
+    announce(made, groups, 0)
+    made.arrived(0, "50")
+    made.run(asked.wait())
+    outcome = made.score(groups, 0)
+    assert outcome.scores[0].rewards == (-1.0, -1.0)
+    assert [call.outcome for call in outcome.calls] == ["unreachable"]
 
 
 def test_generation_does_not_count_for_the_time_limit(scorer):

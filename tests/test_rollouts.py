@@ -369,6 +369,14 @@ def test_a_rollout_function_keeps_trls_client(tmp_path, tiny_policy, rows, serve
         trainer.close()
 
 
+def test_a_trainer_is_closed_as_often_as_one_likes(tmp_path, tiny_policy, rows, server):
+    with server() as (_, url):
+        trainer = RankBufferTrainer(tiny_policy, server_config(tmp_path, url), rows)
+        assert type(trainer.vllm_generation.vllm_client) is SeparateRollouts
+        trainer.close()
+        trainer.close()
+
+
 # Interrupts
 
 

@@ -18,7 +18,7 @@ from trl.generation.vllm_client import VLLMClient, parse_logprobs
 from ..errors import RankBufferError
 from ..judge.errors import first_leaf, printable
 
-RETRIES = 8  # of one request: 40 s in all, about what TRL's own client waits
+RETRIES = 8  # of one request, within 40 s
 CONNECT_SECONDS = 60.0
 IDLE_SECONDS = 3.0  # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then is lost
 INDIVISIBLE = {"n", "use_beam_search"}  # generation_kwargs under which n requests are not one request for n
@@ -61,7 +61,7 @@ class SeparateRollouts:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._openai = AsyncOpenAI(
             base_url=f"{client.base_url}/v1",
-            api_key="none",
+            api_key="none",  # TRL's client sends none either; this one needs some text
             max_retries=RETRIES,
             timeout=Timeout(None, connect=CONNECT_SECONDS),  # a rollout may take long, and TRL's client has no limit
             http_client=DefaultAioHttpClient(

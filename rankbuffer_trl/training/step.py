@@ -110,11 +110,9 @@ class OpenStep:
 
     def fits(self, groups: Sequence[RolloutGroup], number: int, phase: str) -> bool:
         """Return whether `groups` are the groups that were announced, whatever the texts of their rollouts."""
-        return (
-            (number, phase, len(groups)) == (self.number, self.phase, len(self.groups))
-            and all(group.query == mine.query for group, mine in zip(groups, self.groups, strict=True))
-            and all(group.epoch in (None, mine.epoch) for group, mine in zip(groups, self.groups, strict=True))
-            and all(len(g.rollouts) == len(mine.rollouts) for g, mine in zip(groups, self.groups, strict=True))
+        found, announced = ([(each.query, len(each.rollouts)) for each in step] for step in (groups, self.groups))
+        return (number, phase, found) == (self.number, self.phase, announced) and all(
+            group.epoch in (None, mine.epoch) for group, mine in zip(groups, self.groups, strict=True)
         )
 
     async def start(self) -> None:
@@ -203,7 +201,9 @@ class OpenStep:
         """Stop as soon as the failures are too many even if all questions still to come succeed."""
         if call.failed:
             pairs = zip(self.groups, self.buffers, strict=True)
-            self._check_failures(of=sum(self.method.calls(group, first=buffer is None)[1] for group, buffer in pairs))
+            most = sum(self.method.calls(group, first=buffer is None)[1] for group, buffer in pairs)
+            # What was asked about a text that is asked anew comes on top of what the method asks at most.
+            self._check_failures(of=max(most, len(self.judge.calls)))
 
     def _check_failures(self, of: int) -> None:
         calls = self.judge.calls

@@ -144,6 +144,7 @@ class RankBufferTrainer(GRPOTrainer):
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         self.dataset_name = dataset_name
         self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
+        self._any_prompt = queries[queries.ids[0]].prompt
         self._read_ids: list[list[int]] | None = None
         self._read_answers: list[Answer] = []
         self._one_by_one = self._rollouts_come_one_by_one()
@@ -217,8 +218,8 @@ class RankBufferTrainer(GRPOTrainer):
         return generation.vllm_client
 
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
-        prompt = self._train_queries[self._train_queries.ids[0]].prompt  # for what the chat template begins
-        (answer,) = self._answers.read([prompt], [""], [completion_ids])
+        # A chat template begins the completions of all prompts with the same text.
+        (answer,) = self._answers.read([self._any_prompt], [""], [completion_ids])
         self.rank_reward.arrived(row, answer.text)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -419,6 +420,7 @@ class RankBufferTrainer(GRPOTrainer):
         """Close the store and the connections to judge and rollout server."""
         if self._rollouts:
             self._rollouts.close()
+            self._rollouts = None
         self.rank_reward.close()
 
 
