@@ -200,10 +200,7 @@ def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
     steps = [step for step, _ in by_step(run)]
     log = [{"step": step + 1, "judge/seconds": 2.0} for step in steps]
     charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log))}
-    assert (
-        charts["judge_seconds"].caption
-        == f"{2 * len(steps)} seconds in all. Time spent waiting for the judge."
-    )
+    assert charts["judge_seconds"].caption == f"{2 * len(steps)} seconds in all. Time spent waiting for the judge."
     charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log[1:]))}
     assert "judge_seconds" not in charts  # the scripted judge takes no time
     assert charts["judge_calls"].caption.startswith(f"{sum(call.outcome == 'parsed' for _, call in run.calls)} calls")

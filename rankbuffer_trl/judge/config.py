@@ -44,8 +44,8 @@ class JudgeConfig:
             Seconds for which questions wait when all servers of the judge are down. After that the questions fail.
             `judge_step_timeout` also ends the wait.
         judge_step_timeout (`float`, *optional*):
-            Seconds for judging one step, after which the run stops with an error. Default: nine tenths of
-            `ddp_timeout`, since the other processes wait for the judge and give up then.
+            Seconds for judging one step after its last rollout, above which the run stops with an error. Default: nine
+            tenths of `ddp_timeout`, since the other processes wait for the judge and give up then.
         judge_max_retries (`int`, *optional*, defaults to `4`):
             Transport retries of one request, with backoff and jitter.
         judge_max_attempts (`int`, *optional*, defaults to `3`):
@@ -89,7 +89,8 @@ class JudgeConfig:
         default=600.0, metadata={"help": "Seconds for which questions wait when all servers are down."}
     )
     judge_step_timeout: float | None = field(
-        default=None, metadata={"help": "Seconds for judging one step. Default: nine tenths of ddp_timeout."}
+        default=None,
+        metadata={"help": "Seconds of judging after a step's last rollout. Default: 0.9 of ddp_timeout."},
     )
     judge_max_retries: int = field(default=4, metadata={"help": "Transport retries of one request."})
     judge_max_attempts: int = field(

@@ -3,7 +3,8 @@
     python tests/with_vllm/rollouts.py OUTPUT_DIR --url http://127.0.0.1:8000 --policy DIR --data FILE
 
 Only the transfer of weights is replaced, because it uses NCCL and needs a GPU at both ends. The server keeps the
-policy that it was started with, and the program records what TRL would have sent. It writes `rollouts.json`.
+policy that it was started with, and the program records what TRL would have sent. It writes `rollouts.json`: also the
+order of rollouts and verdicts, and seeded rollouts as one request and as one request each.
 """
 
 import argparse
@@ -15,8 +16,10 @@ from scripted import config
 from trl.generation.vllm_client import VLLMClient
 
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
+SEEDED = {"n": 8, "temperature": 0.6, "max_tokens": 16, "generation_kwargs": {"seed": 5}}
 SAMPLING = {
     "untruncated": {"top_p": 1.0, "top_k": 0},
     "paper": {"top_p": 0.95, "top_k": 20},
@@ -24,12 +27,31 @@ SAMPLING = {
 }
 
 
+class NotedJudge(RubricJudge):
+    """A judge that records when it answers."""
+
+    def __init__(self, events: list[str]):
+        self.events = events
+
+    async def complete(self, messages, **kwargs):
+        self.events.append("verdict")
+        return await super().complete(messages, **kwargs)
+
+
 class NotedTrainer(RankBufferTrainer):
-    """A trainer that records the lengths of its rollouts, and the mean importance weight of each sequence."""
+    """A trainer that records the lengths of its rollouts, and the mean importance weight of each sequence.
+
+    It also records the order in which rollouts and verdicts come.
+    """
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+        self.events: list[str] = []
+        super().__init__(*args, judge=Judge(NotedJudge(self.events), guard=True), **kwargs)
         self.lengths, self.weights = [], []
+
+    def _arrived(self, row, completion_ids):
+        self.events.append("rollout")
+        super()._arrived(row, completion_ids)
 
     def _generate_and_score_completions(self, inputs):
         outputs = super()._generate_and_score_completions(inputs)
@@ -69,10 +91,15 @@ def main() -> None:
         trainer = NotedTrainer(arguments.policy, args, load_queries(arguments.data))
         try:
             trainer.train()
+            client = trainer.vllm_generation.vllm_client
+            prompts = [trainer._tokenizer(text)["input_ids"] for text in ("How long?", "Boil the water and wait")]
+            separate = client.generate(prompts, **SEEDED)
+            together = VLLMClient(base_url=arguments.url).generate(prompts, **SEEDED)
         finally:
             trainer.close()
         log = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
         results[name] = {"log": log, "lengths": trainer.lengths, "weights": trainer.weights, "sent": list(sent)}
+        results[name] |= {"events": trainer.events, "separate": separate, "together": together}
         sent.clear()
     (arguments.output_dir / "rollouts.json").write_text(json.dumps(results))
 

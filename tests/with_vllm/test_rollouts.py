@@ -16,6 +16,7 @@ from rankbuffer_trl.store.places import LIVE_STORE
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ROLLOUTS = 2 * 24  # of one run
+SEEDED = 2 * 8  # rollouts with a seed after each run, once as one request and once as one request each
 
 
 @pytest.fixture
@@ -45,13 +46,30 @@ def runs(request, rollout_server, random_model, data_file, tmp_path):
     assert status == 0, log.read_text(errors="replace")[-4000:]
     notes = json.loads((tmp_path / "rollouts.json").read_text())
     stores = {name: contents(tmp_path / name / LIVE_STORE) for name in notes}
-    return notes, stores, rollout_server.since(before, requests=3 * ROLLOUTS)
+    return notes, stores, rollout_server.since(before, requests=3 * (ROLLOUTS + 2 * SEEDED))
 
 
 def test_grpo_on_rollouts_of_a_server(runs, random_model, note):
     notes, stores, added = runs
     assert {len(run["lengths"]) for run in notes.values()} == {ROLLOUTS}
-    assert added.completion == sum(sum(run["lengths"]) for run in notes.values())
+    seeded = [ids for run in notes.values() for way in ("separate", "together") for ids in run[way]["completion_ids"]]
+    assert added.completion == sum(sum(run["lengths"]) for run in notes.values()) + sum(map(len, seeded))
+
+    # The judge is asked while other rollouts are still generated.
+    for run in notes.values():
+        rollouts = [place for place, event in enumerate(run["events"]) if event == "rollout"]
+        assert len(rollouts) == ROLLOUTS + SEEDED
+        first, *_ = (place for place, event in enumerate(run["events"]) if event == "verdict" and place > rollouts[0])
+        assert first < rollouts[23], "the first verdict of the first step comes before its last rollout"
+
+    # One request per rollout samples what one request for all samples.
+    for run in notes.values():
+        separate, together = run["separate"], run["together"]
+        assert separate["prompt_ids"] == together["prompt_ids"]
+        assert separate["completion_ids"] == together["completion_ids"]
+        assert separate["logprob_token_ids"] == together["logprob_token_ids"]
+        for mine, theirs in zip(separate["logprobs"], together["logprobs"], strict=True):
+            assert [each for (each,) in mine] == pytest.approx([each for (each,) in theirs], abs=0.01)
 
     # Whole groups were judged and went into buffers, and every new policy was offered to the server, whole.
     policy = AutoModelForCausalLM.from_pretrained(random_model)
