@@ -122,7 +122,7 @@ def cosine_table(outcomes: ByNoise) -> Table:
     """Show the cosine of the advantages with the true ones by method and noise."""
     noises = noises_of(outcomes)
     table = Table("noise", *(f"{noise:g}" for noise in noises), title="Cosine of the advantages with the true ones")
-    for label in COMPARED:
+    for label in ("GRPO", "GDPO", "Tournament-GRPO", "ArenaRL", *COMPARED):
         table.add_row(label, *(f"{outcomes[label, noise].mean_cosine:.3f}" for noise in noises))
     return table
 
