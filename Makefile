@@ -29,7 +29,7 @@ TRAINER := transformers|trl|accelerate|datasets|peft|matplotlib
 VLLM_URL ?=
 VLLM_MODEL ?=
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-VLLM_VERSION := $(shell sed -n 's/.*"vllm==\(.*\)".*/\1/p' setup.py)
+VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' setup.py)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
 .PHONY: quickstart test test-all test-vllm test-browser lint benchmarks clean
@@ -70,11 +70,11 @@ $(VENV)/installed: requirements.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) --editable .
+	$(PIP) --requirement requirements.txt --editable .
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[dev]'
+	$(PIP) --requirement requirements.txt --editable '.[dev]'
 	@touch $@
 
 $(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.py

@@ -1,6 +1,7 @@
 """Describe the package `rankbuffer-trl`.
 
-requirements.txt lists what a training run needs. Each extra adds what one more task needs.
+The ranges here let the package stand beside others. requirements.txt is the lock: the versions that are tested
+together. The fast tests of training, resuming, judges and reports have also been run with the lowest versions.
 """
 
 import re
@@ -10,11 +11,30 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "rankbuffer_trl" / "__init__.py").read_text()).group(1)
-REQUIREMENTS = re.findall(r"^[a-z].*$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
 
+REQUIREMENTS = [
+    "torch>=2.13",
+    "transformers>=5.12",
+    "trl>=1.16",
+    "accelerate>=1.13",
+    "datasets>=5.0",
+    "peft>=0.20",
+    "deepspeed>=0.19",
+    "openai[aiohttp]>=3.46",
+    "aiohttp>=3.14.4",
+    "httpx>=0.28",
+    "httpx2>=2.12",
+    "huggingface_hub>=1.31",
+    "matplotlib>=3.10",
+    "numpy>=2.0",
+    "pyarrow>=24",
+    "pyyaml>=6.0.1",
+    "rich>=14.0",
+    "safetensors>=0.8",
+]
 # AlpacaEval's library imports pkg_resources, which setuptools 81 removed. Its fit passes an argument that
 # scikit-learn 1.10 removed.
-EVALUATION = ["alpaca_eval==0.6.6", "setuptools<81", "scikit-learn<1.10"]
+EVALUATION = ["alpaca_eval>=0.6.6", "pandas>=2.2", "setuptools<81", "scikit-learn<1.10"]
 
 setup(
     name="rankbuffer-trl",
@@ -24,9 +44,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]),
+    packages=[*find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]), "rankbuffer_trl.recipes"],
+    package_dir={"rankbuffer_trl.recipes": "recipes"},
     package_data={
         "rankbuffer_trl": ["py.typed"],
+        "rankbuffer_trl.recipes": ["*.yaml", "*/*.yaml"],
         "rankbuffer_trl.data": ["prompts/*.txt", "card.md"],
         "rankbuffer_trl.judge": ["prompts/*.txt"],
         "rankbuffer_trl.report": ["card.md", "page.html", "page.css", "page.js", "browser.js"],
@@ -36,13 +58,16 @@ setup(
             "rankbuffer-audit = rankbuffer_trl.audit.command:main",
             "rankbuffer-data = rankbuffer_trl.data.command:main",
             "rankbuffer-report = rankbuffer_trl.report.command:main",
+            "rankbuffer-train = rankbuffer_trl.training.command:main",
         ]
     },
     install_requires=REQUIREMENTS,
     extras_require={
-        "vllm": ["vllm==0.31.0"],
+        "vllm": ["vllm>=0.31.0,<0.32"],  # TRL 1.16 supports vLLM up to 0.31.0
+        "trackio": ["trackio>=0.30"],
+        "wandb": ["wandb>=0.28"],
         "evaluation": EVALUATION,
-        "dev": [
+        "dev": [  # for this repository alone, so the versions are exact
             *EVALUATION,
             "hypothesis==6.170.15",
             "mypy==2.4.1",

@@ -120,7 +120,9 @@ class Contest:
     def __init__(self, url: str, model: str, decoding: str, concurrency: int, folder: Path, salted: bool):
         self.url, self.concurrency, self.salted = url, concurrency, salted
         self.client = OpenAIClient(url, model, decoding=decoding, concurrency=concurrency)
-        self.scorer = GroupScorer(RankBuffer(k0=K), Judge(self.client), BufferStore(folder / f"{model}.sqlite"))
+        self.scorer = GroupScorer(
+            RankBuffer(k0=K), Judge(self.client, guard=False), BufferStore(folder / f"{model}.sqlite")
+        )
         self.loop = asyncio.new_event_loop()
         self.session = self.loop.run_until_complete(self.open_session())
 

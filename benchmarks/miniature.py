@@ -61,12 +61,12 @@ from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.report.tables import growth_table, quality_table
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-sys.path[:0] = [str(RECIPES), str(RECIPES / "quickstart")]
+sys.path.insert(0, str(RECIPES / "quickstart"))
 import policy  # noqa: E402
-import train_rankbuffer  # noqa: E402
 
 ALL = tuple(path.stem for path in sorted((RECIPES / "paper").glob("*.yaml")))
 SHORT = ("grpo", "rrc_scr", "rankbuffer")
@@ -166,7 +166,7 @@ class Run:
         queries, folder = load_queries(str(policy.DATA)), Path(self.folder)
         shutil.rmtree(folder, ignore_errors=True)
         args = recipe_arguments(self)
-        judge = Judge(NoisyRubricJudge(self.mean, self.deviation, self.settings.noise))
+        judge = Judge(NoisyRubricJudge(self.mean, self.deviation, self.settings.noise), guard=args.judge_guard)
         trainer = RankBufferTrainer(self.settings.policy, args=args, train_dataset=queries, judge=judge)
         trainer.remove_callback(PrinterCallback)
         try:
@@ -225,7 +225,7 @@ def recipe_arguments(run: Run):
     words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
     folder = "beyond" if run.method in OURS else "paper"
     command = ["--config", str(RECIPES / folder / f"{run.method}.yaml"), *words]
-    _, args, _ = train_rankbuffer.make_parser().parse_args_and_config(command)
+    _, args, _ = RecipeParser().parse_args_and_config(command)
     return args
 
 

@@ -1,8 +1,10 @@
-"""Check the values of settings against the annotations of their fields."""
+"""Check the values of settings against the annotations of their fields, and load what a recipe names by its path."""
 
 import sys
 import typing
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from importlib import import_module
 from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, Literal
@@ -51,6 +53,59 @@ def expected(annotation: Any) -> str:
     if origin is list:
         return f"a list, each item {expected(typing.get_args(annotation)[0])}"
     return WORDS[annotation]
+
+
+def load_path(path: str) -> Any:
+    """Import what a dotted path names, such as `my_package.my_file.MyClass`.
+
+    Raises:
+        `LookupError`: saying why there is nothing of that name.
+    """
+    module, _, name = path.rpartition(".")
+    if not module or not all(part.isidentifier() for part in path.split(".")):
+        raise LookupError("it is not a dotted path")
+    try:
+        home = import_module(module)
+    except ImportError as error:  # any other error is a bug in that file and keeps its traceback
+        raise LookupError(str(error)) from error
+    if not hasattr(home, name):
+        raise LookupError(f"{module} has nothing of that name")
+    return getattr(home, name)
+
+
+def check_arguments(
+    cls: type[Any], name: str, arguments: Mapping[str, Any], key: str, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments for a dataclass that a recipe names.
+
+    Args:
+        cls (`type`):
+            The dataclass. Its fields are the arguments that it has.
+        name (`str`):
+            Its name in the recipe, for messages.
+        arguments (`Mapping[str, Any]`):
+            The arguments in the recipe. Each value is checked against the annotation of its field.
+        key (`str`):
+            The setting that holds the arguments, for messages.
+        defaults (`Mapping[str, Any]`):
+            Values for fields that the recipe does not set. Those without a field are left out.
+
+    Raises:
+        [`SettingsError`]: for an argument that does not exist, one that is missing, or a value that does not fit.
+    """
+    known = {field.name: field for field in fields(cls) if field.init}
+    values = {name: value for name, value in defaults.items() if name in known} | dict(arguments)
+    for each in arguments:
+        if each not in known:
+            raise SettingsError(f"{key}: {name} has no argument {each!r}; it has {', '.join(known) or 'none'}")
+    for each, field in known.items():
+        if each not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise SettingsError(f"{key}: {name} needs a value for {each!r}")
+    annotations = resolved_annotations(cls)
+    for each, value in values.items():
+        if not fits(value, annotations[each]):
+            raise SettingsError(f"{key}: {name} needs {expected(annotations[each])} for {each!r}, got {value!r}")
+    return values
 
 
 def check_own_fields(config: Any, base: type[Any]) -> None:

@@ -143,7 +143,7 @@ def main(config: ResponsesConfig) -> int:
         "step": "responses",
         "dataset_name": source_name(config.dataset_name),
         "queries_without": len(todo),
-        "ranked_by": config.judge_model or "embedded rubric judge",
+        "ranked_by": config.judge_client or config.judge_model or "embedded rubric judge",
         "ranking_request": config.endpoint().request or None,
         "ranking_cost": orders.totals.as_dict(),
         "queries_failed": len(failures),

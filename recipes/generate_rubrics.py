@@ -63,7 +63,7 @@ class RubricsConfig(JudgeConfig):
         super().__post_init__()
         if not self.dataset_name:
             raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
-        if not self.generic and not self.judge_url:
+        if not (self.generic or self.judge_url or self.judge_client):
             raise SettingsError(
                 "judge_url is not set: name the server of the model that writes rubrics, or take the generic ones with"
                 " --generic true"
@@ -109,7 +109,12 @@ def ask_for_rubrics(config: RubricsConfig, rows: list[dict]) -> tuple[dict[str, 
         row["rubrics"] = answers.values.get(row["query_id"])
     endpoint = config.endpoint()
     print(f"rubrics for {len(answers.values):,} of {len(rows):,} queries: {cost_line(endpoint, answers.totals)}")
-    made = {"model": config.judge_model, **request, **endpoint.request, "cost": answers.totals.as_dict()}
+    made = {
+        "model": config.judge_model or config.judge_client,
+        **request,
+        **endpoint.request,
+        "cost": answers.totals.as_dict(),
+    }
     return answers.failures, made
 
 

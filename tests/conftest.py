@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from truth import truth
+from truth import truth, unguarded
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
@@ -54,7 +54,10 @@ def run_program(path: Path, *arguments: object, timeout: float) -> str:
 
 
 class ScriptedClient:
-    """A chat client whose answers a test decides: `answer(messages)` gives a text, or an exception to raise."""
+    """A chat client whose answers a test decides: `answer(messages)` gives a text, or an exception to raise.
+
+    The messages that `answer` gets are those of the paper, without the marks of the guard.
+    """
 
     name = "scripted judge"
 
@@ -66,7 +69,7 @@ class ScriptedClient:
         self.seen.append(messages)
         tally.server, tally.attempts = self.name, tally.attempts + 1
         await asyncio.sleep(0)
-        answer = self.answer(messages)
+        answer = self.answer([{**m, "content": unguarded(m["content"])} for m in messages])
         if isinstance(answer, Exception):
             raise answer
         return answer, Usage(10, 4, 3)

@@ -49,11 +49,26 @@ if name == "vllm":
     port = sys.argv[sys.argv.index("--port") + 1]
     if os.environ.get("FAILS") == port:
         sys.exit("out of memory, of course")
+    if os.environ.get("STOLEN") == port:  # the port is another server's, which answers once this one has ended
+        parent = os.getpid()
+        if os.fork():
+            sys.exit("address already in use")
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        (folder / f"ready-{{port}}").write_text(json.dumps({{"data": [{{"id": sys.argv[2]}}]}}))
+        os._exit(0)
     worker("engine", saves=False)
-    (folder / f"ready-{{port}}").touch()
+    (folder / f"ready-{{port}}").write_text(json.dumps({{"data": [{{"id": sys.argv[2]}}]}}))
     signal.pause()
 elif name == "curl":
-    sys.exit(0 if (folder / f"ready-{{sys.argv[-1].rsplit(':', 1)[1].split('/')[0]}}").exists() else 22)
+    ready = folder / f"ready-{{sys.argv[-1].rsplit(':', 1)[1].split('/')[0]}}"
+    if not ready.exists():
+        sys.exit(7)
+    if sys.argv[-1].endswith("/v1/models"):
+        print(ready.read_text())
+elif name == "trl":
+    words = ["vllm", "serve", sys.argv[sys.argv.index("--model") + 1], *sys.argv[2:]]
+    os.execvp("vllm", words)
 elif name == "accelerate":
     signal.signal(signal.SIGTERM, lambda *_: (note("accelerate", got="SIGTERM"), os._exit(143)))
     if "TRAINS" in os.environ:
@@ -68,7 +83,7 @@ elif name == "srun":
     given = dict(option.split("=", 1) for option in options[: first - 1] if "=" in option)
     command, nodes = sys.argv[first:], given["--nodelist"].split(",")
     if command[0] == "hostname":
-        print("10.0.0." + nodes[0][1:])
+        print(os.environ.get("ADDRESS", "10.0.0.") + nodes[0][1:])
         sys.exit()
     tasks = [
         subprocess.Popen(command, env=os.environ | {{"SLURM_NODEID": str(i), "SLURM_NNODES": str(len(nodes))}})
@@ -138,7 +153,7 @@ def launch(
     """
     commands = folder / "bin"
     commands.mkdir(parents=True)
-    for name in ("vllm", "curl", "accelerate", "python", "srun", "scontrol"):
+    for name in ("vllm", "curl", "accelerate", "python", "srun", "scontrol", "hf", "trl"):
         (commands / name).write_text(STAND_IN.format(python=sys.executable, kept=KEPT))
         (commands / name).chmod(0o755)
     settings = {"LOGS": str(folder / "logs"), "POLL_SECONDS": "0.1", "START_SECONDS": "30", "STOP_SECONDS": "20"}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from conftest import scripted_judge
 from hypothesis import strategies as st
-from truth import RUBRICS, SHOWN, first_rubric, truth
+from truth import RUBRICS, SHOWN, first_rubric, truth, unguarded
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import TransportError
@@ -49,8 +49,11 @@ def faulty(case, answer=truth):
 
 
 def play(method, group: RolloutGroup, answer=truth) -> SimpleNamespace:
-    """Score a group at its first visit. Return the score, the calls, and the prompts in the order they were sent."""
+    """Score a group at its first visit. Return the score, the calls, and the prompts in the order they were sent.
+
+    The prompts are without the marks that the guard puts before the lines of responses.
+    """
     judge = scripted_judge(lambda messages: answer(messages[0]["content"]))
     score = asyncio.run(method.score(group, None, judge))
-    prompts = [messages[0]["content"] for messages in judge.client.seen]
+    prompts = [unguarded(messages[0]["content"]) for messages in judge.client.seen]
     return SimpleNamespace(score=score, rewards=score.rewards, prompts=prompts, calls=judge.calls)

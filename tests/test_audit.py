@@ -570,7 +570,8 @@ def test_queries_are_drawn_by_the_seed_each_at_most_once():
 def test_data_without_responses_are_refused_in_one_line(refusal, howto, tmp_path):
     path = tmp_path / "bare.jsonl"
     path.write_text(json.dumps({key: howto[0][key] for key in ("query_id", "prompt", "rubrics")}) + "\n")
-    assert "'responses' (worst to best)" in refusal("--dataset_name", path, "--output_dir", tmp_path / "out")
+    said = refusal("--dataset_name", path, "--output_dir", tmp_path / "out")
+    assert "'responses' (worst to best)" in said and "make it with recipes/generate_responses.py" in said
     path.write_text(json.dumps(howto[0] | {"responses": ["one"]}) + "\n")
     assert "responses" in refusal("--dataset_name", path, "--output_dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -4,7 +4,6 @@ import math
 import re
 
 import pytest
-import train_rankbuffer
 from conftest import QUICKSTART, ROOT
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -12,8 +11,10 @@ from scripted import config
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
+from rankbuffer_trl.training import command
 from rankbuffer_trl.training.batches import BatchError, Batches
 from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 
@@ -166,15 +167,15 @@ def test_processes_are_named_for_a_dry_run_only():
 
 def dry_run(capsys, *arguments: str) -> str:
     """What the paper's main recipe says of itself, on a machine without a GPU, a judge or a policy."""
-    command = ["--config", str(ROOT / "recipes" / "paper" / "rankbuffer.yaml"), "--dry_run"]
-    command += ["--dataset_name", str(QUICKSTART / "howto.jsonl"), "--model_name_or_path", "nobody/nothing"]
-    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config([*command, *arguments]))
+    words = ["--config", str(ROOT / "recipes" / "paper" / "rankbuffer.yaml"), "--dry_run"]
+    words += ["--dataset_name", str(QUICKSTART / "howto.jsonl"), "--model_name_or_path", "nobody/nothing"]
+    command.run(*RecipeParser().parse_args_and_config([*words, *arguments]))
     return capsys.readouterr().out
 
 
 def test_the_papers_batch_on_8_and_on_4_processes(capsys, monkeypatch):
-    monkeypatch.setattr(train_rankbuffer, "report", lambda *_: pytest.fail("a dry run asks no judge"))
-    monkeypatch.setattr(train_rankbuffer, "build_trainer", lambda *_: pytest.fail("a dry run loads no policy"))
+    monkeypatch.setattr(command, "report", lambda *_: pytest.fail("a dry run asks no judge"))
+    monkeypatch.setattr(command, "build_trainer", lambda *_: pytest.fail("a dry run loads no policy"))
     eight = dry_run(capsys, "--num_processes", "8")
     assert "8 processes x 2 per device x 10 micro steps = 160 rollouts = 20 queries x 8" in eight
     assert "some lie on two processes" in eight

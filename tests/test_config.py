@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from train_rankbuffer import make_parser
 from trl import GRPOConfig
 
 from rankbuffer_trl.audit.command import AuditConfig
@@ -22,6 +21,7 @@ from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.parser import RecipeParser
 
 RECIPES = sorted([*ROOT.glob("recipes/**/*.yaml"), *ROOT.glob("recipes/**/*.yml")])
 STOCK = {field.name for field in fields(GRPOConfig)}
@@ -429,7 +429,7 @@ def parse(monkeypatch):
         processes = yaml.safe_load((ROOT / launch[1]).read_text())["num_processes"] if launch else 1
         monkeypatch.setattr(RankBufferConfig, "world_size", processes)
         cpu = [] if yaml.safe_load(text).get("use_cpu") else ["--bf16", "false", "--use_cpu", "true"]
-        return make_parser().parse_args_and_config(["--config", str(path), *cpu, *more])
+        return RecipeParser().parse_args_and_config(["--config", str(path), *cpu, *more])
 
     return parse
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import generate_rubrics
 import prepare_nectar
 import pytest
-import train_rankbuffer
 from conftest import QUICKSTART
 from datasets import Dataset
 from generate_responses import ResponsesConfig
@@ -29,6 +28,8 @@ from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.judge import insertion_question
 from rankbuffer_trl.judge.reach import TURN_TOKENS
+from rankbuffer_trl.training import command as train
+from rankbuffer_trl.training.parser import RecipeParser
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,14 @@ def cache(tmp_path, monkeypatch):
 def run_command(capsys, *words: object) -> str:
     command.main([str(word) for word in words])
     return capsys.readouterr().out
+
+
+def refused(capsys, *words: object) -> tuple[str, str]:
+    """Run a command that exits with status 1. Return what it printed, and its last line."""
+    with pytest.raises(SystemExit) as exit:
+        run_command(capsys, *words)
+    assert isinstance(exit.value.code, str)  # printed to standard error, and the status is 1
+    return capsys.readouterr().out, exit.value.code
 
 
 # Check
@@ -103,20 +112,110 @@ def test_what_is_odd_is_listed(howto, tmp_path, capsys):
     rows[3]["responses"] = []
     rows[4]["rubrics"] = []
     write_rows(tmp_path / "odd.jsonl", rows)
-    out = run_command(capsys, "check", tmp_path / "odd.jsonl", "--max_prompt_length", 8, "--sample", 2, "--no_guard")
+    words = ["check", tmp_path / "odd.jsonl", "--max_prompt_length", 8, "--sample", 2, "--no_guard"]
+    out, last = refused(capsys, *words)
+    assert last == f"rankbuffer-data: {tmp_path / 'odd.jsonl'} is not ready, for the reasons above"
     assert f"the same prompt as an earlier query: 1 ({rows[1]['query_id']})" in out
     assert f"the same response twice: 1 ({rows[2]['query_id']})" in out
     assert re.search(r"prompts above 8 tokens: \d", out)
     assert "NOT READY: 1 queries have no rubrics; recipes/generate_rubrics.py makes them" in out
-    assert "2 queries have fewer than 4 responses" in out
+    assert "NOT READY: 2 queries have fewer than 4 responses; recipes/generate_responses.py makes them" in out
+    assert "prompts have more than" not in out, "an estimate of tokens does not stop a run"
     assert re.search(r"prompt +6 ", out) and re.search(r"judge prompt at K0 +1 ", out)
 
 
 def test_a_set_without_rubrics_and_responses_can_be_checked(tmp_path, capsys):
     write_rows(tmp_path / "bare.jsonl", [{"query_id": "a", "prompt": [{"role": "user", "content": "Why?"}]}])
-    out = run_command(capsys, "check", tmp_path / "bare.jsonl")
+    out, _ = refused(capsys, "check", tmp_path / "bare.jsonl")
     assert "NOT READY: 1 queries have no rubrics" in out and "judge prompt" not in out
     assert "judge context needed if every rollout has 4,096 tokens" in out
+
+
+def test_a_set_is_ready_once_a_run_can_start_with_it(howto, tmp_path, capsys, tiny_policy):
+    for row in (rows := json.loads(json.dumps(howto[:4]))):
+        del row["responses"]
+    write_rows(tmp_path / "mine.jsonl", rows)
+    out, _ = refused(capsys, "check", tmp_path / "mine.jsonl")
+    assert "NOT READY: 4 queries have fewer than 4 responses" in out
+    for enough in (("--no_responses",), ("--method", "listwise")):
+        assert "NOT READY" not in run_command(capsys, "check", tmp_path / "mine.jsonl", *enough)
+    words = ["check", tmp_path / "mine.jsonl", "--no_responses", "--tokenizer", tiny_policy, "--max_prompt_length", 8]
+    out, _ = refused(capsys, *words)
+    assert "NOT READY: 4 prompts have more than 8 tokens" in out
+
+
+def test_the_first_twenty_faults_are_listed_with_lines_and_true_values(tmp_path, capsys):
+    good = {"query_id": "q", "prompt": "Why?", "rubrics": [{"text": "Is clear.", "weight": 1}], "responses": ["a"]}
+    half = good | {"query_id": "half", "rubrics": [{"text": "Is clear.", "weight": 2.5}]}
+    text = good | {"query_id": "text", "rubrics": [{"text": "Is clear.", "weight": "5"}], "responses": "abc"}
+    bare = {"prompt": "Who?"}
+    lines = [
+        json.dumps(good).encode(),
+        json.dumps(good).encode(),
+        b"",
+        json.dumps(half).encode(),
+        json.dumps(text).encode(),
+        '{"prompt": "Où?"}'.encode("latin-1"),
+        b'{"prompt": "Why?"',
+        b"7",
+        b'{"prompt": "a\\u0000b"}',
+        *[json.dumps(bare).encode()] * 20,
+    ]
+    (tmp_path / "mine.jsonl").write_bytes(b"\r\n".join(lines))
+    out, last = refused(capsys, "check", tmp_path / "mine.jsonl")
+    assert last == (
+        f"rankbuffer-data: {tmp_path / 'mine.jsonl'} is not ready. Faults: 27. The first 20 are listed above."
+    )
+    found = out.splitlines()
+    assert [re.sub(r" \(query_id 'prompt-.{16}'\)", "", line) for line in found[:8]] == [
+        "line 2: the query_id 'q' is that of line 1, too",
+        "line 4 (query_id 'half'): rubrics[0].weight must be an integer from 1 to 5, got 2.5",
+        "line 5 (query_id 'text'): rubrics[0].weight must be an integer from 1 to 5, got '5'",
+        "line 5 (query_id 'text'): responses must be a list of text from worst to best, got 'abc'",
+        "line 6: is not UTF-8 (byte 14 is 0xf9): save the file as UTF-8",
+        "line 7: is not JSON (Expecting ',' delimiter at column 18)",
+        "line 8: must be a JSON object, got 7",
+        r"line 9: prompt[0].content must be text without NUL characters, got 'a\x00b'",
+    ]
+    assert len(found) == 20
+    (id,) = set(re.findall(r"\(query_id '(.*)'\)", "\n".join(found[8:])))
+    assert (
+        found[8]
+        == f"line 11 (query_id '{id}'): the prompt is the same as in line 10, and a row without query_id needs its own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("a.json", '\ufeff [{"prompt": "Why?"},\n {"prompt": 3}]', "row 2 .*: prompt must be a text .*, got 3"),
+        (
+            "a.json",
+            '[{"prompt": "Why?"},\n {"prompt": ]',
+            r"a.json: is not JSON \(Expecting value at line 2, column 13\)",
+        ),
+        ("a.json", '{"prompt": "Why?"}\n{"prompt": [3]}', r"line 2 .*: prompt\[0\] must have role and content, got 3"),
+        ("a.jsonl", "", None),
+    ],
+)
+def test_every_form_of_json_is_read(tmp_path, capsys, name, text, fault):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    out, last = refused(capsys, "check", tmp_path / name)
+    if fault:
+        assert re.fullmatch(fault, out.strip()) and last.endswith("is not ready. Faults: 1.")
+    else:
+        assert "cannot be read: it has no rows" in last
+
+
+def test_rows_of_a_parquet_file_are_counted_from_one(howto, tmp_path, capsys):
+    rows = json.loads(json.dumps(howto[:3]))
+    rows[2]["rubrics"][0]["weight"] = 9
+    write_rows(tmp_path / "mine.parquet", rows)
+    out, _ = refused(capsys, "check", tmp_path / "mine.parquet")
+    assert (
+        out.strip()
+        == f"row 3 (query_id '{rows[2]['query_id']}'): rubrics[0].weight must be an integer from 1 to 5, got 9"
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,18 +244,12 @@ def test_the_context_follows_the_method(howto, tmp_path, capsys, words, shown):
         (["nowhere.jsonl"], "nowhere.jsonl does not exist"),
         (["howto", "--k0", "1"], "k0 must be at least 2, got 1"),
         (["howto", "--tokenizer", "no/where"], "the tokenizer no/where cannot be loaded"),
-        (["broken"], r"row 1 .*: rubrics\[0\].weight must be an integer from 1 to 5, got '9'"),
-        (["twice"], "rows 0 and 2 have the same query_id 'make-tea'"),
-        (["nul"], r"row 0 .*: prompt\[0\].content must be text without NUL"),
+        (["table.csv"], "table.csv is not supported, because rows need lists: write table.jsonl"),
     ],
 )
 def test_what_cannot_be_checked_ends_in_one_line(howto, tmp_path, words, fragment):
-    broken = json.loads(json.dumps(howto[:2]))
-    broken[1]["rubrics"][0]["weight"] = 9
-    nul = json.loads(json.dumps(howto[:1]))
-    nul[0]["prompt"][0]["content"] = "a\0b"
-    for name, rows in {"broken": broken, "twice": [*howto[:2], howto[0]], "nul": nul, "howto": howto}.items():
-        write_rows(tmp_path / f"{name}.jsonl", rows)
+    write_rows(tmp_path / "howto.jsonl", howto)
+    (tmp_path / "table.csv").touch()
     file = tmp_path / (words[0] if "." in words[0] else f"{words[0]}.jsonl")
     with pytest.raises(SystemExit, match=fragment) as exit:
         command.main(["check", str(file), *words[1:]])
@@ -196,15 +289,21 @@ def test_a_key_that_does_not_exist_ends_in_one_line(tmp_path, monkeypatch, main)
         main()
 
 
+RECIPES = {
+    "prepare_nectar": NectarConfig,
+    "generate_rubrics": RubricsConfig,
+    "generate_responses": ResponsesConfig,
+}
+
+
 def test_the_commands_of_the_documentation_are_understood():
     seen = set()
     for line in commands("docs/data.md"):
         words = shlex.split(line)
         if words[0] == "rankbuffer-data":
             seen.add(command.make_parser().parse_args(words[1:]).command)
-        elif "train_rankbuffer" not in line:
-            recipe = {"prepare_nectar": NectarConfig, "generate_rubrics": RubricsConfig}.get(Path(words[1]).stem)
-            TrlParser((recipe or ResponsesConfig,)).parse_args_and_config(words[2:])
+        elif recipe := RECIPES.get(Path(words[1]).stem):
+            TrlParser((recipe,)).parse_args_and_config(words[2:])
             seen.add(Path(words[1]).stem)
     assert seen == {"check", "card", "push", "prepare_nectar", "generate_rubrics", "generate_responses"}
 
@@ -354,7 +453,7 @@ def test_from_two_hundred_raw_rows_to_a_training_run(tmp_path, howto, tiny_polic
         *("--dataset_name", ready, "--output_dir", str(tmp_path / "run"), "--max_steps", "2"),
         *("--per_device_train_batch_size", "32", "--max_completion_length", "12"),
     ]
-    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    train.run(*RecipeParser().parse_args_and_config(arguments))
     table = contents(tmp_path / "run" / "_rankbuffer" / "live.sqlite")
     assert len(table["groups"]) == 8
     ids = {row["query_id"] for row in load_queries(ready)}

@@ -211,7 +211,7 @@ def test_the_contexts_of_the_judge_page_are_what_the_package_estimates():
         named += names
     assert sorted(named) == sorted(method_names())
     contexts = re.findall(r"^\| ([\d,]+) \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE)
-    assert len(contexts) == 3
+    assert len(contexts) == 4
     for context, *cells in contexts:
         for length, cell in zip(lengths, cells, strict=True):
             for guard, fit in zip((False, True), re.findall(r"\d+", cell), strict=True):
@@ -396,6 +396,97 @@ def test_the_method_that_extending_shows_trains(tmp_path, monkeypatch, tiny_poli
     trainer.train()
     assert {row[0] for row in trainer.rank_reward.scorer.store.rows("SELECT method FROM calls")} <= {"beats_best"}
     assert trainer.state.global_step == 1
+    trainer.close()
+
+
+def own_file(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Write the file `my_methods/NAME` of docs/extending.md into a folder, so that it can be imported."""
+    _, _, rest = text_of(Path("docs/extending.md")).partition(f"`my_methods/{name}`")
+    (folder / "my_methods").mkdir(exist_ok=True)
+    (folder / "my_methods" / name).write_text(re.search(r"```python\n(.*?)```", rest, re.DOTALL)[1])
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_the_question_that_extending_shows_is_asked(tmp_path, monkeypatch):
+    import asyncio
+    import json
+
+    from quality import make
+
+    from rankbuffer_trl.judge import VerdictError
+    from rankbuffer_trl.rewards.method import load_method
+
+    own_file(tmp_path, monkeypatch, "best_worst.py")
+    method, group, seen = load_method("my_methods.best_worst.BestWorst", {}, 0), make([5, None, 9, 2]), []
+
+    def answer(messages):
+        seen.append(messages[0]["content"])
+        blocks = dict(re.findall(r"^\[R(\d)\]\n(\d+)", messages[0]["content"], re.MULTILINE))
+        order = sorted(blocks, key=lambda id: int(blocks[id]))
+        return json.dumps({"best": int(order[-1]), "worst": int(order[0])})
+
+    score = asyncio.run(method.score(group, None, scripted_judge(answer)))
+    assert score.rewards == (0, -1, 1, -1) and score.order == ((3,), (0,), (2,))
+    assert group.query.text in seen[0] and seen[0].endswith('{"best": 0, "worst": 1}') and "{" not in seen[0][:-30]
+    assert asyncio.run(method.score(group, None, scripted_judge(lambda _: "no"))).rewards == (None, -1, None, None)
+    assert asyncio.run(method.score(make([5, None]), None, scripted_judge(answer))).rewards == (0, -1)
+    (question,) = method.first_questions(group)
+    assert method.calls(group, True) == (1, 1) and re.fullmatch(
+        question.verdict.constraint["regex"], '{"best": 2, "worst": 0}'
+    )
+    for wrong in ('{"best": 0, "worst": 0}', '{"best": 1, "worst": 0}', '{"best": [0], "worst": 2}'):
+        with pytest.raises(VerdictError, match="two different numbers"):
+            question.read(wrong)
+
+
+def test_the_judge_that_extending_shows_is_named_in_a_recipe(tmp_path, monkeypatch, tiny_policy, rows):
+    import yaml
+    from aiohttp import web
+    from scripted import ScriptedTrainer, config
+
+    from rankbuffer_trl.judge.rubric_judge import judge
+
+    own_file(tmp_path, monkeypatch, "text_server.py")
+    asked = []
+
+    async def answer(request):
+        asked.append((await request.json())["prompt"])
+        return web.json_response({"text": judge(asked[-1])})
+
+    (recipe,) = (
+        settings
+        for block in re.findall(r"```yaml\n(.*?)```", text_of(Path("docs/extending.md")), re.DOTALL)
+        if "judge_client" in (settings := yaml.safe_load(block))
+    )
+    assert recipe.pop("base") == "base.yaml"
+    app = web.Application()
+    app.add_routes([web.post("/judge", answer)])
+    with served(app) as address:
+        recipe["judge_client_args"]["url"] = f"{address}/judge"
+        trainer = ScriptedTrainer(tiny_policy, config(tmp_path / "run", max_steps=1, **recipe), rows)
+        trainer.train()
+    totals = trainer.rank_reward.scorer.store.totals()
+    assert 0 < totals.calls <= len(asked) and totals.failures == 0 and "\n> " in asked[0]
+    assert trainer._identity()["judge"].startswith("my_methods.text_server.TextServer {'url'")
+    trainer.close()
+
+
+def test_the_rewards_that_extending_shows_stand_beside_the_rank(tmp_path, monkeypatch, tiny_policy, rows):
+    import yaml
+    from scripted import ScriptedTrainer, config
+
+    own_file(tmp_path, monkeypatch, "sources.py")
+    blocks = re.findall(r"```yaml\n(.*?)```", text_of(Path("docs/extending.md")), re.DOTALL)
+    (functions,) = (each["reward_functions"] for each in map(yaml.safe_load, blocks) if "reward_functions" in each)
+    functions[0]["args"] = {"max_completion_len": 20, "soft_punish_cache": 10}
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path / "run", max_steps=1, reward_functions=functions), rows)
+    trainer.train()
+    names = ["rank_reward", "format_reward", "soft_overlong_punishment_reward", "names_a_source"]
+    assert trainer.reward_func_names == names
+    assert trainer.reward_weights.tolist() == pytest.approx([1, 0.2, 0.5, 0.2])
+    log = trainer.state.log_history[0]
+    assert -1 <= log["rewards/soft_overlong_punishment_reward/mean"] < 0 and log["rewards/names_a_source/mean"] == 0
     trainer.close()
 
 

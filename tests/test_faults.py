@@ -158,7 +158,7 @@ class Fault:
         return Noting(self.url, "m", api_key_env="FAULT_KEY", timeout=timeout, max_retries=retries, **kwargs)
 
     def judge(self, *args, **kwargs) -> Judge:
-        return Judge(self.client(*args, **kwargs), max_attempts=2)
+        return Judge(self.client(*args, **kwargs), max_attempts=2, guard=False)
 
 
 class Noting(OpenAIClient):
@@ -869,7 +869,7 @@ def test_a_step_that_cannot_succeed_ends_before_all_is_asked(scorer):
         return refusing(404, "no such model")(request, 0)
 
     with judged_by(refuse) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", concurrency=4)))
+        made = scorer(Judge(OpenAIClient(url, "m", concurrency=4), guard=False))
         groups = [group(numbers(f"q{i}"), "1 2 3 4 5 6 7 8", 3) for i in range(8)]
         with pytest.raises(JudgeError) as error:
             made.score(groups, 3)
@@ -957,7 +957,7 @@ class Hanging:
 
 def test_a_step_that_lasts_too_long_ends_and_can_be_scored_again(scorer):
     client = Hanging("50")
-    made = scorer(Judge(client), step_timeout=1.0)
+    made = scorer(Judge(client, guard=False), step_timeout=1.0)
     groups = [group(numbers("n"), "50 5", 4, 0), group(numbers("m"), "60 61 4", 4, 0)]
     with pytest.raises(JudgeError) as error:
         made.score(groups, 4)
@@ -978,7 +978,7 @@ def test_a_step_that_lasts_too_long_ends_and_can_be_scored_again(scorer):
 
 
 def test_a_hanging_evaluation_ends_too(scorer):
-    made = scorer(Judge(Hanging("50")), step_timeout=0.5)
+    made = scorer(Judge(Hanging("50"), guard=False), step_timeout=0.5)
     with pytest.raises(JudgeError, match="judge_step_timeout"):
         made.score([group(numbers(), "50 5", 0)], 0, update=False)
     assert list(made.store.rows("SELECT phase, outcome FROM calls ORDER BY outcome")) == [
@@ -1018,7 +1018,7 @@ EIGHT = "1 2 3 4 5 6 7 8"
 def test_a_step_that_ends_early_drops_what_is_in_flight(scorer):
     withheld = Withheld(8, failing="5")
     with judged_by(withheld) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3)), max_failures=0.0)
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), max_failures=0.0)
         with pytest.raises(JudgeError, match=r"failed 1 of 1 judgments"):
             made.score([group(numbers(), EIGHT, 0)], 0)
         assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 7 were dropped"
@@ -1029,7 +1029,7 @@ def test_a_step_that_ends_early_drops_what_is_in_flight(scorer):
 def test_a_step_that_lasts_too_long_drops_what_is_in_flight(scorer):
     withheld = Withheld(8)
     with judged_by(withheld) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3)), step_timeout=2.0)
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), step_timeout=2.0)
         with pytest.raises(JudgeError, match="judge_step_timeout=2 s: 0 judgments were answered, 0 failed"):
             made.score([group(numbers(), EIGHT, 0)], 0)
         assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
@@ -1042,7 +1042,7 @@ def test_an_interrupt_drops_what_is_in_flight(scorer):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
     try:
         with judged_by(withheld) as url:
-            made = scorer(Judge(OpenAIClient(url, "m", max_retries=3)))
+            made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False))
             with pytest.raises(KeyboardInterrupt):
                 made.score([group(numbers(), EIGHT, 0)], 0)
             assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
@@ -1058,7 +1058,7 @@ def test_a_dropped_step_frees_all_slots(scorer):
         return number(prompt) if answering else await hang(request, 0)
 
     with judged_by(later) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=0, concurrency=2)), step_timeout=0.5)
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=0, concurrency=2), guard=False), step_timeout=0.5)
         with pytest.raises(JudgeError, match="judge_step_timeout"):
             made.score([group(numbers(), EIGHT, 0, 0)], 0)
         assert ledger(made) == {"cancelled": 2}, "what waited for its turn was not sent, so it leaves no call"
@@ -1077,7 +1077,7 @@ def test_a_server_that_only_keeps_the_line_open_is_ended_with_the_step(scorer):
             await asyncio.sleep(0.05)
 
     with judged_by(keep_open) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", timeout=PATIENT)), step_timeout=0.5)
+        made = scorer(Judge(OpenAIClient(url, "m", timeout=PATIENT), guard=False), step_timeout=0.5)
         with pytest.raises(JudgeError, match="judge_step_timeout"):
             made.score([group(numbers(), "50 5", 0)], 0)
         assert ledger(made) == {"cancelled": 2}
@@ -1091,7 +1091,7 @@ def test_a_server_that_dies_within_a_step_stops_the_run_and_is_named(scorer):
         return number(prompt) if len(requests) <= 4 else close(request, 0)
 
     with judged_by(die) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=0, concurrency=1)))
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=0, concurrency=1), guard=False))
         with pytest.raises(JudgeError, match=f"m at {url}.*4 of 8 judgments.*4 unreachable.*disconnected"):
             made.score([group(numbers(), EIGHT, 0)], 0)
         assert {outcome: n for outcome, n in ledger(made).items() if outcome != "cancelled"} == {

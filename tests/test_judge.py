@@ -37,7 +37,7 @@ def test_a_parsed_answer_is_the_verdict(question):
     assert call == Call(
         "my_method", "insert", "tea", "scripted judge", "parsed", 1, (10, 4, 3), (10, 4, 3), call.seconds, ""
     )
-    assert judge.client.seen == [[{"role": "user", "content": question.prompt()}]]
+    assert judge.client.seen == [question.chat(guard=True)], "the guard is on unless it is switched off"
 
 
 def test_a_malformed_answer_is_asked_again_with_its_fault(question):
@@ -214,7 +214,7 @@ def test_the_ledgers_order_of_failures_does_not_tell_who_failed_first(query):
     questions = [coarse(query, ["x", "y"], f"candidate {i}") for i in range(6)]
 
     def answer(prompt):
-        return TransportError("cause " + prompt.partition("\ncandidate ")[2][0])
+        return TransportError("cause " + prompt.partition("> candidate ")[2][0])
 
     ledgers = []
     for seed in range(5):
@@ -241,7 +241,7 @@ class Waiting:
     name = "waiting"
 
     async def complete(self, messages, *, question, seed, tally):
-        place = int(messages[0]["content"].partition("\ncandidate ")[2][0])
+        place = int(messages[0]["content"].partition("> candidate ")[2][0])
         if place == 2:
             await asyncio.Event().wait()
         tally.attempts += 1

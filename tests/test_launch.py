@@ -1,23 +1,30 @@
 """The launch scripts: order of starts, environment, arguments by the real parsers, and nothing that is left behind."""
 
+import inspect
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-import train_rankbuffer
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from launching import ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
+from rankbuffer_trl.data.check import CheckSettings, later
+from rankbuffer_trl.data.tokens import TokenCounter
+from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.training.batches import Batches
+from rankbuffer_trl.training.parser import RecipeParser
 
 pytestmark = pytest.mark.slow
 
 FOLDER = ROOT / "recipes" / "launch"
+JUDGE = "Qwen/Qwen3-30B-A3B-Instruct-2507"
 SLURM = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_JOB_ID": "7"}
 HOSTS = {"SERVE_HOST": "10.0.0.2", "TRAIN_HOST": "10.0.0.1"}
 REMOTE = {"JUDGE_URL": "http://10.0.0.2:8001/v1"}
@@ -39,7 +46,7 @@ def training(launched: Launch, processes: int):
     dry = launched.calls[[call.name for call in launched.calls].index("python")]
     plan = ["--dry_run", "--num_processes", str(processes)]
     assert dry.argv == ["recipes/train_rankbuffer.py", *accelerate.training_script_args, *plan]
-    parsed = train_rankbuffer.make_parser().parse_args_and_config([*accelerate.training_script_args, *plan])
+    parsed = RecipeParser().parse_args_and_config([*accelerate.training_script_args, *plan])
     args = parsed[1]
     assert args.seed == 7
     assert (args.generation_batch_size, args.queries_per_generation, Batches(args, 1000).steps) == (160, 20, 200)
@@ -89,14 +96,19 @@ def test_two_nodes_meet_at_the_addresses_given(tmp_path):
     gpus = ",".join(call.env["CUDA_VISIBLE_DEVICES"] for call in found.values())
     assert sorted(gpus.split(",")) == list("01234567")
 
-    for port in ("8000", "8001"):
-        (tmp_path / "train").mkdir(exist_ok=True)
-        (tmp_path / "train" / f"ready-{port}").touch()
+    answering(tmp_path / "train", {"8000": "Qwen/Qwen3-8B", "8001": JUDGE})
     trained = launch(tmp_path / "train", "two_nodes.sh", "train", *SEED, **HOSTS)
     assert trained.of("vllm") == []
     _, _, args, _ = training(trained, 8)
     assert args.judge_url == ["http://10.0.0.2:8001/v1"] and args.vllm_server_base_url == "http://10.0.0.2:8000"
     assert trained.of("accelerate")[0].env["VLLM_HOST_IP"] == "10.0.0.1"
+
+
+def answering(folder: Path, models: dict[str, str]) -> None:
+    """Let servers that nobody here has started answer at some ports, each with its model."""
+    folder.mkdir()
+    for port, model in models.items():
+        (folder / f"ready-{port}").write_text(json.dumps({"data": [{"id": model}]}))
 
 
 def has(name: str, count: int):
@@ -132,6 +144,89 @@ def test_the_documented_trl_command_starts_the_same_server(tmp_path):
     assert theirs[theirs.index("serve") + 1] == rollouts.argv[1]
     for option in [word for word in rollouts.argv if word.startswith("--")]:
         assert rollouts.value(option) == theirs[theirs.index(option) + 1], option
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "environment"),
+    [("one_node.sh", SEED, {}), ("two_nodes.sh", ["serve"], HOSTS), ("slurm.sh", SEED, SLURM)],
+)
+def test_one_variable_takes_trls_command_for_the_rollouts(tmp_path, script, arguments, environment):
+    environment = environment | {"OUTPUT": str(tmp_path / "run")}
+    then = has("engine", 2) if script == "two_nodes.sh" else None
+    plain = launch(tmp_path / "plain", script, *arguments, then=then, **environment)
+    theirs = launch(tmp_path / "trl", script, *arguments, then=then, ROLLOUT_SERVER="trl", **environment)
+    assert plain.of("trl") == [] and theirs.status == plain.status, theirs.output
+    (call,) = theirs.of("trl")
+    assert call.argv[0] == "vllm-serve"
+    given, rest = make_parser().parse_args_and_config(call.argv[1:], return_remaining_strings=True)
+    command = build_command(given, rest)
+    (ours,) = (each for each in plain.of("vllm") if each.value("--port") == "8000")
+    assert command[command.index("serve") + 1] == ours.argv[1]
+    for option in [word for word in ours.argv if word.startswith("--")]:
+        assert ours.value(option) == command[command.index(option) + 1], option
+    assert call.env == ours.env
+    assert '"--enable-scale-out"' in inspect.getsource(build_command), "recipes/README.md says that TRL adds it"
+
+
+def test_weights_are_there_before_a_server_starts(tmp_path):
+    done = launch(tmp_path, "one_node.sh", *SEED, POLICY=str(tmp_path))
+    names = [call.name for call in done.calls if call.name in ("python", "hf", "vllm")]
+    assert names == ["python", "hf", "vllm", "vllm"], "a policy in a folder is not downloaded"
+    assert done.of("hf")[0].argv == ["download", JUDGE]
+    both = launch(tmp_path / "both", "one_node.sh", *SEED)
+    assert [call.argv[1] for call in both.of("hf")] == ["Qwen/Qwen3-8B", JUDGE]
+
+
+def test_a_server_that_is_there_already_is_not_taken_for_ours(tmp_path):
+    answering(tmp_path / "early", {"8001": JUDGE})
+    done = launch(tmp_path / "early", "one_node.sh", *SEED)
+    assert done.status == 1 and "something already listens at http://127.0.0.1:8001" in done.output
+    assert done.of("vllm") == done.of("hf") == []
+
+    done = launch(tmp_path / "late", "one_node.sh", *SEED, STOLEN="8001")
+    assert done.status == 1 and "judge ended before it was ready" in done.output
+    assert "address already in use" in done.output and done.of("accelerate") == [] and done.left == []
+
+    answering(tmp_path / "other", {"8000": "Qwen/Qwen3-4B", "8001": JUDGE})
+    done = launch(tmp_path / "other", "two_nodes.sh", "train", *SEED, **HOSTS)
+    assert done.status == 1 and done.of("accelerate") == []
+    assert (
+        'does not serve Qwen/Qwen3-8B, so it is not our rollouts: {"data": [{"id": "Qwen/Qwen3-4B"}]}' in done.output
+    )
+
+
+def test_slurm_refuses_an_address_that_other_nodes_cannot_reach(tmp_path):
+    done = launch(tmp_path, "slurm.sh", ADDRESS="127.0.1.", **SLURM)
+    assert done.status == 1 and "SERVE_HOST=127.0.1.0 is a loopback address" in done.output
+    assert done.of("python") == done.of("vllm") == []
+    environment = SLURM | HOSTS | {"ADDRESS": "127.0.1.", "OUTPUT": str(tmp_path / "run")}
+    given = launch(tmp_path / "given", "slurm.sh", *SEED, **environment)
+    assert given.status == 0 and servers(given)["judge"].value("--host") == "10.0.0.2"
+
+
+def test_a_missing_command_is_named_before_anything_starts(tmp_path):
+    (tmp_path / "few").mkdir()
+    for name in ("bash", "dirname", "basename"):
+        (tmp_path / "few" / name).symlink_to(shutil.which(name))
+    done = launch(tmp_path / "run", "one_node.sh", PATH=str(tmp_path / "few"))
+    assert done.status == 1 and "the command curl is not on PATH: install it first" in done.output
+    assert done.calls == []
+
+
+def test_the_judges_of_the_scripts_hold_what_the_check_asks_for(tmp_path):
+    done = launch(tmp_path, "one_node.sh", *SEED)
+    args = training(done, 4)[2]
+    settings = CheckSettings(
+        guard=args.judge_guard,
+        max_prompt_length=args.max_prompt_length,
+        max_completion_length=args.max_completion_length,
+        free_tokens=args.judge_free_tokens,
+    )
+    prompt = [{"role": "user", "content": "x" * 3 * args.max_prompt_length}]
+    rubrics = (Rubric("A rubric of about thirty words, " * 5, 5),) * 5
+    needed = later(Query("long", prompt, rubrics), TokenCounter(), settings)
+    contexts = re.findall(r"--max-model-len (\d+)", "".join(map(Path.read_text, FOLDER.glob("*.sh"))))
+    assert needed <= min(size for size in map(int, contexts) if size != 8192), "8192 is the rollouts'"
 
 
 def test_one_gpu_holds_policy_and_vllm(tmp_path):
@@ -188,6 +283,8 @@ def test_what_the_dry_run_refuses_starts_nothing(tmp_path):
         ("two_nodes.sh", [], HOSTS, "say what this machine does"),
         ("two_nodes.sh", ["serve"], {}, "SERVE_HOST: set it to the address"),
         ("two_nodes.sh", ["serve"], {"SERVE_HOST": "0.0.0.0"}, "would open the servers to every network"),
+        ("two_nodes.sh", ["train"], HOSTS | {"TRAIN_HOST": "localhost"}, "TRAIN_HOST=localhost is a loopback address"),
+        ("one_node.sh", [], {"ROLLOUT_SERVER": "sglang"}, "ROLLOUT_SERVER is sglang: set it to vllm or trl"),
         ("single_gpu_lora.sh", [], {}, "JUDGE_URL: set it"),
         ("slurm.sh", [], {}, "this is a script for sbatch"),
         ("slurm.sh", ["--output_dir", "runs/mine"], SLURM, "set OUTPUT=... instead of --output_dir"),

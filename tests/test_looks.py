@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from quality import EIGHT, QUALITIES, make, play
-from truth import quality, truth
+from truth import quality, truth, unguarded
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout
@@ -142,7 +142,7 @@ def test_disputed_blocks_are_the_finest_cut_without_a_dispute_across_it(orders):
 
 def shown_in(prompt: str) -> list[str]:
     """The texts of a ranking prompt in the order in which they are shown. Labels are places."""
-    shown = re.findall(r"^\[R(\d+)\]\n(.+)$", prompt, re.MULTILINE)
+    shown = re.findall(r"^\[R(\d+)\]\n(.+)$", unguarded(prompt), re.MULTILINE)
     assert [int(label) for label, _ in shown] == list(range(len(shown)))
     return [text for _, text in shown]
 
@@ -256,6 +256,8 @@ def test_the_rewards_are_those_of_the_oracle(qualities, looks, again, seed, fail
     played = play(method, group, answer)
     expected = slow_rewards(played.prompts, answers, group)
     assert played.rewards == tuple(None if r is None else float(r) for r in expected)
+    least, most = method.calls(group, first=True)
+    assert least <= len(played.calls) <= most
     n = len(group.answered)
     asked = len(balanced(range(n), looks, seed, group)) if n >= 2 else 0
     assert [call.kind for call in played.calls[:asked]] == ["look"] * asked
@@ -307,6 +309,12 @@ def test_equal_texts_have_equal_rewards():
     group = type(same)(same.query, tuple(type(r)(r.id, r.text.partition(".")[0]) for r in same.rollouts), 0, 0)
     rewards = play(Listwise(), group).rewards
     assert rewards == pytest.approx((0, -1, 1, 0))
+
+
+def test_two_rollouts_are_asked_about_in_both_orders_and_no_more():
+    for looks in (2, 4):
+        assert Listwise(looks).calls(make([5, 5]), first=True) == (2, 2)
+        assert len(play(Listwise(looks), make([5, 5])).calls) == 2
 
 
 def test_only_the_disputed_block_is_asked_about_again():

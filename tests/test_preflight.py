@@ -273,14 +273,15 @@ def test_a_sample_has_an_end(tmp_path, queries):
 
 
 def test_preflight_only_stops_before_a_policy_is_loaded(tmp_path, capsys):
-    import train_rankbuffer
+    from rankbuffer_trl.training import command
+    from rankbuffer_trl.training.parser import RecipeParser
 
     arguments = [
         *("--config", str(QUICKSTART / "quickstart.yaml"), "--dataset_name", str(QUICKSTART / "howto.jsonl")),
         *("--model_name_or_path", str(tmp_path / "there-is-no-policy"), "--output_dir", str(tmp_path / "run")),
         *("--preflight_only", "true"),
     ]
-    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    command.run(*RecipeParser().parse_args_and_config(arguments))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("[preflight] the run: 576 groups of 8 rollouts, 4,608 to 6,912")]
     assert not (tmp_path / "run").exists()

@@ -334,6 +334,15 @@ def test_the_fine_prompt_is_the_papers():
     assert (question.kind, question.query_id) == ("fine", "tea")
 
 
+def test_labels_by_slot_change_only_the_labels():
+    question = ranking_question(QUERY, CANDIDATES, by_slot=True)
+    labels = {"[R4]": "[R0]", "[R0]": "[R1]", "[R11]": "[R2]", "[4, 0, 11]": "[0, 1, 2]"}
+    assert question.prompt() == re.sub(r"\[R\d+\]|\[4, 0, 11\]", lambda found: labels[found[0]], FINE)
+    assert question.read('{"order": [2, 0, 1]}') == [2, 0, 1]
+    with pytest.raises(VerdictError, match="exactly once"):
+        question.read('{"order": [4, 0, 11]}')
+
+
 @ours
 def test_the_prompts_that_the_paper_does_not_print(ask, expected):
     assert ask().prompt() == expected

@@ -86,13 +86,15 @@ def test_a_fault_that_a_user_can_mend_ends_the_recipe_in_one_line(fault, line):
         [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"train_rankbuffer: {line}")
+    assert done.stderr.splitlines()[-1].startswith(f"rankbuffer-train: {line}")
 
 
 @pytest.mark.slow
 def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judge_url):
-    import train_rankbuffer
     from scripted import contents
+
+    from rankbuffer_trl.training import command
+    from rankbuffer_trl.training.parser import RecipeParser
 
     arguments = [
         *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
@@ -100,7 +102,7 @@ def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judg
         *("--judge_url", judge_url, "--judge_model", "rubric-judge", "--use_peft", "--lora_r", "4"),
         *("--lora_target_modules", "q_proj", "v_proj", "--max_completion_length", "16"),
     ]
-    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    command.run(*RecipeParser().parse_args_and_config(arguments))
     assert (tmp_path / "adapter_model.safetensors").is_file()
     table = contents(tmp_path)
     assert len(table["groups"]) == 12
@@ -136,7 +138,7 @@ def test_the_files_in_a_readmes_commands_exist(readme):
 
 @pytest.mark.parametrize("readme", READMES, ids=str)
 def test_the_flags_in_a_readme_exist(readme):
-    import train_rankbuffer
+    from rankbuffer_trl.training.parser import RecipeParser
 
     for command in commands(readme):
         if "train_rankbuffer.py" not in command:
@@ -146,7 +148,7 @@ def test_the_flags_in_a_readme_exist(readme):
         # One process stands in for the many: 2 x 80 = 160 rollouts a step.
         small = ["--use_cpu", "--bf16", "false", "--push_to_hub", "false"]
         small += ["--gradient_accumulation_steps", "80"] if "recipes/paper" in command else []
-        train_rankbuffer.make_parser().parse_args_and_config([*arguments, *small])
+        RecipeParser().parse_args_and_config([*arguments, *small])
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.name)
@@ -183,8 +185,10 @@ def test_the_papers_settings_stand_in_the_recipe():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAPER + BEYOND, ids=lambda path: path.stem)
 def test_a_recipe_trains(tmp_path, tiny_policy, judge_url, path):
-    import train_rankbuffer
     from scripted import contents
+
+    from rankbuffer_trl.training import command
+    from rankbuffer_trl.training.parser import RecipeParser
 
     arguments = [
         *("--config", str(path), "--model_name_or_path", tiny_policy, "--output_dir", str(tmp_path)),
@@ -201,8 +205,8 @@ def test_a_recipe_trains(tmp_path, tiny_policy, judge_url, path):
         *("--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "1", "--max_steps", "2"),
         *("--temperature", "1.0", "--learning_rate", "1e-3"),
     ]
-    script_args, training_args, model_args = train_rankbuffer.make_parser().parse_args_and_config(arguments)
-    train_rankbuffer.main(script_args, training_args, model_args)
+    script_args, training_args, model_args = RecipeParser().parse_args_and_config(arguments)
+    command.run(script_args, training_args, model_args)
     recipe = yaml.safe_load(path.read_text())
     assert training_args.method == recipe["method"]
     table = contents(tmp_path)

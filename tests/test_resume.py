@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, STATE, checkpoints, read_store
-from rankbuffer_trl.training.callbacks import StopOnSigterm
+from rankbuffer_trl.training.callbacks import StopEarly
 from rankbuffer_trl.training.checkpoint import (
     check_resumable,
     delete_oldest,
@@ -623,7 +623,7 @@ def test_a_sigterm_counts_twice_only_after_a_while(monkeypatch):
     monkeypatch.setattr("rankbuffer_trl.training.callbacks.time.monotonic", lambda: now[0])
     before = signal.signal(signal.SIGTERM, lambda *_: ended.append(now[0]))
     try:
-        callback = StopOnSigterm(lambda step: True)
+        callback = StopEarly(lambda step: True)
         callback.on_train_begin(None, None, None)
         for now[0] in (100.0, 101.0, 104.0, 106.0):
             signal.raise_signal(signal.SIGTERM)
@@ -635,9 +635,10 @@ def test_a_sigterm_counts_twice_only_after_a_while(monkeypatch):
 
 @pytest.mark.slow
 def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch):
-    import train_rankbuffer
+    from rankbuffer_trl.training import command
+    from rankbuffer_trl.training.parser import RecipeParser
 
-    build = train_rankbuffer.build_trainer
+    build = command.build_trainer
 
     def build_and_warn(*arguments):
         trainer = build(*arguments)
@@ -651,12 +652,12 @@ def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_pol
         *("--resume_from_checkpoint", "false"),
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(train_rankbuffer, "build_trainer", build_and_warn)
-        train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+        patch.setattr(command, "build_trainer", build_and_warn)
+        command.run(*RecipeParser().parse_args_and_config(arguments))
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
     assert not (tmp_path / "model.safetensors").exists()
     arguments += ["--resume_from_checkpoint", "true"]
-    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    command.run(*RecipeParser().parse_args_and_config(arguments))
     assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9
 
 

@@ -361,7 +361,7 @@ def test_questions_are_put_group_by_group_in_the_order_of_their_rollouts(scorer)
     app.router.add_post("/v1/chat/completions", chat)
     texts = ["50 51 5 52", "61 60 15 -", "70 3 71 2"]
     with served(app) as address:
-        made = scorer(Judge(OpenAIClient(address + "/v1", "m", concurrency=1)))
+        made = scorer(Judge(OpenAIClient(address + "/v1", "m", concurrency=1), guard=False))
         made.score([group(numbers(id), line, 0) for id, line in zip("abc", texts, strict=True)], 0)
     candidates = [text for prompt in put for text in re.findall(r"\n\nCANDIDATE\n(\d+)\n", prompt)]
     assert candidates == " ".join(texts).replace(" -", "").split()
@@ -382,7 +382,7 @@ def test_a_group_does_not_wait_for_another(scorer):
                 b_is_ranked.set()
             return answer
 
-    made = scorer(Judge(Client(by_number)))
+    made = scorer(Judge(Client(by_number), guard=False))
     outcome = made.score([group(numbers(id), "50 51 5", 0) for id in "ab"], 0)
     assert [score.rewards for score in outcome.scores] == [(0.0, 1.0, -1.0)] * 2
     assert log[-3:] == [("b", "fine"), ("a", "insert"), ("a", "fine")]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sqlite3
 
 import pytest
@@ -187,6 +188,19 @@ def test_the_reward_is_a_plain_callable_for_a_stock_trainer(tmp_path, tiny_polic
     assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
 
 
+def test_a_stock_trainer_takes_prompts_that_are_texts_without_ids(tmp_path, tiny_policy, rows):
+    texts = rows.map(lambda row: {"prompt": row["prompt"][0]["content"]}).remove_columns("query_id")
+    reward = RankBufferReward(texts, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=8)
+    settings = config(tmp_path, max_steps=1)
+    stock = GRPOConfig(**{key: getattr(settings, key) for key in STOCK_KEYS}, max_steps=1)
+    trainer = GRPOTrainer(tiny_policy, reward_funcs=[reward], args=stock, train_dataset=texts)
+    trainer.train()
+    reward.close()
+    found = {row[0] for row in contents(tmp_path / "buffers.sqlite")["groups"]}
+    assert found and found < set(QueryTable(texts).ids)
+    assert all(re.fullmatch("prompt-[0-9a-f]{16}", id) for id in found)
+
+
 STOCK_KEYS = (
     "output_dir use_cpu bf16 report_to num_generations per_device_train_batch_size max_completion_length "
     "num_train_epochs learning_rate logging_steps save_strategy disable_tqdm seed"
@@ -226,7 +240,8 @@ def test_what_the_reward_functions_get_is_read_once_a_step(tmp_path, tiny_policy
 
 
 def test_a_run_reads_its_data_once(tmp_path, tiny_policy, data_file, monkeypatch):
-    import train_rankbuffer
+    from rankbuffer_trl.training import command
+    from rankbuffer_trl.training.parser import RecipeParser
 
     tables = []
     stock = QueryTable.__init__
@@ -236,7 +251,7 @@ def test_a_run_reads_its_data_once(tmp_path, tiny_policy, data_file, monkeypatch
         *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "1"),
         *("--per_device_train_batch_size", "8", "--max_completion_length", "8"),
     ]
-    train_rankbuffer.main(*train_rankbuffer.make_parser().parse_args_and_config(arguments))
+    command.run(*RecipeParser().parse_args_and_config(arguments))
     assert len(tables) == 1
     assert f"{data_file.name}, 12 queries" in (tmp_path / "README.md").read_text()
 

@@ -15,13 +15,18 @@ def quality(text: str) -> int:
     return int(text.partition(".")[0])
 
 
+def unguarded(prompt: str) -> str:
+    """Return a prompt without the marks that the guard puts before each line of a response."""
+    return re.sub("^> ", "", prompt, flags=re.MULTILINE)
+
+
 def first_rubric(prompt: str) -> str:
     return re.search(r"^1\.\[weight=\d\] (.*)$", prompt, re.MULTILINE)[1]
 
 
 def truth(prompt: str) -> str:
     """Return the right answer to any question. Where no tie is allowed, the first of two equals is the better one."""
-    body, _, instruction = prompt.rpartition("\n\nReturn ")
+    body, _, instruction = unguarded(prompt).rpartition("\n\nReturn ")
     kind = re.search(r'"(\w+)":', instruction)[1]
     blocks = {name: quality(text) for name, text in re.findall(r"^\[(\w+)\]\n(\d+(?:\.\w+)?)$", body, re.MULTILINE)}
     if kind == "position":

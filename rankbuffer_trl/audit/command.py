@@ -82,7 +82,8 @@ class AuditConfig(JudgeConfig):
         if "responses" not in dataset.column_names:
             raise DataError(
                 "the audit compares the judge with the data set's column 'responses' (worst to best), and there is"
-                f" none in {self.dataset_name}; its columns are {dataset.column_names}"
+                f" none in {self.dataset_name}: make it with recipes/generate_responses.py, and let a stronger judge"
+                " than this one order the responses"
             )
         table = QueryTable(dataset, anchors_needed=2)
         drawn = random.Random(self.seed).sample(table.ids, min(self.queries, len(table)))

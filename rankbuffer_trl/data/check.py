@@ -43,6 +43,9 @@ class CheckSettings:
             Tokens that an answer may have in addition to the verdict (`judge_free_tokens`).
         sample (`int`, *optional*, defaults to `1000`):
             Number of queries, evenly spread, whose responses and judge prompts are counted. All prompts are counted.
+        responses_needed (`bool`, *optional*, defaults to `True`):
+            Whether a set is ready only if every query has `k0` responses. `False` for `method_args: {bootstrap: true}`
+            and for methods without references.
     """
 
     k0: int = 4
@@ -52,6 +55,7 @@ class CheckSettings:
     most_shown: int = 9
     free_tokens: int = 256
     sample: int = 1000
+    responses_needed: bool = True
 
     def __post_init__(self):
         for key, least in (("k0", 2), ("sample", 1), ("most_shown", 1)):
@@ -177,8 +181,25 @@ def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: C
             table.add_row(what, f"{len(values):,}", *(f"{mark:,.0f}" for mark in marks))
     console.print()
     console.print(table)
-    for line in context_lines(found, settings):
+    for line in (*context_lines(found, settings), *not_ready(found, tokens, settings)):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def not_ready(found: Findings, tokens: TokenCounter, settings: CheckSettings) -> Iterator[str]:
+    """Yield what must be done before a run with these settings can start."""
+    if missing := found.rubrics[0]:
+        yield f"NOT READY: {missing:,} queries have no rubrics; recipes/generate_rubrics.py makes them"
+    few = sum(n for count, n in found.responses.items() if count < settings.k0)
+    if few and settings.responses_needed:
+        yield (
+            f"NOT READY: {few:,} queries have fewer than {settings.k0} responses; recipes/generate_responses.py makes"
+            " them, or train with method_args: {bootstrap: true} and check with --no_responses"
+        )
+    if found.too_long and tokens.exact:
+        yield (
+            f"NOT READY: {len(found.too_long):,} prompts have more than {settings.max_prompt_length:,} tokens; delete"
+            " these rows, or raise max_prompt_length"
+        )
 
 
 def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
@@ -193,14 +214,6 @@ def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
     yield f"the same prompt as an earlier query: {listed(found.same_prompt)}"
     yield f"the same response twice: {listed(found.same_response)}"
     yield f"prompts above {settings.max_prompt_length:,} tokens: {listed(found.too_long)}"
-    if missing := found.rubrics[0]:
-        yield f"NOT READY: {missing:,} queries have no rubrics; recipes/generate_rubrics.py makes them"
-    few = sum(n for count, n in found.responses.items() if count < settings.k0)
-    if few:
-        yield (
-            f"{few:,} queries have fewer than {settings.k0} responses: set method_args: {{bootstrap: true}}, or sample"
-            " some with recipes/generate_responses.py"
-        )
 
 
 def context_lines(found: Findings, settings: CheckSettings) -> Iterator[str]:

@@ -9,18 +9,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 
 from datasets import disable_progress_bars
 
 from ..errors import RankBufferError
 from ..rewards.method import RewardMethod, find_method, load_method
-from .check import CheckSettings, check_dataset, print_findings
+from .check import CheckSettings, check_dataset, not_ready, print_findings
+from .lines import list_faults
 from .output import read_provenance
 from .publish import make_card, push
-from .queries import checked, load_queries, select
+from .queries import DataError, checked, load_queries, select
 from .tokens import TokenCounter
 
+SHOWN = 20
+"""How many faults `check` prints."""
 SETTINGS = {
     "k0": "anchors of a first buffer",
     "max_prompt_length": "tokens that a prompt may have in training",
@@ -37,13 +41,18 @@ def make_parser() -> argparse.ArgumentParser:
 
     look = commands.add_parser(
         "check",
-        help="check every row; print counts, lengths, duplicates, judge context",
+        help="check every row; print counts, lengths, duplicates, judge context; exit with 1 if a run cannot start",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     look.add_argument("file", help=".jsonl, .json or .parquet file, or a data set on the Hub")
     look.add_argument("--split", default="train", help="split of a data set on the Hub")
     look.add_argument("--tokenizer", help="name or path of a tokenizer; without it, 3 characters count as a token")
     look.add_argument("--no_guard", action="store_true", help="judge_guard: false, the paper's prompts")
+    look.add_argument(
+        "--no_responses",
+        action="store_true",
+        help="the run needs no reference responses, as with method_args: {bootstrap: true}",
+    )
     for name, what in SETTINGS.items():
         look.add_argument(f"--{name}", type=int, default=getattr(CheckSettings, name), help=what)
     look.add_argument("--num_generations", type=int, default=8, help="rollouts of a group")
@@ -67,13 +76,37 @@ def run_command(arguments: argparse.Namespace) -> None:
         name = f"train{Path(arguments.file).suffix}"
         print(make_card(arguments.repo_id, name, rows, read_provenance(arguments.file)), end="")
     else:
-        values = {name: getattr(arguments, name) for name in SETTINGS}
-        most_shown = method_of(arguments).most_shown(arguments.num_generations)
-        settings = CheckSettings(guard=not arguments.no_guard, most_shown=most_shown, **values)
-        tokens = TokenCounter(arguments.tokenizer)
-        dataset = load_queries(arguments.file, split=arguments.split)
-        known = ["query_id", "prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
-        print_findings(arguments.file, check_dataset(select(dataset, known), tokens, settings), tokens, settings)
+        check(arguments)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """List the faults of a data set. If it has none, measure it, and say whether a run can start.
+
+    Raises:
+        [`DataError`]: if the data set is not ready to train on.
+    """
+    values = {name: getattr(arguments, name) for name in SETTINGS}
+    method = method_of(arguments)
+    settings = CheckSettings(
+        guard=not arguments.no_guard,
+        most_shown=method.most_shown(arguments.num_generations),
+        responses_needed=method.responses_needed > 0 and not arguments.no_responses,
+        **values,
+    )
+    tokens = TokenCounter(arguments.tokenizer)
+    faults = list_faults(arguments.file, arguments.split)
+    shown = list(islice(faults, SHOWN))
+    if shown:
+        print(*shown, sep="\n")
+        count = len(shown) + sum(1 for _ in faults)
+        above = f" The first {SHOWN} are listed above." if count > SHOWN else ""
+        raise DataError(f"{arguments.file} is not ready. Faults: {count:,}.{above}")
+    dataset = load_queries(arguments.file, split=arguments.split)
+    known = ["prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
+    found = check_dataset(select(dataset, known), tokens, settings)
+    print_findings(arguments.file, found, tokens, settings)
+    if any(not_ready(found, tokens, settings)):
+        raise DataError(f"{arguments.file} is not ready, for the reasons above")
 
 
 def method_of(arguments: argparse.Namespace) -> RewardMethod:

@@ -8,19 +8,22 @@ memory of an index, not of their texts.
 import hashlib
 import json
 from collections.abc import Iterator
-from itertools import chain
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, IterableDataset, load_dataset
+from datasets import Dataset, IterableDataset, List, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from ..errors import RankBufferError
 from ..groups import Query
 
 Fault = tuple[str, str, object]
+HINT = "; `rankbuffer-data check` lists all faults of a file by line"
 COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 
 
 class DataError(RankBufferError, ValueError):
@@ -66,11 +69,16 @@ def load_queries(
                 f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})"
             )
         name, arguments = BUILDERS[path.suffix], {"data_files": str(path)}
+    elif path.suffix in OTHER_FILES or path.is_file():
+        raise DataError(
+            f"{name} is not supported, because rows need lists: write {path.stem}.jsonl, one JSON object per line"
+            ' such as {"prompt": "How do I boil an egg?"}; .json and .parquet are read, too'
+        )
     try:
         return load_dataset(name, **arguments, split=split, streaming=streaming)
     except Exception as error:
-        cause = error.__cause__ or error
-        raise DataError(f"the data set {path} cannot be read: {cause}") from error
+        cause = str(error.__cause__ or error) or "it has no rows"
+        raise DataError(f"the data set {path} cannot be read: {cause}{HINT}") from error
 
 
 class QueryTable:
@@ -78,8 +86,9 @@ class QueryTable:
 
     Args:
         dataset (`Dataset`):
-            Columns `query_id` (text, unique), `prompt` (list of messages), `rubrics` (list of `text` and `weight`),
-            and, unless `anchors_needed` is 0, `responses` (list of text from worst to best).
+            Columns `prompt` (a text or a list of messages), `rubrics` (list of `text` and `weight`), unless
+            `anchors_needed` is 0 `responses` (list of text from worst to best), and, if the rows have ids, `query_id`
+            (text, unique). See [`normal_row`] for a prompt that is a text and for a row without an id.
         anchors_needed (`int`, *optional*, defaults to `0`):
             Number of responses that every row must have: `K0`, or 0 for bootstrap.
 
@@ -99,8 +108,8 @@ class QueryTable:
     """
 
     def __init__(self, dataset: Dataset, anchors_needed: int = 0):
-        required = ["query_id", "prompt", "rubrics"] + (["responses"] if anchors_needed else [])
-        self._dataset = select(dataset, required)
+        required = ["prompt", "rubrics"] + (["responses"] if anchors_needed else [])
+        self._dataset = normalise(select(dataset, required))
         self._row: dict[str, int] = {}
         contents = hashlib.sha256()
         for number, row in enumerate(checked(self._dataset, anchors_needed)):
@@ -135,7 +144,7 @@ class QueryTable:
 
 
 def select(dataset: Dataset, required: list[str]) -> Dataset:
-    """Return a data set with the columns `required` only.
+    """Return a data set with the columns `required` and, if it has one, `query_id`.
 
     Raises:
         [`DataError`]: naming the column that is missing, the recipe that makes it, and the columns found.
@@ -149,21 +158,49 @@ def select(dataset: Dataset, required: list[str]) -> Dataset:
         if column not in dataset.column_names:
             hint = hints.get(column, "")
             raise DataError(f"the data set has no column {column!r}{hint}; its columns are {dataset.column_names}")
-    return dataset.select_columns(required)
+    return dataset.select_columns([c for c in ("query_id", *required) if c in dataset.column_names])
+
+
+def normalise(dataset: Dataset) -> Dataset:
+    """Return a data set whose rows are all as [`normal_row`] makes them. Most data sets are returned as they are."""
+    columns = dataset.column_names
+    named = "query_id" in columns and not dataset.data.column("query_id").null_count
+    if named and isinstance(dataset.features["prompt"], List):
+        return dataset
+    # not from the cache: its key does not change when the code of `normal_row` does
+    return dataset.map(normal_row, load_from_cache_file=False, desc="prompts and ids")
+
+
+def normal_row(row: dict) -> dict:
+    """Return a row whose prompt is a list of messages and which has an id.
+
+    A prompt that is a text becomes one user message. A row without `query_id` gets `prompt-` and 16 hexadecimal digits
+    of a hash of its messages, so it keeps its id when rows are added, removed or moved.
+    """
+    prompt, query_id = row.get("prompt"), row.get("query_id")
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    return row | {"query_id": prompt_id(prompt) if query_id is None else query_id, "prompt": prompt}
+
+
+def prompt_id(prompt: Any) -> str:
+    """Return the id of a query that has none. Only `role` and `content` of the messages count."""
+    with suppress(TypeError, AttributeError):  # the prompt has a fault, which is reported as such
+        prompt = [[message.get("role"), message.get("content")] for message in prompt]
+    return "prompt-" + hashlib.sha256(json.dumps(prompt, default=str).encode()).hexdigest()[:16]
 
 
 def checked(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool = True) -> Iterator[dict]:
-    """Yield the rows of a data set. Each is checked by [`check_row`], and no two may have the same id.
+    """Yield the rows of a data set as [`normal_row`] makes them. Each is checked, and no two may have the same id.
 
     Raises:
         [`DataError`]: for the first row that is not well-formed, or if there are no rows.
     """
-    seen: dict[str, int] = {}
-    for number, row in enumerate(iterate(dataset)):
-        query_id = check_row(row, number, anchors_needed, rubrics_needed)
-        if query_id in seen:
-            raise DataError(f"rows {seen[query_id]} and {number} have the same query_id {query_id!r}")
-        seen[query_id] = number
+    seen: dict[str, str] = {}
+    for number, row in enumerate(iterate(dataset), start=1):
+        row = normal_row(row)
+        for fault in row_faults(row, f"row {number}", seen, anchors_needed, rubrics_needed):
+            raise DataError(fault + HINT)
         yield row
     if not seen:
         raise DataError("the data set has no rows")
@@ -198,38 +235,52 @@ def text_fault(value: object) -> str | None:
     return None
 
 
-def check_row(row: dict, number: int, anchors_needed: int = 0, rubrics_needed: bool = True) -> str:
-    """Check one row of a training set and return its query id. docs/data.md has the schema.
+def row_faults(
+    row: dict, place: str, seen: dict[str, str], anchors_needed: int = 0, rubrics_needed: bool = True
+) -> Iterator[str]:
+    """Yield the faults of one row of a training set, the first one of each column. docs/data.md has the schema.
 
     Args:
         row (`dict`):
             `query_id`, `prompt`, `rubrics`, `responses` and, optionally, `models`. Other keys are ignored.
-        number (`int`):
-            Number of the row from 0, for messages.
+        place (`str`):
+            The row's place in the data set, for messages, such as `line 3`.
+        seen (`dict[str, str]`):
+            The places of the rows before it by id. The row's own is added.
         anchors_needed (`int`, *optional*, defaults to `0`):
             Number of responses that the row must have. With 0 it may have none, but those it has must be text.
         rubrics_needed (`bool`, *optional*, defaults to `True`):
             Whether the row must have rubrics. With `False` it may have none, but those it has must be well-formed.
-
-    Raises:
-        [`DataError`]: naming row, key and value.
     """
     values: list[Any] = [row.get(key) for key in COLUMNS]
     query_id, prompt, rubrics, responses, models = values
-    for key, problem, value in chain(
+    columns = (
         text_faults("query_id", query_id),
         prompt_faults(prompt),
         rubric_faults(rubrics) if rubrics_needed or rubrics else (),
         response_faults(responses, anchors_needed) if anchors_needed or responses else (),
         model_faults(models, responses) if models else (),
-    ):
-        name = f" (query_id {query_id!r})" if isinstance(query_id, str) else ""
-        raise DataError(f"row {number}{name}: {key} {problem}, got {str(value)[:80]!r}")
-    return query_id
+    )
+    name = f" (query_id {query_id!r})" if isinstance(query_id, str) else ""
+    for faults in columns:
+        for key, problem, value in islice(faults, 1):
+            yield f"{place}{name}: {key} {problem}, got {shorten(value)}"
+    if isinstance(query_id, str):
+        first = seen.setdefault(query_id, place)
+        if first != place and query_id == prompt_id(prompt):
+            yield f"{place}{name}: the prompt is the same as in {first}, and a row without query_id needs its own"
+        elif first != place:
+            yield f"{place}: the query_id {query_id!r} is that of {first}, too"
 
 
-# Each of these yields (key, problem, value). [`check_row`] stops at the first fault, so the code after a
-# `yield` may rely on all checks before it.
+def shorten(value: object) -> str:
+    """Write a value as Python does, cut after 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+# Each of these yields (key, problem, value). Only the first fault is read, so the code after a `yield` may rely on all
+# checks before it.
 
 
 def text_faults(key: str, value: object) -> Iterator[Fault]:
@@ -241,7 +292,7 @@ def text_faults(key: str, value: object) -> Iterator[Fault]:
 def prompt_faults(prompt: Any) -> Iterator[Fault]:
     """Yield the faults of a list of messages."""
     if not isinstance(prompt, list) or not prompt:
-        yield "prompt", 'must be a non-empty list of messages such as [{"role": "user", "content": "..."}]', prompt
+        yield "prompt", 'must be a text or a list of messages such as [{"role": "user", "content": "..."}]', prompt
     for i, message in enumerate(prompt):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             yield f"prompt[{i}]", "must have role and content", message
@@ -265,10 +316,10 @@ def rubric_faults(rubrics: Any) -> Iterator[Fault]:
 
 def response_faults(responses: Any, anchors_needed: int) -> Iterator[Fault]:
     """Yield the faults of a list of responses, of which at least `anchors_needed` must be there."""
-    if not isinstance(responses, list) or len(responses) < anchors_needed:
-        count = len(responses) if isinstance(responses, list) else 0
-        least = f"hold at least {anchors_needed} responses" if anchors_needed else "be a list of text"
-        yield "responses", f"must {least} from worst to best", f"{count} responses"
+    if not isinstance(responses, list):
+        yield "responses", "must be a list of text from worst to best", responses
+    if len(responses) < anchors_needed:
+        yield "responses", f"must hold at least {anchors_needed} responses from worst to best", len(responses)
     for i, response in enumerate(responses):
         yield from text_faults(f"responses[{i}]", response)
 
@@ -277,7 +328,7 @@ def model_faults(models: Any, responses: Any) -> Iterator[Fault]:
     """Yield the faults of the names of the models that wrote the responses."""
     if not isinstance(models, list):
         yield "models", "must be a list of text", models
-    if responses and len(models) != len(responses):
+    if isinstance(responses, list) and responses and len(models) != len(responses):
         yield "models", f"must name who wrote each of the {len(responses)} responses", models
     for i, model in enumerate(models):
         yield from text_faults(f"models[{i}]", model)

@@ -14,12 +14,17 @@ class TokenCounter:
         tokenizer (`str`, *optional*):
             Name or path of a tokenizer. Without one, 3 characters count as a token.
 
+    Attributes:
+        exact (`bool`):
+            Whether there is a tokenizer, so that tokens are counted and not estimated.
+
     Raises:
         [`SettingsError`]: if the tokenizer cannot be loaded.
     """
 
     def __init__(self, tokenizer: str | None = None):
         self.name = tokenizer or f"estimated, {CHARACTERS_PER_TOKEN} characters each"
+        self.exact = tokenizer is not None
         self._tokenizer = None
         if tokenizer is not None:
             from transformers import AutoTokenizer  # slow to import, and not needed for an estimate

@@ -1,10 +1,11 @@
 """The settings of a judge, for training, audits, data and evaluation."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
 
 from ..errors import SettingsError
-from ..settings import check_own_fields
+from ..settings import check_arguments, check_own_fields, load_path
 from .endpoint import Endpoint, check_at_least, check_seconds
 from .judge import ChatClient, Judge
 from .rubric_judge import RubricJudge
@@ -24,6 +25,11 @@ class JudgeConfig:
             rubric judge answers, which needs no model.
         judge_model (`str`, *optional*):
             Name under which the servers serve the judge.
+        judge_client (`str`, *optional*):
+            Dotted path of a dataclass that answers in place of a server, see [`ChatClient`] and `docs/extending.md`.
+            `judge_url` and `judge_model` must then be `null`.
+        judge_client_args (`dict`, *optional*):
+            The arguments of `judge_client`, as JSON on the command line.
         judge_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
             Environment variable that holds the servers' key, if they want one. Any but the default one must be set.
         judge_decoding (`str`, *optional*, defaults to `"none"`):
@@ -65,6 +71,12 @@ class JudgeConfig:
         metadata={"help": "Base URL of an OpenAI-compatible server, or several. Default: the embedded rubric judge."},
     )
     judge_model: str | None = field(default=None, metadata={"help": "Name under which the servers serve the judge."})
+    judge_client: str | None = field(
+        default=None, metadata={"help": "Dotted path of a dataclass that answers in place of a server."}
+    )
+    judge_client_args: dict | str | None = field(
+        default=None, metadata={"help": "JSON object with the arguments of judge_client."}
+    )
     judge_api_key_env: str = field(
         default="OPENAI_API_KEY", metadata={"help": "Environment variable that holds the servers' key."}
     )
@@ -112,6 +124,8 @@ class JudgeConfig:
         check_own_fields(self, JudgeConfig)
         self.judge_request = read_object("judge_request", self.judge_request)
         self.endpoint()  # raises for what no endpoint has
+        self.judge_client_args = read_object("judge_client_args", self.judge_client_args)
+        self._own_client()
         check_at_least("judge_free_tokens", self.judge_free_tokens, 0)
         check_at_least("judge_max_attempts", self.judge_max_attempts, 1)
         check_seconds("judge_step_timeout", self.judge_step_timeout)
@@ -137,10 +151,29 @@ class JudgeConfig:
 
     def judge(self) -> Judge:
         """Make the judge that these settings describe."""
-        client: ChatClient = RubricJudge()
+        own = self._own_client()
+        client: ChatClient = own[0](**own[1]) if own else RubricJudge()
         if self.judge_url:
             client = Servers.of(self.endpoint(), self.judge_decoding, self.judge_free_tokens)
         return Judge(client, max_attempts=self.judge_max_attempts, guard=self.judge_guard)
+
+    def _own_client(self) -> tuple[type[Any], dict[str, Any]] | None:
+        """Return the class that `judge_client` names, with its arguments. It is made when the judge is made."""
+        arguments = read_object("judge_client_args", self.judge_client_args) or {}
+        if self.judge_client is None:
+            if arguments:
+                raise SettingsError("judge_client_args is set, but judge_client is not: name the class")
+            return None
+        if self.judge_url:
+            raise SettingsError("judge_client and judge_url are both set: set one of them to null")
+        cause, cls = "it must be a dataclass with `name`, `complete` and `close`", None
+        try:
+            cls = load_path(self.judge_client)
+        except LookupError as error:
+            cause = str(error)
+        if not (isinstance(cls, type) and is_dataclass(cls) and hasattr(cls, "complete") and hasattr(cls, "close")):
+            raise SettingsError(f"there is no judge_client {self.judge_client!r} ({cause}): set its dotted path")
+        return cls, check_arguments(cls, self.judge_client, arguments, "judge_client_args", {})
 
 
 def read_object(key: str, value: dict | str | None) -> dict | None:

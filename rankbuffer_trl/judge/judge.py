@@ -71,8 +71,9 @@ class Judge:
             The client that answers.
         max_attempts (`int`, *optional*, defaults to `3`):
             How often one question is asked before it counts as malformed.
-        guard (`bool`, *optional*, defaults to `False`):
-            Quote responses in prompts, see [`Question.prompt`].
+        guard (`bool`, *optional*, defaults to `True`):
+            Quote responses in prompts, see [`Question.prompt`]. `False` gives the paper's prompts. The default is that
+            of `judge_guard`.
         method (`str`, *optional*):
             The reward method that asks, for the ledger.
         on_call (`Callable[[Call], None]`, *optional*):
@@ -101,7 +102,7 @@ class Judge:
         self,
         client: ChatClient,
         max_attempts: int = 3,
-        guard: bool = False,
+        guard: bool = True,
         method: str = "",
         on_call: Callable[[Call], None] | None = None,
     ):

@@ -45,8 +45,8 @@ class Question:
     Args:
         kind (`str`):
             The name of this kind of question in the ledger: `insert` (coarse ranking), `fine` (an interval),
-            `bootstrap` (a whole group), `batch` (a group and the anchors), `score`, `rubric`, `pair`, `duel` or
-            `manage`.
+            `bootstrap` (a whole group), `look` and `again` (a whole group, and a disputed block of it), `batch` (a
+            group and the anchors), `score`, `rubric`, `pair`, `duel` or `manage`.
         query_id (`str`):
             The query that the question is about.
         verdict (`Verdict`):

@@ -115,7 +115,8 @@ def settings_table(facts: CardFacts) -> list[tuple[str, str]]:
     """Return the settings of the run as rows of the card's table."""
     given, data = facts.settings, facts.dataset_name
     method_args = ", ".join(f"{key}: {value}" for key, value in asdict(facts.method).items())
-    judge = public(given["judge_model"]) if given["judge_model"] else "the embedded rubric judge"
+    named = given.get("judge_client") or given["judge_model"]
+    judge = public(named) if named else "the embedded rubric judge"
     quoted = "quoted" if given["judge_guard"] else "not quoted"
     G = given["num_generations"]
     rows = [

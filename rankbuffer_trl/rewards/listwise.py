@@ -4,9 +4,9 @@ This method is ours and not the paper's, which has no listwise baseline. With `l
 group. RULER (OpenPipe's ART) also shows all responses in one prompt, but takes a score for each.
 
 Several looks at the same list average the judge's errors. Permutation self-consistency (Tang et al. 2023,
-arXiv:2310.07712) does this for retrieval. Asking again only while looks disagree follows Vardasbi et al. 2025
-(arXiv:2507.17788), here by block of the list. Both find the central order. Here the mean places themselves are the
-rewards, since an advantage needs distances.
+arXiv:2310.07712) does this and takes the central order. Here the mean places themselves are the rewards, since an
+advantage needs distances. Vardasbi et al. 2025 (arXiv:2507.17788) repeat a judgment until the answers agree. Here only
+the blocks of the list on which the looks disagree are repeated, once.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ holds such a class, and a recipe that names it: `method: my_package.my_file.MyMe
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, Protocol
@@ -14,7 +14,7 @@ from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-from ..settings import expected, fits, resolved_annotations
+from ..settings import check_arguments, load_path
 
 
 @dataclass(frozen=True)
@@ -140,32 +140,16 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
         [`SettingsError`]: if there is no such method or no such argument, or if a value does not fit.
     """
     cls = find_method(name)
-    known = {field.name: field for field in fields(cls) if field.init}
-    values = ({"seed": seed} if "seed" in known else {}) | dict(arguments)
-    for key in arguments:
-        if key not in known:
-            raise SettingsError(f"method_args: {name} has no argument {key!r}; it has {', '.join(known) or 'none'}")
-    for key, each in known.items():
-        if key not in values and each.default is MISSING and each.default_factory is MISSING:
-            raise SettingsError(f"method_args: {name} needs a value for {key!r}")
-    annotations = resolved_annotations(cls)
-    for key, value in values.items():
-        if not fits(value, annotations[key]):
-            raise SettingsError(f"method_args: {name} needs {expected(annotations[key])} for {key!r}, got {value!r}")
-    return cls(**values)
+    return cls(**check_arguments(cls, name, arguments, "method_args", {"seed": seed}))
 
 
 def find_method(name: str) -> type[Any]:
     """Return the dataclass that a recipe's `method` names."""
-    module, _, attribute = name.rpartition(".")
-    if not module:
-        module, attribute = f"{__package__}.{name}", "METHOD"
     found, cause = None, "no dataclass has that name"
-    if all(part.isidentifier() for part in name.split(".")):
-        try:
-            found = getattr(import_module(module), attribute, None)
-        except ImportError as error:  # any other error is a bug in that file and keeps its traceback
-            cause = str(error)
+    try:
+        found = load_path(name if "." in name else f"{__package__}.{name}.METHOD")
+    except LookupError as error:
+        cause = str(error)
     if isinstance(found, type) and is_dataclass(found):
         return found
     raise SettingsError(

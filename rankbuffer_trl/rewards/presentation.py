@@ -40,7 +40,7 @@ def balanced(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup, aft
       slot therefore cancels: without other errors, a better candidate is above a worse one in at least one of the two.
     * Each four looks give an even number of candidates the same mean distance from the middle. A bias for or against
       the middle cancels, too. If the number is odd, these mean distances differ by half a slot, which is the least
-      that four looks allow.
+      that two orders and their reverses allow.
 
     Args:
         ids (`Iterable[int]`):

@@ -53,11 +53,10 @@ class RankBufferBatch(RankBuffer):
     three such pairs of looks. A rollout that is too long even alone has a prompt of its own. If the server refuses
     this prompt, that rollout alone is unscored.
 
+    The method also has the arguments of [`RankBuffer`]. Of these, `fine` and `anchor_content` are ablations of
+    coarse-to-fine ranking, so they cannot be `False`.
+
     Args:
-        k0, prune_after, refine_at, bootstrap, static:
-            See [`RankBuffer`].
-        fine, anchor_content (`bool`, *optional*, defaults to `True`):
-            The paper's ablations of coarse-to-fine ranking. They cannot be `False` here.
         looks (`int`, *optional*, defaults to `2`):
             The number of times that the group is shown, each in another order of presentation: 1 or an even number.
         seed (`int`, *optional*, defaults to `0`):
@@ -106,7 +105,7 @@ class RankBufferBatch(RankBuffer):
         sigma = tuple(tuple(group.rollouts[i] for _, i in rising if positions[i] == p) for p in range(K + 1))
         places = everyone if self.ladder else mean_places([[i for i in order if i < G] for order in ladders])
         return GroupScore(
-            rewards=place_rewards(places, G + K, empty)[:G],
+            rewards=place_rewards(places, G + K, empty)[:G],  # without those of the anchors, if they have a place
             order=place_tiers({i: q for i, q in places.items() if i < G}),
             positions=positions,
             fine_ranked=any(len(rollouts) >= 2 for rollouts in sigma),

@@ -79,7 +79,11 @@ class Batches:
     @property
     def generations(self) -> int:
         """The number of generations of the run."""
-        epochs, steps = divmod(self.steps, self.steps_per_epoch)
+        return self.generations_until(self.steps)
+
+    def generations_until(self, step: int) -> int:
+        """Return the number of generations of the first `step` optimizer steps."""
+        epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * self.generations_per_epoch + math.ceil(steps / self.args.steps_in_generation)
 
     def ends_generation(self, step: int) -> bool:
@@ -144,7 +148,7 @@ class Batches:
             if saved
             else f"checkpoints: {'at the best evaluations' if args.save_strategy == 'best' else 'none'}",
             f"method: {args.method} {args.method_args or ''}".rstrip(),
-            f"judge: {args.judge_model or 'the embedded rubric judge'}"
+            f"judge: {args.judge_client or args.judge_model or 'the embedded rubric judge'}"
             + (f" at {', '.join(args.judge_url)}" if args.judge_url else ""),
             f"rollouts: {rollout_source(args)}, up to {args.max_completion_length:,} tokens; the context must hold"
             + (f" {longest:,} with the prompt" if args.max_prompt_length else " these and the longest prompt"),

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: stop with a checkpoint after a SIGTERM, and write files before a push.
+"""Callbacks of the trainer: stop early with a checkpoint, and write files before a push.
 
 `enable_jit_checkpoint` of the trainer library is not used. With it each process acts on its own flag, and at once, so
 processes can save at different steps or inside a generation.
@@ -22,8 +22,8 @@ logger = get_logger(__name__)
 SAME_WARNING = 5.0  # seconds
 
 
-class StopOnSigterm(TrainerCallback):
-    """A callback that stops the run with a checkpoint once any process has received a SIGTERM.
+class StopEarly(TrainerCallback):
+    """A callback that stops the run with a checkpoint after a SIGTERM to any process, or when a budget is used up.
 
     Processes agree at the end of each optimizer step, so all of them stop at the same step. A SIGTERM within 5 seconds
     of the first is the same warning, which the process group and the launcher can both send. A later SIGTERM does what
@@ -33,10 +33,13 @@ class StopOnSigterm(TrainerCallback):
         may_save (`Callable[[int], bool]`):
             Tells whether a checkpoint after this number of steps falls between two generations, so that a run can
             resume from it exactly.
+        over_budget (`Callable[[], str | None]`, *optional*):
+            Says which budget is used up, `None` if none is. It is called on the main process alone.
     """
 
-    def __init__(self, may_save: Callable[[int], bool]):
+    def __init__(self, may_save: Callable[[int], bool], over_budget: Callable[[], str | None] = lambda: None):
         self.may_save = may_save
+        self.over_budget = over_budget
         self.received: float | None = None  # when, on the monotonic clock
         self.stopping = False
         self.stopped = False  # and the checkpoint is written
@@ -58,10 +61,15 @@ class StopOnSigterm(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """Agree with the other processes. Stop and save at the end of the generation."""
-        flag = torch.tensor(int(self.received is not None), device=PartialState().device)
-        if not self.may_save(state.global_step) or not reduce(flag, reduction="sum").item():
+        if not self.may_save(state.global_step):
             return
-        logger.warning(f"SIGTERM: stopping after step {state.global_step} with a checkpoint")
+        cause = "SIGTERM" if self.received is not None else None
+        if cause is None and state.is_world_process_zero and state.global_step < state.max_steps:
+            cause = self.over_budget()
+        flag = torch.tensor(int(cause is not None), device=PartialState().device)
+        if not reduce(flag, reduction="sum").item():
+            return
+        logger.warning(f"{cause or 'SIGTERM'}: stopping after step {state.global_step} with a checkpoint")
         control.should_save = control.should_training_stop = self.stopping = True
         if args.save_strategy == SaveStrategy.BEST:  # the evaluation would decide whether to save
             control.should_evaluate = False

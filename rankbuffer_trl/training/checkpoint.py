@@ -264,10 +264,11 @@ def write_manifest(folder: Path, run: Mapping[str, Any], files: Mapping[str, Pat
 
 def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries: QueryTable) -> dict[str, Any]:
     """Return what buffers depend on, as a checkpoint's `run.json` has it."""
+    own_client = f"{args.judge_client} {args.judge_client_args or {}}" if args.judge_client else None
     found = {
         "method": args.method,
         "method_args": dataclasses.asdict(method),
-        "judge": args.judge_model or type(judge.client).__name__,
+        "judge": own_client or args.judge_model or type(judge.client).__name__,
         "judge_guard": args.judge_guard,
         "format_check": args.format_check,
         "queries": len(queries),

@@ -1,15 +1,21 @@
 """The settings of a RankBuffer run, on top of TRL's `GRPOConfig`. They are checked before anything is loaded."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
 
 from ..errors import SettingsError
+from ..judge import Totals
 from ..judge.config import JudgeConfig, read_object
 from ..rewards.format import check_format
+from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
 from ..settings import check_own_fields
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")  # of TRL, which checks while it trains
 
 
 @dataclass
@@ -31,6 +37,14 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling).
 
+        > Parameters that control what the run may cost
+
+        judge_token_budget (`int`, *optional*):
+            Judge tokens after which the run stops with a checkpoint, as after a SIGTERM. Prompt and completion tokens
+            of all attempts count, those of evaluations and of the run before a resume included. Default: no limit.
+        judge_price_budget (`float`, *optional*):
+            The same for the price of these tokens. It needs `judge_prompt_price` and `judge_completion_price`.
+
         > Parameters that control prompts and answers
 
         format_check (`str`, *optional*, defaults to `"none"`):
@@ -39,6 +53,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             group named `answer`. The judge sees the answer alone.
         format_weight (`float`, *optional*, defaults to `0.2`):
             Weight of the format reward (0 or 1). The rank reward in [-1, 1] has the weight 1.
+        reward_functions (`list`, *optional*):
+            More reward functions of TRL, as JSON on the command line. Each item has `function` (the dotted path),
+            `weight` (default 1.0) and, if the path names a function that makes the reward function, its `args`
+            (`docs/extending.md`).
         max_prompt_length (`int`, *optional*):
             Largest number of tokens in a rendered prompt. A longer prompt is refused at start. Default: no check.
 
@@ -86,12 +104,22 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         default=False,
         metadata={"help": "Divide a generation's rewards by the share of its groups whose rewards differ (GPG)."},
     )
+    judge_token_budget: int | None = field(
+        default=None, metadata={"help": "Judge tokens after which the run stops with a checkpoint."}
+    )
+    judge_price_budget: float | None = field(
+        default=None, metadata={"help": "Price of judge tokens at which the run stops with a checkpoint."}
+    )
     format_check: str = field(
         default="none",
         metadata={"help": "Required format: 'think', 'none', or a regular expression with a group 'answer'."},
     )
     format_weight: float = field(
         default=0.2, metadata={"help": "Weight of the format reward. The rank reward has the weight 1."}
+    )
+    reward_functions: list | str | None = field(
+        default=None,
+        metadata={"help": "JSON list of more reward functions, each an object with function, weight and args."},
     )
     max_prompt_length: int | None = field(
         default=None,
@@ -119,26 +147,18 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         if isinstance(self.judge_url, str):
             self.judge_url = [self.judge_url]
         check_own_fields(self, JudgeConfig)
+        load_functions(self.reward_functions)  # raises for what cannot be loaded
         self._check_numbers()
         self._check_processes()
+        self._check_own()
         try:
             GRPOConfig.__post_init__(self)
         except ValueError as error:
             raise SettingsError(f"{error}{self._what_fits()}") from error
         JudgeConfig.__post_init__(self)
         self._check_step_timeout()
-        if self.format_weight < 0:
-            raise SettingsError(f"format_weight must be at least 0, got {self.format_weight}")
-        if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
-        check_format(self.format_check)
-        if self.reward_weights is not None:
-            raise SettingsError(
-                "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
-            )
-        self.method_args = read_object("method_args", self.method_args)
-        self.reward_method()
         self._check_saves()
+        check_backends(self.report_to)
 
     @property
     def world_size(self) -> int:
@@ -165,6 +185,27 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             value = getattr(self, each.name)
             if isinstance(value, float) and math.isnan(value):
                 raise SettingsError(f"{each.name} must be a number, got {value}")
+
+    def _check_own(self) -> None:
+        """Check what needs no other library, so that a typo is named before what this machine lacks."""
+        if self.format_weight < 0:
+            raise SettingsError(f"format_weight must be at least 0, got {self.format_weight}")
+        if self.max_prompt_length is not None and self.max_prompt_length < 1:
+            raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
+        check_format(self.format_check)
+        for key in ("judge_token_budget", "judge_price_budget"):
+            if getattr(self, key) is not None and getattr(self, key) <= 0:
+                raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")
+        if self.judge_price_budget is not None and None in (self.judge_prompt_price, self.judge_completion_price):
+            raise SettingsError("judge_price_budget needs judge_prompt_price and judge_completion_price")
+        if self.reward_weights is not None:
+            raise SettingsError(
+                "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
+            )
+        self.method_args = read_object("method_args", self.method_args)
+        self.reward_method()
+        if self.loss_type not in LOSSES:
+            raise SettingsError(f"there is no loss {self.loss_type!r}: set loss_type to one of {', '.join(LOSSES)}")
 
     def _check_processes(self) -> None:
         if self.num_processes is not None and not self.dry_run:
@@ -235,6 +276,16 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
                 f" {self.steps_in_generation:g} steps. Choose a multiple of it."
             )
 
+    def over_budget(self, spent: Totals) -> str | None:
+        """Say which budget the judge has used up, `None` if none is."""
+        tokens, price = self.judge_token_budget, self.judge_price_budget
+        if tokens is not None and spent.spent_tokens >= tokens:
+            return f"the judge has taken {spent.spent_tokens:,} tokens, judge_token_budget={tokens:,}"
+        cost = self.endpoint().price(spent)
+        if price is not None and cost is not None and cost >= price:
+            return f"the judge has cost {cost:,.2f}, judge_price_budget={price:,.2f}"
+        return None
+
     def reward_method(self) -> RewardMethod:
         """Build the reward method with its arguments.
 
@@ -242,3 +293,20 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             `ValueError`: if there is no such method or argument.
         """
         return load_method(self.method, read_object("method_args", self.method_args) or {}, self.seed)
+
+
+def check_backends(names: Iterable[str]) -> None:
+    """Refuse a backend of `report_to` that does not exist or is not installed.
+
+    Raises:
+        [`SettingsError`]: before the trainer would find it, after the servers and the policy were loaded.
+    """
+    installed = get_available_reporting_integrations()
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            raise SettingsError(f"report_to: there is no backend {name!r}; set none, or one of {known}")
+        if name not in installed and name in ("trackio", "wandb"):
+            raise SettingsError(f"report_to: {name} is not installed: pip install 'rankbuffer-trl[{name}]'")
+        if name not in (*installed, "flyte"):  # flyte is not in the list that transformers makes
+            raise SettingsError(f"report_to: the library of {name} is not installed")

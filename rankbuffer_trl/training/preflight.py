@@ -12,6 +12,7 @@ from itertools import islice
 from statistics import fmean
 
 from ..data.queries import QueryTable
+from ..errors import SettingsError
 from ..groups import Query
 from ..judge import Call, Judge, JudgeError, Question, Totals
 from ..judge.errors import printable
@@ -45,7 +46,7 @@ class Estimate:
     seconds: tuple[float, float]
 
 
-async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
+async def preflight(args: RankBufferConfig, queries: QueryTable, done: int = 0) -> list[str]:
     """Check the judge of a run and estimate what it costs.
 
     Args:
@@ -53,6 +54,8 @@ async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
             The run's settings. With `preflight_only` the lines show a whole prompt and its answer.
         queries (`QueryTable`):
             The run's queries.
+        done (`int`, *optional*, defaults to `0`):
+            The step that the run resumes from. Only the steps after it are priced.
 
     Returns:
         `list[str]`: lines for people.
@@ -87,15 +90,18 @@ async def preflight(args: RankBufferConfig, queries: QueryTable) -> list[str]:
     )
     if not totals.spent_tokens:
         lines.append("the judge server reports no token counts, so the cost of the run is not known")
+        if args.judge_token_budget is not None or args.judge_price_budget is not None:
+            raise SettingsError("the judge server reports no token counts, so a budget cannot end the run: unset it")
     if totals.failures and totals.failures / len(sample) > args.judge_max_failures:
         last = next(call for call in sample if call.failed)
         raise JudgeError(
             f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"
             f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}"
         )
-    run = estimate(args, method, queries, totals, seconds)
+    run = estimate(args, method, queries, totals, seconds, done)
     lines.append(
-        f"the run: {run.groups:,} groups of {args.num_generations} rollouts,"
+        f"{f'the rest of the run, from step {done}' if done else 'the run'}: {run.groups:,} groups"
+        f" of {args.num_generations} rollouts,"
         f" {between(*(f'{calls:,}' for calls in run.calls))} judgments,"
         f" {between(*(f'{tokens / 1e6:,.1f} M' for tokens in run.tokens))} tokens,"
         f" {between(*map(duration, run.seconds))} of judging at this rate"
@@ -196,12 +202,14 @@ async def ask_sample(
 
 
 def estimate(
-    args: RankBufferConfig, method: RewardMethod, queries: QueryTable, sample: Totals, seconds: float
+    args: RankBufferConfig, method: RewardMethod, queries: QueryTable, sample: Totals, seconds: float, done: int
 ) -> Estimate:
-    """Multiply a sample's cost by the judgments of the run, the mean over queries of what the method may ask."""
+    """Multiply a sample's cost by the judgments after step `done`, the mean over queries of what a method may ask."""
     G = args.num_generations
-    groups = Batches(args, len(queries)).generations * args.queries_per_generation
-    firsts = min(groups, len(queries))
+    batches = Batches(args, len(queries))
+    before = batches.generations_until(min(done, batches.steps)) * args.queries_per_generation
+    groups = batches.generations * args.queries_per_generation - before
+    firsts = min(groups, max(len(queries) - before, 0))
     visits = ((firsts, True), (groups - firsts, False))
     stand_ins = [stand_in(queries[query_id], G) for query_id in queries.ids]
     low, high = (
@@ -225,7 +233,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def report(args: RankBufferConfig, queries: QueryTable) -> None:
+def report(args: RankBufferConfig, queries: QueryTable, done: int = 0) -> None:
     """Run [`preflight`] and print its lines."""
-    for line in asyncio.run(preflight(args, queries)):
+    for line in asyncio.run(preflight(args, queries, done)):
         print(f"[preflight] {line}")

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import TrainerState
 
-from ..data.queries import QueryTable
+from ..data.queries import QueryTable, normal_row
 from ..errors import SettingsError
 from ..groups import Rollout, RolloutGroup, storable
 from ..judge import Judge
@@ -193,8 +193,8 @@ class RankBufferReward:
 
     Args:
         dataset (`Dataset`):
-            The queries, with the columns of `docs/data.md`. The rows that the trainer gets need `prompt` and
-            `query_id` only.
+            The queries, with the columns of `docs/data.md`. The rows that the trainer gets need `prompt` and, if
+            the queries have ids, `query_id` only.
         judge (`Judge`):
             The judge. Used on the main process alone.
         store (`str` or `Path`):
@@ -245,7 +245,7 @@ class RankBufferReward:
         self,
         prompts: Sequence,
         completions: Sequence,
-        query_id: Sequence[str],
+        query_id: Sequence[str | None] | None = None,
         completion_ids: Sequence[list[int]] | None = None,
         trainer_state: TrainerState | None = None,
         log_metric: Callable[[str, float], None] | None = None,
@@ -253,9 +253,10 @@ class RankBufferReward:
         **kwargs,
     ) -> list[float | None]:
         """Return one reward per completion of this process. A collective: every process must call it."""
+        rows = zip(prompts, query_id or [None] * len(prompts), strict=True)
         return self._reward(
             completions,
-            query_id,
+            [normal_row({"prompt": prompt, "query_id": name})["query_id"] for prompt, name in rows],
             self.reader.read(prompts, completions, completion_ids),
             split,
             completion_ids=completion_ids,

@@ -18,15 +18,17 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from ..data.queries import DataError, QueryTable
+from ..errors import SettingsError
 from ..judge import Judge
 from ..report.card import CardFacts, write_card
 from ..rewards.format import AnswerReader, format_reward
+from ..rewards.functions import load_functions
 from ..store import BufferStore, StoreError
 from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
 from ..store.places import FOLDER, LIVE_STORE
 from .batches import Batches
-from .callbacks import BeforePush, StopOnSigterm
+from .callbacks import BeforePush, StopEarly
 from .checkpoint import (
     check_not_uploaded,
     check_resumable,
@@ -67,7 +69,8 @@ class RankBufferTrainer(GRPOTrainer):
         eval_dataset (`Dataset` or `QueryTable`, *optional*):
             The queries to evaluate on, in the same form. Evaluation reads buffers and writes none.
         reward_funcs (`list[Callable]`, *optional*):
-            More reward functions, each with the weight 1. TRL passes them the columns `query_id`, `split`, `epoch` and
+            More reward functions, each with the weight 1; `reward_functions` of `args` names others, with weights. TRL
+            passes them the columns `query_id`, `split`, `epoch` and
             `extracted_answer`, an [`~rewards.format.Answer`] per completion.
         judge ([`Judge`], *optional*):
             The judge. Default: the judge that `args` describes.
@@ -124,20 +127,22 @@ class RankBufferTrainer(GRPOTrainer):
             eval_queries,
             args.num_generations_eval,
         )
+        functions, weights = load_functions(args.reward_functions)
         super().__init__(
             model,
-            reward_funcs=[self.rank_reward, format_reward, *(reward_funcs or [])],
+            reward_funcs=[self.rank_reward, format_reward, *functions, *(reward_funcs or [])],
             args=args,
             train_dataset=queries.prompts,
             eval_dataset=None if eval_queries is None else eval_queries.prompts,
             **kwargs,
         )
-        self.reward_weights[FORMAT] = args.format_weight
+        given = [args.format_weight, *weights]
+        self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         self.dataset_name = dataset_name
         self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
-        self._sigterm = StopOnSigterm(self._batches.ends_generation)
+        self._stop = StopEarly(self._batches.ends_generation, self._over_budget)
         self.add_callback(BeforePush(self._prepare_push))
-        self.add_callback(self._sigterm)
+        self.add_callback(self._stop)
         on_main_process(self._check_prompts)
 
     def _check_prompts(self) -> None:
@@ -162,8 +167,14 @@ class RankBufferTrainer(GRPOTrainer):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a SIGTERM ended the last call of `train`; its checkpoint is written."""
-        return self._sigterm.stopped
+        """Whether a SIGTERM or a budget ended the last call of `train`; its checkpoint is written."""
+        return self._stop.stopped
+
+    def _over_budget(self) -> str | None:
+        if self.args.judge_token_budget is None and self.args.judge_price_budget is None:
+            return None
+        store = self.rank_reward.scorer.store
+        return self.args.over_budget(store.totals("train") + store.totals("eval"))
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
@@ -191,7 +202,8 @@ class RankBufferTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> TrainOutput:
         """Train, as [`~transformers.Trainer.train`] does, after the judge has answered one real question.
 
-        A SIGTERM ends the run after the current step with a checkpoint; `interrupted` is true then.
+        A SIGTERM or a used-up budget ends the run after the current step with a checkpoint; `interrupted` is true
+        then.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
@@ -206,7 +218,7 @@ class RankBufferTrainer(GRPOTrainer):
         try:
             return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
-            self._sigterm.leave()
+            self._stop.leave()
 
     def _prepare_run(self, resume: str | bool | None) -> str | None:
         checkpoint, step = None, 0
@@ -336,7 +348,16 @@ def as_table(dataset: Dataset | QueryTable, responses_needed: int) -> QueryTable
 
 
 def open_scorer(args: RankBufferConfig, judge: Judge | None = None) -> GroupScorer:
-    """Open the scorer of a run: its reward method, its judge and the store in its folder."""
+    """Open the scorer of a run: its reward method, its judge and the store in its folder.
+
+    Raises:
+        [`SettingsError`]: if the judge that was given asks in another way than the settings say.
+    """
+    if judge is not None and judge.guard != args.judge_guard:
+        raise SettingsError(
+            f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
+            " Judge(client, guard=args.judge_guard)"
+        )
     return GroupScorer(
         args.reward_method(),
         judge or args.judge(),

@@ -36,17 +36,21 @@ ARGUMENTS=(
     --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --gradient_accumulation_steps 20 "$@"
 )
 
+need curl hf vllm accelerate
+rollout_command 127.0.0.1 2
+
 # The dry run refuses settings that cannot work before any weights are loaded.
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 4
+check_free http://127.0.0.1:8001 http://127.0.0.1:8000
+download "$POLICY" "$JUDGE"
 
 start judge env CUDA_VISIBLE_DEVICES=6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
-    vllm serve "$JUDGE" --host 127.0.0.1 --port 8001 --tensor-parallel-size 2 --max-model-len "${JUDGE_CONTEXT:-32768}" \
+    vllm serve "$JUDGE" --host 127.0.0.1 --port 8001 --tensor-parallel-size 2 --max-model-len "${JUDGE_CONTEXT:-49152}" \
     --enable-prompt-tokens-details
 start rollouts env CUDA_VISIBLE_DEVICES=4,5 VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_DEV_MODE=1 \
-    vllm serve "$POLICY" --host 127.0.0.1 --port 8000 --tensor-parallel-size 2 --max-model-len 8192 \
-    --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
-wait_healthy judge http://127.0.0.1:8001/health
-wait_healthy rollouts http://127.0.0.1:8000/health
+    "${ROLLOUTS[@]}"
+wait_healthy judge http://127.0.0.1:8001 "$JUDGE"
+wait_healthy rollouts http://127.0.0.1:8000 "$POLICY"
 
 # VLLM_HOST_IP is the address at which the trainer sends weights to the rollout server.
 train env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP=127.0.0.1 \

@@ -20,6 +20,63 @@ die() {
     exit 1
 }
 
+# need COMMAND...: stop the script if a command is missing, before anything is started.
+need() {
+    local command
+    for command; do
+        command -v "$command" >/dev/null || die "the command $command is not on PATH: install it first"
+    done
+}
+
+# check_address NAME ADDRESS: stop the script unless other machines, and not every network, can reach the address.
+check_address() {
+    case $2 in
+    0.0.0.0 | ::) die "$1=$2 would open the servers to every network: name one address" ;;
+    127.* | ::1 | localhost) die "$1=$2 is a loopback address, which other machines cannot reach: set $1 to an address in your private network" ;;
+    esac
+}
+
+# download MODEL...: download weights that are not a folder, so that START_SECONDS counts the loading alone.
+download() {
+    local model
+    for model; do
+        [[ -d $model ]] || hf download "$model" >/dev/null || die "$model cannot be downloaded"
+    done
+}
+
+# ask URL: print what a server answers. A proxy is never asked.
+ask() { curl --silent --noproxy '*' --max-time 5 "$@"; }
+
+# rollout_command HOST GPUS: set ROLLOUTS to the command of the rollout server. With ROLLOUT_SERVER=trl, `trl vllm-serve`
+# starts vLLM's server. It adds the options on weights and log probabilities itself.
+rollout_command() {
+    case ${ROLLOUT_SERVER:-vllm} in
+    vllm)
+        ROLLOUTS=(
+            vllm serve "$POLICY" --host "$1" --port 8000 --tensor-parallel-size "$2" --max-model-len 8192
+            --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
+        )
+        ;;
+    trl)
+        ROLLOUTS=(
+            trl vllm-serve --model "$POLICY" --host "$1" --port 8000 --tensor_parallel_size "$2" --max_model_len 8192
+        )
+        ;;
+    *) die "ROLLOUT_SERVER is ${ROLLOUT_SERVER}: set it to vllm or trl" ;;
+    esac
+    need "${ROLLOUTS[0]}"
+}
+
+# check_free URL...: stop the script if something listens at an address where it will start a server.
+check_free() {
+    local url status
+    for url; do
+        status=0
+        ask --output /dev/null "$url" || status=$?
+        ((status == 7)) || die "something already listens at $url: end it, or it would be taken for our server"
+    done
+}
+
 # start NAME COMMAND...: run the command in the background. To set its environment, use
 # `start NAME env KEY=VALUE ... COMMAND...`.
 start() {
@@ -31,18 +88,26 @@ start() {
     SERVERS[$name]=$!
 }
 
-# wait_healthy NAME URL: wait until the server answers. Stop the script if the server ends or START_SECONDS are over.
+# wait_healthy NAME URL MODEL: wait until the server answers. Stop the script if the server ends, if START_SECONDS are
+# over, or if the server that answers has another model.
 wait_healthy() {
-    local name=$1 url=$2 deadline=$((SECONDS + START_SECONDS))
-    until curl --silent --fail --max-time 5 --output /dev/null "$url"; do
-        if [[ -n ${SERVERS[$name]:-} ]] && ! kill -0 "${SERVERS[$name]}" 2>/dev/null; then
-            tail -n 20 "$LOGS/$name.log" >&2
-            die "$name ended before it was ready; its whole log is $LOGS/$name.log"
-        fi
+    local name=$1 url=$2 model=$3 deadline=$((SECONDS + START_SECONDS)) models
+    until ask --fail --output /dev/null "$url/health"; do
+        check_alive "$name"
         ((SECONDS < deadline)) || die "$name at $url was not ready after $START_SECONDS s (START_SECONDS)"
         sleep "$POLL_SECONDS"
     done
+    check_alive "$name" # else another server answers
+    models=$(ask "$url/v1/models" || true)
+    [[ $models == *"\"$model\""* ]] || die "the server at $url does not serve $model, so it is not our $name: $models"
     say "$name is ready"
+}
+
+# check_alive NAME: stop the script if a server that it started has ended.
+check_alive() {
+    [[ -z ${SERVERS[$1]:-} ]] || kill -0 "${SERVERS[$1]}" 2>/dev/null && return
+    tail -n 20 "$LOGS/$1.log" >&2
+    die "$1 ended before it was ready; its whole log is $LOGS/$1.log"
 }
 
 # train COMMAND...: run the command in the foreground and return its exit status.

@@ -57,14 +57,18 @@ if [[ ${RANKBUFFER_ROLE:-} == train ]]; then
 fi
 
 [[ " $*" != *" --output_dir"* ]] || die "set OUTPUT=... instead of --output_dir: checkpoints are looked for there"
+need curl hf vllm accelerate
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 ((${#NODES[@]} > 1)) || die "this needs at least two nodes: one serves, the others train"
 TRAINERS=$((${#NODES[@]} - 1))
 address() {
     srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="$1" hostname --ip-address | cut -d ' ' -f 1
 }
-SERVE_HOST=$(address "${NODES[0]}")
-TRAIN_HOST=$(address "${NODES[1]}")
+SERVE_HOST=${SERVE_HOST:-$(address "${NODES[0]}")}
+TRAIN_HOST=${TRAIN_HOST:-$(address "${NODES[1]}")}
+check_address SERVE_HOST "$SERVE_HOST"
+check_address TRAIN_HOST "$TRAIN_HOST"
+rollout_command "$SERVE_HOST" 4
 export TRAIN_HOST
 
 ARGUMENTS=(
@@ -74,19 +78,20 @@ ARGUMENTS=(
     --output_dir "$OUTPUT"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"
+check_free "http://$SERVE_HOST:8001" "http://$SERVE_HOST:8000"
+download "$POLICY" "$JUDGE"
 if compgen -G "$OUTPUT/checkpoint-*/trainer_state.json" >/dev/null; then
     ARGUMENTS+=(--resume_from_checkpoint true)
 fi
 
 serve=(srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
 start judge "${serve[@]}" CUDA_VISIBLE_DEVICES=4,5,6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
-    vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len "${JUDGE_CONTEXT:-32768}" \
+    vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len "${JUDGE_CONTEXT:-49152}" \
     --enable-prompt-tokens-details
 start rollouts "${serve[@]}" CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
-    vllm serve "$POLICY" --host "$SERVE_HOST" --port 8000 --tensor-parallel-size 4 --max-model-len 8192 \
-    --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
-wait_healthy judge "http://$SERVE_HOST:8001/health"
-wait_healthy rollouts "http://$SERVE_HOST:8000/health"
+    "${ROLLOUTS[@]}"
+wait_healthy judge "http://$SERVE_HOST:8001" "$JUDGE"
+wait_healthy rollouts "http://$SERVE_HOST:8000" "$POLICY"
 
 TELL_LAUNCHER=yes # srun passes SIGUSR1 on to this script on each node, which sends SIGTERM to the training processes
 RANKBUFFER_ROLE=train train srun --overlap --cpu-bind=none --nodes="$TRAINERS" --ntasks="$TRAINERS" --export=ALL \

@@ -31,32 +31,39 @@ ROLE=${1:-}
 [[ $ROLE == serve || $ROLE == train ]] || die "say what this machine does: $0 serve, or $0 train"
 shift
 : "${SERVE_HOST:?set it to the address of the serving machine in your private network}"
-[[ $SERVE_HOST != 0.0.0.0 ]] || die "SERVE_HOST=0.0.0.0 would open the servers to every network: name one address"
+check_address SERVE_HOST "$SERVE_HOST"
+need curl hf
 RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
 POLICY=${POLICY:-Qwen/Qwen3-8B}
 JUDGE=${JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}
 
 if [[ $ROLE == serve ]]; then
+    need vllm
+    rollout_command "$SERVE_HOST" 4
+    check_free "http://$SERVE_HOST:8001" "http://$SERVE_HOST:8000"
+    download "$POLICY" "$JUDGE"
     start judge env CUDA_VISIBLE_DEVICES=4,5,6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
-        vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len "${JUDGE_CONTEXT:-32768}" \
+        vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len "${JUDGE_CONTEXT:-49152}" \
         --enable-prompt-tokens-details
     start rollouts env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
-        vllm serve "$POLICY" --host "$SERVE_HOST" --port 8000 --tensor-parallel-size 4 --max-model-len 8192 \
-        --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
-    wait_healthy judge "http://$SERVE_HOST:8001/health"
-    wait_healthy rollouts "http://$SERVE_HOST:8000/health"
+        "${ROLLOUTS[@]}"
+    wait_healthy judge "http://$SERVE_HOST:8001" "$JUDGE"
+    wait_healthy rollouts "http://$SERVE_HOST:8000" "$POLICY"
     say "serving until Ctrl-C"
     wait -n "${SERVERS[@]}" || true
     die "a server has ended; see $LOGS"
 fi
 
 : "${TRAIN_HOST:?set it to the address of this machine in your private network}"
+check_address TRAIN_HOST "$TRAIN_HOST"
+need accelerate
 ARGUMENTS=(
     --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --gradient_accumulation_steps 10
     --judge_url "http://$SERVE_HOST:8001/v1" --vllm_server_base_url "http://$SERVE_HOST:8000" "$@"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 8
-wait_healthy judge "http://$SERVE_HOST:8001/health"
-wait_healthy rollouts "http://$SERVE_HOST:8000/health"
+download "$POLICY"
+wait_healthy judge "http://$SERVE_HOST:8001" "$JUDGE"
+wait_healthy rollouts "http://$SERVE_HOST:8000" "$POLICY"
 train env VLLM_HOST_IP="$TRAIN_HOST" \
     accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

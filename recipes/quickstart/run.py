@@ -30,13 +30,14 @@ from rankbuffer_trl.report.report import write_report
 from rankbuffer_trl.report.tables import Row, growth_table, quality_table
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.command import build_trainer, load_data
 from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.progress import RunProgress
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(HERE))
 import policy  # noqa: E402
-import train_rankbuffer  # noqa: E402
 
 SAMPLES = 4
 MEASURES = {
@@ -114,12 +115,10 @@ def mean_measures(measure: Measure, responses: dict[str, list[str]]) -> dict[str
 def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferConfig:
     """Run the parts of `recipes/train_rankbuffer.py` in this process. Return the settings that it used."""
     command = ["--config", str(HERE / "quickstart.yaml"), "--model_name_or_path", str(model_path)]
-    arguments = train_rankbuffer.make_parser().parse_args_and_config(
-        [*command, "--output_dir", str(output_dir), *extra]
-    )
+    arguments = RecipeParser().parse_args_and_config([*command, "--output_dir", str(output_dir), *extra])
     script_args, training_args, model_args = arguments
-    data = train_rankbuffer.load_data(script_args, training_args)
-    trainer = train_rankbuffer.build_trainer(script_args, training_args, model_args, *data)
+    data = load_data(script_args, training_args)
+    trainer = build_trainer(script_args, training_args, model_args, *data)
     for callback in (ProgressCallback, PrinterCallback):  # they print a dictionary per step
         trainer.remove_callback(callback)
     totals = trainer.rank_reward.scorer.store.totals
@@ -167,7 +166,7 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm_start_steps", type=int, default=250)
-    arguments, extra = parser.parse_known_args()  # what is left goes to train_rankbuffer.py
+    arguments, extra = parser.parse_known_args()  # what is left goes to rankbuffer-train
     out, started = arguments.output_dir, time.time()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

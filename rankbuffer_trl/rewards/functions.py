@@ -1,0 +1,57 @@
+"""Load further reward functions that a recipe names, such as a punishment of long completions.
+
+They are functions of TRL or of your own. They stand beside the rank reward, and their weights say how much they count.
+"""
+
+import json
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from ..errors import SettingsError
+from ..settings import fits, load_path
+
+FORM = 'such as [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]'
+
+
+def load_functions(named: list | str | None) -> tuple[list[Callable], list[float]]:
+    """Return the reward functions that `reward_functions` names, and their weights.
+
+    Args:
+        named (`list` or `str`, *optional*):
+            A list of objects with `function`, and optionally `weight` and `args`; or the same as JSON.
+
+    Raises:
+        [`SettingsError`]: if a function does not exist, does not take its `args`, or has no finite weight.
+    """
+    if isinstance(named, str):
+        try:
+            named = json.loads(named)
+        except ValueError as error:
+            raise SettingsError(f"reward_functions is not JSON ({error}): {named!r}") from None
+    if not isinstance(named, list | None):
+        raise SettingsError(f"reward_functions must be a list {FORM}, got {named!r}")
+    items = [load_function(item) for item in named or ()]
+    return [function for function, _ in items], [weight for _, weight in items]
+
+
+def load_function(item: Any) -> tuple[Callable, float]:
+    """Return one reward function with its weight, or raise [`SettingsError`]."""
+    if not isinstance(item, dict) or "function" not in item or not item.keys() <= {"function", "weight", "args"}:
+        raise SettingsError(f"an item of reward_functions must have function, weight and args, {FORM}, got {item!r}")
+    path, weight, args = item["function"], item.get("weight", 1.0), item.get("args")
+    if not fits(weight, float):
+        raise SettingsError(f"reward_functions: the weight of {path} must be a finite number, got {weight!r}")
+    try:
+        function = load_path(str(path))
+    except LookupError as error:
+        raise SettingsError(f"reward_functions: there is no {path} ({error}): set its dotted path") from error
+    if args is not None:  # the path names a function that makes the reward function
+        try:
+            signature(function).bind(**args)
+        except TypeError as error:
+            raise SettingsError(f"reward_functions: {path} does not take these args: {error}") from error
+        function = function(**args)
+    if not callable(function):
+        raise SettingsError(f"reward_functions: {path} is not a function")
+    return function, float(weight)

@@ -1,0 +1,185 @@
+"""The parser of `rankbuffer-train`: YAML recipes that build on a base, and a help that begins with our own keys.
+
+A recipe is looked up beside the file that names it, then among the recipes of this package. So `paper/rankbuffer.yaml`
+and `recipes/paper/rankbuffer.yaml` are found from any folder.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
+
+from ..errors import SettingsError
+from ..judge.config import JudgeConfig
+from .config import RankBufferConfig
+
+PACKAGE = Path(__file__).parent.parent
+# An installed package holds the recipes. In a checkout they are the folder beside the package.
+RECIPES = next((folder for folder in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE)
+
+JUDGE = {field.name for field in fields(JudgeConfig)}
+OURS = {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE
+COMMON = (  # of TRL and transformers
+    "dataset_name model_name_or_path output_dir resume_from_checkpoint num_generations max_completion_length"
+    " temperature per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate"
+    " loss_type use_vllm vllm_mode use_peft save_steps report_to push_to_hub seed"
+).split()
+SECTIONS = {
+    "reward, prompts and answers, start": OURS,
+    "judge": JUDGE,
+    "data, policy and training (the most common keys of TRL)": COMMON,
+}
+USAGE = "rankbuffer-train [--config RECIPE.yaml] [--key value ...]"
+
+
+def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) -> Path:
+    """Return the path of a recipe.
+
+    Args:
+        name (`str`):
+            A path, or the name of a recipe of this package, such as `paper/rankbuffer.yaml`.
+        beside (`Path`, *optional*):
+            The folder to look into first. Default: the working directory.
+        without (`Sequence[Path]`, *optional*):
+            Files that are not meant: a recipe is not its own base.
+
+    Raises:
+        [`SettingsError`]: if there is no such file. The message lists the recipes of this package.
+    """
+    for path in (beside / name, RECIPES / name, RECIPES.parent / name):
+        if path.is_file() and path.resolve() not in without:
+            return path
+    known = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
+    raise SettingsError(
+        f"there is no recipe {name!r} in {beside.absolute()}; the recipes of this package are {', '.join(known)}"
+    )
+
+
+def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
+    """Read a recipe and its base. The keys of the recipe win.
+
+    Args:
+        path (`Path`):
+            The YAML file.
+        above (`Sequence[Path]`, *optional*):
+            The files that lead to this one by their `base`.
+
+    Raises:
+        [`SettingsError`]: if a file cannot be read, is not a YAML mapping, or names a base that does not exist.
+    """
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(recipe, dict):
+        raise SettingsError(f"the recipe {path} must hold a YAML mapping of keys to values")
+    base = recipe.pop("base", None)
+    if base is None:
+        return recipe
+    read = [*above, path.resolve()]
+    return overlay(read_recipe(find_recipe(str(base), path.parent, without=read), read), recipe)
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of both; those of `above` win. Another `method` above leaves out the `method_args` below."""
+    default = RankBufferConfig.method
+    if above.get("method", below.get("method", default)) != below.get("method", default):
+        below = {key: value for key, value in below.items() if key != "method_args"}
+    return {**below, **above}
+
+
+def given(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
+    """Return the last value of an option on the command line, and the arguments without this option."""
+    value, rest, words = None, [], iter(arguments)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name.replace("-", "_") == f"__{key}":
+            value = text if equals else next(words, "")
+        else:
+            rest.append(word)
+    return value, rest
+
+
+class RecipeParser(TrlParser):
+    """TRL's parser for the three groups of settings of a run, with recipes, and errors of one line.
+
+    Example:
+        >>> RecipeParser().parse_args_and_config(["--config", "paper/rankbuffer.yaml", "--seed", "1"])
+    """
+
+    def __init__(self):
+        super().__init__(
+            (ScriptArguments, RankBufferConfig, ModelConfig), prog="rankbuffer-train", usage=USAGE, allow_abbrev=False
+        )
+        self.add_argument("--help_all", action=HelpAll, nargs=0, help="show the keys of TRL and transformers, too")
+
+    def parse_args_and_config(
+        self, args: Iterable[str] | None = None
+    ) -> tuple[ScriptArguments, RankBufferConfig, ModelConfig]:
+        """Read the command line and the recipe that `--config` names. The command line wins.
+
+        Raises:
+            [`SettingsError`]: for a recipe or a key that does not exist, or a value that cannot work.
+        """
+        name, words = given(sys.argv[1:] if args is None else args, "config")
+        unknown: list[str] = []
+        if name is not None:
+            typed = {key: given(words, key)[0] for key in ("method", "method_args")}
+            recipe = read_recipe(find_recipe(name))
+            os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
+            whole = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
+            unknown = self.set_defaults_with_config(**whole)[::2]
+        unknown += self.parse_known_args(words)[1]
+        if unknown:
+            self.error(self._no_such_key(unknown[0].lstrip("-").partition("=")[0]))
+        try:
+            return self.parse_args_into_dataclasses(words)
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+
+    def _no_such_key(self, key: str) -> str:
+        known = [field.name for group in self.dataclass_types for field in fields(group)]
+        near = get_close_matches(key, known)
+        return f"there is no key {key!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+    def error(self, message: str):
+        """Raise a [`SettingsError`] in place of the usage of several hundred options."""
+        raise SettingsError(f"{message.rstrip('?.')}. `rankbuffer-train --help` shows the keys")
+
+    def format_help(self) -> str:
+        """Return the help on the keys of this project, and on the most common ones of TRL."""
+        short = argparse.ArgumentParser(
+            usage=USAGE,
+            description="Train a policy with GRPO and RankBuffer rewards. Each key can stand in a recipe, too.",
+            epilog="--help_all shows the keys of TRL and transformers, too. docs/configuration.md describes all keys.",
+            formatter_class=self.formatter_class,
+            add_help=False,
+        )
+        for title, keys in SECTIONS.items():
+            section = short.add_argument_group(title)
+            for action in self._actions:
+                if action.dest in keys:
+                    once = copy(action)  # without its second spelling, `--output-dir`
+                    once.option_strings = action.option_strings[:1]
+                    section._add_action(once)
+        return short.format_help()
+
+
+class HelpAll(argparse.Action):
+    """The option that shows all keys, those of TRL and transformers included."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any):
+        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, **kwargs)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the whole help and leave."""
+        print(TrlParser.format_help(parser))
+        parser.exit()

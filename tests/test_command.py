@@ -1,0 +1,334 @@
+"""The command `rankbuffer-train`: recipes and their bases, the help, a resume, the last lines, errors of one line."""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+import yaml
+from conftest import QUICKSTART, ROOT
+from scripted import ScriptedTrainer, config, contents
+from trl import GRPOTrainer
+
+from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge import JudgeError, Totals
+from rankbuffer_trl.store import StoreError
+from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training import command
+from rankbuffer_trl.training.config import LOSSES, RankBufferConfig
+from rankbuffer_trl.training.distributed import MainProcessError
+from rankbuffer_trl.training.parser import RECIPES, RecipeParser, find_recipe, overlay, read_recipe
+
+CPU = ("--use_cpu", "--bf16", "false")
+
+
+def parse(*words: str):
+    return RecipeParser().parse_args_and_config([*CPU, *words])
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("name", ["paper/dapo.yaml", "recipes/paper/dapo.yaml"])
+def test_a_recipe_of_the_package_is_found_from_any_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe(name) == RECIPES / "paper" / "dapo.yaml"
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "dapo.yaml").write_text("seed: 7")
+    found = find_recipe(name)
+    assert found.samefile(tmp_path / name if name.startswith("paper") else RECIPES / "paper" / "dapo.yaml")
+
+
+def test_a_base_is_looked_up_beside_its_recipe_first(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: base.yaml\nseed: 7\n")
+    assert read_recipe(tmp_path / "mine.yaml") == yaml.safe_load((RECIPES / "base.yaml").read_text()) | {"seed": 7}
+    (tmp_path / "base.yaml").write_text("seed: 8\nbeta: 0.5\n")
+    assert read_recipe(tmp_path / "mine.yaml") == {"seed": 7, "beta": 0.5}
+    (tmp_path / "base.yaml").write_text("base: base.yaml\nbeta: 0.5\n")  # not itself, but that of the package
+    assert read_recipe(tmp_path / "mine.yaml")["beta"] == 0.5
+    assert read_recipe(tmp_path / "mine.yaml")["num_generations"] == 8
+
+
+def test_recipes_that_name_each_other_end(tmp_path):
+    (tmp_path / "a.yaml").write_text("base: b.yaml")
+    (tmp_path / "b.yaml").write_text("base: a.yaml")
+    with pytest.raises(SettingsError, match=r"there is no recipe 'a.yaml' in .*paper/rankbuffer.yaml"):
+        read_recipe(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("text", ["- 1", "seed: [", "\xff"], ids=["a list", "half", "Latin-1"])
+def test_a_file_that_is_no_recipe_is_named_in_one_line(tmp_path, text):
+    (tmp_path / "bad.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(SettingsError, match=r"the recipe .*bad\.yaml") as error:
+        parse("--config", str(tmp_path / "bad.yaml"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "arguments"),
+    [
+        ({"method": "rankbuffer", "method_args": {"k0": 2}}, {"method": "rrc_agr"}, None),
+        ({"method_args": {"k0": 2}}, {"method": "rrc_agr"}, None),
+        ({"method_args": {"k0": 2}}, {"method": "rankbuffer"}, {"k0": 2}),
+        ({"method": "rankbuffer", "method_args": {"k0": 2}}, {"seed": 1}, {"k0": 2}),
+        ({"method": "rankbuffer", "method_args": {"k0": 2}}, {"method": "rankbuffer"}, {"k0": 2}),
+        ({"method": "rrc_agr"}, {"method": "rankbuffer", "method_args": {"k0": 3}}, {"k0": 3}),
+        ({"method": "rankbuffer", "method_args": {"k0": 2}}, {"method_args": {"k0": 3}}, {"k0": 3}),
+    ],
+)
+def test_the_arguments_of_a_method_do_not_reach_another_one(tmp_path, below, above, arguments):
+    assert overlay(below, above).get("method_args") == arguments
+    (tmp_path / "below.yaml").write_text(yaml.safe_dump(below))
+    (tmp_path / "above.yaml").write_text(yaml.safe_dump({"base": "below.yaml", **above}))
+    assert read_recipe(tmp_path / "above.yaml").get("method_args") == arguments
+    words = [
+        part
+        for key, value in above.items()
+        for part in (f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value))
+    ]
+    assert parse("--config", str(tmp_path / "below.yaml"), "--output_dir", "out", *words)[1].method_args == arguments
+
+
+def test_a_recipe_sets_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANKBUFFER_TEST", "before")
+    (tmp_path / "a.yaml").write_text("env: {RANKBUFFER_TEST: 1}\noutput_dir: out\n")
+    parse(f"--config={tmp_path / 'a.yaml'}")
+    assert os.environ["RANKBUFFER_TEST"] == "1"
+
+
+# Typos
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prune_afetr", "3"], "there is no key 'prune_afetr'"),
+        (["--judge_modle", "x"], "there is no key 'judge_modle'; did you mean judge_model"),
+        (["--judge_modle=x"], "there is no key 'judge_modle'; did you mean judge_model"),
+        (["--seed", "one"], "argument --seed: invalid int value: 'one'"),
+        (["--config"], "there is no recipe ''"),
+        (["--config", "paper/rankbufer.yaml"], "there is no recipe 'paper/rankbufer.yaml'"),
+        (["--method", "rankbufer"], "there is no reward method 'rankbufer'"),
+        (["--loss_type", "dappo"], "there is no loss 'dappo': set loss_type to one of grpo, bnpo, dr_grpo, dapo,"),
+        (["--report_to", "tensorbord"], "report_to: there is no backend 'tensorbord'; set none, or one of"),
+    ],
+    ids=lambda part: part[0] if isinstance(part, list) else "",
+)
+def test_a_typo_is_named_in_one_line_with_what_there_is(words, message):
+    with pytest.raises(SettingsError) as error:
+        parse("--output_dir", "out", *words)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    if "method" in words[0]:
+        assert "set `method` to one of arenarl, gdpo," in str(error.value)
+
+
+def test_a_typo_is_named_before_what_the_machine_lacks(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SettingsError, match="there is no reward method 'rankbufer'"):
+        RecipeParser().parse_args_and_config(["--output_dir", "out", "--bf16", "true", "--method", "rankbufer"])
+
+
+def test_the_losses_are_those_of_trl():
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    used = re.findall(r"self\.loss_type (?:==|in) (\[.*?\]|\"\w+\")", source)
+    assert {name for text in used for name in re.findall(r'"(\w+)"', text)} == set(LOSSES)
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb", "mlflow"])
+def test_a_backend_that_is_not_installed_is_refused_before_anything_is_loaded(name, monkeypatch):
+    path = "rankbuffer_trl.training.config.get_available_reporting_integrations"
+    monkeypatch.setattr(path, lambda: ["tensorboard"])
+    with pytest.raises(SettingsError, match=f"report_to: .*{name}"):
+        RankBufferConfig("out", dry_run=True, report_to=name)
+    assert RankBufferConfig("out", dry_run=True, report_to="tensorboard").report_to == ["tensorboard"]
+    assert RankBufferConfig("out", dry_run=True, report_to="none").report_to == []
+
+
+# Help
+
+
+def test_the_help_begins_with_our_keys_and_shows_all_on_request(capsys):
+    pages = []
+    for word in ("--help", "--help_all"):
+        with pytest.raises(SystemExit) as left:
+            RecipeParser().parse_args_and_config([word])
+        assert left.value.code == 0
+        pages.append(capsys.readouterr().out)
+    short, whole = (re.findall(r"^  (?:-h, )?--(\w+)", page, re.MULTILINE) for page in pages)
+    assert short[0] == "method" and short.index("judge_url") < short.index("dataset_name")
+    every = {field.name for field in fields(RankBufferConfig)}
+    assert {name for name in every if name.startswith("judge_")} < set(short)
+    assert "adam_beta1" in whole and "adam_beta1" not in short
+    assert len(pages[0].splitlines()) < 240 and "--judge-url" not in pages[0]
+
+
+# The Hub
+
+
+def test_the_dry_run_says_what_is_pushed_where(tmp_path, monkeypatch, capsys):
+    words = ["--config", "paper/rankbuffer.yaml", "--dataset_name", str(QUICKSTART / "howto.jsonl"), "--dry_run"]
+    words += ["--num_processes", "8", "--output_dir", str(tmp_path / "ranked")]
+
+    def hub(*more: str) -> str:
+        command.run(*parse(*words, *more))
+        return re.search(r"^\[dry run\] hub: (.*)$", capsys.readouterr().out, re.MULTILINE)[1]
+
+    assert hub().startswith("nothing is pushed")
+    monkeypatch.setattr(command, "get_token", lambda: None)
+    with pytest.raises(SettingsError, match="push_to_hub is set, but this machine has no login for the Hub"):
+        hub("--push_to_hub")
+    monkeypatch.setattr(command, "get_token", lambda: "hf_secret")
+    here = "policy, buffers and card go to ranked of your account (private), every_save; a login is there"
+    assert hub("--push_to_hub") == here
+    other = hub("--push_to_hub", "--hub_model_id", "me/mine", "--hub_private_repo", "false")
+    assert "go to me/mine (public" in other and "secret" not in other
+
+
+def test_no_recipe_pushes_by_itself():
+    for path in RECIPES.rglob("*.yaml"):
+        assert not read_recipe(path).get("push_to_hub"), path
+
+
+# The budget
+
+
+def test_a_budget_is_over_when_all_attempts_have_taken_it(tmp_path):
+    prices = dict(judge_prompt_price=2.0, judge_completion_price=4.0, judge_price_budget=10.0)
+    spent = Totals(spent_prompt_tokens=1_000_000, spent_completion_tokens=1_999_999)
+    for budget, over in ((3_000_000, False), (2_999_999, True)):
+        assert bool(config(tmp_path, judge_token_budget=budget).over_budget(spent)) == over
+    assert config(tmp_path, **prices).over_budget(spent) is None
+    more = spent + Totals(spent_completion_tokens=1)
+    assert config(tmp_path, **prices).over_budget(more).startswith("the judge has cost 10.00")
+    assert config(tmp_path).over_budget(spent) is None
+    for wrong in ({"judge_token_budget": 0}, {"judge_price_budget": 1.0}, prices | {"judge_price_budget": -1.0}):
+        with pytest.raises(SettingsError, match=r"judge_(token|price)_budget"):
+            config(tmp_path, **wrong)
+
+
+def test_a_budget_ends_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, tiny_policy, rows, caplog):
+    def train(folder, resume=None, **overrides):
+        args = config(folder, save_strategy="steps", save_steps=100, max_steps=4, **overrides)
+        trainer = ScriptedTrainer(tiny_policy, args, rows)
+        trainer.train(resume_from_checkpoint=resume)
+        trainer.close()
+        return trainer
+
+    whole = train(tmp_path / "whole")
+    assert not whole.interrupted
+    tokens = {step: spent_until(tmp_path / "whole", step) for step in (0, 1, 2, 3)}
+    stopped = train(tmp_path / "cut", judge_token_budget=tokens[1])
+    assert stopped.interrupted and stopped.state.global_step == 2, "the first step at which the budget is reached"
+    assert f"judge_token_budget={tokens[1]:,}: stopping after step 2" in caplog.text
+    assert "with a checkpoint" in caplog.text and (tmp_path / "cut" / "checkpoint-2").is_dir()
+    resumed = train(tmp_path / "cut", resume=True, judge_token_budget=tokens[3])
+    assert not resumed.interrupted, "the last step ends the run by itself"
+    assert contents(tmp_path / "cut" / LIVE_STORE) == contents(tmp_path / "whole" / LIVE_STORE)
+
+
+def spent_until(folder, step: int) -> int:
+    import sqlite3
+
+    with sqlite3.connect(folder / LIVE_STORE) as db:
+        sql = "SELECT sum(spent_prompt_tokens + spent_completion_tokens) FROM calls WHERE step <= ?"
+        return db.execute(sql, (step,)).fetchone()[0]
+
+
+# Resume, and the end
+
+
+def test_a_resume_says_where_it_starts_and_prices_the_rest(tmp_path, tiny_policy, data_file, capsys):
+    words = [
+        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
+        *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_completion_length", "8"),
+        *("--per_device_train_batch_size", "32", "--save_steps", "2"),
+    ]
+    command.run(*parse(*words, "--max_steps", "2"))
+    first = capsys.readouterr().out
+    assert "[preflight] the run: 8 groups of 8 rollouts" in first and "[resume]" not in first
+    end = [line for line in first.splitlines() if line.startswith("[end]")]
+    assert end[0].startswith(f"[end] policy: {tmp_path}, after step 2") and (tmp_path / "buffers.parquet").is_file()
+    assert end[1] == f"[end] report: rankbuffer-report {tmp_path} --dataset_name {data_file}"
+    assert f"--models {tmp_path}" in end[2]
+    command.run(*parse(*words, "--max_steps", "5", "--resume_from_checkpoint", "true", "--preflight_only"))
+    second = capsys.readouterr().out
+    assert f"[resume] from {tmp_path}/checkpoint-2, after step 2 of 5: 3 steps are left" in second
+    # 12 queries: 4 first visits of 8 judgments are left, then 8 later ones of 8 to 12
+    assert "[preflight] the rest of the run, from step 2: 12 groups of 8 rollouts, 96 to 144 judgments" in second
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    for start, message in (("true", "no whole checkpoint in"), (str(tmp_path / "checkpoint-2"), "is not a whole")):
+        with pytest.raises(StoreError, match=message):
+            command.run(*parse(*words, "--max_steps", "5", "--resume_from_checkpoint", start))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("error", "rank", "status"),
+    [
+        (SettingsError("wrong"), "0", "rankbuffer-train: wrong"),
+        (SettingsError("wrong"), "3", 1),
+        (DataError("wrong"), "3", 1),
+        (JudgeError("wrong"), "0", "rankbuffer-train: wrong"),
+        (StoreError("wrong"), "3", "rankbuffer-train: wrong"),  # a disk can be full for one process alone
+        (MainProcessError("the main process failed"), "0", "rankbuffer-train: the main process failed"),
+        (MainProcessError("the main process failed"), "3", 1),
+    ],
+)
+def test_one_process_of_a_machine_says_what_all_find(error, rank, status, tmp_path, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(command, "run", fail)
+    monkeypatch.setattr(command, "LOCAL_RANK", int(rank))
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    with pytest.raises(SystemExit) as left:
+        command.main(["--output_dir", "out", *CPU])
+    assert left.value.code == status
+    if not isinstance(error, MainProcessError):
+        assert json.loads((tmp_path / "error.json").read_text())["message"] == "rankbuffer-train: wrong"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(command, "run", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        command.main(["--output_dir", "out", *CPU])
+
+
+def test_a_policy_that_does_not_exist_is_named(tmp_path, data_file):
+    words = ["--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--per_device_train_batch_size", "8"]
+    settings = parse(*words, "--model_name_or_path", "nobody/nothing")
+    with pytest.raises(SettingsError, match="the trainer for nobody/nothing cannot be built: ") as error:
+        command.build_trainer(*settings, *command.load_data(*settings[:2]))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_launcher_shows_one_line_of_ours_and_no_traceback_of_ours(tmp_path, processes):
+    """What accelerate and torch add is theirs; docs/troubleshooting.md shows it."""
+    name = {1: "single", 2: "zero3_cpu2"}[processes]
+    words = [
+        *("-m", "accelerate.commands.launch", "--config_file", f"accelerate_configs/{name}.yaml", "--quiet"),
+        *("--main_process_port", "0", "recipes/train_rankbuffer.py", "--config", "quickstart/quickstart.yaml"),
+        *("--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "x", "--output_dir", str(tmp_path / "run")),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if "rankbuffer-train: the judge server" in line]
+    assert said[0].startswith("rankbuffer-train: ") and "cannot be reached, so nothing was started" in said[0]
+    assert "rankbuffer_trl/" not in done.stderr
+    if processes == 1:
+        assert len(said) == 1 and "Traceback" not in done.stderr
+    else:
+        [first, cause] = said
+        assert cause.strip() == f"traceback : {first}", "torch's launcher ends with the cause"

@@ -1,0 +1,143 @@
+"""The package as others install it: ranges, lock, declared imports, recipes inside, and the files beside the code."""
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import packages_distributions
+
+import pytest
+import setuptools
+import yaml
+from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from rankbuffer_trl import __version__
+
+
+@pytest.fixture(scope="module")
+def package() -> dict:
+    """What setup.py says to setuptools."""
+    found: list[dict] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **kwargs: found.append(kwargs))
+        runpy.run_path(str(ROOT / "setup.py"))
+    return found[0]
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(text).name) for text in requirements}
+
+
+def lock() -> dict[str, Requirement]:
+    lines = re.findall(r"^[a-z].*$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    return {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
+
+
+def test_the_lock_is_exact_and_within_the_ranges(package):
+    locked = lock()
+    assert locked.keys() == names(package["install_requires"])
+    for text in package["install_requires"]:
+        wanted = Requirement(text)
+        exact = locked[canonicalize_name(wanted.name)]
+        [(operator, version)] = [(one.operator, one.version) for one in exact.specifier]
+        assert operator == "==" and wanted.specifier.contains(version), text
+        assert wanted.extras == exact.extras
+        assert all(one.operator in (">=", "<", "<=", "!=") for one in wanted.specifier), f"{text} is no range"
+
+
+def test_the_extras_are_those_that_pages_and_messages_name(package):
+    assert package["extras_require"].keys() == {"trackio", "wandb", "vllm", "evaluation", "dev"}
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+    named = {name for page in pages for name in re.findall(r"(?:\.|rankbuffer-trl)\[(\w+)\]", page.read_text())}
+    assert named and named <= package["extras_require"].keys()
+
+
+def test_the_makefile_installs_the_vllm_that_the_extra_names(package):
+    [text] = package["extras_require"]["vllm"]
+    script = re.search(r"VLLM_VERSION := \$\(shell (sed .*)\)", (ROOT / "Makefile").read_text())[1]
+    done = subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() in [one.version for one in Requirement(text).specifier if one.operator == ">="]
+
+
+@pytest.mark.parametrize("folder", ["rankbuffer_trl", "examples", "evaluation"])
+def test_every_library_that_is_imported_is_declared(package, folder):
+    declared = names(package["install_requires"] + package["extras_require"].get(folder, []))
+    distributions = packages_distributions()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):
+                if module in ("rankbuffer_trl", "evaluation"):
+                    continue
+                owners = {canonicalize_name(name) for name in distributions.get(module, [module])}
+                assert owners & declared, f"{path.relative_to(ROOT)} imports {module}"
+
+
+@pytest.mark.slow
+def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "rankbuffer_trl", "recipes"):
+        subprocess.run(["cp", "-r", ROOT / name, source], timeout=60, check=True)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path, source]
+    subprocess.run(build, timeout=300, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    [entry] = (tmp_path / "installed").glob("*.dist-info/entry_points.txt")
+    assert "rankbuffer-train = rankbuffer_trl.training.command:main" in entry.read_text()
+    inside = tmp_path / "installed" / "rankbuffer_trl" / "recipes"
+    shipped = {path.relative_to(inside) for path in inside.rglob("*.yaml")}
+    assert shipped == {path.relative_to(ROOT / "recipes") for path in (ROOT / "recipes").rglob("*.yaml")}
+    program = "from rankbuffer_trl.training import parser; p = parser.find_recipe('{}')"
+    program += "; print(p, parser.read_recipe(p)['beta'])"
+    for name in ("paper/dapo.yaml", "recipes/paper/dapo.yaml"):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(name)],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        assert done.stdout.split() == [str(inside / "paper" / "dapo.yaml"), "0.0"]
+
+
+# The files beside the code
+
+
+def test_the_workflow_runs_what_every_change_must_pass():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    [job] = workflow["jobs"].values()
+    assert {"push", "pull_request"} <= workflow[True].keys()  # YAML 1.1 reads the key `on` as true
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+
+
+def test_the_citation_is_of_this_version_and_of_the_paper():
+    from rankbuffer_trl.training.trainer import RankBufferTrainer
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    paper = citation["preferred-citation"]
+    assert paper["title"] == RankBufferTrainer._paper["title"] == citation["title"].partition(" on TRL")[0]
+    authors = " and ".join(f"{one['given-names']} {one['family-names']}" for one in paper["authors"])
+    assert f"author = {{{authors}}}" in RankBufferTrainer._paper["citation"]
+
+
+def test_the_changelog_begins_with_this_version():
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == __version__
+
+
+def test_the_rules_for_agents_name_files_and_targets_that_exist():
+    text = (ROOT / "AGENTS.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    assert len(text.splitlines()) <= 40
+    assert all(f"\n{target}:" in makefile for target in re.findall(r"make ([a-z-]+)", text))
+    assert all((ROOT / path).exists() for path in re.findall(r"\]\(([\w/.]+)\)", text))
