@@ -103,21 +103,15 @@ def main() -> None:
     table = Table("method", *(Column(f"noise {noise:g}, {kind}", justify="right") for noise, kind in columns))
     counts = ", ".join(f"{len(each)} {kind}" for kind, each in groups.items())
     table.title = f"Tau / cosine at temperature {arguments.temperature:g}; {share:.0%} repeated; groups: {counts}"
+    quality = true_quality(queries)
     line: dict = {"benchmark": "miniature_groups", **sampling, "repeated": round(share, 4), "methods": {}}
     for name in arguments.methods:
         args = recipe_arguments(Run(name, 0, settings, mean, deviation, "unused"))
         method = load_method(args.method, args.method_args or {}, args.seed)
-        found = [
-            asyncio.run(
-                measure(
-                    method,
-                    groups[kind],
-                    Judge(NoisyRubricJudge(mean, deviation, noise), guard=args.judge_guard),
-                    true_quality(queries),
-                )
-            )
-            for noise, kind in columns
-        ]
+        found = []
+        for noise, kind in columns:
+            judge = Judge(NoisyRubricJudge(mean, deviation, noise), guard=args.judge_guard)
+            found.append(asyncio.run(measure(method, groups[kind], judge, quality)))
         table.add_row(name, *(f"{tau:.2f} / {cos:.2f}" for tau, cos in found))
         line["methods"][name] = [[round(x, 4) for x in each] for each in found]
     Console(width=140, highlight=False).print(table)

@@ -191,7 +191,8 @@ def differences_table(found: Sequence[Difference]) -> Table:
     table = Table(*(Column(name, justify="right" if name in right else "left") for name in headers))
     table.title = f"Points of true quality, seed by seed; p-values are adjusted for {len(found)} differences"
     for each in found:
-        seeds = "" if each.verdict != "open" else f"{MANY:,} or more" if each.settle is None else f"{each.settle}"
+        blank = each.verdict != "open" or len(each.values) < 2  # one seed has no deviation
+        seeds = "" if blank else f"{each.settle or f'{MANY:,} or more'}"
         interval = str(Interval.of(each.values))
         last = each.other == BESIDE[-1]
         table.add_row(

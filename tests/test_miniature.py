@@ -316,6 +316,21 @@ def test_a_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
 
 
 @pytest.mark.slow
+def test_first_groups_are_scored_for_every_method_that_is_asked_for(tiny_policy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
+    page = tmp_path / "results" / "miniature.md"
+    page.parent.mkdir()
+    page.write_text("<!-- groups-1.2: begin -->\n<!-- groups-1.2: end -->")
+    options = f"--policy {tiny_policy} --groups 1 --noise 0.3 --temperature 1.2 --docs {tmp_path}"
+    monkeypatch.setattr(sys, "argv", ["miniature_groups.py", *options.split(), "--methods", "rankbuffer", "grpo"])
+    miniature_groups.main()
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["methods"].keys() == {"rankbuffer", "grpo"} and 0 <= line["repeated"] < 0.1
+    assert all(-1 <= number <= 1 for found in line["methods"].values() for pair in found for number in pair)
+    assert page.read_text().count("| rankbuffer |") == 1
+
+
+@pytest.mark.slow
 def test_a_run_that_a_sigterm_ends_is_not_written_down(tmp_path, tiny_policy, monkeypatch):
     answer = NoisyRubricJudge.complete
 
