@@ -9,7 +9,7 @@ from http_server import served
 from nectar_rows import Model
 
 from rankbuffer_trl.data.output import write_rows
-from rankbuffer_trl.data.queries import DataError, load_queries
+from rankbuffer_trl.data.queries import DataError, load_queries, prompt_id
 from rankbuffer_trl.data.responses import order_question, read_response, sample_chats
 from rankbuffer_trl.data.rubrics import GENERIC
 from rankbuffer_trl.errors import SettingsError
@@ -70,6 +70,15 @@ def test_responses_are_sampled_and_stand_worst_to_best(tmp_path):
     again = Model(numbered)
     assert generate(own_queries(tmp_path, 4), tmp_path, again, judge, sampler_request={"top_k": 20}) == 0
     assert len(again.bodies) == 7 and len(judge.bodies) == 4, "only the new query is asked about"
+
+
+def test_a_file_of_prompts_alone_is_enough(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Why?"}\n{"prompt": "How?"}\n')
+    assert generate(str(tmp_path / "prompts.jsonl"), tmp_path, Model(numbered), Model(by_number)) == 0
+    rows = list(load_queries(str(tmp_path / "out.jsonl")))
+    assert [row["prompt"] for row in rows] == [[{"role": "user", "content": text}] for text in ("Why?", "How?")]
+    assert [row["query_id"] for row in rows] == [prompt_id(row["prompt"]) for row in rows]
+    assert all(len(row["responses"]) == 7 for row in rows)
 
 
 def test_a_querys_own_rubrics_order_its_responses():
