@@ -149,7 +149,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     """
     queries, eval_queries = load_data(script_args, training_args)
     batches = Batches(training_args, len(queries), None if eval_queries is None else len(eval_queries))
-    pushes = push_line(training_args)
+    pushes = on_main_process(lambda: push_line(training_args))  # it alone pushes
     if training_args.dry_run:
         say("dry run", [*batches.lines(), pushes])
         return
