@@ -268,7 +268,7 @@ class Replay:
         row = ROWS[self.label]
         method = load_method(row.method, row.arguments, self.world.seed)
         client = SimulatedJudge(self.errors, self.count)
-        judge = Judge(client, guard=False)  # the prompts of the paper
+        judge = Judge(client, guard=False)
         outcome, calls = Outcome(), []
         for number in range(self.queries):
             groups, client.quality = self.world.visits(number, self.queries)
