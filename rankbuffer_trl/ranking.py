@@ -1,23 +1,15 @@
 """Coarse-to-fine ranking of one group: Algorithm 1 of the paper, lines 10 to 22, and the rank reward.
 
-[`mean_places`], [`place_rewards`] and [`disputed`] are ours. They combine several orders of the same candidates.
-
 The names are the paper's: `K` anchors, insertion positions `p`, buckets `C[p]`, local orders `sigma[p]`. The judge
 returns `None` for a question that it failed to answer. Each function says what it does then.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import combinations
-from typing import TypeVar
 
 from .buffer import AnchorBuffer
 from .groups import Query, Rollout
 from .judge import Judge, insertion_question, ranking_question
-
-T = TypeVar("T", bound=Hashable)
 
 INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "above")
 """Names of the bins of [`insertion_bin`], from worst to best."""
@@ -143,107 +135,6 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
             rewards[i] = -1.0 + 2.0 * q / (n - 1) if n > 1 else 0.0
         below += len(tier)
     return tuple(rewards)
-
-
-def mean_places(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
-    """Return the mean place of each candidate over several orders, from 0 (worst) to `n - 1`. This function is ours.
-
-    The place of candidate `i` is the sum, over all other candidates `j`, of the share of orders that put `i` above
-    `j`. Only orders with both of them count. If every order holds all candidates, this is the mean of their places.
-
-    Args:
-        orders (`Sequence[Sequence[T]]`):
-            Candidates from worst to best. Every two candidates must stand together in at least one order.
-
-    Returns:
-        `dict[T, Fraction]`: exact numbers, so that equal places compare equal.
-
-    Example:
-
-    ```python
-    from rankbuffer_trl.ranking import mean_places
-
-    mean_places([(0, 1, 2), (0, 2, 1)])  # {0: 0, 1: 3/2, 2: 3/2}
-    mean_places([(0, 1, 2), (1, 0, 2), (0, 1)])  # {0: 1/3, 1: 2/3, 2: 2}
-    ```
-    """
-    above: Counter[tuple[T, T]] = Counter()  # how many orders put the first of a pair above the second
-    for order in orders:
-        above.update((better, worse) for worse, better in combinations(order, 2))
-    known = list(dict.fromkeys(i for order in orders for i in order))
-    return {
-        i: sum((Fraction(above[i, j], above[i, j] + above[j, i]) for j in known if j != i), Fraction()) for i in known
-    }
-
-
-def place_rewards(places: Mapping[int, Fraction], G: int, empty: Sequence[int] = ()) -> tuple[float | None, ...]:
-    """Return rewards in [-1, 1] from mean places: `r = -1 + 2 (e + q) / (n + e - 1)`. This function is ours.
-
-    The places are not ranked anew. So two rollouts that change places from look to look have rewards close to each
-    other. For a single order, the rewards are those of [`rank_rewards`].
-
-    Args:
-        places (`Mapping[int, Fraction]`):
-            The mean place `q` of each of the `n` ranked rollouts, from 0 (worst) to `n - 1`.
-        G (`int`):
-            Size of the group.
-        empty (`Sequence[int]`, *optional*):
-            Ids of the `e` rollouts without an answer. They are below all others and share the reward -1.
-
-    Returns:
-        `tuple[float | None, ...]`: one reward per rollout id 0..G-1. An id that is neither ranked nor empty has
-        `None`. A single ranked rollout without empty ones has the reward 0.
-
-    Example:
-
-    ```python
-    from rankbuffer_trl.ranking import mean_places, place_rewards
-
-    place_rewards(mean_places([(0, 1, 2), (0, 2, 1)]), G=4, empty=[3])  # (-1/3, 2/3, 2/3, -1.0)
-    ```
-    """
-    rewards: list[float | None] = [None] * G
-    for i in empty:
-        rewards[i] = -1.0
-    highest = len(places) + len(empty) - 1
-    for i, q in places.items():
-        rewards[i] = float(-1 + 2 * (len(empty) + q) / highest) if highest else 0.0
-    return tuple(rewards)
-
-
-def place_tiers(places: Mapping[T, Fraction]) -> tuple[tuple[T, ...], ...]:
-    """Return the candidates as tiers from worst to best. Those of one tier have the same place."""
-    levels = sorted(set(places.values()))
-    return tuple(tuple(i for i in places if places[i] == level) for level in levels)
-
-
-def disputed(orders: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
-    """Return the blocks of candidates about whose order several orders disagree. This function is ours.
-
-    The order by mean place is cut wherever every order puts all candidates below the cut under all those above it. The
-    blocks are the pieces with two or more candidates. No dispute crosses a cut, so each block can be ranked alone.
-
-    Args:
-        orders (`Sequence[Sequence[T]]`):
-            Orders of the same candidates from worst to best.
-
-    Returns:
-        `list[tuple[T, ...]]`: the blocks from worst to best, each in the order of the first of `orders`.
-
-    Example:
-
-    ```python
-    from rankbuffer_trl.ranking import disputed
-
-    disputed([(0, 1, 2, 3, 4), (1, 0, 2, 4, 3)])  # [(0, 1), (3, 4)]
-    ```
-    """
-    blocks, start = [], 0
-    for end in range(1, len(orders[0]) + 1):
-        if len({frozenset(order[:end]) for order in orders}) == 1:  # all orders have the same candidates below the cut
-            blocks.append(tuple(orders[0][start:end]))
-            start = end
-    return [block for block in blocks if len(block) > 1]
 
 
 def insertion_bin(position: int, K: int) -> str:

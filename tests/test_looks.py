@@ -18,9 +18,9 @@ from truth import quality, truth, unguarded
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.judge import TransportError
-from rankbuffer_trl.ranking import disputed, mean_places, place_rewards, place_tiers, rank_rewards
+from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.rewards.listwise import Listwise
-from rankbuffer_trl.rewards.presentation import balanced
+from rankbuffer_trl.rewards.looks import balanced, disputed, mean_places, place_rewards, place_tiers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
 

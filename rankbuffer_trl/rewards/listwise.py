@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-from ..ranking import disputed, mean_places, place_rewards, place_tiers
+from .looks import ask_looks, balanced, check_looks, disputed, look_questions, mean_places, place_rewards, place_tiers
 from .method import GroupScore
-from .presentation import ask_looks, balanced, check_looks, look_questions
 
 
 @dataclass(frozen=True)

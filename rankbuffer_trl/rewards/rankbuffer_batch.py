@@ -16,9 +16,9 @@ from ..groups import RolloutGroup
 from ..judge import Judge, Question, batch_question
 from ..judge.reach import CHARACTERS_PER_TOKEN, context_for
 from ..judge.verdicts import max_tokens
-from ..ranking import Ranking, mean_places, place_rewards, place_tiers
+from ..ranking import Ranking
+from .looks import balanced, check_looks, mean_places, place_rewards, place_tiers
 from .method import GroupScore
-from .presentation import balanced, check_looks
 from .rankbuffer import RankBuffer
 
 Block = tuple[int, ...]

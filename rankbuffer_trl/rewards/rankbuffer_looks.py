@@ -10,9 +10,9 @@ from fractions import Fraction
 from ..buffer import AnchorBuffer, initial_buffer
 from ..groups import RolloutGroup
 from ..judge import Judge
-from ..ranking import Ranking, coarse_to_fine, mean_places, place_rewards, place_tiers, sort
+from ..ranking import Ranking, coarse_to_fine, sort
+from .looks import ask_looks, balanced, check_looks, mean_places, place_rewards, place_tiers
 from .method import GroupScore
-from .presentation import ask_looks, balanced, check_looks
 from .rankbuffer import RankBuffer
 
 
