@@ -47,7 +47,7 @@ def visit(method, group: RolloutGroup, buffer: AnchorBuffer | None, answer=truth
         heard.append((messages[0]["content"], answer(messages[0]["content"])))
         return heard[-1][1]
 
-    judge = scripted_judge(respond, max_attempts=1)
+    judge = scripted_judge(respond, max_attempts=1, guard=False)
     return asyncio.run(method.score(group, buffer, judge)), judge.calls, heard
 
 
