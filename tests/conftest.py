@@ -79,7 +79,8 @@ class ScriptedClient:
 
 
 def scripted_judge(answer: Callable[[list[dict]], str | Exception], **kwargs) -> Judge:
-    return Judge(ScriptedClient(answer), **kwargs)
+    """Return a judge that answers as a test decides. Its prompts are the paper's, so responses are not quoted."""
+    return Judge(ScriptedClient(answer), **({"guard": False} | kwargs))
 
 
 def unreachable(messages) -> Exception:
