@@ -15,14 +15,18 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rankbuffer_trl import GroupScore
+from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
+from rankbuffer_trl.report import gains
 from rankbuffer_trl.rewards.listwise import Listwise
-from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store.places import LIVE_STORE
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import miniature
 import miniature_groups
+import policy
 from miniature_judge import NoisyRubricJudge
 from miniature_report import (
     OURS,
@@ -390,3 +394,35 @@ def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, 
     monkeypatch.setattr(sys, "argv", [*command[:2], str(tmp_path / "nothing"), "--report_only"])
     with pytest.raises(SystemExit, match="no runs"):
         miniature.main()
+
+
+@pytest.mark.slow
+def test_progress_follows_the_true_scores_of_a_training(tmp_path):
+    """The estimate by shared anchors, against responses whose true scores are known; the miniature's own settings."""
+    queries = load_queries(str(policy.DATA))
+    policy.build_policy(tmp_path / "policy", queries)
+    settings = miniature.Settings(str(tmp_path / "policy"), 36, 6, 2e-4, 1, 0.09, 1.0, 0.95)
+    mean, deviation = miniature.measure_start(settings)
+    miniature.Run("rankbuffer", 0, settings, mean, deviation, str(tmp_path / "run"), keep=True)()
+    store = BufferStore(tmp_path / "run" / LIVE_STORE)
+    found = gains.since_last_visit(gains.visits(store))
+    worth = {}  # on the scale of the judge's errors
+    for query_id in queries["query_id"]:
+        for response in numbers.responses(store, query_id):
+            if not response.initial:
+                score = miniature.true_quality(queries)(query_id, response.text) / 100
+                worth.setdefault((query_id, response.step // 6), []).append(0.25 * (score - mean) / deviation)
+    store.close()
+    assert list(found) == [1, 2, 3, 4, 5]
+    held = 0
+    for epoch, comparison in found.items():
+        chances = [
+            stats.norm.cdf((later - earlier) / (0.09 * 2**0.5))
+            for query_id in queries["query_id"]
+            for later in worth[query_id, epoch]
+            for earlier in worth[query_id, epoch - 1]
+        ]
+        held += comparison.low <= fmean(chances) <= comparison.high
+        print(f"epoch {epoch}: true {fmean(chances):.3f}, {comparison}")
+    assert held >= 4, "95 % intervals of five epochs"
+    assert found[1].probability > 0.55, "the policy learns most in the first epochs"
