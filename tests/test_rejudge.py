@@ -1,4 +1,4 @@
-"""Judging a run again: the replay bit for bit, its numbers by slow counting, duels with known winners, the price, kills."""
+"""Judging a run again: the replay bit for bit, its numbers by slow counting, duels with known winners, kills."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
@@ -17,21 +17,24 @@ from typing import ClassVar
 
 import pytest
 from conftest import QUICKSTART, group, numbers, scripted_judge
+from http_server import served
 from hypothesis import given
 from hypothesis import strategies as st
 from reports import answer, record
 from scripted import run as train
 from truth import quality, truth, unguarded
 
+from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge import Judge, JudgeError, Totals, TransportError, Usage
+from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rejudge.command import main
 from rankbuffer_trl.rejudge.duel import draw, questions_of, read_answers, share_of
 from rankbuffer_trl.rejudge.replay import compare_group, measure, price_of, read_visits, replay
 from rankbuffer_trl.report.gains import Z
 from rankbuffer_trl.report.report import headlines_of
 from rankbuffer_trl.report.runs import DUEL, REPORT, Run, duel_of, open_runs
-from rankbuffer_trl.rewards.method import load_method
+from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store import numbers as ledger
 from rankbuffer_trl.store.places import LIVE_STORE
@@ -85,7 +88,8 @@ def test_the_same_judge_gives_the_recorded_rewards_bit_for_bit(tmp_path, name, a
     recorded = record(tmp_path / "store.sqlite", method=method)
     store = BufferStore(recorded.path, read_only=True)
     visits = read_visits(store, table_of(tmp_path / "data.jsonl"), 99, None, 0)
-    scores, calls = again(visits, method, scripted_judge(answer))
+    judge = scripted_judge(answer)
+    scores, calls = again(visits, method, judge)
     assert sum(map(len, visits.values())) == len(recorded.visits)
     expected = {(visit.query.id, visit.step): score for visit, score in recorded.visits}
     for query_id, each in visits.items():
@@ -94,12 +98,36 @@ def test_the_same_judge_gives_the_recorded_rewards_bit_for_bit(tmp_path, name, a
             assert list(score.rewards) == visit.row.rewards
         assert next((s.after for s in reversed(scores[query_id]) if s.after), None) == store.load(query_id)
     totals = Totals.of(calls)
-    assert totals == store.totals()
+    assert totals == store.totals() and len(judge.client.seen) == totals.attempts, (
+        "what was asked twice is asked twice"
+    )
     low, high = price_of(visits, method, True, Totals())[0]
     assert name == "rankbuffer_batch" or low <= len(calls) <= high  # its repeats after a failure are not counted
     found = measure(visits, scores, 0)
     assert (found["signs_turned"]["value"], found["same_rewards"]["value"]) == (0, 1)
     assert found["cosine"]["value"] == pytest.approx(1)
+    store.close()
+
+
+@dataclass(frozen=True)
+class Once:
+    """A method that makes a buffer at the first visit, and leaves it alone afterwards."""
+
+    name = "once"
+
+    async def score(self, group, buffer, judge):
+        assert (buffer is None) == (group.epoch == 0)
+        after = initial_buffer(group.query.responses, 4) if buffer is None else None
+        return GroupScore((0.0,) * len(group.rollouts), after=after)
+
+    def first_questions(self, group):
+        return []
+
+
+def test_a_visit_without_a_next_buffer_leaves_the_old_one(run, tmp_path):
+    store = BufferStore(run.path, read_only=True)
+    visits = read_visits(store, table_of(tmp_path / "data.jsonl"), 4, None, 0)
+    assert sum(map(len, again(visits, Once(), scripted_judge(answer))[0].values())) == len(run.visits)
     store.close()
 
 
@@ -301,9 +329,15 @@ class NumberJudge:
     name = "number judge"
     model = "numbers"
     asked: ClassVar[list[str]] = []
+    one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def complete(self, messages, *, question, seed, tally):
-        await asyncio.sleep(0)
+        async with self.one_by_one:
+            for _ in range(5):  # so that the answer before is on disk
+                await asyncio.sleep(0)
+            return self.answer(messages, tally)
+
+    def answer(self, messages, tally):
         tally.server, tally.attempts = self.name, tally.attempts + 1
         if self.fail:
             raise TransportError("it is gone")
@@ -371,6 +405,19 @@ def test_a_real_run_is_replayed_by_the_embedded_judge(tmp_path, tiny_policy, row
         "--judge_guard", "false", "--output", tmp_path / "other.json", "--epochs", 1,
     )  # fmt: skip
     other = json.loads((tmp_path / "other.json").read_text())
+    with served(make_app()) as address:
+        server = (
+            "--judge_url",
+            f"{address}/v1",
+            "--judge_model",
+            "rubric-judge",
+            "--output",
+            tmp_path / "served.json",
+        )
+        command("--run_dir", tmp_path / "run", "--dataset_name", data_file, "--sample", 3, *server)
+    by_server = json.loads((tmp_path / "served.json").read_text())
+    assert by_server["queries"] == 3 and by_server["measures"]["same_rewards"]["value"] == 1
+    assert by_server["replayed"]["judge"] == "rubric-judge"
     assert other["groups"] == 12 and other["replayed"]["judge_guard"] is False and "k0': 5" in changed
     assert other["replayed"]["method_args"] | {"k0": 3} == found["recorded"]["method_args"]
 
@@ -412,7 +459,11 @@ def interrupted(arguments):
     main()
 
 
-@pytest.mark.parametrize("mode", [("--mode", "duel"), ("--method", "rankbuffer")], ids=["duel", "replay"])
+@pytest.mark.parametrize(
+    "mode",
+    [("--mode", "duel", "--duels", 20, "--control", 10), ("--method", "rankbuffer", "--sample", 4)],
+    ids=["duel", "replay"],
+)
 def test_a_kill_loses_no_paid_answer(folder, command, mode, tmp_path):
     run, data = folder
     words = ["--run_dir", run, "--dataset_name", data, "--judge_client", f"{__name__}.NumberJudge", *mode]
