@@ -378,6 +378,7 @@ def folder(tmp_path):
     return tmp_path / "run", data_of(tmp_path / "data.jsonl", 12)
 
 
+@pytest.mark.slow
 def test_a_real_run_is_replayed_by_the_embedded_judge(tmp_path, tiny_policy, rows, data_file, command):
     train(
         tmp_path / "run",
@@ -459,6 +460,7 @@ def interrupted(arguments):
     main()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [("--mode", "duel", "--duels", 20, "--control", 10), ("--method", "rankbuffer", "--sample", 4)],

@@ -186,7 +186,8 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     scores, calls = asyncio.run(replay(visits, method, judge, log, price[0][1], config.judge_max_failures))
     found: dict[str, Any] = {"run": numbers.run_id(run.store), "queries": len(visits), "groups": groups}
     found |= {"epochs": config.epochs, "seed": config.seed, "dataset": config.dataset_name}
-    found["same_data"] = queries.sha256 == run.manifest.get("data_sha256")
+    if config.method is None and not config.method_args:  # another method may read other columns
+        found["same_data"] = queries.sha256 == run.manifest.get("data_sha256")
     settings = run.manifest.get("config", {})
     prices = Endpoint(
         prompt_price=settings.get("judge_prompt_price"), completion_price=settings.get("judge_completion_price")
@@ -217,8 +218,8 @@ def replay_lines(found: Mapping[str, Any]) -> list[str]:
         f"{side}: judge {of['judge']}, judge_guard {of['judge_guard']}, method {of['method']} {of['method_args']}"
         for side, of in ((side, found[side]) for side in ("recorded", "replayed"))
     ]
-    if not found["same_data"]:
-        lines.append("the data set is not the recorded one, or the run has no checkpoint that says which it was")
+    if not found.get("same_data", True):
+        lines.append("the data set differs from that of the run")
     for name, one in found["measures"].items():
         span = "" if one["low"] is None else f" ({one['low']:.3f} to {one['high']:.3f})"
         value = "-" if one["value"] is None else f"{one['value']:.3f}"
