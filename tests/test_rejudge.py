@@ -29,9 +29,9 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge import Judge, JudgeError, Totals, TransportError, Usage
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rejudge.command import main
-from rankbuffer_trl.rejudge.duel import draw, questions_of, read_answers, share_of
+from rankbuffer_trl.rejudge.duel import draw, questions_of, read_answers, share_of, visit_of
 from rankbuffer_trl.rejudge.replay import compare_group, measure, price_of, read_visits, replay
-from rankbuffer_trl.report.gains import Z
+from rankbuffer_trl.report.gains import Z, visits
 from rankbuffer_trl.report.report import headlines_of
 from rankbuffer_trl.report.runs import DUEL, REPORT, Run, duel_of, open_runs
 from rankbuffer_trl.rewards.method import GroupScore, load_method
@@ -269,6 +269,18 @@ def test_the_share_of_duels_is_the_truth_and_the_control_is_a_half(tmp_path):
     store.close()
 
 
+def test_the_control_counts_placements_as_the_page_does(tmp_path):
+    store = committed(tmp_path / "store.sqlite", 12, 2, gain=4)
+    drawn, found = draw(store, 1, 99, seed=0), visits(store)
+    placed: dict[str, list] = {}
+    for each in drawn.control.values():
+        placed.setdefault(each.row.query_id, []).append((each, each.recorded))
+    assert len(placed) == 12
+    for query_id, each in placed.items():
+        assert visit_of(each, [position for _, position in each]) == found[query_id][0]
+    store.close()
+
+
 def test_a_judge_that_moves_repeated_placements_up_is_seen_in_the_control(tmp_path):
     store = committed(tmp_path / "store.sqlite", 40, 2, gain=4)
     drawn = draw(store, 1, 100, seed=0)
@@ -339,9 +351,9 @@ class NumberJudge:
 
     def answer(self, messages, tally):
         tally.server, tally.attempts = self.name, tally.attempts + 1
+        self.asked.append(messages[0]["content"])
         if self.fail:
             raise TransportError("it is gone")
-        self.asked.append(messages[0]["content"])
         if len(self.asked) > self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.record:
@@ -526,3 +538,4 @@ def test_a_judge_that_fails_gives_no_result(folder, command, mode):
     said = command(*words)
     assert "more than judge_max_failures=0.25 allows" in said and "run the same command again" in said
     assert not list((run / REPORT).glob("*.json"))
+    assert "--method" not in mode or len(NumberJudge.asked) < 12 * 3 * 4, "it stops as soon as that is certain"
