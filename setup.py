@@ -57,6 +57,7 @@ setup(
         "console_scripts": [
             "rankbuffer-audit = rankbuffer_trl.audit.command:main",
             "rankbuffer-data = rankbuffer_trl.data.command:main",
+            "rankbuffer-rejudge = rankbuffer_trl.rejudge.command:main",
             "rankbuffer-report = rankbuffer_trl.report.command:main",
             "rankbuffer-train = rankbuffer_trl.training.command:main",
         ]

@@ -40,7 +40,7 @@ from rankbuffer_trl.report.gains import visits as visits_by_query
 from rankbuffer_trl.report.gains import weigh
 from rankbuffer_trl.report.page import format_number, pack
 from rankbuffer_trl.report.report import advantage_lanes, example_of, facts_of, headlines_of, write_report
-from rankbuffer_trl.report.runs import Run, open_runs, run_names, trainer_log
+from rankbuffer_trl.report.runs import DUEL, REPORT, Run, open_runs, run_names, trainer_log
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, StoreError, numbers
@@ -621,12 +621,17 @@ def test_a_card_needs_no_trainer(run, store, tmp_path):
     paper = {"title": "A paper", "citation": "@misc{paper}"}
     state = TrainerState(global_step=8, max_steps=12, epoch=4.0, num_train_epochs=6)
     facts = CardFacts(values, state, RankBuffer(), 4, "/models/base", False, paper, ["trl"])
+    won = {"queries": 9, "probability": 0.79, "low": 0.74, "high": 0.84, "reason": ""}
+    duel = {"run": numbers.run_id(store), "judge": "/models/other", "epochs": [0, 3], "duels": 200, "won": won}
+    (tmp_path / "run" / REPORT).mkdir(parents=True)
+    (tmp_path / "run" / REPORT / DUEL).write_text(json.dumps(duel))
     write_card(tmp_path / "run", store, facts)
     card = ModelCard.load(tmp_path / "run" / "README.md")
     totals, last = Totals.of(call for _, call in run.calls), tables.growth_table(store)[-1]
     for part in (
         "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4, ", "4 queries", "| judge | judge;", "2 queries a gen",
         f"| all | {totals.calls:,} | {totals.tokens:,} |", f"| 3 | {last['anchors']:.2f} |", "@misc{paper}",
+        "Epoch 3 beats epoch 0 in 79 % (74 % to 84 %) of 200 duels", "The judge, other, saw",
     ):  # fmt: skip
         assert part in card.text, part
     assert "/models" not in card.text and card.data.tags == ["generated_from_trainer", "trl"]

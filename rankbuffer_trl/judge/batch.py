@@ -57,6 +57,7 @@ class AnswerLog:
 
     def __init__(self, path: str | Path | None):
         self._values: dict[str, Any] = {}
+        self._calls: dict[str, Call] = {}
         self.calls: list[Call] = []
         self._file: FileIO | None = None
         if path is not None:
@@ -95,6 +96,7 @@ class AnswerLog:
 
     def _keep(self, key: str, value: Any, call: Call) -> None:
         self._values[key] = value
+        self._calls[key] = call
         self.calls.append(call)
 
     def __contains__(self, key: str) -> bool:
@@ -105,6 +107,10 @@ class AnswerLog:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def call(self, key: str) -> Call:
+        """Return what the answer of a key cost."""
+        return self._calls[key]
 
     def add(self, key: str, value: Any, call: Call) -> None:
         """Write one answer. When this returns, the answer is in the file and survives the process.
@@ -198,12 +204,7 @@ async def ask_many(
     print(answers.values["q1"], answers.totals.tokens)
     ```
     """
-    client = next(iter(servers_of(judge)), None)
-    model = model or (client.model if client else judge.client.name)
-    keys = {}
-    for name, question in questions.items():
-        fields = fields_of(client, question) if client else {}
-        keys[name] = f"{name} {hash_request(model, question.chat(judge.guard), fields)}"
+    keys = {name: f"{name} {hash_question(judge, question, model)}" for name, question in questions.items()}
     failed: dict[str, Call] = {}
     try:
         with AnswerLog(log) as answers:
@@ -237,6 +238,22 @@ async def ask_many(
     finally:
         judge.drain()
         await judge.client.close()
+
+
+def hash_question(judge: Judge, question: Asked, model: str | None = None) -> str:
+    """Hash the request that a judge makes of a question, see [`hash_request`].
+
+    Args:
+        judge (`Judge`):
+            The judge that is asked.
+        question (`Asked`):
+            The question.
+        model (`str`, *optional*):
+            Name of the model that answers. Default: the name under which the servers serve it.
+    """
+    client = next(iter(servers_of(judge)), None)
+    model = model or (client.model if client else judge.client.name)
+    return hash_request(model, question.chat(judge.guard), fields_of(client, question) if client else {})
 
 
 def hash_request(model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from ..store.export import FILE
 from . import gains
 from .chart import save
 from .charts import gain_chart, growth_chart
+from .runs import duel_of
 from .tables import growth_table
 
 TEMPLATE = Path(__file__).with_name("card.md")
@@ -106,6 +107,7 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
         paper_title=facts.paper["title"],
         citation=facts.paper["citation"],
         versions=[("rankbuffer-trl", __version__), *((package, version(package)) for package in VERSIONS)],
+        duel=duel_line(duel_of(folder, store)),
         **judging(store),
         **describe_buffers(store, folder),
     )
@@ -144,6 +146,17 @@ def judging(store: BufferStore) -> dict[str, Any]:
     ]
     counts = ("calls", "tokens", "failures", "attempts")
     return {"costs": costs, "totals": {name: f"{getattr(totals, name):,}" for name in counts}}
+
+
+def duel_line(duel: Mapping[str, Any]) -> str | None:
+    """Return what the card says of duels between the first and the last epoch, if there were any."""
+    if not duel:
+        return None
+    first, last = duel["epochs"]
+    return (
+        f"Epoch {last} beats epoch {first} in {gains.Comparison(**duel['won'])} of {duel['duels']} duels between"
+        f" responses to the same query. The judge, {public(duel['judge'])}, saw each pair in both orders."
+    )
 
 
 def describe_buffers(store: BufferStore, folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ..data.queries import QueryTable, load_queries
 from ..errors import RankBufferError, SettingsError
 from ..judge.endpoint import Endpoint
 from .report import write_report
+from .runs import report_folder
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -56,8 +57,7 @@ def main() -> None:
     arguments = make_parser().parse_args()
     if not sys.stderr.isatty():
         disable_progress_bars()
-    first = arguments.run_dir[0]
-    output = arguments.output or (first.parent if first.is_file() else first) / "_report"
+    output = arguments.output or report_folder(arguments.run_dir[0])
     try:
         queries = None
         if arguments.dataset_name:

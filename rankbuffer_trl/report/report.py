@@ -186,7 +186,10 @@ def section_of(
 
 
 def headlines_of(run: Run, price: Price | None) -> dict[str, str]:
-    """Return the three numbers that a run's section opens with, by label: progress, reach and cost."""
+    """Return the three numbers that a run's section opens with, by label: progress, reach and cost.
+
+    Progress is the share of duels that were won, if `rankbuffer-rejudge` has asked for duels.
+    """
     totals, rewards = numbers.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
     found = gains.visits(run.store) if gains.comparable(run.store) else {}
@@ -195,6 +198,10 @@ def headlines_of(run: Run, price: Price | None) -> dict[str, str]:
     if compared:
         newest = max(compared)
         progress, label = str(compared[newest]), f"epoch {newest}'s responses preferred to those of the visit before"
+    if run.duel:
+        first, last = run.duel["epochs"]
+        progress = str(gains.Comparison(**run.duel["won"]))
+        label = f"of {run.duel['duels']} duels won by epoch {last} against epoch {first}; judge: {run.duel['judge']}"
     shares = gains.above_initial(found)
     best = [share for share in shares if share.anchor == shares[-1].anchor]
     if len(best) > 1:

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..store import BufferStore, StoreError
+from ..store import BufferStore, StoreError, numbers
 from ..store.database import open_to_read
 from ..store.places import FOLDER, LIVE_STORE, RUN, STATE, checkpoints, read_store
+
+REPORT = "_report"  # the folder of pages and results; the Hub upload skips names that begin with an underscore
+DUEL = "duel.json"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Run:
             The trainer's log up to its newest checkpoint, one entry per logging step; empty without a checkpoint.
         manifest (`dict`, *optional*):
             What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
+        duel (`dict`, *optional*):
+            The result of `rankbuffer-rejudge --mode duel` for this run; empty without one.
     """
 
     name: str
@@ -36,6 +41,7 @@ class Run:
     store: BufferStore
     log: list[dict] = field(default_factory=list)
     manifest: dict[str, Any] = field(default_factory=dict)
+    duel: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -55,7 +61,7 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
         try:
             for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
                 store = open_store(path, Path(scratch) / f"{number}.sqlite")
-                runs.append(Run(name, path, store, trainer_log(path), manifest_of(path)))
+                runs.append(Run(name, path, store, trainer_log(path), manifest_of(path), duel_of(path, store)))
                 if store.last_step() is None:
                     raise StoreError(f"{path} has no scored group yet: call this again after the run's first step")
             yield runs
@@ -119,6 +125,20 @@ def trainer_log(path: Path) -> list[dict]:
         return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
     except ValueError:  # the trainer is still writing it
         return []
+
+
+def report_folder(path: Path) -> Path:
+    """Return the folder for what is found out about a run: `_report` in its folder, or beside its store file."""
+    return (path.parent if path.is_file() else path) / REPORT
+
+
+def duel_of(path: Path, store: BufferStore) -> dict[str, Any]:
+    """Return the result of the duels of a run; empty if there is none, or if it is of another run."""
+    try:
+        found = json.loads((report_folder(path) / DUEL).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # there is none, or it is damaged; the report does not need it
+        return {}
+    return found if isinstance(found, dict) and found.get("run") == numbers.run_id(store) else {}
 
 
 def manifest_of(path: Path) -> dict[str, Any]:

@@ -97,6 +97,11 @@ def decode_anchors(text: str) -> list[AnchorRow]:
     return [AnchorRow(*values) for values in json.loads(text)]
 
 
+def run_id(store: Readable) -> str:
+    """Return the random id of the run that the rows belong to; empty if there is none."""
+    return next((id for (id,) in store.rows("SELECT id FROM run")), "")
+
+
 def query_ids(store: Readable) -> list[str]:
     """Return the ids of all visited queries in the order of their first visits."""
     return [id for (id,) in store.rows("SELECT query_id FROM groups GROUP BY query_id ORDER BY min(step), query_id")]
@@ -172,6 +177,14 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
     table = "calls JOIN groups USING (query_id, step)" if column == "epoch" else "calls"
     rows = _select(store, f"{column}, {_sums()}", table, column, {"phase": phase, **equal}, group=f"GROUP BY {column}")
     return {value: Totals(*sums) for value, *sums in rows}
+
+
+def totals_by_visit(store: Readable) -> dict[tuple[str, int], Totals]:
+    """Return the sums of the judge's ledger over training by query id and step."""
+    rows = _select(
+        store, f"query_id, step, {_sums()}", "calls", "1", {"phase": "train"}, group="GROUP BY query_id, step"
+    )
+    return {(query_id, step): Totals(*sums) for query_id, step, *sums in rows}
 
 
 def _sums() -> str:
