@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from aiohttp import web
-from conftest import ask, ask_all, scripted_judge, unreachable
+from conftest import ScriptedClient, ask, ask_all, scripted_judge, unreachable
 from http_server import served
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
@@ -30,14 +30,15 @@ def question(query):
 
 
 def test_a_parsed_answer_is_the_verdict(question):
-    judge = scripted_judge(lambda messages: "Sure:\n```json\n" + GOOD + "\n```", method="my_method")
+    client = ScriptedClient(lambda messages: "Sure:\n```json\n" + GOOD + "\n```")
+    judge = Judge(client, method="my_method")
     verdict, call = ask(judge, question)
     assert verdict == 1
     assert call.seconds >= 0
     assert call == Call(
         "my_method", "insert", "tea", "scripted judge", "parsed", 1, (10, 4, 3), (10, 4, 3), call.seconds, ""
     )
-    assert judge.client.seen == [question.chat(guard=True)], "the guard is on unless it is switched off"
+    assert client.seen == [question.chat(guard=True)], "the guard is on unless it is switched off"
 
 
 def test_a_malformed_answer_is_asked_again_with_its_fault(question):

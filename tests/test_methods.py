@@ -110,7 +110,7 @@ def test_pairs_in_an_interval_cost_the_most(method):
 @example([None] * 3)
 @example([3])
 def test_the_first_questions_are_those_a_first_visit_begins_with(method, qualities):
-    first = [unguarded(question.prompt(guard=True)) for question in method.first_questions(make(qualities))]
+    first = [question.prompt() for question in method.first_questions(make(qualities))]
     assert play(method, make(qualities)).prompts[: len(first)] == first
 
 
