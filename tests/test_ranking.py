@@ -180,7 +180,8 @@ def test_ranking_equals_the_oracle(world, fine, anchor_content):
     assert table.anchors_seen == ({tuple(shown)} if rollouts else set())
 
     calls = judge.drain()
-    assert Counter(call.kind for call in calls) == Counter(kind for kind, _ in expected)
+    kinds = {"insert": "insert" if anchor_content else "order_only", "fine": "fine"}
+    assert Counter(call.kind for call in calls) == Counter(kinds[kind] for kind, _ in expected)
     fates = [table.coarse[r.id] for r in rollouts] + [table.listwise[p] for p in crowds if fine]
     outcomes = {FINE: ("parsed", 1), LATE: ("parsed", 2), MALFORMED: ("malformed", 3), DOWN: ("unreachable", 1)}
     assert Counter((call.outcome, call.attempts) for call in calls) == Counter(outcomes[fate] for fate in fates)

@@ -59,7 +59,7 @@ def train(tmp_path, tiny_policy, rows, template, cls=ThinkingTrainer, split=Fals
     if split:  # TRL then takes completions apart into reasoning_content and content
         tokenizer = trl.chat_template_utils.add_response_schema(tokenizer)
     args = config(tmp_path, max_steps=1, per_device_train_batch_size=8, format_check="think", **settings)
-    judge = scripted_judge(watch)
+    judge = scripted_judge(watch, guard=True)
     trainer = cls(tiny_policy, args, rows, reward_funcs=[spy], judge=judge, processing_class=tokenizer)
     trainer.opened = template == "deepseek_r1_distill"
     try:

@@ -97,7 +97,7 @@ def test_a_rollout_the_judge_cannot_place_is_left_out_of_the_baseline(tmp_path, 
         candidate = prompt.partition("\n\nCANDIDATE\n")[2].partition("\n\nReturn JSON only")[0]
         return "I cannot say." if 0 < len(candidate) < 40 else rubric_verdict(prompt)
 
-    judge = scripted_judge(lost_for_short_answers, max_attempts=2)
+    judge = scripted_judge(lost_for_short_answers, max_attempts=2, guard=True)
     trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1, judge_max_failures=1.0), rows, judge=judge)
     seen = []
     stock = trainer._calculate_rewards
@@ -123,7 +123,7 @@ def test_a_judge_that_dies_stops_the_run_and_nothing_written_is_lost(tmp_path, t
     def dies_after_two_steps(messages):
         return rubric_verdict(messages[0]["content"]) if alive[0] else TransportError("connection refused")
 
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows, judge=scripted_judge(dies_after_two_steps))
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows, judge=scripted_judge(dies_after_two_steps, guard=True))
     stock = trainer.training_step
 
     def training_step(*args):
@@ -138,7 +138,7 @@ def test_a_judge_that_dies_stops_the_run_and_nothing_written_is_lost(tmp_path, t
 
 
 def test_the_preflight_asks_before_anything_runs(tmp_path, tiny_policy, rows):
-    judge = scripted_judge(lambda messages: TransportError("connection refused"))
+    judge = scripted_judge(lambda messages: TransportError("connection refused"), guard=True)
     trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows, judge=judge)
     with pytest.raises(JudgeError, match=r"first question.*unreachable.*connection refused"):
         trainer.train()
