@@ -123,7 +123,9 @@ def test_a_judge_that_dies_stops_the_run_and_nothing_written_is_lost(tmp_path, t
     def dies_after_two_steps(messages):
         return rubric_verdict(messages[0]["content"]) if alive[0] else TransportError("connection refused")
 
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows, judge=scripted_judge(dies_after_two_steps, guard=True))
+    trainer = ScriptedTrainer(
+        tiny_policy, config(tmp_path), rows, judge=scripted_judge(dies_after_two_steps, guard=True)
+    )
     stock = trainer.training_step
 
     def training_step(*args):
