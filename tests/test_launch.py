@@ -225,8 +225,9 @@ def test_the_judges_of_the_scripts_hold_what_the_check_asks_for(tmp_path):
     prompt = [{"role": "user", "content": "x" * 3 * args.max_prompt_length}]
     rubrics = (Rubric("A rubric of about thirty words, " * 5, 5),) * 5
     needed = later(Query("long", prompt, rubrics), TokenCounter(), settings)
-    contexts = re.findall(r"--max-model-len (\d+)", "".join(map(Path.read_text, FOLDER.glob("*.sh"))))
-    assert needed <= min(size for size in map(int, contexts) if size != 8192), "8192 is the rollouts'"
+    contexts = re.findall(r"JUDGE_CONTEXT:-(\d+)", "".join(map(Path.read_text, FOLDER.glob("*.sh"))))
+    assert len(contexts) == 3, "the scripts that start a judge"
+    assert needed <= min(map(int, contexts))
 
 
 def test_one_gpu_holds_policy_and_vllm(tmp_path):
