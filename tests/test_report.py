@@ -538,7 +538,7 @@ def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
     files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {"index.html", "charts/advantages.png", "charts/scores.csv", "charts/run-1/reward.png"} <= files
     assert not [name for name in files if name.endswith(".tmp")]
-    assert page.read_text().count('data-run="') == 2
+    assert page.read_text().count('<section class="run" data-run="') == 2
     store = BufferStore(run.path)
     for name, table in (("reward", tables.reward_table(store)), ("composition", tables.composition_table(store))):
         with open(tmp_path / "out" / "charts" / "run-0" / f"{name}.csv", newline="") as file:
@@ -647,7 +647,8 @@ def test_the_command_writes_next_to_the_run_where_no_upload_looks(run, tmp_path,
     page = tmp_path / "run" / "_report" / "index.html"
     assert str(page) in capsys.readouterr().out
     prompt = sum(10 * call.attempts for _, call in run.calls if call.outcome == "parsed")
-    assert f"<dt>cost of the judge</dt><dd>{prompt / 1000:,.2f}</dd>" in page.read_text()
+    tile = rf"<dt>cost of the judge; [\d.]+ judgments a response</dt><dd>{prompt / 1000:,.2f}</dd>"
+    assert re.search(tile, page.read_text())
 
 
 # The head of the page
