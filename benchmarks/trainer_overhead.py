@@ -91,7 +91,7 @@ def step_times(
         )
         kwargs = dict(train_dataset=rows, processing_class=tokenizer, callbacks=[clock])
         if kind == "rankbuffer":
-            judge = Judge(InstantJudge(), guard=False)
+            judge = Judge(InstantJudge())
             trainer = RankBufferTrainer(build_model(tokenizer), RankBufferConfig(**common), judge=judge, **kwargs)
             trainer.train()
             trainer.close()
