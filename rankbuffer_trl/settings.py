@@ -1,5 +1,6 @@
 """Check the values of settings against the annotations of their fields, and load what a recipe names by its path."""
 
+import json
 import sys
 import typing
 from collections.abc import Mapping
@@ -53,6 +54,18 @@ def expected(annotation: Any) -> str:
     if origin is list:
         return f"a list, each item {expected(typing.get_args(annotation)[0])}"
     return WORDS[annotation]
+
+
+def parse_json(key: str, value: Any) -> Any:
+    """Return a setting that a YAML file gives as lists and mappings, and the command line as JSON.
+
+    Raises:
+        [`SettingsError`]: if it is a text that is not JSON.
+    """
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise SettingsError(f"{key} is not JSON ({error}): {value!r}") from None
 
 
 def load_path(path: str) -> Any:

@@ -214,6 +214,23 @@ def test_an_answer_is_on_disk_before_the_others_are_there(tmp_path):
     assert sorted(values[:4]) == [2, 3, 4, 5] and values[4] == 6
 
 
+def test_an_answer_is_in_the_log_before_the_next_request_leaves(tmp_path):
+    path, open_requests = tmp_path / "log", []
+
+    async def complete(request):
+        body = await request.json()
+        asked.append(body)
+        open_requests.append(len(asked) - len(path.read_bytes().splitlines()))
+        return web.json_response({"choices": [{"message": {"content": add_one(body["messages"])}}]})
+
+    asked: list[dict] = []
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    with served(app) as address:
+        put(Judge(OpenAIClient(f"{address}/v1", "m", concurrency=2)), path, *range(60))
+    assert len(asked) == 60 and max(open_requests) == 2, "a kill loses no more than the requests in flight"
+
+
 def test_a_damaged_line_is_an_error_that_names_it_and_leaves_the_file_free(tmp_path):
     put(scripted_judge(add_one), tmp_path / "log", 1, 2)
     text = (tmp_path / "log").read_text()

@@ -213,19 +213,18 @@ async def ask_many(
                 await check_servers(judge, todo.values())
             with progress() as shown:
                 bar = shown.add_task(title, total=len(keys), completed=len(keys) - len(todo))
-                answered: asyncio.Queue[asyncio.Task] = asyncio.Queue()
+
+                async def ask(name: str, question: Asked) -> None:
+                    value, call = await judge.put(question)
+                    if call.failed:
+                        failed[name] = call
+                    else:
+                        answers.add(keys[name], value, call)  # nothing is awaited between the answer and its line
+                    shown.advance(bar)
+
                 async with asyncio.TaskGroup() as group:
-                    tasks = {group.create_task(judge.put(question)): name for name, question in todo.items()}
-                    for task in tasks:
-                        task.add_done_callback(answered.put_nowait)
-                    for _ in tasks:
-                        task = await answered.get()
-                        value, call = task.result()
-                        if call.failed:
-                            failed[tasks[task]] = call
-                        else:
-                            answers.add(keys[tasks[task]], value, call)
-                        shown.advance(bar)
+                    for name, question in todo.items():
+                        group.create_task(ask(name, question))
             return Answers(
                 values={name: answers[key] for name, key in keys.items() if key in answers},
                 failures={

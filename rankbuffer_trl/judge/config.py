@@ -1,11 +1,10 @@
 """The settings of a judge, for training, audits, data and evaluation."""
 
-import json
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from ..errors import SettingsError
-from ..settings import check_arguments, check_own_fields, load_path
+from ..settings import check_arguments, check_own_fields, load_path, parse_json
 from .endpoint import Endpoint, check_at_least, check_seconds
 from .judge import ChatClient, Judge
 from .rubric_judge import RubricJudge
@@ -183,11 +182,7 @@ def read_object(key: str, value: dict | str | None) -> dict | None:
     Raises:
         [`SettingsError`]: if it is neither.
     """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise SettingsError(f"{key} is not JSON ({error}): {value!r}") from None
+    value = parse_json(key, value)
     if not isinstance(value, dict | None):
         raise SettingsError(f"{key} must be a JSON object, got {value!r}")
     return value

@@ -16,7 +16,7 @@ from typing import Any
 from ..data.queries import QueryTable
 from ..errors import SettingsError
 from ..judge import JudgeError, Question, insertion_question, pairwise_question
-from ..report.gains import Comparison, Visit, Z, comparable, compare
+from ..report.gains import Comparison, Visit, Z, compare
 from ..store import BufferStore, numbers
 from ..store.numbers import GroupRow, ResponseRow
 
@@ -100,7 +100,7 @@ def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
         for one, other in random_.sample(pairs, min(count, len(pairs))):
             chosen[f"{id} {one.id} {other.id}"] = (id, one, other)
     again: dict[str, Insertion] = {}
-    placed_by_insertion = comparable(store) and "insert" in numbers.totals_by(store, "kind")
+    placed_by_insertion = numbers.has_calls(store, "insert")  # by a judge that saw the anchors' texts
     each = max(2, math.ceil(control / len(answers)))
     for id, (before, _) in answers.items() if placed_by_insertion else ():
         row = rows[0][id]

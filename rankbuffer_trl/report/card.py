@@ -161,18 +161,18 @@ def duel_line(duel: Mapping[str, Any]) -> str | None:
 
 def describe_buffers(store: BufferStore, folder: Path) -> dict[str, Any]:
     """Return what the card says of the buffers and of progress, and draw its figures."""
-    growth, progress = growth_table(store), gains.gain_table(store)
+    found = gains.visits(store)
+    growth, progress = growth_table(store), gains.gain_table(found)
     if growth:
         save(folder / GROWTH, growth_chart(growth).png())
     shown = any(row["probability"] is not None for row in progress)
     if shown:
         save(folder / GAINS, gain_chart(progress).png())
-    compared = gains.since_last_visit(gains.visits(store)) if gains.comparable(store) else {}
     return {
         "buffers": growth,
         "sources": [source for source in SOURCES if any(row[source] for row in growth)],
         "growth": GROWTH,
-        "compared": [(epoch, str(comparison)) for epoch, comparison in compared.items()],
+        "compared": [(epoch, str(comparison)) for epoch, comparison in gains.since_last_visit(found).items()],
         "gains": GAINS if shown else None,
         "table": FILE,
     }

@@ -378,10 +378,11 @@ def reach_chart(table: Sequence[Row]) -> Chart:
 def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
     """Draw every chart that a run has data for. A method without a buffer has no buffer charts."""
     charts = []
-    progress = gains.gain_table(store)
+    found = gains.visits(store)
+    progress = gains.gain_table(found)
     if any(row["probability"] is not None for row in progress):
         charts.append(gain_chart(progress))
-    reach = gains.reach_table(store)
+    reach = gains.reach_table(found)
     if len({row["epoch"] for row in reach}) > 1:
         charts.append(reach_chart(reach))
     rewards = tables.reward_table(store)

@@ -160,25 +160,26 @@ def preference(log_odds: float) -> float:
     return (1 - v - v * log_odds) / (1 - v) ** 2
 
 
-def gain_table(store: Readable) -> list[dict[str, Any]]:
-    """Return the comparisons of a run with the previous visits as rows, by window, for a chart."""
-    if not comparable(store):
-        return []
-    return [{"step": step} | asdict(comparison) for step, comparison in by_window(visits(store)).items()]
+def gain_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+    """Return the comparisons of [`by_window`] as rows, for a chart."""
+    return [{"step": step} | asdict(comparison) for step, comparison in by_window(found).items()]
 
 
-def reach_table(store: Readable) -> list[dict[str, Any]]:
-    """Return the shares of rollouts above the initial anchors as rows, by anchor and epoch, for a chart."""
-    return [asdict(share) for share in above_initial(visits(store))] if comparable(store) else []
+def reach_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+    """Return the shares of [`above_initial`] as rows, for a chart."""
+    return [asdict(share) for share in above_initial(found)]
 
 
-def comparable(store: Readable) -> bool:
-    """Return whether the judge saw the anchors' texts. A judge that did not see them has compared nothing."""
-    return "order_only" not in numbers.totals_by(store, "kind")
+def visits(store: Readable) -> dict[str, list[Visit]]:
+    """Return the visits whose placements can be compared, of each query in their order.
+
+    There are none if the judge saw the order of the anchors but not their texts. Such a judge has compared nothing.
+    """
+    return {} if numbers.has_calls(store, "order_only") else placements(store)
 
 
-def visits(store: Readable, **equal: Any) -> dict[str, list[Visit]]:
-    """Return the visits of each query in their order, each with the anchors that its group was placed among.
+def placements(store: Readable, **equal: Any) -> dict[str, list[Visit]]:
+    """Return all visits of each query in their order, each with the anchors that its group was placed among.
 
     Args:
         store (`Readable`):
@@ -258,9 +259,9 @@ def newest_window(store: Readable, least: int = WINDOW) -> Comparison | None:
         `Comparison`, *optional*: `None` inside a window, and in the first epoch.
     """
     windows = cut(numbers.visited_in_newest_epoch(store), least)
-    if not windows or len(windows[-1][1]) < least or not comparable(store):
+    if not windows or len(windows[-1][1]) < least or numbers.has_calls(store, "order_only"):
         return None
-    newest = [visits(store, query_id=query_id)[query_id][-2:] for query_id in windows[-1][1]]
+    newest = [placements(store, query_id=query_id)[query_id][-2:] for query_id in windows[-1][1]]
     pairs = [(each[0], each[1]) for each in newest if len(each) == 2]
     return compare(pairs) if pairs else None
 

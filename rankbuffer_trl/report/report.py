@@ -192,7 +192,7 @@ def headlines_of(run: Run, price: Price | None) -> dict[str, str]:
     """
     totals, rewards = numbers.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
-    found = gains.visits(run.store) if gains.comparable(run.store) else {}
+    found = gains.visits(run.store)
     compared = gains.since_last_visit(found)
     progress, label = "-", "preferred to the visit before, in the judge's eyes; not known without shared anchors"
     if compared:
@@ -250,7 +250,7 @@ def example_of(run: Run) -> dict[str, Any] | None:
     """
     revisited = {
         id: gains.weigh(each[0], each[-1])
-        for id, each in gains.visits(run.store).items()
+        for id, each in gains.placements(run.store).items()
         if len(each) > 1 and each[0].placed and each[-1].placed
     }
     if not revisited:

@@ -3,13 +3,12 @@
 They are functions of TRL or of your own. They stand beside the rank reward, and their weights say how much they count.
 """
 
-import json
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
 from ..errors import SettingsError
-from ..settings import fits, load_path
+from ..settings import fits, load_path, parse_json
 
 FORM = 'such as [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]'
 
@@ -24,11 +23,7 @@ def load_functions(named: list | str | None) -> tuple[list[Callable], list[float
     Raises:
         [`SettingsError`]: if a function does not exist, does not take its `args`, or has no finite weight.
     """
-    if isinstance(named, str):
-        try:
-            named = json.loads(named)
-        except ValueError as error:
-            raise SettingsError(f"reward_functions is not JSON ({error}): {named!r}") from None
+    named = parse_json("reward_functions", named)
     if not isinstance(named, list | None):
         raise SettingsError(f"reward_functions must be a list {FORM}, got {named!r}")
     items = [load_function(item) for item in named or ()]

@@ -179,6 +179,12 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
     return {value: Totals(*sums) for value, *sums in rows}
 
 
+def has_calls(store: Readable, kind: str) -> bool:
+    """Return whether the judge's ledger has a call of this kind that training made."""
+    ((found,),) = store.rows("SELECT EXISTS (SELECT 1 FROM calls WHERE phase = 'train' AND kind = ?)", (kind,))
+    return bool(found)
+
+
 def totals_by_visit(store: Readable) -> dict[tuple[str, int], Totals]:
     """Return the sums of the judge's ledger over training by query id and step."""
     rows = _select(

@@ -74,8 +74,8 @@ class RankBufferTrainer(GRPOTrainer):
             The queries to evaluate on, in the same form. Evaluation reads buffers and writes none.
         reward_funcs (`list[Callable]`, *optional*):
             More reward functions, each with the weight 1; `reward_functions` of `args` names others, with weights. TRL
-            passes them the columns `query_id`, `split`, `epoch` and
-            `extracted_answer`, an [`~rewards.format.Answer`] per completion.
+            passes them the columns `query_id`, `split`, `epoch` and `extracted_answer`, an
+            [`~rewards.format.Answer`] per completion.
         judge ([`Judge`], *optional*):
             The judge. Default: the judge that `args` describes.
         dataset_name (`str`, *optional*):
