@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from judge_records_fit import (
+    SAMPLES,
     Array,
     Verdicts,
     consistency,
@@ -132,6 +133,8 @@ REPEATS = Source(
         ),
     },
 )
+JUDGE = "gpt-4o-2024-05-13"
+TWICE = ("Qwen1.5-72B-Chat", "Qwen1.5-72B-Chat-greedy")  # two rollouts of one policy, of which one is greedy
 WILDBENCH = Source(
     "allenai/WildBench",
     "d6b8dcaf377d173d031980f97c16e1a82618c03d",
@@ -139,10 +142,10 @@ WILDBENCH = Source(
     {
         "scores": (
             [
-                f"eval_results/v2.0522/score.v2/eval=gpt-4o-2024-05-13/{model}.json"
+                f"eval_results/v2.0522/score.v2/eval={JUDGE}/{model}.json"
                 for model in (
-                    *("Qwen1.5-72B-Chat", "Qwen1.5-72B-Chat-greedy", "Phi-3-mini-128k-instruct", "gemma-2b-it"),
-                    *("gemma-7b-it", "gpt-3.5-turbo-0125", "reka-core-20240501", "reka-edge", "reka-flash-20240226"),
+                    *(*TWICE, "Phi-3-mini-128k-instruct", "gemma-2b-it", "gemma-7b-it", "gpt-3.5-turbo-0125"),
+                    *("reka-core-20240501", "reka-edge", "reka-flash-20240226"),
                 )
             ],
             "5d88d60dacbe98209c52f8ba5c150c2f32e136ac84752c49f84fb74ab5dffcdf",
@@ -150,7 +153,6 @@ WILDBENCH = Source(
     },
 )
 SOURCES = (LLMBAR, REPEATS, WILDBENCH)
-TWICE = ("Qwen1.5-72B-Chat", "Qwen1.5-72B-Chat-greedy")  # two rollouts of one policy, of which one is greedy
 
 
 def number(winner: object) -> float:
@@ -192,7 +194,7 @@ WINS = {"1": 1.0, "2": -1.0}
 
 def by_winner(found: dict) -> list[float]:
     """Return for both orders 1 if the first stored response won, -1 if the second one did, or NaN."""
-    return [WINS.get(str(found[f"swap = {swap}"]["winner"]), np.nan) for swap in (False, True)]
+    return [WINS.get(str(found[f"swap = {swap}"].get("winner")), np.nan) for swap in (False, True)]
 
 
 def by_rating(found: dict) -> list[float]:
@@ -240,19 +242,19 @@ def swapped(index: str) -> str:
     return f"{question};{second};{first}"
 
 
-def rollouts(records: Path, source: Source = WILDBENCH) -> dict[str, list[float]]:
+def rollouts(records: Path, source: Source = WILDBENCH, samples: int = SAMPLES) -> dict[str, object]:
     """Estimate from WildBench how ratings of two rollouts of one policy differ, beside those of several policies.
 
     Returns:
-        `dict[str, list[float]]`: estimates with intervals. `tied` and `near` are the shares of prompts at which the
-        two rollouts have equal ratings, and ratings that differ by at most one point. `tied_models` is the share of
-        equal ratings over pairs of policies. `spread` is the standard deviation of the ratings of one policy over that
-        of several policies, without the part of the rounding.
+        `dict[str, object]`: names, and estimates with intervals. `tied` and `near` are the shares of prompts at which
+        the two rollouts have equal ratings, and ratings that differ by at most one point. `tied_models` is the share
+        of equal ratings over pairs of policies. `spread` is the standard deviation of the ratings of one policy over
+        that of several policies, without the part of the rounding.
     """
     scores = {path.stem: ratings(path) for path in source.files(records, "scores")}
     prompts = sorted(set.intersection(*map(set, scores.values())))
     table = {model: np.array([found[prompt] for prompt in prompts]) for model, found in scores.items()}
-    weights = resampled(np.arange(len(prompts)), 0)
+    weights = resampled(np.arange(len(prompts)), 0, samples)
     apart = np.abs(table.pop(TWICE[1]) - table[TWICE[0]])
     models = np.array(list(table.values()))
     pairs = np.triu_indices(len(models), 1)
@@ -264,7 +266,8 @@ def rollouts(records: Path, source: Source = WILDBENCH) -> dict[str, list[float]
         "tied_models": mean(weights, (models[pairs[0]] == models[pairs[1]]).mean(axis=0)),
         "spread": np.sqrt(np.maximum(own - rounding, 0) / np.maximum(all_models - rounding, rounding)),
     }
-    return {"prompts": len(prompts)} | {name: interval(values) for name, values in found.items()}
+    about = {"judge": JUDGE, "policy": TWICE[0], "prompts": len(prompts)}
+    return about | {name: interval(values) for name, values in found.items()}
 
 
 def ratings(path: Path) -> dict[str, float]:
@@ -354,7 +357,9 @@ def opinions(
     cases = []
     for judge, data, one, other in pairs:
         keys = (judge, data, one), (judge, data, other)
-        looks = same_opinion(*(verdicts[key] for key in keys), seed=seed_of(data))
+        looks = same_opinion(
+            *(verdicts[key] for key in keys), seed=seed_of(data), samples=len(found[keys[0]]["settled"]) - 1
+        )
         settled = [np.ones_like(looks) if key[2].startswith("Rating") else found[key]["settled"] for key in keys]
         kappa = looks / np.sqrt(np.maximum(settled[0] * settled[1], 1e-3))
         cases.append({"judge": judge, "data": data, "prompts": [one, other], "kappa": interval(kappa)})
@@ -366,21 +371,33 @@ def seed_of(data: str) -> int:
     return zlib.crc32(data.encode())
 
 
-NOISES = ("settled", "fresh", "pair_noise", "pair_bias", "sampling", "truth", "lasting", "agreement")
+NOISES = (
+    *("settled", "fresh", "pair_noise", "pair_bias", "sampling"),
+    *("truth", "lasting", "agreement", "error", "lasting_share", "error_bias"),
+)
 
 
-def measured(records: Path) -> dict:
+def measured(records: Path, sources: Sequence[Source] = SOURCES, samples: int = SAMPLES) -> dict:
     """Read the records, and return all estimates with intervals.
+
+    Args:
+        records (`Path`):
+            The folder with the clones.
+        sources (`Sequence[Source]`, *optional*):
+            The three repositories, in the order of `SOURCES`.
+        samples (`int`, *optional*, defaults to `1000`):
+            Number of bootstrap samples.
 
     Raises:
         [`RecordsError`]: if files are missing or differ from those of the pinned commits.
     """
-    for source in SOURCES:
+    for source in sources:
         for group in source.groups:
             source.files(records, group)
-    both = (item for data in REPEATS.groups for item in repeats(records, data))
-    verdicts = {(item.judge, item.data, item.prompt): item for item in (*llmbar(records), *both)}
-    found = {key: estimate(item, seed_of(item.data)) for key, item in verdicts.items()}
+    pairs, again, scores = sources
+    both = (item for data in again.groups for item in repeats(records, data, again))
+    verdicts = {(item.judge, item.data, item.prompt): item for item in (*llmbar(records, pairs), *both)}
+    found = {key: estimate(item, seed_of(item.data), samples) for key, item in verdicts.items()}
     estimates = []
     for key, item in verdicts.items():
         known = abs(found[key]["first"][0] - 0.5) <= FAR and not item.prompt.startswith("Rating")
@@ -392,7 +409,7 @@ def measured(records: Path) -> dict:
     rated_by = [(who, how) for who, data, how in found if how.startswith("Rating_NoRules") and data == "Natural"]
     return {
         "sources": [
-            {"repository": source.repository, "commit": source.commit, "licence": source.licence} for source in SOURCES
+            {"repository": source.repository, "commit": source.commit, "licence": source.licence} for source in sources
         ],
         "estimates": estimates,
         "bias_over_data": [bias_over_data(found, who, how) for who, how in several]
@@ -407,7 +424,7 @@ def measured(records: Path) -> dict:
                 carried_over(found, how, large, ["Adversarial"]),
             )
         ]
-        + [carried_over(found, "repeated", tuple(REPEATS.groups), tuple(REPEATS.groups))],
+        + [carried_over(found, "repeated", tuple(again.groups), tuple(again.groups))],
         "ratings_from_pairs": [
             case
             for who, _ in rated_by
@@ -425,7 +442,7 @@ def measured(records: Path) -> dict:
                 for how in ("Vanilla", "Vanilla_NoRules")
             ],
         ),
-        "rollouts": rollouts(records),
+        "rollouts": rollouts(records, scores, samples),
     }
 
 
@@ -441,8 +458,10 @@ def rounded(value: object) -> object:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--records", type=Path, required=True, metavar="DIR", help="folder with the clones")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="bootstrap samples (default: %(default)s)")
+    arguments = parser.parse_args()
     try:
-        found = rounded(measured(parser.parse_args().records))
+        found = rounded(measured(arguments.records, samples=arguments.samples))
     except (RankBufferError, OSError) as error:
         raise SystemExit(str(error)) from None
     print(tables(found))

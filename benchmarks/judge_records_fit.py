@@ -149,9 +149,11 @@ def estimate(verdicts: Verdicts, seed: int = 0, samples: int = SAMPLES) -> dict[
           share of variance that a repeat of the same prompt changes.
         - `accuracy`, `truth`, `lasting`, `agreement` with labels only: share of right verdicts (ties half), shares of
           variance, and the correlation of settled opinion with truth.
-        - `right_longer`, `right_shorter`, `prefers_longer`, `taste` with lengths only: accuracy where the better
-          response is the longer or the shorter one; the share of verdicts for the longer one if it were better in half
-          of the pairs; what the longer one gains, in standard deviations of a look.
+        - `error`, `lasting_share`, `error_bias` with labels only: the errors as settings of the simulated judge
+          (`noise`, `lasting` and `bias` of `JudgeErrors`). The unit is the spread of true quality over responses.
+        - `right_longer`, `right_shorter`, `prefers_longer` with lengths only: accuracy where the better response is the
+          longer or the shorter one, and the share of verdicts for the longer one if it were better in half of the
+          pairs.
     """
     looks = verdicts.looks
     weights = resampled(verdicts.asked, seed, samples)
@@ -187,12 +189,13 @@ def estimate(verdicts: Verdicts, seed: int = 0, samples: int = SAMPLES) -> dict[
         truth = solved(partial(accuracy, bias, ties), averaged(rights))
         found |= {"accuracy": averaged(rights), "truth": truth**2, "lasting": settled - truth**2}
         found["agreement"] = truth / spread
+        known = np.maximum(truth**2, 0.01)
+        found |= {"error": np.sqrt((1 - known) / known), "error_bias": bias * np.sqrt(2 / known)}
+        found["lasting_share"] = (settled - truth**2) / np.maximum(1 - truth**2, 1e-3)
         if verdicts.longer is not None:
             longer = labels * verdicts.longer[used]
             long, short = (averaged(np.where(longer == side, rights, np.nan)) for side in (1, -1))
-            normal = [ndtri(np.clip(share, LEAST, 1 - LEAST)) for share in (long, short)]
             found |= {"right_longer": long, "right_shorter": short, "prefers_longer": (1 + long - short) / 2}
-            found["taste"] = (normal[0] - normal[1]) / 2
     return found
 
 
