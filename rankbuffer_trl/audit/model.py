@@ -70,7 +70,7 @@ class JudgeModel:
         pair_bias (`float`):
             What the first slot of a pair gains over the second.
         kappa (`float`):
-            Correlation, within a group, of what lists settle on and of what pairs settle on; 1 where both are the same.
+            Correlation, within a group, of what lists settle on and of what pairs settle on; 1 if both are the same.
         spread (`float`):
             Standard deviation, over groups, of the logarithm of a group's spread of settled opinion; 0 where all
             groups have the same spread. The median group has the spread 1.
