@@ -16,10 +16,10 @@ from datasets import disable_progress_bars
 
 from ..data.output import write_rows
 from ..data.queries import QueryTable, load_queries
-from ..data.recipe import announce, read_settings
+from ..data.recipe import announce, cost_line, read_settings
 from ..errors import RankBufferError, SettingsError
 from ..groups import RolloutGroup
-from ..judge import Call, Question
+from ..judge import Call, Question, Totals
 from ..judge.config import JudgeConfig
 from ..judge.reach import estimate_tokens
 from .advice import MethodCosts, advise
@@ -191,6 +191,7 @@ def audit(config: AuditConfig) -> Audit:
     announce(config.endpoint(), f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed))
+    print(f"[price] asked: {cost_line(config.endpoint(), Totals.of(calls))}")
     write_rows(config.log.with_name("pairs.jsonl"), rows_to_label(groups, pairs))
     found = Audit(
         judge=config.judge().client.name,
@@ -212,6 +213,11 @@ def audit(config: AuditConfig) -> Audit:
     return replace(found, estimates=estimates(fit, advice.alarm), advice=advice)
 
 
+def plain(number: np.generic) -> object:
+    """Return a number of numpy as one of Python, for JSON."""
+    return number.item()
+
+
 def main() -> None:
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -221,7 +227,7 @@ def main() -> None:
         out = Path(config.output_dir)
         audit_figure(out / "audit.png", found)
         (out / "audit.json").write_text(
-            json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False) + "\n"
+            json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=plain) + "\n"
         )
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-audit: {error}")

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from .results import Result
-from .samples import Order, QueryVerdicts
+from .samples import LISTS, Order, QueryVerdicts
 
 RESAMPLES = 1000
 
@@ -59,6 +59,18 @@ def best_constant(n: int) -> float:
 def ordering_tau(first: Order, second: Order) -> float:
     """Return Kendall's tau of two orders."""
     return tau_b(ranks(first), ranks(second))
+
+
+def lists_tau(answers: QueryVerdicts) -> float | None:
+    """Return the mean tau of every two of the four lists, `None` if one is missing.
+
+    A judge that ranks by place alone gets less than 0, whether it likes the first places, the ends or the middle. For
+    that all four are needed: a list and its reverse agree where a judge likes the ends.
+    """
+    orders = [order for _, order in answers.looks.lists if order is not None]
+    if len(orders) < LISTS:
+        return None
+    return mean([ordering_tau(one, other) for one, other in combinations(orders, 2)])
 
 
 def slope(shown: Order, one: Order, other: Order) -> float:
@@ -153,14 +165,14 @@ MEASURES = (
     Measure(
         "lists_tau",
         "lists, shown twice",
-        "tau of the rankings of a list and of its reverse",
-        lambda a: mean([ordering_tau(one, other) for _, one, other in a.reversed_lists]),
+        "tau of two rankings, samples shown in two orders",
+        lists_tau,
         main=True,
     ),
     Measure(
         "lists_identical",
         "identical",
-        "share of lists ranked the same both times",
+        "share of reversed lists ranked the same both times",
         lambda a: mean([float(one == other) for _, one, other in a.reversed_lists]),
         lambda n: 1 / math.factorial(n),
     ),

@@ -24,6 +24,7 @@ from ..rewards.looks import balanced, look_questions, mean_places
 from ..rewards.presentation import shuffle
 from .model import CROWD, QueryLooks
 
+LISTS = 4
 FEWEST = 4
 INSERTED = 10
 
@@ -131,7 +132,7 @@ def both_orders(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def questions(group: RolloutGroup, seed: int) -> dict[tuple, Question]:
     """Make all questions about one group but the insertions, by a key such as `("list", (3, 0, 2, 1))`."""
     ids = range(len(group.rollouts))
-    orders = balanced(ids, 4, seed, group)
+    orders = balanced(ids, LISTS, seed, group)
     pairs = both_orders(pairs_of(group, seed))
     asked = {("list", order): one for order, one in zip(orders, look_questions(group, orders, "look"), strict=True)}
     asked |= {("pair", pair): one for pair, one in zip(pairs, look_questions(group, pairs, "pair"), strict=True)}
