@@ -24,7 +24,7 @@ from ..judge.config import JudgeConfig
 from ..judge.reach import estimate_tokens
 from .advice import MethodCosts, advise
 from .figure import audit_figure
-from .fit import fit_judge
+from .fit import fit_judge, lasting_bound
 from .labels import read_labels, rows_to_label
 from .measures import MEASURES
 from .results import Audit, Cost, Form, estimates
@@ -210,7 +210,8 @@ def audit(config: AuditConfig) -> Audit:
     budget = config.budget or config.price_budget or math.inf
     run = method_costs(config, queries, asked, calls)
     advice = advise(fit, found.looks, run, budget, labels, in_price=config.price_budget is not None)
-    return replace(found, estimates=estimates(fit, advice.alarm), advice=advice)
+    lasting = lasting_bound(fit, found.looks, labels, config.seed) if labels else None
+    return replace(found, estimates=estimates(fit, advice.alarm, lasting), advice=advice)
 
 
 def plain(number: np.generic) -> object:

@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..report.chart import BLUE, GREEN, GREY, RED
-from .results import Audit, Estimate, Result
+from .results import Audit, ModelRow, Result
 
 GOOD, UNCLEAR, CHANCE = GREEN, RED, GREY
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", BLUE])
@@ -85,7 +85,7 @@ def _measure_panel(axes: Axes, results: Sequence[Result]) -> None:
     axes.set_axisbelow(True)
 
 
-def _model_panel(axes: Axes, estimates: Mapping[str, Estimate]) -> None:
+def _model_panel(axes: Axes, estimates: Mapping[str, ModelRow]) -> None:
     """Draw one row per number of the model of the judge, with its interval."""
     for row, one in enumerate(reversed(estimates.values())):
         axes.plot([one.low, one.high], [row, row], color=BLUE, linewidth=3, alpha=0.45, solid_capstyle="butt")

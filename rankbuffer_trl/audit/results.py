@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .fit import Fit
+from .fit import Estimate, Fit
 from .model import JudgeModel, QueryLooks
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ModelRow:
     """One number of the model of the judge. Its unit is the spread of the settled opinion within a typical group.
 
     Args:
@@ -121,7 +121,7 @@ ESTIMATES: dict[str, tuple[str, Callable[[JudgeModel], str]]] = {
 """The estimates in the order of the table: the attribute of [`JudgeModel`], its name, and what it means."""
 
 
-def estimates(fit: Fit, alarm: bool) -> dict[str, Estimate]:
+def estimates(fit: Fit, alarm: bool, lasting: Estimate | None) -> dict[str, ModelRow]:
     """Return the numbers of a model with their intervals and their meaning, by attribute.
 
     Args:
@@ -129,12 +129,17 @@ def estimates(fit: Fit, alarm: bool) -> dict[str, Estimate]:
             The model, and the models that the data allow.
         alarm (`bool`):
             Whether lists and pairs seem to settle on different opinions.
+        lasting (`Estimate`, *optional*):
+            What labels say about lasting error; `None` without labels.
     """
     found = {}
     for name, (label, says) in ESTIMATES.items():
         low, high = np.quantile([getattr(draw, name) for draw in fit.draws], [0.025, 0.975]).tolist()
         meaning = ALARM if alarm and name == "kappa" else says(fit.model)
-        found[name] = Estimate(label, getattr(fit.model, name), low, high, meaning)
+        found[name] = ModelRow(label, float(getattr(fit.model, name)), low, high, meaning)
+    if lasting is not None:
+        meaning = "share of its opinion's variance that is wrong at every look, wrong labels included"
+        found["lasting"] = ModelRow("lasting error, at most", lasting.value, lasting.low, lasting.high, meaning)
     return found
 
 
@@ -198,7 +203,7 @@ class Audit:
             For each sample that was taken out and put back: number of samples, place in the lists, place given.
         max_failures (`float`):
             Share of failed judgments above which training would stop.
-        estimates (`dict[str, Estimate]`, *optional*):
+        estimates (`dict[str, ModelRow]`, *optional*):
             The model of the judge; `None` if it was not estimated.
         advice (`Advice`, *optional*):
             The methods under the budget; `None` if the judge was not estimated.
@@ -213,7 +218,7 @@ class Audit:
     costs: list[Cost]
     moves: list[tuple[int, int, int]]
     max_failures: float
-    estimates: dict[str, Estimate] | None = None
+    estimates: dict[str, ModelRow] | None = None
     advice: "Advice | None" = None
 
     @property

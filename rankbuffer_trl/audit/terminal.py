@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .advice import Advice
-from .results import ALARM, Audit, Estimate, verdict
+from .results import ALARM, Audit, ModelRow, verdict
 
 
 def print_audit(audit: Audit) -> None:
@@ -56,7 +56,7 @@ def measure_table(audit: Audit) -> Table:
     return table
 
 
-def estimate_table(estimates: Mapping[str, Estimate]) -> Table:
+def estimate_table(estimates: Mapping[str, ModelRow]) -> Table:
     """Make the table of the model of the judge."""
     table = titled("How does it err? 1 is the spread of its own settled opinion within a group. Truth is not measured")
     table.add_column("error", no_wrap=True)
