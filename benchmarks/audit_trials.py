@@ -81,7 +81,7 @@ def ask(
         lists (`int`, *optional*, defaults to `4`):
             Lists per query. They are a shuffle, its reverse, the shuffle turned by half, and the reverse of that.
         pairs (`int`, *optional*, defaults to `4`):
-            Pairs per query, at most half of the responses. No response is in two of them. Each is shown in both orders.
+            Pairs per query, at most half of the responses. No response is in two pairs. Each is shown in both orders.
         wander (`float`, *optional*, defaults to `0.3`):
             Standard deviation, over queries, of the place bias as a share of its mean.
         missing (`float`, *optional*, defaults to `0.0`):
