@@ -25,6 +25,8 @@ ALARM = 0.93  # kappa below it is an alarm; docs/results/audit.md says how this 
 ENOUGH = 100  # labelled pairs
 Label = tuple[str, int, int]
 """A query, the better of two of its responses, and the worse one."""
+Taus = Mapping[str, tuple[float, np.ndarray]]
+"""The expected tau of each method, and its values for all draws of a fit."""
 
 
 @dataclass(frozen=True)
@@ -161,26 +163,14 @@ def advise(
     if in_price and costs.prices is None:
         raise SettingsError("a budget in price needs judge_prompt_price and judge_completion_price")
     taus, rewards = predict(fit, looks)
-    rows = []
-    for recipe, (center, allowed) in taus.items():
-        found = rewards[recipe]
-        prompt, completion = costs.run(found.prompts, found.responses)
-        tokens = prompt + completion
-        price = None if costs.prices is None else (prompt * costs.prices[0] + completion * costs.prices[1]) / 1e6
-        low, high = np.quantile(allowed, [0.025, 0.975]).tolist()
-        hours = tokens / costs.tokens_per_second / 3600
-        fits = (price if in_price and price is not None else tokens) <= budget
-        rows.append(MethodRow(recipe, found.pairs, center, low, high, tied(found.places), tokens, hours, price, fits))
-    rows.sort(key=lambda row: -row.tau)
-    rule, advised, sentences = choose(
-        rows, {recipe: allowed for recipe, (_, allowed) in taus.items()}, fit.model, looks, labels
-    )
+    rows = tabulate(taus, rewards, costs, budget, in_price)
+    rule, advised, sentences = choose(rows, taus, fit.model, looks, labels)
     return Advice(rows, rule, advised, fit.model.kappa, fit.model.kappa < ALARM, sentences)
 
 
 def choose(
     rows: Sequence[MethodRow],
-    allowed: Mapping[str, np.ndarray],
+    taus: Taus,
     model: JudgeModel,
     looks: Sequence[QueryLooks],
     labels: Sequence[Label],
@@ -207,7 +197,7 @@ def choose(
         sentences.append(f"Advice: {best.recipe}.")
         return rule.recipe, best.recipe, sentences
     best = affordable[0]
-    sure = float(np.mean(allowed[best.recipe] > allowed[rule.recipe]))
+    sure = float(np.mean(taus[best.recipe][1] > taus[rule.recipe][1]))
     share = f"better in {sure:.0%} of the models that the audit allows"
     if best is rule:
         sentences.append("Advice: the same. The audit finds no better method that fits.")
@@ -218,7 +208,7 @@ def choose(
     return rule.recipe, best.recipe if sure >= SURE else rule.recipe, sentences
 
 
-def predict(fit: "Fit", looks: Sequence[QueryLooks]) -> tuple[dict[str, tuple[float, np.ndarray]], dict[str, Rewards]]:
+def predict(fit: "Fit", looks: Sequence[QueryLooks]) -> tuple[Taus, Mapping[str, Rewards]]:
     """Return the expected tau of each method and its values for all draws of a fit, and the rewards behind it.
 
     The values for the draws come from fewer groups. Only their differences from the model's value are used.
@@ -240,6 +230,23 @@ def predict(fit: "Fit", looks: Sequence[QueryLooks]) -> tuple[dict[str, tuple[fl
         taus[POINTWISE] = (float(disattenuated(agree.mean(), np.array(four))), disattenuated(resampled, allowed))
         rewards[POINTWISE] = Rewards(np.array([scores_of(one) for one in rated]), G, G)
     return taus, rewards
+
+
+def tabulate(
+    taus: Taus, rewards: Mapping[str, Rewards], costs: MethodCosts, budget: float, in_price: bool = False
+) -> list[MethodRow]:
+    """Return the rows of all methods, the best one first."""
+    rows = []
+    for recipe, (center, allowed) in taus.items():
+        found = rewards[recipe]
+        prompt, completion = costs.run(found.prompts, found.responses)
+        tokens = prompt + completion
+        price = None if costs.prices is None else (prompt * costs.prices[0] + completion * costs.prices[1]) / 1e6
+        low, high = np.quantile(allowed, [0.025, 0.975]).tolist()
+        hours = tokens / costs.tokens_per_second / 3600
+        fits = (price if in_price and price is not None else tokens) <= budget
+        rows.append(MethodRow(recipe, found.pairs, center, low, high, tied(found.places), tokens, hours, price, fits))
+    return sorted(rows, key=lambda row: -row.tau)
 
 
 def heard(one: QueryLooks) -> list[tuple[int, ...]]:

@@ -150,7 +150,9 @@ class Judged:
         self.pairs = self.spread * (model.kappa * sample.lists + np.sqrt(1 - model.kappa**2) * sample.own)
         self.anchors = self.spread * sample.anchors
         self.K = np.isfinite(sample.anchors).sum(1, keepdims=True)
-        self.noise = np.array([model.noise(n) for n in range(G + sample.anchors.shape[1] + 2)])
+        # No audit shows prompts with more than 8 responses. There, a noise that falls with their number is not believed.
+        shown = range(G + sample.anchors.shape[1] + 2)
+        self.noise = np.array([max(model.noise(n), model.list_noise if n > G else 0) for n in shown])
 
     def gain(self, slot: np.ndarray, n: np.ndarray) -> np.ndarray:
         """Return what a slot gains, as [`JudgeModel.gain`] says."""
@@ -211,7 +213,8 @@ def blockwise(judged: Judged, block: np.ndarray, looks: Iterable[int]) -> tuple[
     place = (same & (IDS[:, None] > IDS)).sum(2)
     heard = [above(judged.look(judged.sample.looks[look], slot(look, place, n), n)) for look in looks]
     asked = n > 1
-    return np.mean(heard, axis=0), len(heard) * (asked / n).sum(1).mean(), len(heard) * asked.sum(1).mean()
+    times = len(heard)
+    return np.mean(heard, axis=0), times * float((asked / n).sum(1).mean()), times * float(asked.sum(1).mean())
 
 
 def blocks_of_four(judged: Judged) -> Rewards:
@@ -228,7 +231,7 @@ def batch(judged: Judged, looks: int) -> Rewards:
     """Rank the group behind the anchors in one prompt. The noise is that of a prompt with all of them."""
     n = judged.K + G
     heard = [judged.look(judged.sample.looks[look], judged.K + slot(look, IDS, G), n) for look in range(looks)]
-    return Rewards(np.mean([above(one) for one in heard], axis=0).sum(2), looks, looks * n.mean())
+    return Rewards(np.mean([above(one) for one in heard], axis=0).sum(2), looks, looks * float(n.mean()))
 
 
 def rankbuffer(judged: Judged, looks: int) -> Rewards:
@@ -241,7 +244,7 @@ def rankbuffer(judged: Judged, looks: int) -> Rewards:
     position = (marks[:, None, :] + noise[:, :, None] * errors[:, :, 1:] < seen[:, :, None]).sum(2)
     share, prompts, responses = blockwise(judged, position, range(looks))
     share = np.where(position[:, :, None] == position[:, None, :], share, above(position))
-    return Rewards(share.sum(2), G + prompts, G * (K.mean() + 1) + responses)
+    return Rewards(share.sum(2), G + prompts, G * float(K.mean() + 1) + responses)
 
 
 def rrc_scr(judged: Judged) -> Rewards:
