@@ -244,7 +244,7 @@ def test_a_guessing_judge_comes_out_near_chance():
         lambda worth: rng.randint(0, 10),
     )
     measured = values(examine(client, make_groups(60))[0])
-    assert measured["put_back"] == pytest.approx(1 / 8, abs=0.11)  # of ten queries
+    assert measured["put_back"] == pytest.approx(1 / 8, abs=0.13)  # of six queries
     assert measured["put_back_distance"] == pytest.approx((N * N - 1) / (3 * N), abs=0.5)
     for name in ("pairs_flip", "pairs_lists", "pairs_first", "pairs_label"):
         assert measured[name] == pytest.approx(1 / 2, abs=0.09), name
@@ -268,8 +268,8 @@ def test_each_query_takes_as_many_questions_as_documented_and_numbers_candidates
     _, calls = examine(client, make_groups(12))
     kinds = Counter((question.query_id, question.kind) for question in client.questions[1:])  # after the first trial
     each = {(f"q{i}", kind): n for i in range(12) for kind, n in (("look", 4), ("pair", 10), ("score", N))}
-    assert kinds == each | {(f"q{i}", "insert"): N for i in range(10)}
-    assert len(calls) == kinds.total() == 12 * 22 + 10 * 8
+    assert kinds == each | {(f"q{i}", "insert"): N for i in range(6)}
+    assert len(calls) == kinds.total() == 12 * 22 + 6 * 8
     crossed = 0
     for question in client.questions:
         if question.kind in ("look", "pair"):

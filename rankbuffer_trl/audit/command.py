@@ -51,7 +51,7 @@ class AuditConfig(JudgeConfig):
             A file of eight responses of your policy per query, in any order: rows with `query_id` and `responses`.
         queries (`int`, *optional*, defaults to `50`):
             Number of queries to draw from the file of samples. A query with eight samples takes 22 questions. The
-            first ten queries take eight more.
+            first six queries take eight more.
         labels (`str`, *optional*):
             A file of 100 or more labels of your own: rows with `query_id`, `better` and `worse`. The file
             `pairs.jsonl` of an earlier audit has the pairs and the numbers of their samples.

@@ -7,7 +7,7 @@ The questions of one query with eight samples:
 * the first of these pairs once more in both orders, with the two labels exchanged;
 * one rating of each sample.
 
-For the first ten queries, the judge then inserts each sample among the others, which stand as the lists ranked them.
+For the first six queries, the judge then inserts each sample among the others, which stand as the lists ranked them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from .model import CROWD, QueryLooks
 
 LISTS = 4
 FEWEST = 4
-INSERTED = 10
+INSERTED = 6
 
 Order = tuple[int, ...]
 
