@@ -5,13 +5,25 @@
 Each trial draws a judge, lets the audit ask it its questions, and compares the estimate with the truth. The judges are
 those of the audit's own model, except that their place bias varies from query to query. The script prints one table
 per number of queries and per spread of the groups, and then one JSON line.
+
+`rmse` is the root of the mean squared error of the estimate, and `covered` is the share of trials whose 95 % interval
+holds the truth. Noises and their ratio `crowd` are compared by their logarithms, so 0.1 is about 10 %. `tau list` and
+`tau pair` are Kendall's tau of one list of 8, and of the two orders of a pair, against what the judge settles on.
 """
 
+import argparse
+import json
 import math
+import time
+from collections.abc import Callable
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy.special import ndtr
 
-from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
+from rankbuffer_trl.audit.fit import fit_judge
+from rankbuffer_trl.audit.model import CROWD, JudgeModel, QueryLooks
 
 QUALITY = 0.25  # spread of quality within a typical group, the unit of `random_judge`'s ranges
 WANDER = 0.3  # standard deviation, over queries, of the place bias as a share of its mean
@@ -110,3 +122,85 @@ def ask(
             )
         )
     return looks
+
+
+def tau_once(model: JudgeModel, n: int) -> float:
+    """Return Kendall's tau of the order of one prompt with `n` responses against the settled opinion."""
+    log_spreads = np.linspace(-3, 3, 9)
+    weight = np.exp(-(log_spreads**2) / 2)
+    spread = math.sqrt(2) * np.exp(model.spread * log_spreads)
+    z = np.linspace(0.05, 4.95, 50)  # the size of the difference of two opinions, in units of its spread
+    gains = np.array([model.gain(slot, n) for slot in range(n)])
+    shift = (gains[:, None] - gains)[~np.eye(n, dtype=bool)]
+    agree = ndtr((spread[:, None, None] * z[:, None] + shift) / (math.sqrt(2) * model.noise(n))).mean(axis=2)
+    by_spread = (agree * np.exp(-(z**2) / 2)).sum(axis=1) / np.exp(-(z**2) / 2).sum()
+    return float(2 * (by_spread * weight).sum() / weight.sum() - 1)
+
+
+MEASURES: dict[str, Callable[[JudgeModel], float]] = {
+    "list noise (log)": lambda model: math.log(model.list_noise),
+    "list bias": lambda model: model.list_bias,
+    "list middle": lambda model: model.list_middle,
+    "pair noise (log)": lambda model: math.log(model.pair_noise),
+    "pair bias": lambda model: model.pair_bias,
+    "crowd (log)": lambda model: math.log(model.crowd),
+    "kappa": lambda model: model.kappa,
+    "spread": lambda model: model.spread,
+    "tau list": lambda model: tau_once(model, CROWD),
+    "tau pair": lambda model: tau_once(model, 2),
+}
+
+
+def estimator_trials(trials: int, queries: int, spread: float, seed: int) -> dict[str, dict[str, float]]:
+    """Return the bias, the RMSE and the coverage of each measure over simulated audits."""
+    errors: dict[str, list[float]] = {name: [] for name in MEASURES}
+    covered: dict[str, list[bool]] = {name: [] for name in MEASURES}
+    for trial in range(trials):
+        rng = np.random.default_rng([seed, queries, trial])
+        truth = random_judge(rng, spread=spread)
+        fit = fit_judge(ask(truth, opinions(truth, queries, rng), rng))
+        for name, measure in MEASURES.items():
+            low, high = np.quantile([measure(draw) for draw in fit.draws], [0.025, 0.975])
+            errors[name].append(measure(fit.model) - measure(truth))
+            covered[name].append(bool(low <= measure(truth) <= high))
+    return {
+        name: {
+            "bias": round(float(np.mean(errors[name])), 4),
+            "rmse": round(math.sqrt(np.mean(np.square(errors[name]))), 4),
+            "covered": round(float(np.mean(covered[name])), 3),
+        }
+        for name in MEASURES
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=100, help="simulated audits per table")
+    parser.add_argument("--queries", type=int, nargs="+", default=[50], help="queries of an audit, one table each")
+    parser.add_argument(
+        "--spreads", type=float, nargs="+", default=[0.4, 0.0], help="spreads of groups, one table each"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of judges and verdicts")
+    arguments = parser.parse_args()
+
+    console, tables = Console(), []
+    for queries in arguments.queries:
+        for spread in arguments.spreads:
+            start = time.process_time()
+            rows = estimator_trials(arguments.trials, queries, spread, arguments.seed)
+            seconds = (time.process_time() - start) / arguments.trials
+            table = Table(title=f"{queries} queries, spread of groups {spread:g}, {seconds:.2f} CPU seconds per trial")
+            for column in ("", "bias", "rmse", "covered"):
+                table.add_column(column, justify="right" if column else "left")
+            for name, row in rows.items():
+                exact = name == "spread" and not spread  # an estimate of 0 is impossible, so it cannot be covered
+                table.add_row(
+                    name, *(f"{row[key]:.3f}" for key in ("bias", "rmse")), "-" if exact else f"{row['covered']:.2f}"
+                )
+            console.print(table)
+            tables.append({"queries": queries, "spread": spread, "cpu_s": round(seconds, 3), "measures": rows})
+    print(json.dumps({"benchmark": "audit_trials", "trials": arguments.trials, "estimator": tables}))
+
+
+if __name__ == "__main__":
+    main()

@@ -6,25 +6,19 @@ All taus are relative to the judge's own settled opinion. Without labels, nothin
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import SettingsError
-from .expected import METHODS, G, Judged, Rewards, draw, pair_tau, tied
+from ..errors import RankBufferError, SettingsError
+from .expected import METHODS, G, Judged, Rewards, draw, tied
+from .fit import Fit, Label, label_agreement
 from .measures import tau_b
-from .model import JudgeModel, QueryLooks
-
-if TYPE_CHECKING:
-    from .fit import Fit
+from .model import QueryLooks
 
 LISTS = ("beyond/listwise_one", "beyond/listwise_two", "beyond/listwise_four")  # the rule without an audit
 POINTWISE = "paper/grpo"
-SURE = 0.85  # the share of the models that the audit allows in which another method must beat the rule
+SURE = 0.8  # the share of the models that the audit allows in which another method must beat the rule
 ALARM = 0.93  # kappa below it is an alarm; docs/results/audit.md says how this number was chosen
-ENOUGH = 100  # labelled pairs
-Label = tuple[str, int, int]
-"""A query, the better of two of its responses, and the worse one."""
 Taus = Mapping[str, tuple[float, np.ndarray]]
 """The expected tau of each method, and its values for all draws of a fit."""
 
@@ -128,7 +122,7 @@ class Advice:
 
 
 def advise(
-    fit: "Fit",
+    fit: Fit,
     looks: Sequence[QueryLooks],
     costs: MethodCosts,
     budget: float,
@@ -138,7 +132,7 @@ def advise(
     """Compare methods under a budget.
 
     The rule without an audit is the most looks at the whole list that fit. Another method is advised only if it is
-    better in at least 85 % of the models of the judge that the audit allows.
+    better in at least 80 % of the models of the judge that the audit allows.
 
     Args:
         fit (`Fit`):
@@ -164,14 +158,14 @@ def advise(
         raise SettingsError("a budget in price needs judge_prompt_price and judge_completion_price")
     taus, rewards = predict(fit, looks)
     rows = tabulate(taus, rewards, costs, budget, in_price)
-    rule, advised, sentences = choose(rows, taus, fit.model, looks, labels)
+    rule, advised, sentences = choose(rows, taus, fit, looks, labels)
     return Advice(rows, rule, advised, fit.model.kappa, fit.model.kappa < ALARM, sentences)
 
 
 def choose(
     rows: Sequence[MethodRow],
     taus: Taus,
-    model: JudgeModel,
+    fit: Fit,
     looks: Sequence[QueryLooks],
     labels: Sequence[Label],
 ) -> tuple[str | None, str | None, list[str]]:
@@ -186,15 +180,23 @@ def choose(
         "Tau is the agreement of rewards with this judge's own settled opinion, within a group. It is not accuracy.",
         f"Without an audit: {rule.recipe}, the most looks at the whole list that fit.",
     ]
-    if model.kappa < ALARM and len({row.pairs for row in affordable}) == 2:
-        scales, told = labelled(model, looks, labels)
-        sentences.append(f"Lists and pairs settle on different opinions (kappa {model.kappa:.2f}). {told}")
-        if scales is None:
-            lists, pairs = (next(row.recipe for row in affordable if row.pairs == kind) for kind in (False, True))
-            sentences.append(f"No advice between them. The best with lists is {lists}, the best with pairs {pairs}.")
+    if fit.model.kappa < ALARM and len({row.pairs for row in affordable}) == 2:
+        sentences.append(f"Lists and pairs settle on different opinions (kappa {fit.model.kappa:.2f}).")
+        lists, pairs = (next(row for row in affordable if row.pairs == kind) for kind in (False, True))
+        try:
+            shares = [share.value for share in label_agreement(fit, looks, labels)]
+        except RankBufferError as error:
+            sentences.append(
+                f"No advice between {lists.recipe}, the best with lists, and {pairs.recipe}, the best with pairs."
+                f" Labels would decide, but {error}."
+            )
             return rule.recipe, None, sentences
-        best = max(affordable, key=lambda row: attenuated(row.tau, scales[row.pairs]))
-        sentences.append(f"Advice: {best.recipe}.")
+        truths = [attenuated(row.tau, share) for row, share in zip((lists, pairs), shares, strict=True)]
+        best = lists if truths[0] >= truths[1] else pairs
+        sentences.append(
+            f"Advice: {best.recipe}. The labels agree with {shares[0]:.0%} of what lists settle on, and with"
+            f" {shares[1]:.0%} of what pairs settle on."
+        )
         return rule.recipe, best.recipe, sentences
     best = affordable[0]
     sure = float(np.mean(taus[best.recipe][1] > taus[rule.recipe][1]))
@@ -208,12 +210,12 @@ def choose(
     return rule.recipe, best.recipe if sure >= SURE else rule.recipe, sentences
 
 
-def predict(fit: "Fit", looks: Sequence[QueryLooks]) -> tuple[Taus, Mapping[str, Rewards]]:
+def predict(fit: Fit, looks: Sequence[QueryLooks]) -> tuple[Taus, Mapping[str, Rewards]]:
     """Return the expected tau of each method and its values for all draws of a fit, and the rewards behind it.
 
     The values for the draws come from fewer groups. Only their differences from the model's value are used.
     """
-    many, few = draw(), draw(100)
+    many, few = draw(2000), draw(100)
     judged = Judged(fit.model, many)
     rewards = {recipe: method(judged) for recipe, method in METHODS.items()}
     draws = [Judged(model, few) for model in (fit.model, *fit.draws)]
@@ -264,44 +266,12 @@ def consensus(one: QueryLooks) -> list[float]:
     return [sum(order.index(i) for order in heard(one)) / len(heard(one)) for i in range(one.n)]
 
 
-def attenuated(agreement: float, correlation: float) -> float:
-    """Return the tau with something that correlates this much with what a tau is about, for normal variables."""
-    return 2 / math.pi * math.asin(correlation * math.sin(math.pi / 2 * agreement))
+def attenuated(agreement: float, share: float) -> float:
+    """Return the tau with labels, from that with an opinion and the share of the opinion with which labels agree."""
+    return 2 / math.pi * math.asin(math.sin(math.pi * (share - 0.5)) * math.sin(math.pi / 2 * agreement))
 
 
 def disattenuated(agreement: np.ndarray, reliability: np.ndarray) -> np.ndarray:
     """Return the tau with the settled opinion, from that with a consensus and from the consensus's own tau."""
     ratio = np.sin(np.pi / 2 * agreement) / np.sin(np.pi / 2 * np.maximum(reliability, 0.05))
     return 2 / np.pi * np.arcsin(np.clip(ratio, -1, 1))
-
-
-def labelled(
-    model: JudgeModel, looks: Sequence[QueryLooks], labels: Sequence[Label]
-) -> tuple[tuple[float, float] | None, str]:
-    """Return the correlation of the labels with what lists and with what pairs settle on, and a sentence about them.
-
-    A wrong label counts as an error of the judge, for both kinds alike. There are no correlations if fewer than
-    `ENOUGH` labels are about pairs that the audit asked about in a list and as a pair.
-    """
-    by_query = {one.query_id: one for one in looks if heard(one)}
-    in_lists, in_pairs = [], []
-    for query_id, better, worse in labels:
-        one = by_query.get(query_id)
-        verdicts = [won for pair, won in one.pairs if {*pair} == {better, worse} and won is not None] if one else []
-        if one and verdicts:
-            places = consensus(one)
-            in_lists.append(math.copysign(1, places[better] - places[worse]) if places[better] != places[worse] else 0)
-            in_pairs.append(sum(1 if won == better else -1 for won in verdicts) / len(verdicts))
-    if len(in_pairs) < ENOUGH:
-        return None, (
-            f"Labels would decide: at least {ENOUGH} of the pairs that the audit asked about, and {len(in_pairs)} are"
-            " labelled."
-        )
-    judged = Judged(model, draw())
-    correlations = []
-    for agree, own in ((in_lists, judged.tau(METHODS[LISTS[-1]](judged))), (in_pairs, pair_tau(judged))):
-        ratio = math.sin(math.pi / 2 * float(np.mean(agree))) / math.sin(math.pi / 2 * max(own, 0.05))
-        correlations.append(min(max(ratio, 0.0), 1.0))
-    shares = [f"{(1 + np.mean(agree)) / 2:.0%}" for agree in (in_lists, in_pairs)]
-    told = f"{len(in_pairs)} labels agree with {shares[0]} of its lists and with {shares[1]} of its pairs."
-    return (correlations[0], correlations[1]), told

@@ -150,7 +150,7 @@ class Judged:
         self.pairs = self.spread * (model.kappa * sample.lists + np.sqrt(1 - model.kappa**2) * sample.own)
         self.anchors = self.spread * sample.anchors
         self.K = np.isfinite(sample.anchors).sum(1, keepdims=True)
-        # No audit shows prompts with more than 8 responses. There, a noise that falls with their number is not believed.
+        # No audit shows more than 8 responses in a prompt. Noise is not believed to fall beyond.
         shown = range(G + sample.anchors.shape[1] + 2)
         self.noise = np.array([max(model.noise(n), model.list_noise if n > G else 0) for n in shown])
 
@@ -271,7 +271,7 @@ METHODS: dict[str, Callable[[Judged], Rewards]] = {
     "beyond/listwise": partial(listwise, looks=2, again=True),
     "beyond/listwise_four": partial(listwise, looks=4),
     "beyond/rankbuffer_batch": partial(batch, looks=2),
-    "beyond/blocks": blocks_of_four,
+    "beyond/listwise_blocks": blocks_of_four,
     "paper/rankbuffer": partial(rankbuffer, looks=1),
     "beyond/rankbuffer_looks": partial(rankbuffer, looks=2),
     "paper/tournament_grpo": tournament,
@@ -292,13 +292,6 @@ def tied(places: np.ndarray) -> float:
     """Return the share of rollouts that share their reward with another one of their group."""
     places = places.round(6)
     return float(((places[:, :, None] == places[:, None, :]).sum(2) > 1).mean())
-
-
-def pair_tau(judged: Judged) -> float:
-    """Return the mean tau of single verdicts about pairs with what pairs settle on."""
-    winners, losers = judged.match(LEFT, RIGHT, judged.sample.swapped)
-    group = np.arange(len(winners))[:, None]
-    return float(np.sign(judged.pairs[group, winners] - judged.pairs[group, losers]).mean())
 
 
 def expected_tau(model: JudgeModel, method: str, sample: Sample | None = None) -> float:

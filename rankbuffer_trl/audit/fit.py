@@ -132,7 +132,7 @@ def fit_judge(looks: Sequence[QueryLooks], seed: int = 0) -> Fit:
         lambda theta: -objective(theta) / Q,
         start,
         jac=lambda theta: -gradient(theta) / Q,
-        method="L-BFGS-B",
+        method="SLSQP",
         bounds=[(-4, 1.5), (-4, 4), (-4, 4), (-4, 1.5), (-4, 4), (-0.99, 1), (-4, 0)],
     ).x
 
