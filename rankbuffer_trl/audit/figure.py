@@ -87,11 +87,12 @@ def _measure_panel(axes: Axes, results: Sequence[Result]) -> None:
 
 def _model_panel(axes: Axes, estimates: Mapping[str, ModelRow]) -> None:
     """Draw one row per number of the model of the judge, with its interval."""
-    for row, one in enumerate(reversed(estimates.values())):
+    rows = list(estimates.values())[::-1]
+    for row, one in enumerate(rows):
         axes.plot([one.low, one.high], [row, row], color=BLUE, linewidth=3, alpha=0.45, solid_capstyle="butt")
         axes.plot(one.value, row, "o", color=BLUE, markersize=7)
         axes.annotate(f"{one.value:.2f}", (1.02, row), xycoords=axes.get_yaxis_transform(), va="center", color=BLUE)
-    axes.set_yticks(range(len(estimates)), [one.label for one in reversed(estimates.values())])
+    axes.set_yticks(range(len(rows)), [one.label for one in rows])
     axes.axvline(0, color=CHANCE, linewidth=0.8)
     axes.set(title="How the judge errs", xlabel="1 is the spread of its settled opinion within a group")
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -1,10 +1,11 @@
 """Labels of people: which of two samples that the audit showed as a pair is the better one."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ..data.queries import DataError, shorten
 from ..groups import RolloutGroup
-from .advice import ENOUGH, Label
+from .fit import LABELS, Label
 from .samples import rows_in
 
 
@@ -30,20 +31,20 @@ def read_labels(path: str, pairs: Mapping[str, Sequence[tuple[int, int]]]) -> li
     """
     labels: dict[tuple[str, frozenset[int]], Label] = {}
     for place, row in rows_in("labels", path):
-        query_id, better, worse = (row.get(key) for key in ("query_id", "better", "worse"))
-        if [type(query_id), type(better), type(worse)] != [str, int, int] or {better, worse} not in map(
-            set, pairs.get(query_id, ())
-        ):
+        cells: list[Any] = [row.get(key) for key in ("query_id", "better", "worse")]
+        query_id, better, worse = cells
+        typed = [type(cell) for cell in cells] == [str, int, int]
+        if not typed or {better, worse} not in [{*pair} for pair in pairs.get(query_id, ())]:
             raise DataError(
                 f"{place}: query_id, better and worse must name a pair that the audit asks about, which pairs.jsonl"
-                f" lists, got {shorten([query_id, better, worse])}"
+                f" lists, got {shorten(cells)}"
             )
         if (about := (query_id, frozenset((better, worse)))) in labels:
             raise DataError(f"{place}: an earlier row has a label of the same pair")
         labels[about] = (query_id, better, worse)
-    if len(labels) < ENOUGH:
+    if len(labels) < LABELS:
         raise DataError(
-            f"labels={path} has {len(labels)} rows, and fewer than {ENOUGH} say nothing: label more pairs, or leave"
+            f"labels={path} has {len(labels)} rows, and fewer than {LABELS} say nothing: label more pairs, or leave"
             " labels out"
         )
     return list(labels.values())
