@@ -243,9 +243,9 @@ def predicted(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:
         ends = [np.quantile(trial.taus[recipe][1], [0.025, 0.975]) for trial in trials]
         covered = [low <= trial.true[recipe][0] <= high for (low, high), trial in zip(ends, trials, strict=True)]
         found[recipe] = {
-            "rmse": float(np.sqrt(np.mean(errors**2))),
-            "bias": float(errors.mean()),
-            "covered": float(np.mean(covered)),
+            "rmse": round(float(np.sqrt(np.mean(errors**2))), 4),
+            "bias": round(float(errors.mean()), 4),
+            "covered": round(float(np.mean(covered)), 3),
         }
     return found
 
@@ -266,7 +266,7 @@ def regrets(trials: Sequence[Trial]) -> dict[str, list[dict[str, float] | None]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--judges", type=int, default=40, help="judges per block")
-    parser.add_argument("--first", type=int, default=0, help="number of the first judge of a block")
+    parser.add_argument("--first", type=int, default=0, help="first judge; the thresholds come from 1000 on")
     parser.add_argument("--draws", type=int, default=60, help="draws of each fit that are used")
     parser.add_argument("--groups", type=int, default=2000, help="groups that tell what is true of a judge")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes to use")
