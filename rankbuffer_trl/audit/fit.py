@@ -51,9 +51,11 @@ NODES, CHANCES = np.polynomial.hermite_e.hermegauss(7)  # of log W / spread
 CHANCES /= CHANCES.sum()
 
 # The parameters are log list_noise, list_bias, list_middle, log crowd, pair_bias, kappa, log spread.
-CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.5), 0, 1, np.log(0.3)])
+CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.4), 0, 1, np.log(0.3)])
 WIDTH = np.array([1, 1, 1, 0.5, 1, 0.3, 0.5])
-KAPPA = 5
+LOWEST = np.array([-3.5, -4, -4, -2, -4, -1, -4])
+HIGHEST = np.array([1.5, 4, 4, 3, 4, 1, 0])
+KAPPA = 5  # its number
 
 
 @dataclass(frozen=True)
@@ -131,19 +133,28 @@ def fit_judge(looks: Sequence[QueryLooks], seed: int = 0) -> Fit:
         max(starts, key=objective),
         jac=lambda theta: -gradient(theta) / Q,
         method="SLSQP",
-        bounds=[(-4, 1.5), (-4, 4), (-4, 4), (-2, 3), (-4, 4), (-0.99, 1), (-4, 0)],
+        bounds=list(zip(LOWEST, HIGHEST, strict=True)),
     ).x
 
-    step = 0.01
-    at = np.where(np.arange(len(best)) == KAPPA, np.minimum(best, 1 - step), best)
-    slopes = [(gradient(at + change) - gradient(at - change)) / (2 * step) for change in step * np.eye(len(at))]
-    inverse = np.linalg.inv(-(np.array(slopes) + np.transpose(slopes)) / 2)
+    # The curvature is taken just below kappa 1. One step of Newton leads from there to the best point without a limit
+    # of kappa. A parameter at one of the other limits stays there.
+    number = np.arange(len(best))
+    steps = np.where(number == KAPPA, 0.005, 0.01)
+    at = np.where(number == KAPPA, np.minimum(best, 1 - steps), best)
+    slopes = [(gradient(at + change) - gradient(at - change)) / (2 * change.sum()) for change in np.diag(steps)]
+    inner = np.flatnonzero((best > LOWEST + 1e-3) & (best < HIGHEST - 1e-3) | (number == KAPPA))
+    block = np.ix_(inner, inner)
+    inverse = np.zeros((len(best), len(best)))
+    inverse[block] = np.linalg.inv(-(np.array(slopes) + np.transpose(slopes))[block] / 2)
+    centre = at + inverse @ gradient(at)
+    centre[KAPPA] = max(centre[KAPPA], best[KAPPA])
+
     free = max(Q - len(at), 3)
     each = scores(at)
     covariance = inverse @ (each.T @ each * Q / free + np.diag(WIDTH**-2.0)) @ inverse
     rng = np.random.default_rng(seed)
     normal = rng.multivariate_normal(np.zeros(len(at)), covariance, size=DRAWS)
-    draws = at + inverse @ gradient(at) + normal / np.sqrt(rng.chisquare(free, size=(DRAWS, 1)) / free)
+    draws = centre + normal / np.sqrt(rng.chisquare(free, size=(DRAWS, 1)) / free)
     beyond = np.maximum(draws[:, KAPPA] - 1, 0)
     draws -= beyond[:, None] * inverse[KAPPA] / inverse[KAPPA, KAPPA]
     return Fit(_model(best), [_model(draw) for draw in draws])
