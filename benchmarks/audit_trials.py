@@ -8,7 +8,7 @@ per number of queries and per spread of the groups, and then one JSON line.
 
 `rmse` is the root of the mean squared error of the estimate, and `covered` is the share of trials whose 95 % interval
 holds the truth. Noises and their ratio `crowd` are compared by their logarithms, so 0.1 is about 10 %. `tau list` and
-`tau pair` are Kendall's tau of one list of 8, and of the two orders of a pair, against what the judge settles on.
+`tau pair` are Kendall's tau of one list of 8, and of one look at a pair, against what the judge settles on.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from rich.console import Console
@@ -27,6 +28,7 @@ from rankbuffer_trl.audit.model import CROWD, JudgeModel, QueryLooks
 
 QUALITY = 0.25  # spread of quality within a typical group, the unit of `random_judge`'s ranges
 WANDER = 0.3  # standard deviation, over queries, of the place bias as a share of its mean
+GAINS = ("list_bias", "list_middle", "pair_bias")  # what wanders
 
 
 def random_judge(
@@ -124,8 +126,13 @@ def ask(
     return looks
 
 
-def tau_once(model: JudgeModel, n: int) -> float:
+def tau_once(model: JudgeModel, n: int, wander: float = 0.0) -> float:
     """Return Kendall's tau of the order of one prompt with `n` responses against the settled opinion."""
+    if wander:
+        factors = 1 + wander * np.linspace(-2.5, 2.5, 11)
+        judges = [replace(model, **{name: factor * getattr(model, name) for name in GAINS}) for factor in factors]
+        weights = np.exp(-(np.linspace(-2.5, 2.5, 11) ** 2) / 2)
+        return float(np.average([tau_once(judge, n) for judge in judges], weights=weights))
     log_spreads = np.linspace(-3, 3, 9)
     weight = np.exp(-(log_spreads**2) / 2)
     spread = math.sqrt(2) * np.exp(model.spread * log_spreads)
@@ -137,17 +144,17 @@ def tau_once(model: JudgeModel, n: int) -> float:
     return float(2 * (by_spread * weight).sum() / weight.sum() - 1)
 
 
-MEASURES: dict[str, Callable[[JudgeModel], float]] = {
-    "list noise (log)": lambda model: math.log(model.list_noise),
-    "list bias": lambda model: model.list_bias,
-    "list middle": lambda model: model.list_middle,
-    "pair noise (log)": lambda model: math.log(model.pair_noise),
-    "pair bias": lambda model: model.pair_bias,
-    "crowd (log)": lambda model: math.log(model.crowd),
-    "kappa": lambda model: model.kappa,
-    "spread": lambda model: model.spread,
-    "tau list": lambda model: tau_once(model, CROWD),
-    "tau pair": lambda model: tau_once(model, 2),
+MEASURES: dict[str, Callable[..., float]] = {
+    "list noise (log)": lambda model, wander=0.0: math.log(model.list_noise),
+    "list bias": lambda model, wander=0.0: model.list_bias,
+    "list middle": lambda model, wander=0.0: model.list_middle,
+    "pair noise (log)": lambda model, wander=0.0: math.log(model.pair_noise),
+    "pair bias": lambda model, wander=0.0: model.pair_bias,
+    "crowd (log)": lambda model, wander=0.0: math.log(model.crowd),
+    "kappa": lambda model, wander=0.0: model.kappa,
+    "spread": lambda model, wander=0.0: model.spread,
+    "tau list": lambda model, wander=0.0: tau_once(model, CROWD, wander),
+    "tau pair": lambda model, wander=0.0: tau_once(model, 2, wander),
 }
 
 
@@ -160,9 +167,10 @@ def estimator_trials(trials: int, queries: int, spread: float, seed: int) -> dic
         truth = random_judge(rng, spread=spread)
         fit = fit_judge(ask(truth, opinions(truth, queries, rng), rng))
         for name, measure in MEASURES.items():
+            true = measure(truth, WANDER)
             low, high = np.quantile([measure(draw) for draw in fit.draws], [0.025, 0.975])
-            errors[name].append(measure(fit.model) - measure(truth))
-            covered[name].append(bool(low <= measure(truth) <= high))
+            errors[name].append(measure(fit.model) - true)
+            covered[name].append(bool(low <= true <= high))
     return {
         name: {
             "bias": round(float(np.mean(errors[name])), 4),

@@ -29,7 +29,7 @@ from rankbuffer_trl.rewards.looks import balanced
 from rankbuffer_trl.rewards.method import load_method
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from judge_replay import ROWS, Replay
+from judge_replay import ROWS, Replay, Row
 from simulated_judge import JudgeErrors, World
 
 JUDGE = JudgeModel(
@@ -50,22 +50,15 @@ def fit(model: JudgeModel, **width: float) -> Fit:
 # The model of each method
 
 
+def row_of(recipe: str) -> Row:
+    """Return the method and the arguments of a recipe."""
+    settings = yaml.safe_load((ROOT / "recipes" / f"{recipe}.yaml").read_text())
+    return Row(settings["method"], settings.get("method_args", {}))
+
+
 @pytest.mark.parametrize("recipe", [*METHODS, POINTWISE])
 def test_each_method_has_a_recipe(recipe):
-    settings = yaml.safe_load((ROOT / "recipes" / f"{recipe}.yaml").read_text())
-    assert load_method(settings["method"], settings.get("method_args", {}), 0)
-
-
-def replayed() -> dict[str, str]:
-    """Return the row of the replay that has the method and the arguments of each recipe."""
-    rows = {}
-    for recipe in METHODS:
-        settings = yaml.safe_load((ROOT / "recipes" / f"{recipe}.yaml").read_text())
-        method = load_method(settings["method"], settings.get("method_args", {}), 0)
-        rows[recipe] = next(
-            label for label, row in ROWS.items() if load_method(row.method, row.arguments, 0) == method
-        )
-    return rows
+    assert load_method(row_of(recipe).method, row_of(recipe).arguments, 0)
 
 
 @pytest.mark.parametrize(
@@ -77,23 +70,22 @@ def replayed() -> dict[str, str]:
     ],
     ids=["sharp", "biased", "edges"],
 )
-def test_the_model_of_a_method_agrees_with_the_method(errors):
+def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
     """The real methods are the oracle. They ask the simulated judge about 100 groups."""
     world = World(empty=0, tokens=(10, 5, 10, 10))
     unit, bias = world.within, errors.bias / world.within
     linear, edges = (bias, 0) if errors.shape == "linear" else (0, bias)
     model = JudgeModel(errors.deviation(8) / unit, linear, edges, errors.deviation(2) / unit, linear, 1, 0)
     judged = Judged(model, draw(1000))
-    for recipe, label in replayed().items():
-        outcome = Replay(label, world, 25, errors)()
-        rewards = METHODS[recipe](judged)
+    for recipe, method in METHODS.items():
+        monkeypatch.setitem(ROWS, recipe, row_of(recipe))
+        outcome = Replay(recipe, world, 25, errors)()
+        rewards = method(judged)
         chance = np.std(outcome.tau) / math.sqrt(outcome.groups)
         assert judged.tau(rewards) == pytest.approx(outcome.mean_tau, abs=0.015 + 2 * chance), recipe
         assert rewards.prompts == pytest.approx(outcome.totals.calls / outcome.groups, rel=0.07), recipe
-        alike = "paper" if recipe.startswith("paper") else ""  # the simulated judge calls some pairs a tie
-        assert tied(rewards.places) == pytest.approx(outcome.tied / outcome.answered, abs=0.15 if alike else 0.06), (
-            recipe
-        )
+        room = 0.2 if recipe == "paper/rrc_scr" else 0.06  # the simulated judge calls some pairs a tie
+        assert tied(rewards.places) == pytest.approx(outcome.tied / outcome.answered, abs=room), recipe
 
 
 @pytest.mark.parametrize("recipe", METHODS)
@@ -239,7 +231,8 @@ def test_it_refuses_to_choose_between_lists_and_pairs_if_they_settle_on_differen
     apart = fit(replace(JUDGE, kappa=ALARM - 0.05), list_noise=0.1)
     found = advise(apart, LOOKS, COSTS, 29 * PAIR)
     assert found.alarm and found.advised is None and found.rule == LISTS[2]
-    assert "No advice between them" in found.sentences[-1] and "paper/rrc_scr" in found.sentences[-1]
+    assert "and paper/rrc_scr, the best with pairs." in found.sentences[-2]
+    assert found.sentences[-1] == f"{LABELS} labels or more would decide."
     assert advise(apart, LOOKS, COSTS, 9 * PAIR).advised, "only lists fit, so there is nothing to choose between"
     assert not advise(fit(replace(JUDGE, kappa=ALARM + 0.01)), LOOKS, COSTS, 29 * PAIR).alarm
 

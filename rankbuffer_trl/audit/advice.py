@@ -11,14 +11,14 @@ import numpy as np
 
 from ..errors import RankBufferError, SettingsError
 from .expected import METHODS, G, Judged, Rewards, draw, tied
-from .fit import Fit, Label, label_agreement
+from .fit import LABELS, Fit, Label, label_agreement
 from .measures import tau_b
 from .model import QueryLooks
 
 LISTS = ("beyond/listwise_one", "beyond/listwise_two", "beyond/listwise_four")  # the rule without an audit
 POINTWISE = "paper/grpo"
 SURE = 0.8  # the share of the models that the audit allows in which another method must beat the rule
-ALARM = 0.93  # kappa below it is an alarm; docs/results/audit.md says how this number was chosen
+ALARM = 0.88  # an estimate of kappa below it is an alarm; docs/results/audit.md says how this number was chosen
 Taus = Mapping[str, tuple[float, np.ndarray]]
 """The expected tau of each method, and its values for all draws of a fit."""
 
@@ -158,18 +158,36 @@ def advise(
         raise SettingsError("a budget in price needs judge_prompt_price and judge_completion_price")
     taus, rewards = predict(fit, looks)
     rows = tabulate(taus, rewards, costs, budget, in_price)
-    rule, advised, sentences = choose(rows, taus, fit, looks, labels)
-    return Advice(rows, rule, advised, fit.model.kappa, fit.model.kappa < ALARM, sentences)
+    alarm, shares, missing = fit.model.kappa < ALARM, None, f"{LABELS} labels or more would decide."
+    if alarm and labels:
+        try:
+            lists, pairs = label_agreement(fit, looks, labels)
+            shares = lists.value, pairs.value
+        except RankBufferError as error:
+            missing = f"Labels would decide, but {error}."
+    rule, advised, sentences = choose(rows, taus, alarm, shares)
+    if alarm:
+        sentences.insert(0, f"Lists and pairs settle on different opinions (kappa {fit.model.kappa:.2f}).")
+    if rule and not advised:
+        sentences.append(missing)
+    return Advice(rows, rule, advised, fit.model.kappa, alarm, sentences)
 
 
 def choose(
-    rows: Sequence[MethodRow],
-    taus: Taus,
-    fit: Fit,
-    looks: Sequence[QueryLooks],
-    labels: Sequence[Label],
+    rows: Sequence[MethodRow], taus: Taus, alarm: bool = False, shares: tuple[float, float] | None = None
 ) -> tuple[str | None, str | None, list[str]]:
-    """Return the rule's recipe, the advised recipe, and sentences about both."""
+    """Return the rule's recipe, the advised one, and sentences about both.
+
+    Args:
+        rows (`Sequence[MethodRow]`):
+            The methods, the best one first.
+        taus (`Taus`):
+            Their taus, from [`predict`].
+        alarm (`bool`, *optional*, defaults to `False`):
+            Whether lists and pairs settle on different opinions.
+        shares (`tuple[float, float]`, *optional*):
+            The shares of what lists and of what pairs settle on with which labels agree. They decide on an alarm.
+    """
     affordable = [row for row in rows if row.fits]
     rule = max((row for row in affordable if row.recipe in LISTS), key=lambda row: row.tokens, default=None)
     if rule is None:
@@ -180,24 +198,14 @@ def choose(
         "Tau is the agreement of rewards with this judge's own settled opinion, within a group. It is not accuracy.",
         f"Without an audit: {rule.recipe}, the most looks at the whole list that fit.",
     ]
-    if fit.model.kappa < ALARM and len({row.pairs for row in affordable}) == 2:
-        sentences.append(f"Lists and pairs settle on different opinions (kappa {fit.model.kappa:.2f}).")
+    if alarm and len({row.pairs for row in affordable}) == 2:
         lists, pairs = (next(row for row in affordable if row.pairs == kind) for kind in (False, True))
-        try:
-            shares = [share.value for share in label_agreement(fit, looks, labels)]
-        except RankBufferError as error:
-            sentences.append(
-                f"No advice between {lists.recipe}, the best with lists, and {pairs.recipe}, the best with pairs."
-                f" Labels would decide, but {error}."
-            )
-            return rule.recipe, None, sentences
-        truths = [attenuated(row.tau, share) for row, share in zip((lists, pairs), shares, strict=True)]
-        best = lists if truths[0] >= truths[1] else pairs
-        sentences.append(
-            f"Advice: {best.recipe}. The labels agree with {shares[0]:.0%} of what lists settle on, and with"
-            f" {shares[1]:.0%} of what pairs settle on."
-        )
-        return rule.recipe, best.recipe, sentences
+        if shares is None:
+            told = f"No advice between {lists.recipe}, the best with lists, and {pairs.recipe}, the best with pairs."
+            return rule.recipe, None, [*sentences, told]
+        best = max(lists, pairs, key=lambda row: attenuated(row.tau, shares[row.pairs]))
+        told = f"{shares[0]:.0%} of what lists settle on, and with {shares[1]:.0%} of what pairs settle on"
+        return rule.recipe, best.recipe, [*sentences, f"Advice: {best.recipe}. The labels agree with {told}."]
     best = affordable[0]
     sure = float(np.mean(taus[best.recipe][1] > taus[rule.recipe][1]))
     share = f"better in {sure:.0%} of the models that the audit allows"

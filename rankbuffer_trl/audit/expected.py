@@ -17,18 +17,13 @@ import numpy as np
 
 from ..buffer import initial_buffer
 from ..groups import Rollout
+from ..rewards.looks import CLASSES
 from .model import JudgeModel
 
 G = 8
 IDS = np.arange(G)
 LEFT, RIGHT = np.triu_indices(G, 1)
 START, APART, REFERENCES, DRIFT = 4.8, 4.0, 4.0, 2.0  # of rollouts and references, relative to a group's spread
-CLASSES = (
-    ((0, 2, 4, 6), (1, 3, 5, 7)),
-    ((4, 7, 0, 3), (5, 6, 1, 2)),
-    ((2, 0, 7, 5), (3, 1, 6, 4)),
-    ((6, 5, 3, 0), (7, 4, 2, 1)),
-)
 Errors = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
@@ -218,12 +213,13 @@ def blockwise(judged: Judged, block: np.ndarray, looks: Iterable[int]) -> tuple[
 
 
 def blocks_of_four(judged: Judged) -> Rewards:
-    """Rank both blocks of four, for several cuts of the group. Every two that meet do so equally often."""
+    """Rank both blocks of four of each cut. Every two rollouts meet twice, except for 0 and 1, 2 and 3, and so on."""
     places = np.zeros_like(judged.lists)
     for blocks, errors in zip(CLASSES, judged.sample.blocks, strict=True):
         where = np.argsort(np.concatenate(blocks))  # of each rollout in the two blocks
-        looks = above(judged.look(errors, where % 4, np.array(4)))
-        places += (looks * (where[:, None] // 4 == where // 4)).sum(2)
+        higher = above(judged.look(errors, where % 4, np.array(4)))
+        places += (higher * (where[:, None] // 4 == where // 4)).sum(2) / 2
+    places += (1 + np.sign(places - places[:, IDS ^ 1])) / 2  # those two are compared by their other places
     return Rewards(places, 2 * len(CLASSES), len(CLASSES) * G)
 
 

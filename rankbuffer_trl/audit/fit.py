@@ -50,10 +50,12 @@ GRID, CELLS = 0.3 * np.sinh(STEPS), 0.3 * np.cosh(STEPS) * (STEPS[1] - STEPS[0])
 NODES, CHANCES = np.polynomial.hermite_e.hermegauss(7)  # of log W / spread
 CHANCES /= CHANCES.sum()
 
-# The parameters are log list_noise, list_bias, list_middle, log pair_noise, pair_bias, kappa, log spread.
-CENTRE = np.array([np.log(0.4), 0, 0, np.log(0.4), 0, 1, np.log(0.3)])
-WIDTH = np.array([1, 1, 1, 1, 1, 0.3, 0.5])
-KAPPA = 5
+# The parameters are log list_noise, list_bias, list_middle, log crowd, pair_bias, kappa, log spread.
+CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.4), 0, 1, np.log(0.3)])
+WIDTH = np.array([1, 1, 1, 0.5, 1, 0.3, 0.5])
+LOWEST = np.array([-3.5, -4, -4, -2, -4, -1, -4])
+HIGHEST = np.array([1.5, 4, 4, 3, 4, 1, 0])
+KAPPA = 5  # its number
 
 
 @dataclass(frozen=True)
@@ -123,40 +125,45 @@ def fit_judge(looks: Sequence[QueryLooks], seed: int = 0) -> Fit:
         return evidence.log_likelihood(_model(theta)).sum() - (((theta - CENTRE) / WIDTH) ** 2).sum() / 2
 
     Q = len(looks)
-    start = CENTRE - 0.1 * (np.arange(len(CENTRE)) == KAPPA)
-    for noise, bias in ((0, 1), (3, 4)):  # from a start that is far off, the search may end in the wrong place
-        tried = np.tile(start, (9, 1))
-        tried[:, [noise, bias]] = list(product(np.log([0.15, 0.4, 1]), (-1, 0, 1)))
-        start = max(tried, key=objective)
+    starts = np.tile(CENTRE, (27, 1))  # from a start that is far off, the search may end in the wrong place
+    starts[:, [0, 1, 4]] = list(product(np.log([0.15, 0.4, 1]), (-1, 0, 1), (-1, 0, 1)))
+    starts[:, KAPPA] = 0.9
     best = minimize(
         lambda theta: -objective(theta) / Q,
-        start,
+        max(starts, key=objective),
         jac=lambda theta: -gradient(theta) / Q,
         method="SLSQP",
-        bounds=[(-4, 1.5), (-4, 4), (-4, 4), (-4, 1.5), (-4, 4), (-0.99, 1), (-4, 0)],
+        bounds=list(zip(LOWEST, HIGHEST, strict=True)),
     ).x
 
-    step = 0.01
-    at = np.where(np.arange(len(best)) == KAPPA, np.minimum(best, 1 - step), best)
-    slopes = [(gradient(at + change) - gradient(at - change)) / (2 * step) for change in step * np.eye(len(at))]
-    inverse = np.linalg.inv(-(np.array(slopes) + np.transpose(slopes)) / 2)
+    # The curvature is taken just below kappa 1. One step of Newton leads from there to the best point without a limit
+    # of kappa. A parameter at one of the other limits stays there.
+    number = np.arange(len(best))
+    steps = np.where(number == KAPPA, 0.005, 0.01)
+    at = np.where(number == KAPPA, np.minimum(best, 1 - steps), best)
+    slopes = [(gradient(at + change) - gradient(at - change)) / (2 * change.sum()) for change in np.diag(steps)]
+    inner = np.flatnonzero((best > LOWEST + 1e-3) & (best < HIGHEST - 1e-3) | (number == KAPPA))
+    block = np.ix_(inner, inner)
+    inverse = np.zeros((len(best), len(best)))
+    inverse[block] = np.linalg.inv(-(np.array(slopes) + np.transpose(slopes))[block] / 2)
+    centre = at + inverse @ gradient(at)
+    centre[KAPPA] = max(centre[KAPPA], best[KAPPA])
+
     free = max(Q - len(at), 3)
     each = scores(at)
     covariance = inverse @ (each.T @ each * Q / free + np.diag(WIDTH**-2.0)) @ inverse
     rng = np.random.default_rng(seed)
     normal = rng.multivariate_normal(np.zeros(len(at)), covariance, size=DRAWS)
-    draws = at + inverse @ gradient(at) + normal / np.sqrt(rng.chisquare(free, size=(DRAWS, 1)) / free)
+    draws = centre + normal / np.sqrt(rng.chisquare(free, size=(DRAWS, 1)) / free)
     beyond = np.maximum(draws[:, KAPPA] - 1, 0)
     draws -= beyond[:, None] * inverse[KAPPA] / inverse[KAPPA, KAPPA]
     return Fit(_model(best), [_model(draw) for draw in draws])
 
 
 def _model(theta: np.ndarray) -> JudgeModel:
-    list_noise, list_bias, list_middle, pair_noise, pair_bias, kappa, spread = theta.tolist()
-    kappa = min(max(kappa, -1.0), 1.0)
-    return JudgeModel(
-        float(np.exp(list_noise)), list_bias, list_middle, float(np.exp(pair_noise)), pair_bias, kappa, np.exp(spread)
-    )
+    log_noise, list_bias, list_middle, log_crowd, pair_bias, kappa, log_spread = theta.tolist()
+    list_noise, pair_noise, spread = np.exp([log_noise, log_noise - log_crowd, log_spread]).tolist()
+    return JudgeModel(list_noise, list_bias, list_middle, pair_noise, pair_bias, min(max(kappa, -1.0), 1.0), spread)
 
 
 def lasting_bound(fit: Fit, looks: Sequence[QueryLooks], labels: Sequence[Label], seed: int = 0) -> Estimate:
@@ -220,8 +227,8 @@ def _truth(fit: Fit, looks: Sequence[QueryLooks], labels: Sequence[Label], pairs
         )
     rng = np.random.default_rng(seed)
     _, owner = np.unique(np.array([two[0] for two in evidence.twos])[rows], return_inverse=True)
-    candidates, found = np.sin(np.linspace(-1.5, 1.55, 100)), []
-    for number, model in enumerate((fit.model, *fit.draws[:: max(len(fit.draws) // 20, 1)])):
+    candidates, found = np.sin(np.linspace(-1.5, 1.55, 62)), []
+    for number, model in enumerate((fit.model, *fit.draws[:8])):
         model = replace(model, kappa=1.0)  # only verdicts of one kind are left
         agree = np.stack([evidence.chances(model, truth) @ CHANCES for truth in candidates], axis=1)[rows]
         plain = (evidence.chances(model) @ CHANCES)[rows, None]
@@ -229,7 +236,7 @@ def _truth(fit: Fit, looks: Sequence[QueryLooks], labels: Sequence[Label], pairs
         by_query = np.stack([np.bincount(owner, column) for column in gains.T], axis=1)
         weights = np.ones((1, len(by_query)))
         if number:
-            weights = rng.multinomial(len(by_query), weights[0] / len(by_query), size=10)
+            weights = rng.multinomial(len(by_query), weights[0] / len(by_query), size=25)
         found += candidates[(weights @ by_query).argmax(axis=1)].tolist()
     return np.array(found)
 
@@ -283,7 +290,7 @@ class Evidence:
         longest = max(map(len, rows), default=0)
         self.rows = np.array([row + [ends[-1]] * (longest - len(row)) for row in rows], dtype=np.intp)
         self.kinds = np.array(kinds, dtype=np.intp)
-        self.list_chances = lru_cache(maxsize=2)(self._list_chances)
+        self.list_chances = lru_cache(maxsize=5)(self._list_chances)
         self._meet()
 
     def _meet(self) -> None:
