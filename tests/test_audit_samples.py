@@ -219,6 +219,7 @@ BLIND = (
 def test_a_blind_judge_is_told_apart(world, tmp_path, errors, monkeypatch):
     found = attempt(world, tmp_path, Simulated(dict.fromkeys(world.quality, 0), errors), monkeypatch, queries=12)
     assert "cannot be told from guessing" in verdict(found)
+    assert found.estimates is found.advice is None, "there is no opinion to model"
 
 
 # Budgets and labels, on the answers of the audit above

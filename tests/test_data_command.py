@@ -275,7 +275,7 @@ def test_a_bug_keeps_its_traceback_in_every_command(monkeypatch):
     monkeypatch.setattr("sys.argv", ["prepare_nectar.py", "--output_file", "a.jsonl"])
     with pytest.raises(ValueError, match="zip"):
         recipe.run(NectarConfig, a_bug)
-    monkeypatch.setattr("sys.argv", ["rankbuffer-audit", "--dataset_name", "a.jsonl"])
+    monkeypatch.setattr("sys.argv", ["rankbuffer-audit", "--dataset_name", "a.jsonl", "--samples", "b.jsonl"])
     monkeypatch.setattr("rankbuffer_trl.audit.command.audit", a_bug)
     with pytest.raises(ValueError, match="zip"):
         audit_command.main()

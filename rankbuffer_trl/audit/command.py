@@ -204,7 +204,7 @@ def audit(config: AuditConfig) -> Audit:
         moves=[(one.n, place, given) for one in verdicts for place, given in one.put_back if given is not None],
         max_failures=config.judge_max_failures,
     )
-    if references or sum(bool(one.reversed_lists) for one in verdicts) < 2:
+    if references or not any(result.clear for result in found.counted):
         return found
     fit = fit_judge(found.looks, config.seed)
     budget = config.budget or config.price_budget or math.inf
@@ -232,5 +232,7 @@ def main() -> None:
         )
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-audit: {error}")
+    except KeyboardInterrupt:
+        sys.exit("rankbuffer-audit: interrupted. The answers so far are kept; run the same command again to continue")
     print_audit(found)
     print(f"Numbers: {out / 'audit.json'}. Figure: {out / 'audit.png'}.")
