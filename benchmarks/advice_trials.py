@@ -1,6 +1,6 @@
 """Simulate judges, audit each of them, and measure what the advice is worth.
 
-    python benchmarks/advice_trials.py --judges 40
+    python benchmarks/advice_trials.py --judges 34
 
 Each trial draws a judge, audits it on 50 queries and asks for advice at four budgets. A budget is a share of RRC-SCR's
 tokens. The answers are compared with what each method does under this judge, on other groups. The script prints tables
@@ -265,9 +265,9 @@ def regrets(trials: Sequence[Trial]) -> dict[str, list[dict[str, float] | None]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--judges", type=int, default=40, help="judges per block")
+    parser.add_argument("--judges", type=int, default=34, help="judges per block")
     parser.add_argument("--first", type=int, default=0, help="first judge; the thresholds come from 1000 on")
-    parser.add_argument("--draws", type=int, default=60, help="draws of each fit that are used")
+    parser.add_argument("--draws", type=int, default=120, help="draws of each fit that are used")
     parser.add_argument("--groups", type=int, default=2000, help="groups that tell what is true of a judge")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes to use")
     arguments = parser.parse_args()

@@ -64,11 +64,10 @@ def test_each_method_has_a_recipe(recipe):
 @pytest.mark.parametrize(
     "errors",
     [
-        JudgeErrors(0.06),
-        JudgeErrors(0.1, crowd=1.5, bias=0.2),
+        JudgeErrors(0.08, crowd=1.5, bias=0.2),
         JudgeErrors(0.15, crowd=2, bias=-0.3, shape="edges"),
     ],
-    ids=["sharp", "biased", "edges"],
+    ids=["linear", "edges"],
 )
 def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
     """The real methods are the oracle. They ask the simulated judge about 100 groups."""
