@@ -158,7 +158,7 @@ def advise(
         raise SettingsError("a budget in price needs judge_prompt_price and judge_completion_price")
     taus, rewards = predict(fit, looks)
     rows = tabulate(taus, rewards, costs, budget, in_price)
-    alarm, shares, missing = fit.model.kappa < ALARM, None, f"{LABELS} labels or more would decide."
+    alarm, shares, missing = bool(fit.model.kappa < ALARM), None, f"{LABELS} labels or more would decide."
     if alarm and labels:
         try:
             lists, pairs = label_agreement(fit, looks, labels)
