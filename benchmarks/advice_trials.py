@@ -311,11 +311,12 @@ def main() -> None:
     rows = [[block, f"{row['alarms']:.2f}", str(row["costly"]), str(row["caught"])] for block, row in alarms.items()]
     print_table(console, f"The alarm, at kappa below {ALARM:g}", ["judges", "alarms", "costly", "caught"], rows)
 
-    tokens = QUERIES * (LISTS_ASKED * sum(COSTS.in_list) + 2 * PAIRS_ASKED * sum(COSTS.in_pair))
+    prompts, responses = LISTS_ASKED + 2 * PAIRS_ASKED + G, G * LISTS_ASKED + 4 * PAIRS_ASKED + G  # with ratings
+    tokens = QUERIES * sum(COSTS.run(prompts, responses)) / COSTS.groups
     console.print(
         f"The audit: {tokens / 1e6:.2f} M tokens, {tokens / PAPER_RUN:.1%} of RankBuffer's run in the paper."
     )
-    found = {"predicted": tau_rows, "regret": regret_rows, "alarm": alarms, "audit_tokens": tokens}
+    found = {"predicted": tau_rows, "regret": regret_rows, "alarm": alarms, "audit_tokens": round(tokens)}
     print(json.dumps({"benchmark": "advice_trials", "judges": arguments.judges, "first": arguments.first, **found}))
 
 

@@ -1,6 +1,7 @@
-"""Which method this judge orders groups best with, under a budget. This file is ours, not the paper's.
+"""Advice about methods under a budget, from an audit of the judge. This file is ours, not the paper's.
 
-All taus are relative to the judge's own settled opinion. Without labels, nothing here is about truth.
+All taus are relative to the judge's own settled opinion. Without labels, nothing here is about truth. How often the
+advice is right for simulated judges is in docs/results/audit.md.
 """
 
 import math
