@@ -1,6 +1,6 @@
 """Simulate judges, audit each of them, and measure what the advice is worth.
 
-    python benchmarks/advice_trials.py --judges 40
+    python benchmarks/advice_trials.py --judges 34
 
 Each trial draws a judge, audits it on 50 queries and asks for advice at four budgets. A budget is a share of RRC-SCR's
 tokens. The answers are compared with what each method does under this judge, on other groups. The script prints tables
@@ -265,9 +265,9 @@ def regrets(trials: Sequence[Trial]) -> dict[str, list[dict[str, float] | None]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--judges", type=int, default=40, help="judges per block")
+    parser.add_argument("--judges", type=int, default=34, help="judges per block")
     parser.add_argument("--first", type=int, default=0, help="first judge; the thresholds come from 1000 on")
-    parser.add_argument("--draws", type=int, default=60, help="draws of each fit that are used")
+    parser.add_argument("--draws", type=int, default=120, help="draws of each fit that are used")
     parser.add_argument("--groups", type=int, default=2000, help="groups that tell what is true of a judge")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes to use")
     arguments = parser.parse_args()
@@ -311,11 +311,12 @@ def main() -> None:
     rows = [[block, f"{row['alarms']:.2f}", str(row["costly"]), str(row["caught"])] for block, row in alarms.items()]
     print_table(console, f"The alarm, at kappa below {ALARM:g}", ["judges", "alarms", "costly", "caught"], rows)
 
-    tokens = QUERIES * (LISTS_ASKED * sum(COSTS.in_list) + 2 * PAIRS_ASKED * sum(COSTS.in_pair))
+    prompts, responses = LISTS_ASKED + 2 * PAIRS_ASKED + G, G * LISTS_ASKED + 4 * PAIRS_ASKED + G  # with ratings
+    tokens = QUERIES * sum(COSTS.run(prompts, responses)) / COSTS.groups
     console.print(
         f"The audit: {tokens / 1e6:.2f} M tokens, {tokens / PAPER_RUN:.1%} of RankBuffer's run in the paper."
     )
-    found = {"predicted": tau_rows, "regret": regret_rows, "alarm": alarms, "audit_tokens": tokens}
+    found = {"predicted": tau_rows, "regret": regret_rows, "alarm": alarms, "audit_tokens": round(tokens)}
     print(json.dumps({"benchmark": "advice_trials", "judges": arguments.judges, "first": arguments.first, **found}))
 
 

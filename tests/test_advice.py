@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -64,11 +65,10 @@ def test_each_method_has_a_recipe(recipe):
 @pytest.mark.parametrize(
     "errors",
     [
-        JudgeErrors(0.06),
-        JudgeErrors(0.1, crowd=1.5, bias=0.2),
+        JudgeErrors(0.08, crowd=1.5, bias=0.2),
         JudgeErrors(0.15, crowd=2, bias=-0.3, shape="edges"),
     ],
-    ids=["sharp", "biased", "edges"],
+    ids=["linear", "edges"],
 )
 def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
     """The real methods are the oracle. They ask the simulated judge about 100 groups."""
@@ -267,3 +267,16 @@ def test_pointwise_comes_from_the_ratings():
     assert found.tokens == pytest.approx(1000 * 8 * (3630 - 6 * 403.33 - 403.33), rel=0.01)
     assert disattenuated(np.array(0.5), np.array(1.0)) == pytest.approx(0.5)
     assert disattenuated(np.array(0.5), np.array(0.8)) > 0.5
+
+
+@pytest.mark.slow
+def test_the_trials_run_and_end_with_one_json_line():
+    small = ["--judges", "1", "--draws", "3", "--groups", "50", "--processes", "1"]
+    command = [sys.executable, "benchmarks/advice_trials.py", *small]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
+    found = json.loads(out.splitlines()[-1])
+    assert found["benchmark"] == "advice_trials"
+    assert set(found["predicted"]) == {*METHODS, POINTWISE}
+    for policies in found["regret"].values():
+        for budgets in policies.values():
+            assert all(one is None or 0 <= one["mean"] <= one["worst"] <= 100 for one in budgets)

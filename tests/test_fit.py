@@ -263,6 +263,7 @@ def test_without_pairs_only_lists_are_known():
     assert wide["pair_bias"] > 3 and wide["kappa"] > 0.3
     low, high = interval(found, lambda model: model.pair_noise)
     assert high / low > 4
+    assert found.model.crowd == pytest.approx(1.4, rel=0.02)
 
 
 def test_without_lists_only_pairs_are_known():
@@ -277,6 +278,13 @@ def test_without_lists_only_pairs_are_known():
 def test_no_verdict_at_all_is_an_error(nothing):
     with pytest.raises(RankBufferError, match="no valid verdict"):
         fit_judge(nothing)
+
+
+@pytest.mark.parametrize("noise, low, high", [(0.001, 0, 0.05), (100.0, 3, np.inf)])
+def test_judges_without_errors_and_judges_that_read_nothing(noise, low, high):
+    fit = fit_judge(audit(replace(JUDGE, list_noise=noise, pair_noise=noise, list_bias=0.0, pair_bias=0.0), 15))
+    assert np.isfinite([astuple(draw) for draw in fit.draws]).all()
+    assert low <= fit.model.list_noise <= high and low <= fit.model.pair_noise <= high
 
 
 def test_more_queries_narrow_the_intervals():

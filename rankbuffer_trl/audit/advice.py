@@ -1,6 +1,7 @@
-"""Which method this judge orders groups best with, under a budget. This file is ours, not the paper's.
+"""Advice about methods under a budget, from an audit of the judge. This file is ours, not the paper's.
 
-All taus are relative to the judge's own settled opinion. Without labels, nothing here is about truth.
+All taus are relative to the judge's own settled opinion. Without labels, nothing here is about truth. How often the
+advice is right for simulated judges is in docs/results/audit.md.
 """
 
 import math
@@ -18,7 +19,7 @@ from .model import QueryLooks
 LISTS = ("beyond/listwise_one", "beyond/listwise_two", "beyond/listwise_four")  # the rule without an audit
 POINTWISE = "paper/grpo"
 SURE = 0.8  # the share of the models that the audit allows in which another method must beat the rule
-ALARM = 0.88  # an estimate of kappa below it is an alarm; docs/results/audit.md says how this number was chosen
+ALARM = 0.91  # an estimate of kappa below it is an alarm; docs/results/audit.md says how this number was chosen
 Taus = Mapping[str, tuple[float, np.ndarray]]
 """The expected tau of each method, and its values for all draws of a fit."""
 
@@ -158,7 +159,7 @@ def advise(
         raise SettingsError("a budget in price needs judge_prompt_price and judge_completion_price")
     taus, rewards = predict(fit, looks)
     rows = tabulate(taus, rewards, costs, budget, in_price)
-    alarm, shares, missing = fit.model.kappa < ALARM, None, f"{LABELS} labels or more would decide."
+    alarm, shares, missing = bool(fit.model.kappa < ALARM), None, f"{LABELS} labels or more would decide."
     if alarm and labels:
         try:
             lists, pairs = label_agreement(fit, looks, labels)

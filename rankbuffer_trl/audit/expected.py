@@ -1,11 +1,11 @@
-"""How well each method would order a group of 8, under a model of the judge. This file is ours, not the paper's.
+"""The expected tau of each method in a group of 8, under a model of the judge. This file is ours, not the paper's.
 
 Everything is relative to the judge's settled opinion, so nothing here says how good a reward is. All methods and all
-models see the same random groups and errors. Differences between two methods, or between two models of a judge, are
-therefore known better than the values themselves.
+models of a judge see the same random groups and errors. So differences of two taus are known better than the taus.
 
-RankBuffer needs anchors. They come from the world of docs/results/judge_cost.md, in the unit of a group's spread, and
-they are what the paper's update makes of them in the epochs 0 to 3 if the judge never errs.
+The anchors of RankBuffer come from the world of docs/results/judge_cost.md, in the unit of a group's spread. The paper's
+update makes them in the epochs 0 to 3, under a judge that never errs. `tests/test_advice.py` compares all methods with
+the real ones.
 """
 
 from bisect import bisect
@@ -118,11 +118,11 @@ def anchors_of(groups: int, rng: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rewards:
-    """The rewards of a method, which may be any rising function of them, and the mean cost of a group.
+    """The places of rollouts from which a method takes its rewards, and the mean cost of a group.
 
     Args:
         places (`np.ndarray`):
-            Rewards of the groups; (M, 8).
+            Place of each rollout in its group; the higher, the better; (M, 8).
         prompts, responses (`float`):
             Prompts, and responses shown in all of them, per group.
         pairs (`bool`, *optional*, defaults to `False`):
@@ -179,7 +179,7 @@ def above(looks: np.ndarray) -> np.ndarray:
 
 
 def slot(look: int, place: np.ndarray, n: np.ndarray | int) -> np.ndarray:
-    """Return the slot in a balanced look of the rollout that has a place in the shuffle, as `looks.balanced` does."""
+    """Return the slot at which `looks.balanced` shows the rollout with this place in the shuffle."""
     place = (place - n // 2) % n if look % 4 >= 2 else place
     return n - 1 - place if look % 2 else place
 

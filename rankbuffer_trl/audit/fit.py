@@ -23,12 +23,13 @@ over all disjoint `{i, j}` and `{k, l}` of a query. The weights make each two re
 
 **The intervals.** Terms of one query depend on each other, and queries do not. The covariance is therefore the
 sandwich that is clustered by query, with a correction for few queries. `Fit.draws` come from Student's t with this
-covariance. `kappa` cannot exceed 1, so a draw beyond 1 is moved to the most likely point with `kappa` 1.
+covariance. `kappa` cannot exceed 1, so a draw beyond 1 is moved to the most likely point with `kappa` 1. If the judge
+is so good or so bad that a parameter ends at its limit (`LOWEST`, `HIGHEST`), all draws have that limit.
 
 Nothing here tells how much of the settled opinion is right. [`lasting_bound`] does, from labels that the user gives.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -55,7 +56,7 @@ CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.4), 0, 1, np.log(0.3)])
 WIDTH = np.array([1, 1, 1, 0.5, 1, 0.3, 0.5])
 LOWEST = np.array([-3.5, -4, -4, -2, -4, -1, -4])
 HIGHEST = np.array([1.5, 4, 4, 3, 4, 1, 0])
-KAPPA = 5  # its number
+IS_KAPPA = np.arange(7) == 5
 
 
 @dataclass(frozen=True)
@@ -112,22 +113,22 @@ def fit_judge(looks: Sequence[QueryLooks], seed: int = 0) -> Fit:
     if not len(evidence.kinds):
         raise RankBufferError("the audit has no valid verdict, so it cannot estimate the judge's errors")
 
-    def scores(theta: np.ndarray) -> np.ndarray:  # of each query, by parameter; kappa steps down because it ends at 1
-        step = np.where(np.arange(len(theta)) == KAPPA, -1e-5, 1e-5)
+    def scores(theta: np.ndarray) -> np.ndarray:  # by query and parameter; kappa steps down because it ends at 1
+        steps = np.where(IS_KAPPA, -1e-5, 1e-5)
         here = evidence.log_likelihood(_model(theta))
-        ahead = [evidence.log_likelihood(_model(theta + change)) for change in np.diag(step)]
-        return (np.stack(ahead, axis=1) - here[:, None]) / step
-
-    def gradient(theta: np.ndarray) -> np.ndarray:
-        return (CENTRE - theta) / WIDTH**2 + scores(theta).sum(axis=0)
+        ahead = [evidence.log_likelihood(_model(theta + step)) for step in np.diag(steps)]
+        return (np.stack(ahead, axis=1) - here[:, None]) / steps
 
     def objective(theta: np.ndarray) -> float:
         return evidence.log_likelihood(_model(theta)).sum() - (((theta - CENTRE) / WIDTH) ** 2).sum() / 2
 
+    def gradient(theta: np.ndarray) -> np.ndarray:
+        return scores(theta).sum(axis=0) - (theta - CENTRE) / WIDTH**2
+
     Q = len(looks)
     starts = np.tile(CENTRE, (27, 1))  # from a start that is far off, the search may end in the wrong place
     starts[:, [0, 1, 4]] = list(product(np.log([0.15, 0.4, 1]), (-1, 0, 1), (-1, 0, 1)))
-    starts[:, KAPPA] = 0.9
+    starts[:, IS_KAPPA] = 0.9
     best = minimize(
         lambda theta: -objective(theta) / Q,
         max(starts, key=objective),
@@ -135,29 +136,37 @@ def fit_judge(looks: Sequence[QueryLooks], seed: int = 0) -> Fit:
         method="SLSQP",
         bounds=list(zip(LOWEST, HIGHEST, strict=True)),
     ).x
+    draws = _draws(best, scores, gradient, Q, np.random.default_rng(seed))
+    return Fit(_model(best), [_model(draw) for draw in draws])
 
+
+def _draws(
+    best: np.ndarray,
+    scores: Callable[[np.ndarray], np.ndarray],
+    gradient: Callable[[np.ndarray], np.ndarray],
+    Q: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Draw parameters that the verdicts of `Q` queries allow, around the `best` ones."""
     # The curvature is taken just below kappa 1. One step of Newton leads from there to the best point without a limit
     # of kappa. A parameter at one of the other limits stays there.
-    number = np.arange(len(best))
-    steps = np.where(number == KAPPA, 0.005, 0.01)
-    at = np.where(number == KAPPA, np.minimum(best, 1 - steps), best)
-    slopes = [(gradient(at + change) - gradient(at - change)) / (2 * change.sum()) for change in np.diag(steps)]
-    inner = np.flatnonzero((best > LOWEST + 1e-3) & (best < HIGHEST - 1e-3) | (number == KAPPA))
+    steps = np.where(IS_KAPPA, 0.005, 0.01)
+    at = np.where(IS_KAPPA, np.minimum(best, 1 - steps), best)
+    slopes = np.array([(gradient(at + step) - gradient(at - step)) / (2 * step.sum()) for step in np.diag(steps)])
+    inner = np.flatnonzero((best > LOWEST + 1e-3) & (best < HIGHEST - 1e-3) | IS_KAPPA)
     block = np.ix_(inner, inner)
-    inverse = np.zeros((len(best), len(best)))
-    inverse[block] = np.linalg.inv(-(np.array(slopes) + np.transpose(slopes))[block] / 2)
+    inverse = np.zeros_like(slopes)
+    inverse[block] = np.linalg.inv(-(slopes + slopes.T)[block] / 2)
     centre = at + inverse @ gradient(at)
-    centre[KAPPA] = max(centre[KAPPA], best[KAPPA])
+    centre[IS_KAPPA] = np.maximum(centre, best)[IS_KAPPA]
 
     free = max(Q - len(at), 3)
     each = scores(at)
     covariance = inverse @ (each.T @ each * Q / free + np.diag(WIDTH**-2.0)) @ inverse
-    rng = np.random.default_rng(seed)
     normal = rng.multivariate_normal(np.zeros(len(at)), covariance, size=DRAWS)
     draws = centre + normal / np.sqrt(rng.chisquare(free, size=(DRAWS, 1)) / free)
-    beyond = np.maximum(draws[:, KAPPA] - 1, 0)
-    draws -= beyond[:, None] * inverse[KAPPA] / inverse[KAPPA, KAPPA]
-    return Fit(_model(best), [_model(draw) for draw in draws])
+    beyond = np.maximum(draws[:, IS_KAPPA] - 1, 0)
+    return draws - beyond * inverse[IS_KAPPA] / inverse[IS_KAPPA, IS_KAPPA]
 
 
 def _model(theta: np.ndarray) -> JudgeModel:
@@ -282,7 +291,7 @@ class Evidence:
                 ]
                 # 0 for no verdict, 1 if i is better, 2 if j is better; first if i was shown first, then if j was
                 first, second = (pairs.get(shown, -1) for shown in ((i, j), (j, i)))
-                kind = 3 * (0, 1, 2)[(first == i) + 2 * (first == j)] + (second == i) + 2 * (second == j)
+                kind = 3 * ((first == i) + 2 * (first == j)) + (second == i) + 2 * (second == j)
                 if (row or kind) and (only is None or (q, i, j) in only):
                     self.twos.append((q, i, j))
                     rows.append(row)
