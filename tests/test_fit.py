@@ -100,6 +100,17 @@ def test_the_likelihood_of_a_query_as_counted_in_a_simulation():
     assert found == pytest.approx(sum(np.log(one.mean()) for one in together), abs=0.06)
 
 
+def test_the_chances_of_all_answers_about_a_pair_add_up():
+    def chance(first: int | None, second: int | None) -> np.ndarray:
+        return Evidence([QueryLooks("q", [], [((0, 1), first), ((1, 0), second)])]).chances(JUDGE)[0]
+
+    for better in (0, 1):
+        assert chance(better, 0) + chance(better, 1) == pytest.approx(chance(better, None))
+        assert chance(0, better) + chance(1, better) == pytest.approx(chance(None, better))
+    assert chance(0, None) + chance(1, None) == pytest.approx(np.ones(len(NODES)))
+    assert chance(0, 0) == pytest.approx(chance(1, 1))  # the bias favours each response once
+
+
 def test_each_two_responses_count_once():
     looks = audit(replace(JUDGE, spread=0.0), 2, n=6)
     evidence, equal = Evidence(looks), replace(JUDGE, spread=1e-9)  # without a spread, the terms are products
