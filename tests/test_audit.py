@@ -1,6 +1,7 @@
 """The audit: measures by hand, judges of known behaviour, the command."""
 
 import asyncio
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
@@ -17,9 +19,11 @@ import pytest
 from conftest import QUICKSTART, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from rankbuffer_trl.audit.command import AuditConfig, costs, form_of, main
 from rankbuffer_trl.audit.figure import audit_figure
+from rankbuffer_trl.audit.fit import Estimate, Fit
 from rankbuffer_trl.audit.measures import (
     MEASURES,
     best_constant,
@@ -32,10 +36,10 @@ from rankbuffer_trl.audit.measures import (
     tau_b,
     tied_ratings,
 )
-from rankbuffer_trl.audit.model import QueryLooks
-from rankbuffer_trl.audit.results import REFERENCES, Audit, Cost, Form, Result, verdict
+from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
+from rankbuffer_trl.audit.results import ALARM, ESTIMATES, REFERENCES, Audit, Cost, Form, Result, estimates, verdict
 from rankbuffer_trl.audit.samples import QueryVerdicts, ask_everything
-from rankbuffer_trl.audit.terminal import measure_table
+from rankbuffer_trl.audit.terminal import estimate_table, measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.verdicts import order_verdict
@@ -530,6 +534,26 @@ def test_the_verdict_says_on_what_and_by_what_rule():
     assert verdict(audit).startswith("One query is too few")
 
 
+def test_the_model_of_the_judge_is_shown_with_its_meaning_and_its_alarm():
+    model = JudgeModel(0.7, 0.2, 0.1, 0.35, 0.3, 0.8, 0.3)
+    fit = Fit(model, [replace(model, list_noise=x / 100, kappa=0.5 + x / 1000) for x in range(100)])
+    calm, alarmed = (estimates(fit, alarm, None) for alarm in (False, True))
+    assert list(calm) == list(ESTIMATES) and "lasting" in estimates(fit, False, Estimate(0.2, 0.1, 0.3))
+    noise = calm["list_noise"]
+    assert (noise.value, noise.low, noise.high) == (
+        0.7,
+        pytest.approx(0.025, abs=0.01),
+        pytest.approx(0.965, abs=0.01),
+    )
+    assert "looks better in 16% of looks" in noise.says  # two looks with 0.7 of noise each, one spread apart
+    assert "blurs 2.0 times as much" in calm["crowd"].says
+    assert [name for name, one in alarmed.items() if one.says == ALARM] == ["kappa"]
+    assert not any(one.says == ALARM for one in calm.values())
+    console = Console(width=119, file=io.StringIO())
+    console.print(estimate_table(alarmed))
+    assert all(one.says in console.file.getvalue() for one in alarmed.values()), "no line is broken"
+
+
 def test_queries_of_several_lengths_have_their_own_chance_and_the_figure_shows_one(tmp_path):
     groups = make_groups(3, n=5)[:2] + make_groups(3, n=4)[2:]
     answers, calls = examine(Client(true_position, true_order), groups)
@@ -647,6 +671,14 @@ def test_a_dead_judge_is_refused_in_one_line(refusal, tmp_path):
 )
 def test_settings_that_make_no_sense_are_refused_in_one_line(refusal, arguments, part):
     assert part in refusal(*arguments)
+
+
+def test_an_interrupted_audit_says_how_to_continue(refusal, monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankbuffer_trl.audit.command.audit", interrupted)
+    assert "interrupted. The answers so far are kept; run the same command again" in refusal(*REFERENCE)
 
 
 def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
