@@ -232,6 +232,7 @@ def test_a_budget_decides_which_methods_fit(judged, world, capsys, monkeypatch):
 
     rows = {row["recipe"]: row for row in judged.found["advice"]["rows"]}
     assert all(row["fits"] for row in rows.values())
+    assert all((ROOT / "recipes" / f"{recipe}.yaml").is_file() for recipe in rows)
     tokens = rows["beyond/listwise_two"]["tokens"]
     bound, printed = advice("--budget", tokens)
     assert {row["recipe"] for row in bound["rows"] if row["fits"]} == {
