@@ -31,6 +31,7 @@ REQUIREMENTS = [
     "pyyaml>=6.0.1",
     "rich>=15.0",
     "safetensors>=0.8",
+    "scipy>=1.13",
 ]
 # AlpacaEval's library imports pkg_resources, which setuptools 81 removed. Its fit passes an argument that
 # scikit-learn 1.10 removed.

@@ -2,6 +2,7 @@
 
     python benchmarks/judge_cost.py
     python benchmarks/judge_cost.py --paper
+    python benchmarks/judge_cost.py --worlds
 
 Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries (`judge_replay.py`).
 World and judge are simulated (`simulated_judge.py`): the quality of each response is known, and so is the judge's
@@ -30,11 +31,14 @@ The script prints tables, and then one JSON line. `token_ratio` and `call_ratio`
 `tau_ratio` is the same ratio at the acuity at which RRC-SCR's tau is nearest to 0.85. `goals` compares methods of ours
 with the paper's: the least ratio of tau and the largest ratio of tokens over all acuities, and the method with the
 largest tau where longer lists are harder to judge.
+
+`--worlds` prints other tables instead: for judges whose errors lie in the ranges of public records (`WORLDS`).
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
 
 from judge_cost_tables import (
     COMPARED,
@@ -45,17 +49,18 @@ from judge_cost_tables import (
     cosine_table,
     cost_table,
     errors_table,
-    length_table,
     reward_table,
     share_table,
     tau_ratio,
+    tied_table,
     token_ratio,
     weight_table,
     winner,
 )
 from judge_replay import LADDER, OURS, PAPER, Replay, run_all
 from rich.console import Console
-from simulated_judge import JudgeErrors, World
+from rich.table import Table
+from simulated_judge import WORLDS, JudgeErrors, World
 
 NOISES = (0.03, 0.06, 0.09, 0.15, 0.3)  # standard deviation of the error of one look
 SETTINGS: dict[str, dict] = {
@@ -71,7 +76,9 @@ SETTINGS: dict[str, dict] = {
 WHOLE = ("bias 0.25", "crowd 1.4")  # settings of which all noises are replayed; of the others, three
 LENGTHS, LENGTH_QUERIES = (200, 400, 800), 50
 SPREAD, SPREAD_NOISES = 0.7, (0.09, 0.3)
-WIDTH = 140
+CROWDS = (1.0, 1.4, 2.0)
+PAIRS = ("GRPO", "Tournament-GRPO", "ArenaRL", "RRC-SCR")  # their prompts show one or two responses: no crowd
+WIDTH = 160
 
 
 def goals(sharp: ByNoise, settings: dict[str, ByNoise]) -> dict[str, dict]:
@@ -91,11 +98,45 @@ def goals(sharp: ByNoise, settings: dict[str, ByNoise]) -> dict[str, dict]:
     }
 
 
+def compare_worlds(world: World, queries: int, processes: int) -> tuple[list[Table], dict]:
+    """Replay the main methods under the judges of `WORLDS`. Return the tables and the figures."""
+
+    def replay(label: str, errors: JudgeErrors, crowd: float, count: bool) -> Replay:
+        return Replay(label, world, queries, replace(errors, crowd=1.0 if label in PAIRS else crowd), count)
+
+    labels = (*PAIRS[:3], *COMPARED)
+    settled = {
+        (label, f"{name}, crowd {crowd:g}"): replay(label, errors.settled(world.within), crowd, label in COMPARED)
+        for name, errors in WORLDS.items()
+        for crowd in CROWDS
+        for label in labels
+    }
+    true = {(label, name): replay(label, errors, 1.0, False) for name, errors in WORLDS.items() for label in labels}
+    unique = dict.fromkeys([*settled.values(), *true.values()])
+    outcomes = run_all({each: each for each in unique}, processes)
+
+    def by_world(replays: dict[tuple[str, str], Replay]) -> dict[str, ByNoise]:
+        found: dict[str, dict] = {name: {} for _, name in replays}
+        for (label, name), each in replays.items():
+            found[name][label, each.errors.noise] = outcomes[each]
+        return found
+
+    cells = {key: outcomes[each] for key, each in settled.items()}
+    tables = [
+        errors_table(by_world(settled), "Tau with the judge's settled opinion"),
+        errors_table(by_world(true), "Tau with true quality, if as much of the error lasts as labels allow"),
+        share_table(cells, "world"),
+        tied_table(cells),
+    ]
+    return tables, {f"{label}, {name}": round(cell.mean_tau, 4) for (label, name), cell in cells.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=100, help="number of queries for the cost tables")
     parser.add_argument("--acuity_queries", type=int, default=100, help="number of queries for the other tables")
     parser.add_argument("--paper", action="store_true", help="take 1,000 queries for the cost tables, as in the paper")
+    parser.add_argument("--worlds", action="store_true", help="print the tables of the judges of `WORLDS` instead")
     parser.add_argument("--rollout_tokens", type=int, default=400, help="mean length of a rollout in tokens")
     parser.add_argument("--seed", type=int, default=0, help="seed of the world and of the methods")
     parser.add_argument("--processes", type=int, default=2, help="number of methods to replay at the same time")
@@ -105,6 +146,15 @@ def main() -> None:
 
     def world(tokens: int = arguments.rollout_tokens, spread: float = 0.0) -> World:
         return World(tokens=(*World.tokens[:3], tokens), spread=spread, seed=arguments.seed)
+
+    console = Console(width=max(Console().width, WIDTH))
+    if arguments.worlds:
+        tables, taus = compare_worlds(world(), few, arguments.processes)
+        for table in tables:
+            console.print(table)
+        seconds = round(time.perf_counter() - started, 1)
+        print(json.dumps({"benchmark": "judge_cost_worlds", "queries": few, "seconds": seconds, "tau": taus}))
+        return
 
     costly = {label: Replay(label, world(), queries, count=True) for label in PAPER}
     sharp = {
@@ -135,15 +185,14 @@ def main() -> None:
     for (name, *key), outcome in run_all(erring, arguments.processes).items():
         by_setting[name][tuple(key)] = outcome
 
-    console = Console(width=max(Console().width, WIDTH))
     for table in (
         cost_table(outcomes),
         reward_table(outcomes, JudgeErrors.noise),
         buffer_table(outcomes["RankBuffer"], queries),
         beyond_table({label: by_noise[label, JudgeErrors.noise] for label in COMPARED}),
-        length_table(by_length),
+        share_table(by_length, "tokens of a rollout"),
         acuity_table(by_noise),
-        share_table(by_noise),
+        share_table(by_noise, "noise"),
         cosine_table(by_noise),
         errors_table(by_setting),
         weight_table(by_spread),

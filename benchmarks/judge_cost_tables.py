@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import TypeVar
 
 from judge_replay import OURS, PAPER, Outcome
 from rich.table import Column, Table
@@ -12,6 +13,7 @@ COMPARED = ("RRC-SCR", "RankBuffer", *OURS)
 PAPER_GROUPS = 4000
 PAPER_SIZES = (5.44, 6.78, 7.27, 7.48)
 
+T = TypeVar("T")
 ByNoise = Mapping[tuple[str, float], Outcome]
 """Outcomes by label and noise."""
 
@@ -57,19 +59,6 @@ def beyond_table(outcomes: Mapping[str, Outcome]) -> Table:
             f"{outcome.computed / scr.computed:.2f}",
             f"{outcome.mean_tau:.3f}",
             f"{outcome.mean_cosine:.3f}",
-        )
-    return table
-
-
-def length_table(outcomes: Mapping[tuple[str, int], Outcome]) -> Table:
-    """Show tokens as a share of RRC-SCR's by the mean length of a rollout, and the same for computed tokens."""
-    lengths = sorted({length for _, length in outcomes})
-    table = Table(Column(no_wrap=True), *(f"{length} tokens" for length in lengths))
-    table.title = "Tokens / RRC-SCR's by the length of rollouts; in brackets, computed tokens"
-    for label in COMPARED[1:]:
-        pairs = [(outcomes[label, length], outcomes["RRC-SCR", length]) for length in lengths]
-        table.add_row(
-            label, *(f"{own.tokens / scr.tokens:.2f} ({own.computed / scr.computed:.2f})" for own, scr in pairs)
         )
     return table
 
@@ -127,29 +116,39 @@ def cosine_table(outcomes: ByNoise) -> Table:
     return table
 
 
-def share_table(outcomes: ByNoise) -> Table:
-    """Show tokens as a share of RRC-SCR's by method and noise, and the same for computed tokens."""
-    noises = noises_of(outcomes)
-    table = Table("noise", *(f"{noise:g}" for noise in noises))
-    table.title = "Tokens / RRC-SCR's by acuity of the judge; in brackets, computed tokens"
+def share_table(outcomes: Mapping[tuple[str, T], Outcome], by: str) -> Table:
+    """Show tokens as a share of RRC-SCR's by method and by what else differs; in brackets, computed tokens."""
+    columns = list(dict.fromkeys(column for _, column in outcomes))
+    table = Table(Column(by, no_wrap=True), *map(str, columns))
+    table.title = f"Tokens / RRC-SCR's by {by}; in brackets, computed tokens"
     for label in COMPARED[1:]:
-        pairs = [(outcomes[label, noise], outcomes["RRC-SCR", noise]) for noise in noises]
+        pairs = [(outcomes[label, column], outcomes["RRC-SCR", column]) for column in columns]
         table.add_row(
             label, *(f"{own.tokens / scr.tokens:.2f} ({own.computed / scr.computed:.2f})" for own, scr in pairs)
         )
     return table
 
 
-def errors_table(settings: Mapping[str, ByNoise]) -> Table:
+def errors_table(settings: Mapping[str, ByNoise], title: str = "Tau under other errors of the judge") -> Table:
     """Show tau by the errors of the judge: one line per setting and noise. The largest tau of a line is bold."""
-    table = Table("errors", "noise", *COMPARED, title="Tau under other errors of the judge")
+    labels = list(dict.fromkeys(label for outcomes in settings.values() for label, _ in outcomes))
+    table = Table("errors", "noise", *labels, title=title)
     for name, outcomes in settings.items():
         noises = noises_of(outcomes)
         for noise in noises:
-            best = winner(outcomes, noise)
-            cells = (f"{outcomes[label, noise].mean_tau:.3f}" for label in COMPARED)
-            bold = (f"[bold]{cell}[/]" if label == best else cell for label, cell in zip(COMPARED, cells, strict=True))
-            table.add_row(name, f"{noise:g}", *bold, end_section=noise == noises[-1])
+            taus = {label: f"{outcomes[label, noise].mean_tau:.3f}" for label in labels}
+            bold = (f"[bold]{tau}[/]" if tau == max(taus.values()) else tau for tau in taus.values())
+            table.add_row(name, f"{noise:.3g}", *bold, end_section=noise == noises[-1])
+    return table
+
+
+def tied_table(outcomes: Mapping[tuple[str, str], Outcome]) -> Table:
+    """Show the share of rollouts that share their reward with another one of the group, by method and world."""
+    worlds = list(dict.fromkeys(world for _, world in outcomes))
+    table = Table(Column("world", no_wrap=True), *worlds, title="Share of rollouts that are tied")
+    for label in dict.fromkeys(label for label, _ in outcomes):
+        cells = (outcomes[label, world] for world in worlds)
+        table.add_row(label, *(f"{cell.tied / cell.answered:.0%}" for cell in cells))
     return table
 
 

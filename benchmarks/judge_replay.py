@@ -66,6 +66,7 @@ OURS = {
     "List, 2 looks": Row("listwise", {"looks": 2, "again": False}),
     "List, 2 + 2": Row("listwise", {"looks": 2, "again": True}),
     "List, 4 looks": Row("listwise", {"looks": 4, "again": False}),
+    "Blocks of four": Row("listwise", {"looks": 4, "blocks_of_four": True}),
     "Batch, 2 looks": Row("rankbuffer_batch", {"looks": 2}),
 }
 LADDER = {"Batch, 2 looks, ladder": Row("rankbuffer_batch", {"looks": 2, "ladder": True})}

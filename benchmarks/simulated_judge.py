@@ -37,7 +37,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from random import Random
@@ -178,6 +178,20 @@ class JudgeErrors:
     drawn: bool = False
     labels: float = 0.0
 
+    def settled(self, within: float) -> "JudgeErrors":
+        """Return the same judge as seen from its settled opinion: what it would say on average over presentations.
+
+        Settled opinion is quality plus lasting error. It takes the place of quality: its standard deviation within a
+        group counts as `within`, and no error lasts. Verdicts on pairs of rollouts have the same distribution.
+
+        Args:
+            within (`float`):
+                Standard deviation of the quality of the rollouts of a group.
+        """
+        scale = within / math.hypot(within, self.noise * math.sqrt(self.lasting))
+        noise = scale * self.noise * math.sqrt(1 - self.lasting)
+        return replace(self, noise=noise, lasting=0.0, bias=scale * self.bias, labels=scale * self.labels)
+
     def deviation(self, n: int) -> float:
         """Return the standard deviation of a look in a prompt with `n` responses."""
         return self.noise * self.crowd ** math.log(max(n, 2) / 2, 4)
@@ -199,6 +213,20 @@ class JudgeErrors:
             + self.labels * (0.5 - labels.get(name, 0.5))
             for name in names
         }
+
+
+WORLDS = {
+    "careful": JudgeErrors(noise=0.19, lasting=0.8, bias=0.02),
+    "biased": JudgeErrors(noise=0.25, lasting=0.55, bias=0.22),
+    "blunt": JudgeErrors(noise=0.3, lasting=0.45, bias=0.08),
+}
+"""Three judges whose errors lie in the ranges that public records of pairwise verdicts allow.
+
+The records give errors as multiples of the spread of true quality over responses. Here that spread is 0.25, the
+deviation within a group of [`World`]. So rollouts are taken to differ as much as the responses of the records, which
+are of different models. `lasting` is an upper bound, because errors of the labels count as lasting. No record says how
+much a judge errs in a list of eight, so `crowd` is left open. docs/results/judge_cost.md has sources and ranges.
+"""
 
 
 def shares(names: Sequence[str]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import random
 import re
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, permutations, product
+from itertools import combinations, pairwise, permutations, product
 from statistics import fmean
 
 import pytest
@@ -20,7 +20,16 @@ from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.judge import TransportError
 from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.rewards.listwise import Listwise
-from rankbuffer_trl.rewards.looks import balanced, disputed, mean_places, place_rewards, place_tiers
+from rankbuffer_trl.rewards.looks import (
+    CLASSES,
+    balanced,
+    connected,
+    cut_into_fours,
+    disputed,
+    mean_places,
+    place_rewards,
+    place_tiers,
+)
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
 
@@ -76,6 +85,47 @@ def test_orders_follow_seed_query_and_step_and_are_distinct():
     assert balanced([3], 2, 0, make(EIGHT)) == [(3,)]
 
 
+# Blocks of four
+
+NEVER_MET = {(0, 1), (2, 3), (4, 5), (6, 7)}
+
+
+def test_the_classes_balance_places_and_partners():
+    blocks = [block for blocks in CLASSES for block in blocks]
+    for i in range(8):
+        assert sorted(block.index(i) for block in blocks if i in block) == [0, 1, 2, 3], "each place once"
+    for i, j in combinations(range(8), 2):
+        gaps = sorted(block.index(i) - block.index(j) for block in blocks if i in block and j in block)
+        assert len(gaps) == (0 if (i, j) in NEVER_MET else 2) and sum(gaps) == 0, "a linear bias cancels"
+
+
+@given(st.integers(2, 20), st.sampled_from([4, 8]), SEEDS)
+def test_each_look_cuts_a_group_into_near_equal_blocks_of_at_most_four(n, looks, seed):
+    ids = [3 * i for i in range(n)]
+    orders = cut_into_fours(ids, looks, seed, make([5]))
+    if n <= 4:
+        assert orders == balanced(ids, looks, seed, make([5]))
+        return
+    sizes = {len(block) for block in orders}
+    assert max(sizes) <= 4 and min(sizes) >= 2 and max(sizes) - min(sizes) <= 1
+    assert connected(orders, ids) and len(set(orders)) == len(orders), "no prompt is asked twice"
+    assert {i for block in orders for i in block} == set(ids) and len(orders) <= looks * math.ceil(n / 4)
+    if n <= 8 and looks == 4:
+        for look in range(4):
+            assert sorted(orders[2 * look] + orders[2 * look + 1]) == ids
+        met = {pair for block in orders for pair in combinations(block, 2)}
+        assert len(met) == sum(math.comb(len(block), 2) for block in orders)
+        assert met == {(j, i) for i, j in met}, "who meets again stands in the opposite order"
+        assert n * (n - 1) // 2 - len(met) // 2 == n // 2, "at most one partner is never met"
+
+
+def test_blocks_follow_seed_query_and_step():
+    first = cut_into_fours(range(8), 8, 0, make(EIGHT))
+    assert first == cut_into_fours(range(8), 8, 0, make(EIGHT))
+    assert first != cut_into_fours(range(8), 8, 1, make(EIGHT)) != cut_into_fours(range(8), 8, 1, make(EIGHT, step=1))
+    assert first[:8] == cut_into_fours(range(8), 4, 0, make(EIGHT)) != first[8:]
+
+
 # Mean places, rewards, disputed blocks
 
 ORDERS = st.integers(1, 6).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=4))
@@ -100,6 +150,50 @@ def test_a_mean_place_counts_only_orders_that_hold_both(orders, data):
         ]
         expected[i] = sum(shares, Fraction())
     assert mean_places(orders) == expected
+
+
+def slow_places(orders) -> dict[object, Fraction]:
+    """The mean places of candidates of which not all meet, pair by pair."""
+    everyone = {i for order in orders for i in order}
+
+    def share(i, j) -> Fraction | None:
+        both = [order for order in orders if i in order and j in order]
+        return mean(order.index(i) > order.index(j) for order in both) if both else None
+
+    def place(i) -> Fraction:
+        total = Fraction()
+        for j in everyone - {i}:
+            if share(i, j) is not None:
+                total += share(i, j)
+            else:
+                common = [k for k in everyone - {i, j} if share(i, k) is not None and share(j, k) is not None]
+                own, other = (sum((share(x, k) for k in common), Fraction()) for x in (i, j))
+                total += Fraction(1, 2) if own == other else own > other
+        return total
+
+    return {i: place(i) for i in everyone}
+
+
+SOME = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), min_size=1, max_size=8)
+
+
+@given(SOME)
+@example([[0, 1], [1, 2]])
+@example([[0, 1], [2, 3]])
+def test_two_who_never_met_are_compared_by_the_partners_that_both_met(orders):
+    places = mean_places(orders)
+    assert places == slow_places(orders)
+    assert sum(places.values()) == math.comb(len(places), 2)
+
+
+@given(SOME)
+def test_orders_are_connected_if_any_two_candidates_are_linked_by_a_chain_of_orders(orders):
+    ids = sorted({i for order in orders for i in order})
+    linked = {(i, j) for order in orders for i, j in product(order, repeat=2)}
+    for k, i, j in product(ids, repeat=3):  # Warshall's algorithm
+        linked |= {(i, j)} if {(i, k), (k, j)} <= linked else set()
+    assert connected(orders, ids) == (len(linked) == len(ids) ** 2)
+    assert not connected(orders, [*ids, 9]) and connected([], [])
 
 
 @given(ORDERS, st.integers(0, 3), st.integers(0, 3))
@@ -343,6 +437,120 @@ def test_more_looks_are_closer_to_the_truth():
             right += [rewards[a] < rewards[b] for a, b in permutations(range(8), 2) if EIGHT[a] < EIGHT[b]]
         shares[looks] = fmean(right)
     assert shares[1] + 0.03 < shares[2] < shares[4] - 0.02
+
+
+# The method in blocks of four
+
+
+def fours(looks: int = 4, seed: int = 0) -> Listwise:
+    return Listwise(looks, seed=seed, blocks_of_four=True)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.none() | st.integers(0, 10), min_size=1, max_size=14),
+    st.sampled_from([4, 8]),
+    SEEDS,
+    st.sampled_from([0, 0.3, 0.9]),
+    st.sampled_from([0, 20]),
+)
+@example([7, None], 4, 0, 0, 0)
+@example([5] * 8, 4, 0, 0, 0)
+def test_the_rewards_in_blocks_are_those_of_the_oracle(qualities, looks, seed, failing, noise):
+    chance = random.Random(seed)
+    heard: list[list[str]] = []
+
+    def answer(prompt: str):
+        if chance.random() < failing:
+            return TransportError("connection refused")
+        given = judge_by(lambda text, place: quality(text) + noise * chance.random())(prompt)
+        heard.append([shown_in(prompt)[slot] for slot in json.loads(given)["order"]])
+        return given
+
+    group, method = make(qualities), fours(looks, seed)
+    played = play(method, group, answer)
+    texts, e = [rollout.text for rollout in group.answered], len(group.empty)
+    assert method.calls(group, first=True) == (len(played.calls),) * 2
+    assert {call.kind for call in played.calls} <= {"look"} and len(set(played.prompts)) == len(played.prompts)
+    assert all(2 <= len(shown_in(prompt)) <= method.most_shown(len(qualities)) for prompt in played.prompts)
+    if len(texts) == 1:
+        heard = [texts]
+    places = slow_places(heard) if connected(heard, texts) else {}
+    highest = max(len(texts) + e - 1, 1)
+    rewards = {text: float(-1 + 2 * (e + q) / highest) if len(texts) + e > 1 else 0 for text, q in places.items()}
+    expected = [rewards.get(rollout.text) if rollout.text else -1 for rollout in group.rollouts]
+    assert list(played.rewards) == expected
+
+
+@given(st.permutations(range(8)), st.integers(2, 8), SEEDS)
+def test_without_errors_only_neighbours_who_never_met_can_tie(qualities, n, seed):
+    group = make(qualities[:n])
+    shown = cut_into_fours(range(n), 4, seed, group)
+    rewards = play(fours(seed=seed), group).rewards
+    rising = sorted(range(n), key=lambda i: qualities[i])
+    for worse, better in pairwise(rising):
+        met = any(worse in block and better in block for block in shown)
+        assert rewards[worse] < rewards[better] if met else rewards[worse] == rewards[better]
+
+
+@given(st.permutations(range(8)), st.floats(-200, 200), SEEDS)
+def test_no_linear_place_bias_turns_a_pair_in_both_of_its_blocks(qualities, bias, seed):
+    orders = []
+    for shown in cut_into_fours(range(8), 4, seed, make(qualities)):
+        values = {i: qualities[i] - bias * slot for slot, i in enumerate(shown)}
+        orders.append(sorted(shown, key=values.get))
+    for worse, better in permutations(range(8), 2):
+        if qualities[worse] < qualities[better]:
+            right = [order.index(worse) < order.index(better) for order in orders if {worse, better} <= set(order)]
+            assert not right or any(right)
+
+
+@given(st.lists(st.integers(0, 10), min_size=1, max_size=8), SEEDS)
+def test_a_judge_that_copies_the_given_order_gives_equal_rewards_in_blocks(qualities, seed):
+    assert len(set(play(fours(seed=seed), make(qualities), judge_by(lambda text, place: place)).rewards)) == 1
+
+
+@settings(max_examples=50)
+@given(QUALITIES, st.randoms(use_true_random=False), SEEDS)
+def test_renaming_the_rollouts_in_blocks_moves_nobody_by_more_than_a_tie(qualities, chance, seed):
+    """The blocks follow the ids, so that other neighbours may never meet. An order without ties stays as it is."""
+    names = list(range(len(qualities)))
+    chance.shuffle(names)
+    distinct = [q if q is None else 20 * q + i for i, q in enumerate(qualities)]
+    before, after = (play(fours(seed=seed), make(v)).rewards for v in (distinct, [distinct[i] for i in names]))
+    step = 2 / max(len(qualities) - 1, 1)
+    assert all(abs(after[k] - before[i]) <= step + 1e-9 for k, i in enumerate(names))
+
+
+@pytest.mark.parametrize("qualities", [[], [None], [3], [3, 8], [3, None, 8, 5], [5, 0, 9, 2]])
+@pytest.mark.parametrize("looks", [4, 8])
+def test_up_to_four_rollouts_are_one_block(qualities, looks):
+    whole, cut = (play(method, make(qualities)) for method in (Listwise(looks, again=False), fours(looks)))
+    assert (whole.prompts, whole.score) == (cut.prompts, cut.score)
+
+
+def test_nobody_is_scored_if_the_blocks_left_do_not_tell():
+    asked = []
+
+    def only(*left):
+        asked.clear()
+
+        def answer(prompt):
+            asked.append(prompt)
+            return truth(prompt) if len(asked) - 1 in left else TransportError("refused")
+
+        return play(fours(), make([*EIGHT, None]), answer)
+
+    one_class = only(0, 1)
+    assert one_class.rewards == (None,) * 8 + (-1,) and one_class.score.order == ()
+    assert only().rewards == one_class.rewards and len(asked) == 8
+    assert None not in only(0, 1, 2).rewards
+
+
+@pytest.mark.parametrize("looks", [1, 2, 6])
+def test_looks_that_four_classes_do_not_balance_are_refused(looks):
+    with pytest.raises(SettingsError, match=f"looks must be a multiple of 4, got {looks}: only four looks together"):
+        fours(looks)
 
 
 # Fine looks of RankBuffer

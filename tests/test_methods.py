@@ -51,6 +51,7 @@ METHODS = (
     Listwise(),
     Listwise(looks=4, again=False),
     Listwise(looks=1),
+    Listwise(looks=4, blocks_of_four=True),
     RankBufferLooks(),
     RankBufferLooks(looks=4, bootstrap=True),
     RankBufferBatch(),
@@ -64,7 +65,11 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    zip(METHODS, (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8 + 3 * 2, 1, 2, 4), strict=True),
+    zip(
+        METHODS,
+        (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8, 8 + 3 * 2, 1, 2, 4),
+        strict=True,
+    ),
     ids=str,
 )
 def test_a_group_of_eight_costs_what_the_paper_says(method, count):
@@ -127,7 +132,7 @@ VARIANTS = (RankBuffer(anchor_content=False), RankBuffer(k0=7, fine=False))
 
 @pytest.mark.parametrize(
     ("method", "most"),
-    zip((*METHODS, *VARIANTS), (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 9, 9, 16, 16, 8, 15), strict=True),
+    zip((*METHODS, *VARIANTS), (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 4, 9, 9, 16, 16, 8, 15), strict=True),
     ids=str,
 )
 def test_the_longest_prompt_shows_as_many_responses_as_the_method_says(method, most):
@@ -217,7 +222,8 @@ def test_a_better_rollout_has_no_lower_reward(method, qualities):
         )
         pairs = [(a, b) for a, b in pairs if b in best] if n in (2, 4, 8) and len(best) == 1 else []
     for worse, better in pairs:
-        assert rewards[worse] <= rewards[better] if isinstance(method, RRCAGR) else rewards[worse] < rewards[better]
+        may_tie = isinstance(method, RRCAGR) or getattr(method, "blocks_of_four", False)  # not all rollouts meet
+        assert rewards[worse] <= rewards[better] if may_tie else rewards[worse] < rewards[better]
 
 
 # Oracles

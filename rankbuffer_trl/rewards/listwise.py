@@ -7,14 +7,29 @@ Several looks at the same list average the judge's errors. Permutation self-cons
 arXiv:2310.07712) does this and takes the central order. Here the mean places themselves are the rewards, since an
 advantage needs distances. Vardasbi et al. 2025 (arXiv:2507.17788) repeat a judgment until the answers agree. Here only
 the blocks of the list on which the looks disagree are repeated, once.
+
+`blocks_of_four: true` is for judges that get lost in long lists: a prompt shows at most four rollouts. Which rollouts
+share a block follows from a classical block design, the affine geometry AG(3,2).
 """
 
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
+from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-from .looks import ask_looks, balanced, check_looks, disputed, look_questions, mean_places, place_rewards, place_tiers
+from .looks import (
+    ask_looks,
+    balanced,
+    check_looks,
+    connected,
+    cut_into_fours,
+    disputed,
+    look_questions,
+    mean_places,
+    place_rewards,
+    place_tiers,
+)
 from .method import GroupScore
 
 
@@ -30,28 +45,46 @@ class Listwise:
     order the looks disagree: at most `looks + 2 (n // 2)` in all. A look that failed is left out. If all looks of the
     group failed, nobody is scored. If only one look is left, no dispute is known, so nothing is asked again.
 
+    With `blocks_of_four`, each look is cut into blocks of at most four rollouts, and each block is a question. Eight
+    rollouts and four looks make eight questions. Two rollouts that never share a block are compared by those that
+    both met. A block that failed is left out. If the others do not connect all rollouts, nobody is scored.
+
     Args:
         looks (`int`, *optional*, defaults to `2`):
             The number of rankings of the whole group, each in another order of presentation: 1 or an even number. Two
             looks cancel a place bias that is linear in the place. Four looks also cancel a bias of the middle.
         again (`bool`, *optional*, defaults to `True`):
-            Whether blocks on which the looks disagree are ranked two more times. No effect with `looks: 1`.
+            Whether blocks on which the looks disagree are ranked two more times. No effect with `looks: 1` or
+            `blocks_of_four: true`.
         seed (`int`, *optional*, defaults to `0`):
             The seed of the order of presentation. A recipe sets it to the run's seed.
+        blocks_of_four (`bool`, *optional*, defaults to `False`):
+            Whether a prompt shows at most four rollouts of a group. `looks` is then the number of times that each
+            rollout is shown, and must be a multiple of 4: in groups of 8, four looks balance places and partners.
 
     Raises:
-        [`SettingsError`]: if `looks` is neither 1 nor even.
+        [`SettingsError`]: if `looks` is neither 1 nor even, or no multiple of 4 with `blocks_of_four`.
     """
 
     looks: int = 2
     again: bool = True
     seed: int = 0
+    blocks_of_four: bool = False
     name = "listwise"
     responses_needed = 0
-    shows_whole_groups = True  # a list has no anchors by which its parts could be merged
 
     def __post_init__(self):
         check_looks(self.looks)
+        if self.blocks_of_four and self.looks % 4:
+            raise SettingsError(
+                f"with blocks_of_four: true, looks must be a multiple of 4, got {self.looks}: only four looks together"
+                " show each rollout at each place of a block"
+            )
+
+    @property
+    def shows_whole_groups(self) -> bool:
+        """Whether a group that does not fit into one prompt is lost. A list has no anchors that could join parts."""
+        return not self.blocks_of_four
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
@@ -59,7 +92,9 @@ class Listwise:
         looks = [order for order in await ask_looks(group, shown, judge, kind="look") if order is not None]
         if len(group.answered) == 1:
             looks = [(group.answered[0].id,)]  # there is nothing to ask
-        if self.again and looks:
+        if not connected(looks, [rollout.id for rollout in group.answered]):
+            looks = []
+        if self.again and looks and not self.blocks_of_four:
             # A block that is the whole group may have been shown in these orders already. This happens with two.
             turned = [order for block in disputed(looks) for order in self._turned(block, group) if order not in shown]
             looks += [order for order in await ask_looks(group, turned, judge, kind="again") if order is not None]
@@ -68,9 +103,10 @@ class Listwise:
         return GroupScore(place_rewards(places, len(group.rollouts), empty), place_tiers(places))
 
     def _orders(self, group: RolloutGroup) -> list[tuple[int, ...]]:
-        """Return the orders in which the whole group is shown."""
+        """Return the orders in which the whole group, or each block, is shown."""
         ids = [rollout.id for rollout in group.answered]
-        return balanced(ids, self.looks, self.seed, group) if len(ids) >= 2 else []
+        cut = cut_into_fours if self.blocks_of_four else balanced
+        return cut(ids, self.looks, self.seed, group) if len(ids) >= 2 else []
 
     def _turned(self, block: tuple[int, ...], group: RolloutGroup) -> list[tuple[int, ...]]:
         """Return the next two balanced orders of a block."""
@@ -78,17 +114,17 @@ class Listwise:
 
     def most_shown(self, G: int) -> int:
         """See [`RewardMethod`]."""
-        return G
+        return min(G, 4) if self.blocks_of_four else G
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. These are the looks at the whole group."""
+        """See [`RewardMethod`]. These are all looks, without those that `again` adds."""
         return look_questions(group, self._orders(group), kind="look")
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]. The least is without any dispute. The most is with a dispute about every two."""
         n = len(group.answered)
         looks = len(self._orders(group))
-        return looks, looks + (2 * (n // 2) if self.again and looks >= 2 and n > 2 else 0)
+        return looks, looks + (2 * (n // 2) if self.again and not self.blocks_of_four and looks >= 2 and n > 2 else 0)
 
 
 METHOD = Listwise

@@ -17,6 +17,20 @@ from .presentation import shuffle
 
 T = TypeVar("T", bound=Hashable)
 
+CLASSES = (
+    ((0, 2, 4, 6), (1, 3, 5, 7)),
+    ((4, 7, 0, 3), (5, 6, 1, 2)),
+    ((2, 0, 7, 5), (3, 1, 6, 4)),
+    ((6, 5, 3, 0), (7, 4, 2, 1)),
+)
+"""Four ways to cut eight candidates into two blocks of four, each block in its order of presentation.
+
+They are four of the seven parallel classes of the affine geometry AG(3,2). Each candidate stands once at each of the
+four places of a block. Every two candidates share two blocks, in opposite orders and at the same distance. Only 0 and
+1, 2 and 3, 4 and 5, and 6 and 7 never share a block. Without the last ones of 0..7, the blocks of a class differ in
+size by at most one.
+"""
+
 
 def balanced(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup, after: int = 0) -> list[tuple[int, ...]]:
     """Return several orders of presentation that treat all candidates alike.
@@ -53,6 +67,46 @@ def balanced(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup, aft
         if look % 4 >= 2:
             order = order[len(order) // 2 :] + order[: len(order) // 2]
         orders.append(tuple(order[::-1] if look % 2 else order))
+    return list(dict.fromkeys(orders))
+
+
+def cut_into_fours(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup) -> list[tuple[int, ...]]:
+    """Return orders of presentation in which no more than four candidates stand together.
+
+    Each look cuts the candidates into blocks of nearly equal size.
+
+    * Up to 4 candidates: one block, in the orders of [`balanced`].
+    * 5 to 8: the blocks of `CLASSES`. Looks 0 to 3 share a shuffle, looks 4 to 7 have another one, and so on. With 8
+      candidates, each four looks show each of them once at each place. So they cancel a place bias of any shape in the
+      mean place over blocks, and a linear one between every two candidates that share a block.
+    * Above 8: each look has its own shuffle. Places and partners are even on average only.
+
+    Args:
+        ids (`Iterable[int]`):
+            Candidate identifiers.
+        looks (`int`):
+            The number of times that each candidate is shown, a multiple of 4.
+        seed (`int`):
+            The run's global seed.
+        group (`RolloutGroup`):
+            The group whose query and step go into the shuffles.
+
+    Returns:
+        `list[tuple[int, ...]]`: the blocks of all looks, look by look.
+    """
+    ids = list(ids)
+    n = len(ids)
+    if n <= 4:
+        return balanced(ids, looks, seed, group)
+    orders = []
+    for look in range(looks):
+        if n <= 8:
+            order = shuffle(ids, seed, group, f"look {look // 4}")
+            orders += [tuple(order[slot] for slot in block if slot < n) for block in CLASSES[look % 4]]
+        else:
+            order = shuffle(ids, seed, group, f"look {look}")
+            number = -(-n // 4)
+            orders += [tuple(order[k::number]) for k in range(number)]
     return list(dict.fromkeys(orders))
 
 
@@ -94,15 +148,26 @@ async def ask_looks(
     ]
 
 
+def connected(orders: Sequence[Sequence[T]], ids: Sequence[T]) -> bool:
+    """Tell whether the orders compare every two candidates, directly or through others."""
+    reached = set(ids[:1])
+    while more := [order for order in orders if not reached.isdisjoint(order) and not reached.issuperset(order)]:
+        reached.update(*more)
+    return reached.issuperset(ids)
+
+
 def mean_places(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
     """Return the mean place of each candidate over several orders, from 0 (worst) to `n - 1`.
 
     The place of candidate `i` is the sum, over all other candidates `j`, of the share of orders that put `i` above
-    `j`. Only orders with both of them count. If every order holds all candidates, this is the mean of their places.
+    `j`. Only orders with both of them count. If no order holds both, their shares against the candidates that both met
+    are added up: the one with the larger sum counts as above, and equal sums count as half. If every order holds all
+    candidates, this is the mean of their places.
 
     Args:
         orders (`Sequence[Sequence[T]]`):
-            Candidates from worst to best. Every two candidates must stand together in at least one order.
+            Candidates from worst to best. They should be [`connected`]: between two parts that never met, nothing is
+            known, and each counts as half above the other.
 
     Returns:
         `dict[T, Fraction]`: exact numbers, so that equal places compare equal.
@@ -114,15 +179,22 @@ def mean_places(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
 
     mean_places([(0, 1, 2), (0, 2, 1)])  # {0: 0, 1: 3/2, 2: 3/2}
     mean_places([(0, 1, 2), (1, 0, 2), (0, 1)])  # {0: 1/3, 1: 2/3, 2: 2}
+    mean_places([(0, 1), (1, 2)])  # {0: 0, 1: 1, 2: 2}
     ```
     """
     above: Counter[tuple[T, T]] = Counter()  # how many orders put the first of a pair above the second
     for order in orders:
         above.update((better, worse) for worse, better in combinations(order, 2))
+    share = {(i, j): Fraction(above[i, j], above[i, j] + above[j, i]) for a, b in above for i, j in ((a, b), (b, a))}
     known = list(dict.fromkeys(i for order in orders for i in order))
-    return {
-        i: sum((Fraction(above[i, j], above[i, j] + above[j, i]) for j in known if j != i), Fraction()) for i in known
-    }
+
+    def beats(i: T, j: T) -> Fraction:
+        if (i, j) in share:
+            return share[i, j]
+        lead = sum(share[i, k] - share[j, k] for k in known if (i, k) in share and (j, k) in share)
+        return Fraction(1 + (lead > 0) - (lead < 0), 2)
+
+    return {i: sum((beats(i, j) for j in known if j != i), Fraction()) for i in known}
 
 
 def place_rewards(places: Mapping[int, Fraction], G: int, empty: Sequence[int] = ()) -> tuple[float | None, ...]:

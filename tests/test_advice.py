@@ -1,0 +1,282 @@
+"""Advice under a budget: the model of each method agrees with the method, and the audit may overrule a fixed rule."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT
+
+from rankbuffer_trl.audit.advice import (
+    ALARM,
+    LISTS,
+    POINTWISE,
+    SURE,
+    MethodCosts,
+    advise,
+    disattenuated,
+)
+from rankbuffer_trl.audit.expected import METHODS, G, Judged, draw, expected_tau, slot, tau, tied
+from rankbuffer_trl.audit.fit import LABELS, Fit, Label
+from rankbuffer_trl.audit.measures import tau_b
+from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Query, RolloutGroup
+from rankbuffer_trl.rewards.looks import balanced
+from rankbuffer_trl.rewards.method import load_method
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from judge_replay import ROWS, Replay, Row
+from simulated_judge import JudgeErrors, World
+
+JUDGE = JudgeModel(
+    list_noise=0.5, list_bias=0.4, list_middle=0.2, pair_noise=0.4, pair_bias=0.3, kappa=0.99, spread=0.3
+)
+COSTS = MethodCosts(groups=1000, in_list=(3600, 30), in_pair=(1200, 10), tokens_per_second=2000, prices=(1.0, 5.0))
+LIST, PAIR = 3.63e6, 1.21e6  # tokens of one such question per group of the run
+LOOKS = [QueryLooks("q", [(tuple(range(G)), tuple(range(G)))], [])]
+
+
+def fit(model: JudgeModel, **width: float) -> Fit:
+    """Return a fit whose draws differ from the model by normal factors of this width."""
+    rng = np.random.default_rng(0)
+    changes = [{key: getattr(model, key) * math.exp(rng.normal(0, w)) for key, w in width.items()} for _ in range(10)]
+    return Fit(model, [replace(model, **change) for change in changes])
+
+
+# The model of each method
+
+
+def row_of(recipe: str) -> Row:
+    """Return the method and the arguments of a recipe."""
+    settings = yaml.safe_load((ROOT / "recipes" / f"{recipe}.yaml").read_text())
+    return Row(settings["method"], settings.get("method_args", {}))
+
+
+@pytest.mark.parametrize("recipe", [*METHODS, POINTWISE])
+def test_each_method_has_a_recipe(recipe):
+    assert load_method(row_of(recipe).method, row_of(recipe).arguments, 0)
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        JudgeErrors(0.08, crowd=1.5, bias=0.2),
+        JudgeErrors(0.15, crowd=2, bias=-0.3, shape="edges"),
+    ],
+    ids=["linear", "edges"],
+)
+def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
+    """The real methods are the oracle. They ask the simulated judge about 100 groups."""
+    world = World(empty=0, tokens=(10, 5, 10, 10))
+    unit, bias = world.within, errors.bias / world.within
+    linear, edges = (bias, 0) if errors.shape == "linear" else (0, bias)
+    model = JudgeModel(errors.deviation(8) / unit, linear, edges, errors.deviation(2) / unit, linear, 1, 0)
+    judged = Judged(model, draw(1000))
+    for recipe, method in METHODS.items():
+        monkeypatch.setitem(ROWS, recipe, row_of(recipe))
+        outcome = Replay(recipe, world, 25, errors)()
+        rewards = method(judged)
+        chance = np.std(outcome.tau) / math.sqrt(outcome.groups)
+        assert judged.tau(rewards) == pytest.approx(outcome.mean_tau, abs=0.015 + 2 * chance), recipe
+        assert rewards.prompts == pytest.approx(outcome.totals.calls / outcome.groups, rel=0.07), recipe
+        room = 0.2 if recipe == "paper/rrc_scr" else 0.06  # the simulated judge calls some pairs a tie
+        assert tied(rewards.places) == pytest.approx(outcome.tied / outcome.answered, abs=room), recipe
+
+
+@pytest.mark.parametrize("recipe", METHODS)
+def test_a_judge_that_errs_less_orders_better(recipe):
+    taus = [
+        expected_tau(replace(JUDGE, list_noise=1.2 * noise, pair_noise=noise), recipe) for noise in (0.1, 0.3, 0.9, 3)
+    ]
+    assert taus == sorted(taus, reverse=True)
+    assert taus[0] - taus[-1] > 0.3
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5, 2.0])
+def test_more_looks_order_better(noise):
+    model = replace(JUDGE, list_noise=noise)
+    one, two, four = (expected_tau(model, recipe) for recipe in LISTS)
+    again = expected_tau(model, "beyond/listwise")
+    assert one < two < four
+    assert two < again
+    assert expected_tau(model, "paper/rankbuffer") < expected_tau(model, "beyond/rankbuffer_looks")
+
+
+def test_a_reverse_look_cancels_a_linear_bias_and_a_half_turn_that_of_the_middle():
+    sharp = replace(JUDGE, list_noise=0.05, list_bias=0.0, list_middle=0.0)
+    linear, middle = replace(sharp, list_bias=1.5), replace(sharp, list_middle=1.5)
+
+    def lost(model, recipe):
+        return expected_tau(sharp, recipe) - expected_tau(model, recipe)
+
+    one, two, four = LISTS
+    assert lost(linear, two) < lost(linear, one) / 3
+    assert lost(middle, two) > 0.8 * lost(middle, one)
+    assert lost(middle, four) < lost(middle, two) / 2
+
+
+def test_bias_and_crowd_touch_what_they_are_about():
+    for recipe, method in METHODS.items():
+        before = expected_tau(JUDGE, recipe)
+        pairs = method(Judged(JUDGE, draw())).pairs
+        assert (expected_tau(replace(JUDGE, list_bias=3.0), recipe) == before) == pairs
+        if pairs:
+            assert expected_tau(replace(JUDGE, pair_bias=3.0), recipe) < before
+            assert expected_tau(replace(JUDGE, list_noise=3.0), recipe) == before
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_slots_are_those_of_balanced_orders(n):
+    """`slot` says where a rollout stands in each order, and `gain` what it gets there."""
+    group = RolloutGroup(Query("q", [], (), ()), (), 0, 0)
+    first, *others = balanced(range(n), 4, 0, group) if n > 2 else [(0, 1), (1, 0)]
+    for look, order in enumerate(others, 1):
+        assert [slot(look, first.index(i), n) for i in order] == list(range(n))
+    judged = Judged(JUDGE, draw(4))
+    gains = judged.gain(np.arange(n), np.array(n))[0]
+    assert gains == pytest.approx([JUDGE.gain(place, n) for place in range(n)])
+
+
+def test_tau_and_ties_are_those_of_the_audit():
+    rng = np.random.default_rng(0)
+    places, opinion = rng.integers(0, 5, (50, G)) / 3, rng.standard_normal((50, G))
+    places[0] = 1
+    assert tau(places, opinion).tolist() == pytest.approx(
+        [tau_b(*row) for row in zip(places.tolist(), opinion.tolist(), strict=True)]
+    )
+    assert tied(np.array([[0, 1, 2, 3, 4, 5, 5, 5]])) == 3 / 8
+
+
+# The advice
+
+
+def test_the_rule_is_the_most_lists_that_fit_and_a_method_that_is_surely_better_overrules_it():
+    crowded = replace(JUDGE, list_noise=2.0, pair_noise=0.2, pair_bias=0.0)
+    rules = {1.5 * LIST: LISTS[0], 2.1 * LIST: LISTS[1], 29 * PAIR: LISTS[2]}
+    for budget, rule in rules.items():
+        found = advise(fit(crowded, list_noise=0.1), LOOKS, COSTS, budget)
+        assert found.rule == rule
+        assert all(row.fits == (row.tokens <= budget) for row in found.rows)
+    assert found.advised == "paper/rrc_scr"
+    assert [row.tau for row in found.rows] == sorted((row.tau for row in found.rows), reverse=True)
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["advised"] == "paper/rrc_scr"
+
+    flat = replace(JUDGE, list_noise=0.3, pair_noise=1.5)
+    assert advise(fit(flat, list_noise=0.1), LOOKS, COSTS, 13 * PAIR).advised == LISTS[2]
+
+
+def test_the_rule_stays_if_the_audit_is_not_sure():
+    crowded = replace(JUDGE, list_noise=1.1, list_bias=0.0, pair_noise=0.5, pair_bias=0.0)
+    sure, unsure = fit(crowded, list_noise=0.01), fit(crowded, list_noise=2.0)
+    assert advise(sure, LOOKS, COSTS, 29 * PAIR).advised == "paper/rrc_scr"
+    found = advise(unsure, LOOKS, COSTS, 29 * PAIR)
+    assert found.rows[0].recipe == "paper/rrc_scr"
+    assert found.advised == found.rule == LISTS[2]
+    assert f"{SURE:.0%} would be enough" in found.sentences[-1]
+
+
+def test_the_interval_covers_the_estimate_and_widens_with_the_draws():
+    narrow, wide = (advise(fit(JUDGE, list_noise=w), LOOKS, COSTS, math.inf).rows for w in (0.05, 0.5))
+    for row in narrow:
+        wider = next(other for other in wide if other.recipe == row.recipe)
+        assert row.low - 1e-9 <= row.tau <= row.high + 1e-9
+        assert row.pairs or wider.high - wider.low > 2 * (row.high - row.low)
+
+
+def test_a_budget_in_price_counts_prices():
+    list_price = (3600 * 1.0 + 30 * 5.0) * 1000 / 1e6
+    found = advise(fit(JUDGE, list_noise=0.1), LOOKS, COSTS, 2.1 * list_price, in_price=True)
+    row = next(row for row in found.rows if row.recipe == LISTS[0])
+    assert row.price == pytest.approx(list_price)
+    assert row.tokens == pytest.approx(LIST)
+    assert row.hours == pytest.approx(LIST / 2000 / 3600)
+    assert found.rule == LISTS[1]
+    pair = next(row for row in found.rows if row.recipe == "paper/rrc_scr")
+    assert pair.tokens == pytest.approx(28 * PAIR)
+    with pytest.raises(SettingsError, match="judge_prompt_price"):
+        advise(fit(JUDGE), LOOKS, replace(COSTS, prices=None), 10, in_price=True)
+
+
+@pytest.mark.parametrize("budget", [0, -1, math.nan])
+def test_a_budget_of_nothing_is_refused(budget):
+    with pytest.raises(SettingsError, match="budget must be above 0"):
+        advise(fit(JUDGE), LOOKS, COSTS, budget)
+
+
+def test_if_nothing_fits_one_line_says_what_would():
+    found = advise(fit(JUDGE, list_noise=0.1), LOOKS, COSTS, 1000)
+    assert found.rule is found.advised is None
+    assert found.sentences == [
+        "Nothing fits the budget. The cheapest method is beyond/listwise_one, with 3,630,000 tokens, 3.75 in price."
+    ]
+
+
+def looks_and_labels(n: int, lists_right: float, pairs_right: float) -> tuple[list[QueryLooks], list[Label]]:
+    """Return `n` queries with one labelled pair each, and verdicts that agree with the labels this often."""
+    looks, labels = [], []
+    for q in range(n):
+        order = tuple(range(G)) if q < lists_right * n else tuple(range(G))[::-1]
+        won = 7 if q < pairs_right * n else 0
+        looks.append(QueryLooks(f"q{q}", [(tuple(range(G)), order)], [((0, 7), won), ((7, 0), won)]))
+        labels.append((f"q{q}", 7, 0))
+    return looks, labels
+
+
+def test_it_refuses_to_choose_between_lists_and_pairs_if_they_settle_on_different_opinions():
+    apart = fit(replace(JUDGE, kappa=ALARM - 0.05), list_noise=0.1)
+    found = advise(apart, LOOKS, COSTS, 29 * PAIR)
+    assert found.alarm and found.advised is None and found.rule == LISTS[2]
+    assert "and paper/rrc_scr, the best with pairs." in found.sentences[-2]
+    assert found.sentences[-1] == f"{LABELS} labels or more would decide."
+    assert advise(apart, LOOKS, COSTS, 9 * PAIR).advised, "only lists fit, so there is nothing to choose between"
+    assert not advise(fit(replace(JUDGE, kappa=ALARM + 0.01)), LOOKS, COSTS, 29 * PAIR).alarm
+
+
+def test_labels_decide_if_there_are_enough_and_only_on_an_alarm():
+    apart = fit(replace(JUDGE, kappa=ALARM - 0.05), list_noise=0.1)
+    for lists, pairs, recipe in ((0.6, 0.9, "paper/rrc_scr"), (0.9, 0.6, "beyond/listwise")):
+        looks, labels = looks_and_labels(LABELS, lists, pairs)
+        found = advise(apart, looks, COSTS, 29 * PAIR, labels)
+        assert found.advised.startswith(recipe)
+        assert "The labels agree with" in found.sentences[-1]
+        assert f"{LABELS - 1} labels are about" in advise(apart, looks, COSTS, 29 * PAIR, labels[1:]).sentences[-1]
+    known = fit(JUDGE, list_noise=0.1)
+    assert advise(known, looks, COSTS, 29 * PAIR, labels) == advise(known, looks, COSTS, 29 * PAIR)
+
+
+def test_pointwise_comes_from_the_ratings():
+    rng = np.random.default_rng(0)
+    sharp = replace(JUDGE, list_noise=0.01, list_bias=0.0, list_middle=0.0)
+    looks = []
+    for q in range(300):
+        opinion = rng.standard_normal(G)
+        order = tuple(np.argsort(opinion).tolist())
+        rated = opinion + 0.5 * rng.standard_normal(G)
+        looks.append(QueryLooks(f"q{q}", [(tuple(range(G)), order)], [], rated.tolist()))
+    looks.append(replace(looks[0], scores=[None, *looks[0].scores[1:]]))
+    found = next(
+        row for row in advise(fit(sharp, list_noise=0.1), looks, COSTS, math.inf).rows if row.recipe == POINTWISE
+    )
+    assert found.tau == pytest.approx(2 / math.pi * math.asin(1 / math.hypot(1, 0.5)), abs=0.03)
+    assert found.low < found.tau < found.high
+    assert found.tokens == pytest.approx(1000 * 8 * (3630 - 6 * 403.33 - 403.33), rel=0.01)
+    assert disattenuated(np.array(0.5), np.array(1.0)) == pytest.approx(0.5)
+    assert disattenuated(np.array(0.5), np.array(0.8)) > 0.5
+
+
+@pytest.mark.slow
+def test_the_trials_run_and_end_with_one_json_line():
+    small = ["--judges", "1", "--draws", "3", "--groups", "50", "--processes", "1"]
+    command = [sys.executable, "benchmarks/advice_trials.py", *small]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
+    found = json.loads(out.splitlines()[-1])
+    assert found["benchmark"] == "advice_trials"
+    assert set(found["predicted"]) == {*METHODS, POINTWISE}
+    for policies in found["regret"].values():
+        for budgets in policies.values():
+            assert all(one is None or 0 <= one["mean"] <= one["worst"] <= 100 for one in budgets)

@@ -1,0 +1,403 @@
+"""The estimate of a judge's errors: its likelihood, what it recovers, and what it says about missing verdicts."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import astuple, fields, replace
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
+
+from rankbuffer_trl.audit.fit import (
+    CHANCES,
+    NODES,
+    Evidence,
+    Fit,
+    both_below,
+    fit_judge,
+    label_agreement,
+    lasting_bound,
+)
+from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
+from rankbuffer_trl.errors import RankBufferError
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import audit_trials
+from audit_trials import ask, opinions
+
+JUDGE = JudgeModel(0.5, 0.4, 0.3, 0.3, -0.3, kappa=0.8, spread=0.4)
+
+
+def audit(model: JudgeModel, queries: int, seed: int = 0, n: int = 8, **kwargs) -> list[QueryLooks]:
+    rng = np.random.default_rng(seed)
+    return ask(model, opinions(model, queries, rng, n), rng, **{"wander": 0.0, "pairs": n // 2, **kwargs})
+
+
+def interval(fit: Fit, measure: Callable[[JudgeModel], float]) -> np.ndarray:
+    return np.quantile([measure(draw) for draw in fit.draws], [0.025, 0.975])
+
+
+# the likelihood
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-4, 4), st.floats(-4, 4), st.floats(-0.99, 0.99))
+def test_two_correlated_normals_as_scipy_integrates_them(h, k, correlation):
+    expected = multivariate_normal.cdf([h, k], cov=[[1, correlation], [correlation, 1]])
+    assert both_below(np.array(h), np.array(k), np.array(correlation)) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("h, k", [(0.0, 0.0), (0.0, 1.0), (-1.0, 0.0)])
+def test_two_correlated_normals_at_zero(h, k):
+    expected = multivariate_normal.cdf([h, k], cov=[[1, 0.3], [0.3, 1]])
+    assert both_below(np.array(h), np.array(k), np.array(0.3)) == pytest.approx(expected, abs=1e-6)
+
+
+def simulated(model: JudgeModel, looks: QueryLooks, width: np.ndarray, rng: np.random.Generator) -> dict:
+    """Simulate the query many times. Return where the verdicts on each two responses are those of `looks`."""
+    n, times = looks.n, len(width)
+    in_lists = width[:, None] * rng.standard_normal((times, n))
+    own = width[:, None] * rng.standard_normal((times, n))
+    in_pairs = model.kappa * in_lists + np.sqrt(1 - model.kappa**2) * own
+    same = {two: np.ones(times, dtype=bool) for two in combinations(range(n), 2)}
+    asked = [(shown, order, in_lists) for shown, order in looks.lists]
+    asked += [(two, tuple(sorted(two, key=lambda i: i == better)), in_pairs) for two, better in looks.pairs]
+    for shown, order, opinion in asked:
+        size = len(shown)
+        noise = rng.standard_normal((times, size)) * model.noise(size)
+        look = {i: opinion[:, i] + model.gain(slot, size) + noise[:, slot] for slot, i in enumerate(shown)}
+        for i, j in combinations(sorted(shown), 2):
+            same[i, j] &= (look[i] > look[j]) == (order.index(i) > order.index(j))
+    return same
+
+
+SMALL = QueryLooks(
+    "q",
+    lists=[((0, 1, 2, 3), (0, 2, 3, 1)), ((3, 2, 1, 0), (2, 0, 1, 3)), ((1, 3, 0), (0, 3, 1))],
+    pairs=[((0, 1), 1), ((1, 0), 0), ((3, 2), 2), ((2, 3), 2), ((0, 2), 0)],
+)
+
+
+def test_the_chance_of_verdicts_as_counted_in_a_simulation():
+    evidence, rng = Evidence([SMALL]), np.random.default_rng(0)
+    for node in (1, 3, 5):
+        same = simulated(JUDGE, SMALL, np.full(200_000, np.exp(JUDGE.spread * NODES[node])), rng)
+        expected = [same[two[1:]].mean() for two in evidence.twos]
+        assert evidence.chances(JUDGE)[:-1, node] == pytest.approx(expected, abs=0.004)
+
+
+def test_the_likelihood_of_a_query_as_counted_in_a_simulation():
+    rng = np.random.default_rng(1)
+    same = simulated(JUDGE, SMALL, np.exp(JUDGE.spread * rng.standard_normal(600_000)), rng)
+    together = [same[0, 1] & same[2, 3], same[0, 2] & same[1, 3], same[0, 3] & same[1, 2]]
+    [found] = Evidence([SMALL]).log_likelihood(JUDGE)
+    assert found == pytest.approx(sum(np.log(one.mean()) for one in together), abs=0.06)
+
+
+def test_the_chances_of_all_answers_about_a_pair_add_up():
+    def chance(first: int | None, second: int | None) -> np.ndarray:
+        return Evidence([QueryLooks("q", [], [((0, 1), first), ((1, 0), second)])]).chances(JUDGE)[0]
+
+    for better in (0, 1):
+        assert chance(better, 0) + chance(better, 1) == pytest.approx(chance(better, None))
+        assert chance(0, better) + chance(1, better) == pytest.approx(chance(None, better))
+    assert chance(0, None) + chance(1, None) == pytest.approx(np.ones(len(NODES)))
+    assert chance(0, 0) == pytest.approx(chance(1, 1))  # the bias favours each response once
+
+
+def test_each_two_responses_count_once():
+    looks = audit(replace(JUDGE, spread=0.0), 2, n=6)
+    evidence, equal = Evidence(looks), replace(JUDGE, spread=1e-9)  # without a spread, the terms are products
+    singly = np.log(evidence.chances(equal)[:-1] @ CHANCES)
+    expected = np.bincount([q for q, _, _ in evidence.twos], singly)
+    assert evidence.log_likelihood(equal) == pytest.approx(expected, rel=1e-6)
+
+
+# what the estimate recovers
+
+
+@pytest.fixture(scope="module")
+def large() -> Fit:
+    return fit_judge(audit(JUDGE, 160))
+
+
+def test_a_large_audit_finds_the_judge(large):
+    found, tolerance = large.model, 0.07
+    assert found.list_noise == pytest.approx(JUDGE.list_noise, abs=tolerance)
+    assert found.list_bias == pytest.approx(JUDGE.list_bias, abs=tolerance)
+    assert found.list_middle == pytest.approx(JUDGE.list_middle, abs=tolerance)
+    assert found.pair_noise == pytest.approx(JUDGE.pair_noise, abs=2 * tolerance)
+    assert found.pair_bias == pytest.approx(JUDGE.pair_bias, abs=2 * tolerance)
+    assert found.kappa == pytest.approx(JUDGE.kappa, abs=tolerance)
+    assert found.spread == pytest.approx(JUDGE.spread, abs=2 * tolerance)
+
+
+def test_the_intervals_hold_the_judge_and_are_narrow(large):
+    for field in fields(JudgeModel):
+        low, high = interval(large, lambda model, name=field.name: getattr(model, name))
+        assert low - 0.02 <= getattr(JUDGE, field.name) <= high + 0.02, field.name
+        assert 0.02 < high - low < 0.4, field.name
+
+
+def test_equal_groups_and_unequal_groups_differ():
+    equal, unequal = (fit_judge(audit(replace(JUDGE, spread=s), 70, seed=3)).model.spread for s in (0.0, 0.7))
+    assert equal < 0.3 < 0.5 < unequal
+
+
+def test_lists_and_pairs_that_see_different_things_are_told_from_those_that_see_the_same():
+    own, same = (fit_judge(audit(replace(JUDGE, kappa=kappa), 50, seed=4)) for kappa in (0.6, 1.0))
+    assert interval(own, lambda model: model.kappa)[1] < 0.9
+    assert same.model.kappa > 0.93
+    assert interval(same, lambda model: model.kappa)[1] == 1.0
+
+
+def test_the_noise_of_lists_of_other_lengths_follows_the_power_law():
+    fit = fit_judge(audit(JUDGE, 150, seed=5, n=5))
+    assert fit.model.noise(5) == pytest.approx(JUDGE.noise(5), abs=0.08)
+    assert fit.model.list_bias == pytest.approx(JUDGE.list_bias, abs=0.12)
+
+
+def test_three_responses_are_enough():
+    fit = fit_judge(audit(JUDGE, 60, seed=6, n=3))
+    assert fit.model.list_bias > 0.1 and fit.model.pair_bias < -0.1
+    assert 0.3 < fit.model.list_noise / JUDGE.list_noise < 3
+
+
+# what must not change it
+
+
+@pytest.fixture(scope="module")
+def looks() -> list[QueryLooks]:
+    return audit(JUDGE, 15, missing=0.1)
+
+
+@pytest.fixture(scope="module")
+def fitted(looks) -> Fit:
+    return fit_judge(looks)
+
+
+def agree(found: JudgeModel, expected: JudgeModel) -> None:
+    assert astuple(found) == pytest.approx(astuple(expected), abs=0.01)
+
+
+def test_the_same_seed_gives_the_same_fit(looks, fitted):
+    assert fit_judge(looks) == fitted
+    other = fit_judge(looks, seed=1)
+    assert other.model == fitted.model and other.draws != fitted.draws
+
+
+def test_names_of_responses_do_not_matter(looks, fitted):
+    rng = np.random.default_rng(0)
+    renamed = []
+    for one in looks:
+        name = dict(enumerate(rng.permutation(8).tolist()))
+        lists = [(tuple(map(name.get, shown)), order and tuple(map(name.get, order))) for shown, order in one.lists]
+        pairs = [(tuple(map(name.get, shown)), name.get(better)) for shown, better in one.pairs]
+        renamed.append(QueryLooks(one.query_id, lists, pairs))
+    agree(fit_judge(renamed).model, fitted.model)
+
+
+def test_the_order_of_queries_and_questions_does_not_matter(looks, fitted):
+    turned = [QueryLooks(one.query_id, one.lists[::-1], one.pairs[::-1]) for one in looks[::-1]]
+    agree(fit_judge(turned).model, fitted.model)
+
+
+def test_showing_everything_in_reverse_turns_the_bias(looks, fitted):
+    turned = [
+        QueryLooks(
+            one.query_id,
+            [(shown[::-1], order) for shown, order in one.lists],
+            [(shown[::-1], better) for shown, better in one.pairs],
+        )
+        for one in looks
+    ]
+    was = fitted.model
+    agree(fit_judge(turned).model, replace(was, list_bias=-was.list_bias, pair_bias=-was.pair_bias))
+
+
+def test_a_judge_that_prefers_the_worse_turns_all_gains(looks, fitted):
+    turned = [
+        QueryLooks(
+            one.query_id,
+            [(shown, order and order[::-1]) for shown, order in one.lists],
+            [(shown, None if better is None else sum(shown) - better) for shown, better in one.pairs],
+        )
+        for one in looks
+    ]
+    was = fitted.model
+    gains = {"list_bias": -was.list_bias, "list_middle": -was.list_middle, "pair_bias": -was.pair_bias}
+    agree(fit_judge(turned).model, replace(was, **gains))
+
+
+# missing verdicts
+
+
+def test_a_failed_verdict_counts_as_none(looks, fitted):
+    assert any(order is None for one in looks for _, order in one.lists)
+    assert any(better is None for one in looks for _, better in one.pairs)
+    kept = [
+        replace(
+            one, lists=[x for x in one.lists if x[1] is not None], pairs=[x for x in one.pairs if x[1] is not None]
+        )
+        for one in looks
+    ]
+    assert fit_judge(kept) == fitted
+
+
+def test_a_repeated_question_about_a_pair_does_not_count(looks, fitted):
+    again = [
+        replace(one, pairs=[*one.pairs, *((shown, shown[0]) for shown, better in one.pairs if better is not None)])
+        for one in looks
+    ]
+    assert fit_judge(again) == fitted
+
+
+def widths(fit: Fit) -> dict[str, float]:
+    return {
+        name: float(np.diff(interval(fit, lambda model, name=name: getattr(model, name)))[0])
+        for name in ("list_bias", "list_middle", "pair_bias", "kappa")
+    }
+
+
+def test_without_pairs_only_lists_are_known():
+    found = fit_judge(audit(JUDGE, 50, pairs=0))
+    assert found.model.list_noise == pytest.approx(JUDGE.list_noise, rel=0.25)
+    assert found.model.pair_bias == pytest.approx(0, abs=0.01) and found.model.kappa == pytest.approx(1, abs=0.01)
+    wide = widths(found)
+    assert wide["list_bias"] < 0.5 and wide["list_middle"] < 0.5
+    assert wide["pair_bias"] > 3 and wide["kappa"] > 0.3
+    low, high = interval(found, lambda model: model.pair_noise)
+    assert high / low > 4
+    assert found.model.crowd == pytest.approx(1.4, rel=0.02)
+
+
+def test_without_lists_only_pairs_are_known():
+    found = fit_judge(audit(JUDGE, 50, lists=0))
+    assert found.model.pair_bias == pytest.approx(JUDGE.pair_bias, abs=0.2)
+    wide = widths(found)
+    assert wide["pair_bias"] < 0.8
+    assert wide["list_bias"] > 3 and wide["list_middle"] > 3 and wide["kappa"] > 0.3
+
+
+@pytest.mark.parametrize("nothing", [[], [QueryLooks("q", [((0, 1, 2), None)], [((0, 1), None)])]])
+def test_no_verdict_at_all_is_an_error(nothing):
+    with pytest.raises(RankBufferError, match="no valid verdict"):
+        fit_judge(nothing)
+
+
+@pytest.mark.parametrize("noise, low, high", [(0.001, 0, 0.05), (100.0, 3, np.inf)])
+def test_judges_without_errors_and_judges_that_read_nothing(noise, low, high):
+    fit = fit_judge(audit(replace(JUDGE, list_noise=noise, pair_noise=noise, list_bias=0.0, pair_bias=0.0), 15))
+    assert np.isfinite([astuple(draw) for draw in fit.draws]).all()
+    assert low <= fit.model.list_noise <= high and low <= fit.model.pair_noise <= high
+
+
+def test_more_queries_narrow_the_intervals():
+    few, many = (widths(fit_judge(audit(JUDGE, queries, seed=7))) for queries in (15, 60))
+    assert many["list_bias"] < 0.75 * few["list_bias"]
+    assert many["pair_bias"] < 0.75 * few["pair_bias"]
+
+
+# labels
+
+
+@cache
+def labelled(share: float, queries: int, noise: float = 0.0, pairs_share: float | None = None) -> tuple:
+    """Audit a judge of which a share of the settled opinion's variance is lasting error. Label every asked pair."""
+    model, rng = replace(JUDGE, kappa=1.0), np.random.default_rng(8)
+    truth, error = opinions(replace(model, spread=0.0), queries, rng)[0], rng.standard_normal((2, queries, 8))
+    shares = np.array([share, share if pairs_share is None else pairs_share])[:, None, None]
+    settled = np.sqrt(1 - shares) * truth + np.sqrt(shares) * (error if pairs_share is not None else error[0])
+    looks = ask(model, settled, rng, wander=0.0)
+    told = truth + noise * rng.standard_normal(truth.shape)
+    labels = []
+    for q, one in enumerate(looks):
+        for worse, better in (sorted(pair, key=lambda i: told[q, i]) for pair, _ in one.pairs[::2]):
+            labels.append((one.query_id, better, worse))
+    return fit_judge(looks), looks, labels
+
+
+@pytest.mark.parametrize("share", [0.15, 0.5])
+def test_labels_bound_the_lasting_error(share):
+    found = lasting_bound(*labelled(share, 60))
+    assert found.low - 0.03 <= share <= found.high + 0.03
+    assert found.value == pytest.approx(share, abs=0.15)
+    assert 0.05 < found.high - found.low < 0.5
+
+
+def test_noise_of_labels_counts_as_lasting_error():
+    assert lasting_bound(*labelled(0.15, 60, noise=1.0)).value > 0.4
+
+
+def test_labels_that_contradict_the_judge_leave_nothing_but_error():
+    fit, looks, labels = labelled(0.15, 60)
+    assert lasting_bound(fit, looks, [(query, worse, better) for query, better, worse in labels]).value == 1
+
+
+def test_labels_say_which_kind_of_question_sees_the_truth():
+    lists, pairs = label_agreement(*labelled(0.1, 70, pairs_share=0.8))
+    for found, share in ((lists, 0.1), (pairs, 0.8)):
+        assert found.value == pytest.approx(0.5 + np.arcsin(np.sqrt(1 - share)) / np.pi, abs=0.09)
+        assert found.low < found.value < found.high
+    assert lists.low > pairs.high
+
+
+def test_too_few_labels_are_refused_with_the_number_that_is_missing():
+    fit, looks, labels = labelled(0.15, 60)
+    with pytest.raises(RankBufferError, match=r"60 labels .* at least 100, so label 40 more") as error:
+        lasting_bound(fit, looks, labels[:60])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("label", [("elsewhere", 0, 1), ("query 0", 0, 8)])
+def test_a_label_of_something_else_is_refused(label):
+    fit, looks, labels = labelled(0.15, 60)
+    with pytest.raises(RankBufferError, match="not audited"):
+        lasting_bound(fit, looks, [*labels, label])
+
+
+# the model and the benchmark
+
+
+def test_noise_is_a_power_law_between_a_pair_and_a_list_of_eight():
+    assert [JUDGE.noise(n) for n in (1, 2, 8)] == pytest.approx([0.3, 0.3, 0.5])
+    assert JUDGE.noise(4) == pytest.approx(np.sqrt(0.3 * 0.5))
+    assert JUDGE.crowd == pytest.approx(5 / 3)
+
+
+def test_the_gain_of_a_slot():
+    model = replace(JUDGE, list_bias=1.0, list_middle=2.0)
+    assert [model.gain(slot, 3) for slot in range(3)] == pytest.approx([0.5, -2.0, -0.5])
+    assert model.gain(0, 2) - model.gain(1, 2) == pytest.approx(model.pair_bias)
+
+
+def test_the_number_of_responses():
+    assert SMALL.n == 4
+    assert QueryLooks("q", [], [((5, 2), None)]).n == 6
+    assert QueryLooks("q", [], [], scores=[1.0, None]).n == 2
+
+
+def test_the_benchmark_counts_errors_and_coverage(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["audit_trials.py", "--trials", "2", "--queries", "6", "--spreads", "0.4"])
+    audit_trials.main()
+    [table] = json.loads(capsys.readouterr().out.splitlines()[-1])["estimator"]
+    assert table["queries"] == 6 and set(table["measures"]) == set(audit_trials.MEASURES)
+    assert all(0 <= row["covered"] <= 1 and row["rmse"] >= abs(row["bias"]) for row in table["measures"].values())
+
+
+def test_the_benchmark_knows_tau_of_one_prompt():
+    rng = np.random.default_rng(9)
+    settled = opinions(JUDGE, 3000, rng)[0]
+    for n in (2, 8):
+        seen = settled[:, :n] + [JUDGE.gain(slot, n) for slot in range(n)]
+        seen += JUDGE.noise(n) * rng.standard_normal(seen.shape)
+        signs = [np.sign(x[:, :, None] - x[:, None]) for x in (settled[:, :n], seen)]
+        assert audit_trials.tau_once(JUDGE, n) == pytest.approx(
+            (signs[0] * signs[1]).sum() / (3000 * n * (n - 1)), abs=0.03
+        )
