@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import sys
 from functools import cache
 from hashlib import blake2b
@@ -211,18 +210,27 @@ def worlds_of_the_page() -> dict[str, list[str]]:
     return {name: rest for name, *rest in cells}
 
 
+RECORDS = json.loads((ROOT / "benchmarks" / "judge_records.json").read_text())["estimates"]
+LIKE = {"careful": "GPT-4", "biased": "ChatGPT", "blunt": "LLaMA2"}
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_world_judges_pairs_as_the_page_and_the_records_say(world):
+    """A range of the records goes from the lowest to the highest end of the intervals of one judge on two sets."""
+    asked = {"judge": LIKE[world], "prompt": "Vanilla_NoRules"}
+    records = [each for each in RECORDS if asked.items() <= each.items() and each["data"] in ("MT-Bench", "LLMEval^2")]
+    assert len(records) == 2
     *settings, first, firsts, consistent, consistents, right, rights = worlds_of_the_page()[world]
     errors = WORLDS[world]
     assert list(map(float, settings)) == [errors.noise, errors.lasting, errors.bias]
-    found = in_both_orders(errors)
-    for claim, records, seen in zip(
-        (first, consistent, right), (firsts, consistents, rights), found.values(), strict=True
-    ):
+    shown = {"first": (first, firsts), "consistent": (consistent, consistents), "accuracy": (right, rights)}
+    for (name, (claim, records_say)), seen in zip(shown.items(), in_both_orders(errors).values(), strict=True):
         assert float(claim) == pytest.approx(seen, abs=0.005)
-        low, high = map(float, re.fullmatch(r"([\d.]+) to ([\d.]+)", records).groups())
+        low, high = min(each[name][1] for each in records), max(each[name][2] for each in records)
+        assert records_say == f"{low:.2f} to {high:.2f}"
         assert low <= float(claim) <= high
+    lasting = [each["lasting_share"] for each in records]
+    assert min(each[1] for each in lasting) <= errors.lasting <= max(each[2] for each in lasting)
 
 
 @pytest.mark.parametrize("world", WORLDS)
