@@ -17,8 +17,10 @@ from scipy.stats import multivariate_normal
 from rankbuffer_trl.audit.fit import (
     CHANCES,
     NODES,
+    WIDTH,
     Evidence,
     Fit,
+    _draws,
     both_below,
     fit_judge,
     label_agreement,
@@ -289,6 +291,22 @@ def test_without_lists_only_pairs_are_known():
 def test_no_verdict_at_all_is_an_error(nothing):
     with pytest.raises(RankBufferError, match="no valid verdict"):
         fit_judge(nothing)
+
+
+def test_draws_of_a_kappa_at_its_limit_are_those_of_a_normal_that_ends_there():
+    rng, Q = np.random.default_rng(10), 1000
+    each = rng.standard_normal((Q, 7)) @ (np.eye(7) + 0.5)  # scores that make kappa depend on the others
+    curvature = each.T @ each * Q / (Q - 7) + np.diag(WIDTH**-2.0)
+    covariance = np.linalg.inv(curvature)
+    deviation = np.sqrt(np.diag(covariance))
+    peak = np.array([-1.0, 0.2, 0.1, 0.3, 0.4, 1 + deviation[5], -1.0])  # what would be best without a limit
+    best = peak - covariance[5] / covariance[5, 5] * deviation[5]
+    draws = _draws(best, lambda theta: each, lambda theta: curvature @ (peak - theta), Q, rng)
+    assert draws[:, 5].max() <= 1 + 1e-9
+    assert np.mean(draws[:, 5] > 1 - 1e-9) == pytest.approx(0.84, abs=0.1)
+    at_limit = draws[draws[:, 5] > 1 - 1e-9]
+    assert (at_limit.mean(axis=0) - best) / deviation == pytest.approx(np.zeros(7), abs=0.3)
+    assert draws.std(axis=0)[:5] / deviation[:5] == pytest.approx(np.ones(5), abs=0.3)
 
 
 @pytest.mark.parametrize("noise, low, high", [(0.001, 0, 0.05), (100.0, 3, np.inf)])

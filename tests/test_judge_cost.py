@@ -2,18 +2,20 @@
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from judge_cost import NOISES, SETTINGS, WHOLE
+from judge_cost import CROWDS, NOISES, PAIRS, SETTINGS, WHOLE, compare_worlds
 from judge_cost_tables import COMPARED
 from judge_replay import OURS, Replay
-from simulated_judge import JudgeErrors, World
+from simulated_judge import WORLDS, JudgeErrors, World
 
 PAGE = (ROOT / "docs" / "results" / "judge_cost.md").read_text()
 QUERIES = int(re.search(r"--acuity_queries (\d+)", PAGE)[1])
+WORLD_QUERIES = int(re.search(r"--worlds --acuity_queries (\d+)", PAGE)[1])
 
 
 def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
@@ -31,10 +33,17 @@ def acuity(label: str) -> list[float]:
     return [float(cell) for cell in row[1:]]
 
 
-def under_errors() -> list[dict[str, str]]:
-    """Return the lines of all tables of other errors, by column. The largest tau of a line is bold."""
-    found = [(header, row) for header, rows in tables(PAGE) for row in rows if header[:2] == ["errors", "noise"]]
-    return [dict(zip(header, row, strict=True)) for header, row in found]
+def under_errors(worlds: bool = False) -> list[dict[str, str]]:
+    """Return the lines of all tables of other errors, or of all tables of the worlds, by column."""
+    lines = [dict(zip(header, row, strict=True)) for header, rows in tables(PAGE) for row in rows]
+    return [line for line in lines if list(line)[:2] == ["errors", "noise"] and ("GRPO" in line) == worlds]
+
+
+def settled_taus() -> dict[tuple[str, float], dict[str, float]]:
+    """Return tau with the settled opinion by world and crowd, and then by method."""
+    lines = under_errors(worlds=True)[: len(WORLDS) * len(CROWDS)]
+    taus = {line["errors"]: {label: float(tau.strip("*")) for label, tau in list(line.items())[2:]} for line in lines}
+    return {(name, crowd): taus.pop(f"{name}, crowd {crowd:g}") for name in WORLDS for crowd in CROWDS}
 
 
 def shares() -> dict[str, str]:
@@ -58,13 +67,28 @@ def test_our_methods_reach_their_goals_on_the_page():
 
 def test_the_largest_tau_of_a_line_is_bold():
     lines = under_errors()
-    for line in lines:
+    assert all(tuple(line) == ("errors", "noise", *COMPARED) for line in lines)
+    for line in lines + under_errors(worlds=True):
         errors, noise, *taus = line.values()
-        assert tuple(line) == ("errors", "noise", *COMPARED)
         best = max(float(cell.strip("*")) for cell in taus)
         assert {cell for cell in taus if cell.startswith("**")} == {f"**{best:.3f}**"}, (errors, noise)
     shown = [(line["errors"], float(line["noise"])) for line in lines]
     assert shown == [(name, noise) for name in SETTINGS for noise in (NOISES if name in WHOLE else NOISES[::2])]
+
+
+def test_the_worlds_of_the_page_are_those_of_the_simulated_judge():
+    settled = [
+        (f"{name}, crowd {crowd:g}", f"{errors.settled(World.within).noise:.3g}")
+        for name, errors in WORLDS.items()
+        for crowd in CROWDS
+    ]
+    true = [(name, f"{errors.noise:.3g}") for name, errors in WORLDS.items()]
+    lines = under_errors(worlds=True)
+    assert [(line["errors"], line["noise"]) for line in lines] == settled + true
+    for line in lines:  # pairs and single responses know no crowd
+        first = next(other for other in lines if other["errors"] == line["errors"].partition(",")[0] + ", crowd 1")
+        if "crowd" in line["errors"]:
+            assert [line[label].strip("*") for label in PAIRS] == [first[label].strip("*") for label in PAIRS]
 
 
 def test_the_readme_repeats_the_page():
@@ -96,6 +120,7 @@ def test_the_readme_repeats_the_page():
         ("List", "bias 0.25", 0.15),
         ("List, 4 looks", "bias 0.25, edges", 0.3),
         ("Batch, 2 looks", "crowd 2", 0.09),
+        ("Blocks of four", "crowd 1.4", 0.15),
         ("RankBuffer, fine 2 looks", "lasting 0.5", 0.03),
         ("List, 2 looks", "bias 0.25, drawn", 0.3),
     ],
@@ -107,3 +132,29 @@ def test_a_figure_of_the_page_comes_out_again(label, errors, noise):
         assert line[label].strip("*") == f"{outcome.mean_tau:.3f}"
     else:
         assert f"{acuity(label)[NOISES.index(noise)]:.3f}" == f"{outcome.mean_tau:.3f}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("label", "name", "crowd"),
+    [("Blocks of four", "blunt", 2.0), ("List, 2 + 2", "biased", 1.4), ("RRC-SCR", "careful", 1)],
+)
+def test_a_figure_of_a_world_comes_out_again(label, name, crowd):
+    errors = replace(WORLDS[name].settled(World.within), crowd=crowd)
+    outcome = Replay(label, World(), WORLD_QUERIES, errors)()
+    assert settled_taus()[name, crowd][label] == round(outcome.mean_tau, 3)
+
+
+@pytest.mark.slow
+def test_the_command_makes_the_tables_of_the_worlds():
+    tables, taus = compare_worlds(World(), 1, 1)
+    cells = [f"{name}, crowd {crowd:g}" for name in WORLDS for crowd in CROWDS]
+    labels = (*PAIRS[:3], *COMPARED)
+    assert [[column.header for column in table.columns] for table in tables] == [
+        ["errors", "noise", *labels],
+        ["errors", "noise", *labels],
+        ["world", *cells],
+        ["world", *cells],
+    ]
+    assert [table.row_count for table in tables] == [len(cells), len(WORLDS), len(COMPARED) - 1, len(labels)]
+    assert list(taus) == [f"{label}, {cell}" for cell in cells for label in labels]

@@ -186,6 +186,8 @@ def test_a_group_that_cannot_be_split_must_fit(tmp_path, rows):
     with vllm_like(needed - 1) as (url, _):  # blocks of four are half as long
         blocks = args | {"method_args": {"blocks_of_four": True, "looks": 4}}
         assert "stays unscored" not in check(settings(tmp_path, url, **blocks), QueryTable(rows))
+    with vllm_like(needed // 2) as (url, _):  # a block that does not fit is not the group
+        assert "may show 4 responses" in check(settings(tmp_path, url, **blocks), QueryTable(rows))
 
 
 def test_a_server_that_cannot_count_gives_an_estimate(tmp_path, queries):

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import cache
 from hashlib import blake2b
 from itertools import pairwise, permutations
 from random import Random
@@ -26,7 +27,7 @@ from rankbuffer_trl.judge import (
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from judge_replay import Agreement, Outcome
-from simulated_judge import JudgeErrors, World, answer, first_word, looks_at, text
+from simulated_judge import WORLDS, JudgeErrors, World, answer, first_word, looks_at, text
 
 QUALITY = {f"word{i}": i / 10 for i in range(20)}
 TEXTS = [text(Random(i), f"word{i}", 30) for i in range(20)]
@@ -180,6 +181,73 @@ def test_tails_are_heavier_at_the_same_standard_deviation(degrees):
     assert pstdev(draws) == pytest.approx(2.0, rel=0.02)
     share = fmean(abs(draw) > 6.0 for draw in draws)
     assert share > 2 * 0.0027, "a normal number is beyond three deviations in 0.27 % of the draws"
+
+
+@cache
+def in_both_orders(errors: JudgeErrors, pairs: int = 2000) -> dict[str, float]:
+    """Ask for the order of pairs of rollouts, each in both orders of presentation. Return what a record shows."""
+    random, first, right, agree = Random(0), [], [], []
+    for number in range(pairs):
+        quality = {f"x{number}": random.gauss(0, World.within), f"y{number}": random.gauss(0, World.within)}
+        better = max(quality, key=quality.get)
+        chosen = []
+        for shown in (list(quality), list(quality)[::-1]):
+            prompt = ranking_question(query(), [Rollout(i, name) for i, name in enumerate(shown)]).prompt()
+            chosen.append(shown[json.loads(answer(prompt, quality, errors))["order"][-1]])
+            first.append(chosen[-1] == shown[0])
+        right += [name == better for name in chosen]
+        agree.append(chosen[0] == chosen[1])
+    return {"first": fmean(first), "consistent": fmean(agree), "right": fmean(right)}
+
+
+PAGE = (ROOT / "docs" / "results" / "judge_cost.md").read_text()
+
+
+def worlds_of_the_page() -> dict[str, list[str]]:
+    """Return the settings of each world, and what it shows on pairs beside the range of the records."""
+    rows = PAGE.partition("| world | `noise` | `lasting` | `bias` |")[2].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {name: rest for name, *rest in cells}
+
+
+RECORDS = json.loads((ROOT / "benchmarks" / "judge_records.json").read_text())["estimates"]
+LIKE = {"careful": "GPT-4", "biased": "ChatGPT", "blunt": "LLaMA2"}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_world_judges_pairs_as_the_page_and_the_records_say(world):
+    """A range of the records goes from the lowest to the highest end of the intervals of one judge on two sets."""
+    asked = {"judge": LIKE[world], "prompt": "Vanilla_NoRules"}
+    records = [each for each in RECORDS if asked.items() <= each.items() and each["data"] in ("MT-Bench", "LLMEval^2")]
+    assert len(records) == 2
+    *settings, first, firsts, consistent, consistents, right, rights = worlds_of_the_page()[world]
+    errors = WORLDS[world]
+    assert list(map(float, settings)) == [errors.noise, errors.lasting, errors.bias]
+    shown = {"first": (first, firsts), "consistent": (consistent, consistents), "accuracy": (right, rights)}
+    for (name, (claim, records_say)), seen in zip(shown.items(), in_both_orders(errors).values(), strict=True):
+        assert float(claim) == pytest.approx(seen, abs=0.005)
+        low, high = min(each[name][1] for each in records), max(each[name][2] for each in records)
+        assert records_say == f"{low:.2f} to {high:.2f}"
+        assert low <= float(claim) <= high
+    lasting = [each["lasting_share"] for each in records]
+    assert min(each[1] for each in lasting) <= errors.lasting <= max(each[2] for each in lasting)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_seen_from_its_settled_opinion_a_judge_gives_the_same_verdicts(world):
+    errors = WORLDS[world]
+    settled = errors.settled(World.within)
+    assert settled.lasting == 0
+    found, seen = in_both_orders(errors), in_both_orders(settled)
+    assert [seen["first"], seen["consistent"]] == pytest.approx([found["first"], found["consistent"]], abs=0.025)
+    assert seen["right"] > found["right"] + 0.05, "what lasts is no error against the settled opinion"
+
+
+def test_a_judge_without_lasting_errors_is_settled():
+    errors = JudgeErrors(noise=0.1, bias=0.2, crowd=1.4, labels=0.1)
+    assert errors.settled(0.25) == errors
+    twice = JudgeErrors(noise=0.5, lasting=0.75, bias=0.2).settled(0.25)  # lasting part: sqrt(3) times the spread
+    assert (twice.noise, twice.bias) == pytest.approx((0.125, 0.1))
 
 
 def test_a_spread_of_groups_changes_nothing_but_the_deviation_within_a_group():
