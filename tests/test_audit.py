@@ -37,7 +37,7 @@ from rankbuffer_trl.audit.measures import (
     tied_ratings,
 )
 from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
-from rankbuffer_trl.audit.results import ALARM, ESTIMATES, REFERENCES, Audit, Cost, Form, Result, estimates, verdict
+from rankbuffer_trl.audit.results import ALARMED, ESTIMATES, REFERENCES, Audit, Cost, Form, Result, estimates, verdict
 from rankbuffer_trl.audit.samples import QueryVerdicts, ask_everything
 from rankbuffer_trl.audit.terminal import estimate_table, measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
@@ -547,8 +547,8 @@ def test_the_model_of_the_judge_is_shown_with_its_meaning_and_its_alarm():
     )
     assert "looks better in 16% of looks" in noise.says  # two looks with 0.7 of noise each, one spread apart
     assert "blurs 2.0 times as much" in calm["crowd"].says
-    assert [name for name, one in alarmed.items() if one.says == ALARM] == ["kappa"]
-    assert not any(one.says == ALARM for one in calm.values())
+    assert [name for name, one in alarmed.items() if one.says == ALARMED] == ["kappa"]
+    assert not any(one.says == ALARMED for one in calm.values())
     console = Console(width=119, file=io.StringIO())
     console.print(estimate_table(alarmed))
     assert all(one.says in console.file.getvalue() for one in alarmed.values()), "no line is broken"

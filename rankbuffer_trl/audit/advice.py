@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ..errors import RankBufferError, SettingsError
-from .expected import METHODS, G, Judged, Rewards, draw, tied
+from .expected import METHODS, G, Judged, Rewards, draw, tau, tied
 from .fit import LABELS, Fit, Label, label_agreement
-from .measures import tau_b
 from .model import QueryLooks
 
 LISTS = ("beyond/listwise_one", "beyond/listwise_two", "beyond/listwise_four")  # the rule without an audit
@@ -235,11 +234,12 @@ def predict(fit: Fit, looks: Sequence[QueryLooks]) -> tuple[Taus, Mapping[str, R
         taus[recipe] = (center, np.clip(center + np.array(others) - first, -1, 1))
     rated = [one for one in looks if len(scores_of(one)) == G and heard(one)]
     if len(rated) > 1:
-        agree = np.array([tau_b(scores_of(one), consensus(one)) for one in rated])
+        scores = np.array([scores_of(one) for one in rated])
+        agree = tau(scores, np.array([consensus(one) for one in rated]))
         resampled = np.random.default_rng(0).choice(agree, (len(fit.draws), len(agree))).mean(1)
         four, allowed = taus[LISTS[-1]]
         taus[POINTWISE] = (float(disattenuated(agree.mean(), np.array(four))), disattenuated(resampled, allowed))
-        rewards[POINTWISE] = Rewards(np.array([scores_of(one) for one in rated]), G, G)
+        rewards[POINTWISE] = Rewards(scores, G, G)
     return taus, rewards
 
 

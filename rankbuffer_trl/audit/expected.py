@@ -276,12 +276,11 @@ METHODS: dict[str, Callable[[Judged], Rewards]] = {
 
 
 def tau(places: np.ndarray, opinion: np.ndarray) -> np.ndarray:
-    """Return Kendall's tau-b of each group; 0 where all rewards are equal. The opinions of a group must differ."""
+    """Return Kendall's tau-b of each group; 0 where all rewards, or all opinions, are equal."""
     places = places.round(6)  # so that equal sums of thirds are equal
-    signs = np.sign(places[:, LEFT] - places[:, RIGHT])
-    untied = np.abs(signs).sum(1)
-    agree = (signs * np.sign(opinion[:, LEFT] - opinion[:, RIGHT])).sum(1)
-    return agree / np.sqrt(np.maximum(untied, 1) * len(LEFT))
+    ours, theirs = (np.sign(values[:, LEFT] - values[:, RIGHT]) for values in (places, opinion))
+    untied = np.abs(ours).sum(1) * np.abs(theirs).sum(1)
+    return (ours * theirs).sum(1) / np.sqrt(np.maximum(untied, 1))
 
 
 def tied(places: np.ndarray) -> float:

@@ -4,22 +4,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .advice import Advice
 from .fit import Estimate, Fit
 from .model import JudgeModel, QueryLooks
-
-if TYPE_CHECKING:
-    from .advice import Advice
-
 
 REFERENCES = (
     "The samples are references of the data set. These are usually further apart than rollouts, so nothing is said"
     " about rollouts here: sample the policy."
 )
-ALARM = "ALARM: lists and pairs settle on different opinions"
+ALARMED = "ALARM: lists and pairs settle on different opinions"
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def estimates(fit: Fit, alarm: bool, lasting: Estimate | None) -> dict[str, Mode
     found = {}
     for name, (label, says) in ESTIMATES.items():
         low, high = np.quantile([getattr(draw, name) for draw in fit.draws], [0.025, 0.975]).tolist()
-        meaning = ALARM if alarm and name == "kappa" else says(fit.model)
+        meaning = ALARMED if alarm and name == "kappa" else says(fit.model)
         found[name] = ModelRow(label, float(getattr(fit.model, name)), low, high, meaning)
     if lasting is not None:
         meaning = "share of its opinion's variance that is wrong at every look, wrong labels included"
@@ -219,7 +215,7 @@ class Audit:
     moves: list[tuple[int, int, int]]
     max_failures: float
     estimates: dict[str, ModelRow] | None = None
-    advice: "Advice | None" = None
+    advice: Advice | None = None
 
     @property
     def counted(self) -> list[Result]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .advice import Advice
-from .results import ALARM, Audit, ModelRow, verdict
+from .results import ALARMED, Audit, ModelRow, verdict
 
 
 def print_audit(audit: Audit) -> None:
@@ -64,7 +64,7 @@ def estimate_table(estimates: Mapping[str, ModelRow]) -> Table:
     table.add_column("95 % interval", justify="right", no_wrap=True)
     table.add_column("what it means")
     for one in estimates.values():
-        style = "bold red" if one.says == ALARM else None
+        style = "bold red" if one.says == ALARMED else None
         table.add_row(one.label, number(one.value), f"{one.low:.2f} to {one.high:.2f}", one.says, style=style)
     return table
 
