@@ -150,6 +150,11 @@ def test_tau_and_ties_are_those_of_the_audit():
         [tau_b(*row) for row in zip(places.tolist(), opinion.tolist(), strict=True)]
     )
     assert tied(np.array([[0, 1, 2, 3, 4, 5, 5, 5]])) == 3 / 8
+    opinion = opinion.round()  # with ties on both sides
+    opinion[0] = 0
+    assert tau(places, opinion) == pytest.approx(
+        [tau_b(*row) for row in zip(places.tolist(), opinion.tolist(), strict=True)]
+    )
 
 
 # The advice
