@@ -17,8 +17,10 @@ from scipy.stats import multivariate_normal
 from rankbuffer_trl.audit.fit import (
     CHANCES,
     NODES,
+    WIDTH,
     Evidence,
     Fit,
+    _draws,
     both_below,
     fit_judge,
     label_agreement,
@@ -98,6 +100,17 @@ def test_the_likelihood_of_a_query_as_counted_in_a_simulation():
     together = [same[0, 1] & same[2, 3], same[0, 2] & same[1, 3], same[0, 3] & same[1, 2]]
     [found] = Evidence([SMALL]).log_likelihood(JUDGE)
     assert found == pytest.approx(sum(np.log(one.mean()) for one in together), abs=0.06)
+
+
+def test_the_chances_of_all_answers_about_a_pair_add_up():
+    def chance(first: int | None, second: int | None) -> np.ndarray:
+        return Evidence([QueryLooks("q", [], [((0, 1), first), ((1, 0), second)])]).chances(JUDGE)[0]
+
+    for better in (0, 1):
+        assert chance(better, 0) + chance(better, 1) == pytest.approx(chance(better, None))
+        assert chance(0, better) + chance(1, better) == pytest.approx(chance(None, better))
+    assert chance(0, None) + chance(1, None) == pytest.approx(np.ones(len(NODES)))
+    assert chance(0, 0) == pytest.approx(chance(1, 1))  # the bias favours each response once
 
 
 def test_each_two_responses_count_once():
@@ -280,6 +293,22 @@ def test_no_verdict_at_all_is_an_error(nothing):
         fit_judge(nothing)
 
 
+def test_draws_of_a_kappa_at_its_limit_are_those_of_a_normal_that_ends_there():
+    rng, Q = np.random.default_rng(10), 1000
+    each = rng.standard_normal((Q, 7)) @ (np.eye(7) + 0.5)  # scores that make kappa depend on the others
+    curvature = each.T @ each * Q / (Q - 7) + np.diag(WIDTH**-2.0)
+    covariance = np.linalg.inv(curvature)
+    deviation = np.sqrt(np.diag(covariance))
+    peak = np.array([-1.0, 0.2, 0.1, 0.3, 0.4, 1 + deviation[5], -1.0])  # what would be best without a limit
+    best = peak - covariance[5] / covariance[5, 5] * deviation[5]
+    draws = _draws(best, lambda theta: each, lambda theta: curvature @ (peak - theta), Q, rng)
+    assert draws[:, 5].max() <= 1 + 1e-9
+    assert np.mean(draws[:, 5] > 1 - 1e-9) == pytest.approx(0.84, abs=0.1)
+    at_limit = draws[draws[:, 5] > 1 - 1e-9]
+    assert (at_limit.mean(axis=0) - best) / deviation == pytest.approx(np.zeros(7), abs=0.3)
+    assert draws.std(axis=0)[:5] / deviation[:5] == pytest.approx(np.ones(5), abs=0.3)
+
+
 @pytest.mark.parametrize("noise, low, high", [(0.001, 0, 0.05), (100.0, 3, np.inf)])
 def test_judges_without_errors_and_judges_that_read_nothing(noise, low, high):
     fit = fit_judge(audit(replace(JUDGE, list_noise=noise, pair_noise=noise, list_bias=0.0, pair_bias=0.0), 15))
@@ -390,3 +419,11 @@ def test_the_benchmark_knows_tau_of_one_prompt():
         assert audit_trials.tau_once(JUDGE, n) == pytest.approx(
             (signs[0] * signs[1]).sum() / (3000 * n * (n - 1)), abs=0.03
         )
+
+
+@pytest.mark.slow
+def test_intervals_cover_unequal_groups_as_often_as_they_promise():
+    rows = audit_trials.estimator_trials(40, 20, spread=0.4, seed=1)
+    assert all(row["covered"] >= 0.8 for row in rows.values()), rows
+    assert np.mean([row["covered"] for row in rows.values()]) >= 0.9
+    assert rows["tau list"]["rmse"] < 0.06

@@ -225,10 +225,11 @@ def _truth(fit: Fit, looks: Sequence[QueryLooks], labels: Sequence[Label], pairs
         if query not in numbers or not all(0 <= i < looks[numbers[query]].n for i in responses):
             raise RankBufferError(f"a label is about responses {responses} of query {query!r}, which were not audited")
     asked = [replace(one, lists=()) if pairs else replace(one, pairs=()) for one in looks]
-    evidence = Evidence(asked, only={(numbers[query], *sorted(two)) for query, *two in labels})
+    told = [((numbers[query], min(two), max(two)), two[0] < two[1]) for query, *two in labels]
+    evidence = Evidence(asked, only={two for two, _ in told})
     row = {two: k for k, two in enumerate(evidence.twos)}
-    known = [(row.get((numbers[query], *sorted(two))), two[0] < two[1]) for query, *two in labels]
-    rows, firsts = np.array([(k, first) for k, first in known if k is not None], dtype=np.intp).reshape(-1, 2).T
+    rows = np.array([row[two] for two, _ in told if two in row], dtype=np.intp)
+    lower_wins = np.array([lower for two, lower in told if two in row], dtype=bool)[:, None]
     if len(rows) < LABELS:
         raise RankBufferError(
             f"{len(rows)} labels are about responses that the judge compared in {'pairs' if pairs else 'lists'}; a"
@@ -241,11 +242,10 @@ def _truth(fit: Fit, looks: Sequence[QueryLooks], labels: Sequence[Label], pairs
         model = replace(model, kappa=1.0)  # only verdicts of one kind are left
         agree = np.stack([evidence.chances(model, truth) @ CHANCES for truth in candidates], axis=1)[rows]
         plain = (evidence.chances(model) @ CHANCES)[rows, None]
-        gains = np.log(np.maximum(np.where(firsts[:, None] == 1, agree, plain - agree) / plain, 1e-12))
+        gains = np.log(np.maximum(np.where(lower_wins, agree, plain - agree) / plain, 1e-12))
         by_query = np.stack([np.bincount(owner, column) for column in gains.T], axis=1)
-        weights = np.ones((1, len(by_query)))
-        if number:
-            weights = rng.multinomial(len(by_query), weights[0] / len(by_query), size=25)
+        Q = len(by_query)
+        weights = rng.multinomial(Q, np.full(Q, 1 / Q), size=25) if number else np.ones((1, Q), dtype=np.int64)
         found += candidates[(weights @ by_query).argmax(axis=1)].tolist()
     return np.array(found)
 
