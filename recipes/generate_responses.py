@@ -7,10 +7,15 @@
 The sampler may be any OpenAI-compatible endpoint: the policy itself, served by `vllm serve`, or a better model. The
 judge then ranks each query's responses once. After a kill, run the same command again: it asks only what has no answer
 yet. Failed queries are listed, and the exit code is then 1. Queries that have responses keep them.
+
+With `--audit_queries 50 --responses 8`, the responses are samples for `rankbuffer-audit`. They come from 50 queries,
+also from those that have responses, and no judge orders them.
 """
 
 import asyncio
+import random
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rankbuffer_trl.data.output import beside, check_output, read_provenance, source_name
 from rankbuffer_trl.data.queries import checked, load_queries
@@ -67,6 +72,9 @@ class ResponsesConfig(JudgeConfig):
             Tokens that a response may have (paper: 4,096 for the policy).
         seed (`int`, *optional*, defaults to `42`):
             Seed of the samples.
+        audit_queries (`int`, *optional*):
+            Number of queries, drawn at random, to sample for `rankbuffer-audit`. Their responses replace those of the
+            data set and stay in the order of sampling. No judge is asked.
     """
 
     dataset_name: str | None = field(default=None, metadata={"help": "Data set with query_id and prompt."})
@@ -90,6 +98,9 @@ class ResponsesConfig(JudgeConfig):
     top_p: float = field(default=0.95, metadata={"help": "Nucleus of the sampling."})
     max_tokens: int = field(default=4096, metadata={"help": "Tokens that a response may have."})
     seed: int = field(default=42, metadata={"help": "Seed of the samples."})
+    audit_queries: int | None = field(
+        default=None, metadata={"help": "Number of queries to sample for rankbuffer-audit, without a judge."}
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -103,6 +114,8 @@ class ResponsesConfig(JudgeConfig):
             raise SettingsError(
                 f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}"
             )
+        if self.audit_queries is not None and self.audit_queries < 1:
+            raise SettingsError(f"audit_queries must be at least 1, got {self.audit_queries}")
         self.sampler()  # raises for a wrong URL or request
 
     def sampler(self) -> Endpoint:
@@ -125,6 +138,8 @@ def main(config: ResponsesConfig) -> int:
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked(dataset, rubrics_needed=False))
+    if config.audit_queries is not None:
+        return sample_for_audit(config, path, rows)
     todo = {row["query_id"]: row for row in rows if not row.get("responses")}
     if todo:
         check_judge(config.judge())  # before samples are paid for
@@ -148,6 +163,20 @@ def main(config: ResponsesConfig) -> int:
         "ranking_cost": orders.totals.as_dict(),
         "queries_failed": len(failures),
     }
+    return finish(path, finished, failures, [*read_provenance(config.dataset_name), step | sampled])
+
+
+def sample_for_audit(config: ResponsesConfig, path: Path, rows: list[dict]) -> int:
+    """Sample responses for queries that are drawn from `rows`, write them as they came, and return the exit code."""
+    assert config.audit_queries is not None
+    drawn = random.Random(config.seed).sample(rows, min(config.audit_queries, len(rows)))
+    texts, failures, sampled = sample(config, {row["query_id"]: row for row in drawn})
+    finished = [
+        row | {"responses": (own := texts[row["query_id"]]), "models": [config.sampler_model] * len(own)}
+        for row in drawn
+        if row["query_id"] in texts
+    ]
+    step = {"step": "samples", "dataset_name": source_name(config.dataset_name), "queries_failed": len(failures)}
     return finish(path, finished, failures, [*read_provenance(config.dataset_name), step | sampled])
 
 

@@ -1,6 +1,7 @@
 """The audit: measures by hand, judges of known behaviour, the command."""
 
 import asyncio
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
@@ -17,32 +19,35 @@ import pytest
 from conftest import QUICKSTART, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from rankbuffer_trl.audit.command import AuditConfig, costs, form_of, main
 from rankbuffer_trl.audit.figure import audit_figure
+from rankbuffer_trl.audit.fit import Estimate, Fit
 from rankbuffer_trl.audit.measures import (
     MEASURES,
     best_constant,
-    displacement,
-    flips,
     interval,
+    label_share,
+    lists_tau,
     ordering_tau,
-    own_distance,
-    pair_win_rates,
-    position_bias,
+    pairs_with_lists,
+    slope,
     tau_b,
+    tied_ratings,
 )
-from rankbuffer_trl.audit.probes import QueryVerdicts, ask_everything, orders_shown
-from rankbuffer_trl.audit.results import Audit, Cost, Form, Result, verdict
-from rankbuffer_trl.audit.terminal import measure_table
-from rankbuffer_trl.groups import Query, Rubric
-from rankbuffer_trl.judge import Call, Judge, TransportError, Usage
+from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
+from rankbuffer_trl.audit.results import ALARM, ESTIMATES, REFERENCES, Audit, Cost, Form, Result, estimates, verdict
+from rankbuffer_trl.audit.samples import QueryVerdicts, ask_everything
+from rankbuffer_trl.audit.terminal import estimate_table, measure_table
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.verdicts import order_verdict
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
-N = 7
+N = 8
 
-# Judges of known behaviour. A response is `worth 3`; a judge sees what a question shows, in the order shown.
+# Judges of known behaviour. A sample is `worth 3`; a judge sees what a question shows, in the order shown.
 
 
 class Client:
@@ -50,8 +55,8 @@ class Client:
 
     name = "scripted judge"
 
-    def __init__(self, position, order):
-        self.position, self.order = position, order
+    def __init__(self, position, order, rating=lambda worth: worth):
+        self.position, self.order, self.rating = position, order, rating
         self.questions = []
 
     async def complete(self, messages, *, question, seed, tally):
@@ -59,10 +64,14 @@ class Client:
         tally.attempts += 1
         await asyncio.sleep(0)
         texts = {name: [worth(text) for _, text in blocks] for name, blocks in question.responses.items()}
+        if question.kind == "score":
+            return json.dumps({"score": self.rating(*texts["{RESPONSE}"])}), Usage(50, 0, 4)
         if question.kind == "insert":
             answer = self.position(texts["{ORDERED_ANCHOR_BLOCKS}"], *texts["{CANDIDATE_RESPONSE}"])
             return json.dumps({"position": answer}), Usage(100, 60, 4)
-        return json.dumps({"order": self.order(texts["{CANDIDATE_BLOCKS}"])}), Usage(200, 0, 20)
+        labels = [int(heading[1:]) for heading, _ in question.responses["{CANDIDATE_BLOCKS}"]]
+        order = [labels[place] for place in self.order(texts["{CANDIDATE_BLOCKS}"])]
+        return json.dumps({"order": order}), Usage(200, 0, 20)
 
     async def close(self):
         pass
@@ -84,21 +93,17 @@ def as_shown(worths):
     return list(range(len(worths)))
 
 
-def make_queries(count: int, n: int = N) -> list[Query]:
+def make_groups(count: int, n: int = N) -> list[RolloutGroup]:
+    rollouts = tuple(Rollout(i, f"worth {i}") for i in range(n))
     return [
-        Query(
-            id=f"q{i}",
-            prompt=[{"role": "user", "content": "?"}],
-            rubrics=(Rubric("Is worth much.", 3),),
-            responses=tuple(f"worth {place}" for place in range(n)),
-        )
+        RolloutGroup(Query(f"q{i}", [{"role": "user", "content": "?"}], (Rubric("Is worth much.", 3),)), rollouts, 0)
         for i in range(count)
     ]
 
 
-def examine(client, queries, pairwise=2, seed=0, **kwargs):
+def examine(client, groups, seed=0, **kwargs):
     """The verdicts and the calls that they took."""
-    return asyncio.run(ask_everything(Judge(client, **kwargs), queries, pairwise, seed))
+    return asyncio.run(ask_everything(lambda: Judge(client, **kwargs), groups, None, seed))
 
 
 def results(answers) -> dict[str, Result]:
@@ -109,107 +114,130 @@ def values(answers) -> dict[str, float | None]:
     return {name: result.value for name, result in results(answers).items()}
 
 
-def make_audit(answers, calls) -> Audit:
+def make_audit(answers, calls, references=False) -> Audit:
     return Audit(
         judge="j",
         dataset="d.jsonl",
-        queries=len(answers),
-        pairwise_queries=sum(bool(one.pairs) for one in answers),
+        samples="s.jsonl",
+        references=references,
+        looks=[one.looks for one in answers],
         results=list(results(answers).values()),
-        form=form_of(calls),
         costs=costs(calls),
-        seconds=1.0,
-        moves=[(one.n, place, p) for one in answers for place, p in enumerate(one.put_back) if p is not None],
+        moves=[(one.n, place, given) for one in answers for place, given in one.put_back if given is not None],
         max_failures=0.25,
     )
 
 
+PERFECT = {
+    "lists_tau": 1,
+    "lists_identical": 1,
+    "lists_bias": 0,
+    "pairs_flip": 0,
+    "pairs_first": 1 / 2,
+    "pairs_label": 1 / 2,
+    "pairs_lists": 1,
+    "put_back": 1,
+    "put_back_distance": 0,
+    "ratings_lists": 1,
+    "ratings_tied": 0,
+}
+
+
 def test_a_perfect_judge_gets_the_best_value_of_every_measure():
-    answers, _ = examine(Client(true_position, true_order), make_queries(6))
-    assert values(answers) == {
-        "self_insertion": 1,
-        "self_insertion_distance": 0,
-        "put_back": 1,
-        "put_back_distance": 0,
-        "reshown_tau": 1,
-        "reshown_identical": 1,
-        "position_bias": 0,
-        "data_tau": 1,
-        "pairwise_tau": 1,
-        "pairwise_data_tau": 1,
-        "pairwise_flips": 0,
-    }
+    answers, _ = examine(Client(true_position, true_order), make_groups(6))
+    assert values(answers) == PERFECT
     assert all(result.clear for result in results(answers).values() if result.better)
 
 
 def test_each_measure_stands_beside_what_chance_gives():
-    answers, _ = examine(Client(true_position, true_order), make_queries(2, n=4))
+    answers, _ = examine(Client(true_position, true_order), make_groups(2, n=4))
     assert {name: result.chance for name, result in results(answers).items()} == {
-        "self_insertion": 2 / 4,
-        "self_insertion_distance": 2 / 4,  # always 2: 1 0 0 1
+        "lists_tau": 0,
+        "lists_identical": 1 / 24,
+        "lists_bias": 0,
+        "pairs_flip": 1 / 2,
+        "pairs_first": 1 / 2,
+        "pairs_label": 1 / 2,
+        "pairs_lists": 1 / 2,
         "put_back": 1 / 4,
         "put_back_distance": 4 / 4,  # always 2: 2 1 0 1
-        "reshown_tau": 0,
-        "reshown_identical": 1 / 24,
-        "position_bias": 0,
-        "data_tau": 0,
-        "pairwise_tau": 0,
-        "pairwise_data_tau": 0,
-        "pairwise_flips": 1 / 2,
+        "ratings_lists": 0,
+        "ratings_tied": None,
     }
 
 
 def test_a_judge_that_takes_the_order_shown_for_the_verdict_is_found_out():
-    answers, _ = examine(Client(lambda anchors, candidate: 0, as_shown), make_queries(6))
-    measured = results(answers)
+    answers, _ = examine(Client(lambda anchors, candidate: 0, as_shown, lambda worth: 5), make_groups(6))
     assert values(answers) == {
-        "self_insertion": pytest.approx(1 / 7),  # position 0 lies beside the worst alone
-        "self_insertion_distance": 3,  # 0, 1, ... 6
-        "put_back": pytest.approx(1 / 7),
-        "put_back_distance": 3,
-        "reshown_tau": fmean(ordering_tau(*one.shown) for one in answers),
-        "reshown_identical": 0,
-        "position_bias": 1,
-        "data_tau": pytest.approx(0),
-        "pairwise_tau": 0,  # every pair is won once by each: an order of nothing
-        "pairwise_data_tau": 0,
-        "pairwise_flips": 1,
+        "lists_tau": pytest.approx(-1 / 3),  # -1 for both lists and their reverses; the four others cancel
+        "lists_identical": 0,
+        "lists_bias": 1,
+        "pairs_flip": 1,
+        "pairs_first": 0,
+        "pairs_label": 1 / 2,
+        "pairs_lists": 1 / 2,
+        "put_back": 1 / 8,
+        "put_back_distance": 3.5,  # 0, 1, ... 7
+        "ratings_lists": 0,
+        "ratings_tied": 1,
     }
-    assert not any(result.clear for result in measured.values())
+    assert not any(result.clear for result in results(answers).values())
 
 
 def test_a_judge_that_prefers_what_is_shown_first_has_the_opposite_position_bias():
-    answers, _ = examine(Client(true_position, lambda worths: as_shown(worths)[::-1]), make_queries(3))
-    assert values(answers)["position_bias"] == -1
+    answers, _ = examine(Client(true_position, lambda worths: as_shown(worths)[::-1]), make_groups(3))
+    assert (values(answers)["lists_bias"], values(answers)["pairs_first"]) == (-1, 1)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_judge_that_likes_the_ends_or_the_middle_is_found_out(sign):
+    def by_place(worths):
+        return sorted(as_shown(worths), key=lambda place: sign * abs(2 * place - len(worths) + 1))
+
+    answers, _ = examine(Client(lambda *shown: 0, by_place, lambda worth: 5), make_groups(20))
+    assert values(answers)["lists_tau"] < 0
+    assert values(answers)["pairs_lists"] == 1 / 2
+    assert not any(result.clear for result in results(answers).values())
+
+
+def test_a_judge_that_likes_a_label_is_told_from_one_that_likes_a_place():
+    class ByLabel(Client):
+        async def complete(self, messages, *, question, seed, tally):
+            answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
+            return ('{"order": [1, 0]}' if question.kind == "pair" else answer), usage  # R0 always wins
+
+    answers, _ = examine(ByLabel(true_position, true_order), make_groups(4))
+    assert values(answers)["pairs_label"] == 1
+    assert values(answers)["pairs_first"] == 1  # in the other pairs, labels stand by slot
+    answers, _ = examine(Client(true_position, lambda worths: as_shown(worths)[::-1]), make_groups(4))
+    assert (values(answers)["pairs_label"], values(answers)["pairs_first"]) == (1 / 2, 1)
 
 
 def test_always_the_same_position_is_exactly_chance_and_not_clear():
-    answers, _ = examine(Client(lambda anchors, candidate: 3, true_order), make_queries(20), pairwise=0)
+    answers, _ = examine(Client(lambda anchors, candidate: 3, true_order), make_groups(20))
     measured = results(answers)
-    expected = {
-        "self_insertion": 2 / 7,  # places 2 and 3
-        "self_insertion_distance": 9 / 7,  # 2 1 0 0 1 2 3
-        "put_back": 1 / 7,
-        "put_back_distance": 12 / 7,  # 3 2 1 0 1 2 3
-    }
-    for name, value in expected.items():
+    for name, value in {"put_back": 1 / 8, "put_back_distance": 2}.items():  # 3 2 1 0 1 2 3 4
         assert measured[name].value == pytest.approx(value)
         assert measured[name].chance == pytest.approx(value)
         assert not measured[name].clear
 
 
-def test_a_judge_that_ranks_backwards_is_consistent_but_agrees_with_nothing():
+def test_the_audit_cannot_tell_a_judge_that_ranks_backwards_from_a_good_one():
     client = Client(
-        lambda anchors, candidate: len(anchors) - true_position(anchors, candidate), lambda w: true_order(w)[::-1]
+        lambda anchors, candidate: sum(anchor > candidate for anchor in anchors),
+        lambda w: true_order(w)[::-1],
+        lambda worth: 8 - worth,
     )
-    answers, _ = examine(client, make_queries(4))
-    measured = results(answers)
-    assert (measured["reshown_tau"].value, measured["data_tau"].value) == (1, -1)
-    assert (measured["pairwise_tau"].value, measured["pairwise_data_tau"].value) == (1, -1)
-    assert measured["put_back"].value == pytest.approx(1 / 7)  # the middle one
-    assert measured["reshown_tau"].clear
-    assert not measured["data_tau"].clear
-    assert not measured["put_back"].clear
+    answers, _ = examine(client, make_groups(4))
+    assert values(answers) == PERFECT  # nothing here is about truth
+
+
+def test_a_judge_whose_kinds_of_question_contradict_each_other_is_found_out():
+    client = Client(true_position, lambda w: true_order(w)[:: 1 if len(w) > 2 else -1], lambda worth: 8 - worth)
+    measured = results(examine(client, make_groups(4))[0])
+    assert (measured["lists_tau"].value, measured["pairs_flip"].value, measured["put_back"].value) == (1, 0, 1)
+    assert (measured["pairs_lists"].value, measured["ratings_lists"].value) == (0, -1)
+    assert not measured["pairs_lists"].clear
 
 
 def test_a_guessing_judge_comes_out_near_chance():
@@ -217,72 +245,65 @@ def test_a_guessing_judge_comes_out_near_chance():
     client = Client(
         lambda anchors, candidate: rng.randint(0, len(anchors)),
         lambda worths: rng.sample(range(len(worths)), len(worths)),
+        lambda worth: rng.randint(0, 10),
     )
-    measured = values(examine(client, make_queries(80), pairwise=40)[0])
-    assert measured["self_insertion"] == pytest.approx(2 / 8, abs=0.07)
-    assert measured["put_back"] == pytest.approx(1 / 7, abs=0.06)
-    assert measured["put_back_distance"] == pytest.approx((N * N - 1) / (3 * N), abs=0.3)
-    assert measured["pairwise_flips"] == pytest.approx(1 / 2, abs=0.07)
-    for name in ("reshown_tau", "position_bias", "data_tau", "pairwise_tau", "pairwise_data_tau"):
-        assert measured[name] == pytest.approx(0, abs=0.2), name
+    measured = values(examine(client, make_groups(60))[0])
+    assert measured["put_back"] == pytest.approx(1 / 8, abs=0.13)  # of six queries
+    assert measured["put_back_distance"] == pytest.approx((N * N - 1) / (3 * N), abs=0.5)
+    for name in ("pairs_flip", "pairs_lists", "pairs_first", "pairs_label"):
+        assert measured[name] == pytest.approx(1 / 2, abs=0.09), name
+    for name in ("lists_tau", "lists_bias", "ratings_lists"):
+        assert measured[name] == pytest.approx(0, abs=0.1), name
 
 
-@given(st.permutations(range(N)), st.integers(0, 10**6))
-def test_an_order_by_place_alone_agrees_with_the_data_set_by_exactly_nothing(places, seed):
-    shown = orders_shown(N, random.Random(seed))
-    ranked = [tuple(order[place] for place in places) for order in shown]
-    answers = QueryVerdicts("q", N, [None] * N, [None] * N, shown, ranked)
-    assert values([answers])["data_tau"] == pytest.approx(0)
+@given(st.permutations(range(N)), st.permutations(range(N)), st.integers(0, 10**6))
+def test_pairs_won_by_place_alone_agree_with_any_lists_in_exactly_half(one, other, seed):
+    order = random.Random(seed).sample(range(N), N)
+    pairs = [(pair, pair[0]) for a in range(N) for b in range(N) if a != b for pair in [(a, b)]]
+    looks = QueryLooks("q", [(tuple(order), tuple(one)), (tuple(order[::-1]), tuple(other))], pairs)
+    assert pairs_with_lists(QueryVerdicts(looks)) == 1 / 2
 
 
-@given(st.integers(2, 12), st.integers(0, 10**6))
-def test_the_two_orders_shown_are_different_permutations_and_repeatable(n, seed):
-    first, second = orders_shown(n, random.Random(seed))
-    assert sorted(first) == sorted(second) == list(range(n))
-    assert first != second
-    assert orders_shown(n, random.Random(seed)) == (first, second)
-
-
-# What is asked.
+# What is asked. The balance of the design is in test_audit_samples.py.
 
 
 def test_each_query_takes_as_many_questions_as_documented_and_numbers_candidates_as_they_stand():
     client = Client(true_position, true_order)
-    answers, calls = examine(client, make_queries(3), pairwise=1)
+    _, calls = examine(client, make_groups(12))
     kinds = Counter((question.query_id, question.kind) for question in client.questions[1:])  # after the first trial
-    each = {(f"q{i}", kind): count for i in range(3) for kind, count in (("insert", 2 * N), ("fine", 2))}
-    assert kinds == each | {("q0", "pair"): N * (N - 1)}
-    assert len(calls) == kinds.total()
-    orders = {one.query_id: list(one.shown) for one in answers}
+    each = {(f"q{i}", kind): n for i in range(12) for kind, n in (("look", 4), ("pair", 10), ("score", N))}
+    assert kinds == each | {(f"q{i}", "insert"): N for i in range(6)}
+    assert len(calls) == kinds.total() == 12 * 22 + 6 * 8
+    crossed = 0
     for question in client.questions:
-        if question.kind != "insert":
-            headings, texts = zip(*question.responses["{CANDIDATE_BLOCKS}"], strict=True)
-            assert headings == tuple(f"R{place}" for place in range(len(texts)))
-            assert question.verdict == order_verdict(range(len(texts)))
-        if question.kind == "fine":
-            orders[question.query_id].remove(tuple(map(worth, texts)))
-    assert not any(orders.values())
+        if question.kind in ("look", "pair"):
+            headings = tuple(heading for heading, _ in question.responses["{CANDIDATE_BLOCKS}"])
+            crossed += headings == ("R1", "R0")
+            assert headings in (tuple(f"R{slot}" for slot in range(len(headings))), ("R1", "R0"))
+            labels = [int(heading[1:]) for heading in headings]
+            assert question.verdict == order_verdict(labels)
+    assert crossed == 12 * 2
 
 
-def test_a_response_is_asked_about_among_all_and_among_the_others():
-    client = Client(true_position, true_order)
-    examine(client, make_queries(1, n=3), pairwise=0)
+def test_a_sample_is_put_back_among_the_others_as_the_lists_ranked_them():
+    client = Client(true_position, lambda worths: true_order(worths)[::-1])
+    examine(client, make_groups(1, n=4))
     ladders = [
         (worth(question.responses["{CANDIDATE_RESPONSE}"][0][1]), [worth(text) for _, text in anchors])
-        for question in client.questions[1:]
+        for question in client.questions
         if (anchors := question.responses.get("{ORDERED_ANCHOR_BLOCKS}"))
     ]
-    assert ladders == [(0, [0, 1, 2]), (1, [0, 1, 2]), (2, [0, 1, 2]), (0, [1, 2]), (1, [0, 2]), (2, [0, 1])]
+    assert ladders == [(3, [2, 1, 0]), (2, [3, 1, 0]), (1, [3, 2, 0]), (0, [3, 2, 1])]
 
 
 def test_the_order_in_which_queries_are_drawn_does_not_change_what_is_shown():
-    def shown(queries):
-        answers, _ = examine(Client(true_position, true_order), queries)
-        return {one.query_id: one.shown for one in answers}
+    def shown(groups):
+        answers, _ = examine(Client(true_position, true_order), groups)
+        return {one.looks.query_id: one.looks for one in answers}
 
-    queries = make_queries(5)
-    assert shown(queries) == shown(queries[::-1])
-    assert len(set(shown(queries).values())) > 1
+    groups = make_groups(5)
+    assert shown(groups) == shown(groups[::-1])
+    assert len({each.lists[0][0] for each in shown(groups).values()}) > 1
 
 
 # Judges that fail.
@@ -303,7 +324,7 @@ class Failing(Client):
 
 
 def test_a_judge_that_dies_after_its_first_answer_gets_no_scores(tmp_path):
-    answers, calls = examine(Failing(lambda question: True), make_queries(3))
+    answers, calls = examine(Failing(lambda question: True), make_groups(3))
     assert all(value is None for value in values(answers).values())
     audit = make_audit(answers, calls)
     assert verdict(audit) == "Nothing could be measured: the judge gave no verdicts to measure."
@@ -317,43 +338,57 @@ def test_failures_are_left_out_of_the_measures():
         texts = [worth(text) for blocks in question.responses.values() for _, text in blocks]
         if question.kind == "insert":
             return worth(question.responses["{CANDIDATE_RESPONSE}"][0][1]) == 2
-        if question.kind == "fine":
+        if question.kind == "look":  # the better one of two stands first in two of the four lists
             return question.query_id == "q1" and texts[0] > texts[-1]
-        return texts == [5, 1]
+        if question.kind == "score":
+            return question.query_id == "q2" and texts == [3]
+        return question.query_id == "q0" and texts[0] > texts[1]
 
-    queries = make_queries(3)
-    answers, calls = examine(Failing(fails), queries)
+    groups = make_groups(3)
+    answers, calls = examine(Failing(fails), groups)
     measured = results(answers)
-    assert values(answers) == values(examine(Client(true_position, true_order), queries)[0])
-    assert [one.inserted for one in answers] == [[0, 1, None, 3, 4, 5, 6]] * 3
-    assert sorted(map(bool, answers[1].ranked)) == [False, True]  # the better one stands first in one order of the two
-    assert list(measured["data_tau"].values) == ["q0", "q2"]
-    assert answers[0].pairs[5, 1] is None
-    assert answers[0].pairs[1, 5] == 5
-    failed = 3 * 2 + 1 + 2
-    answered = len(calls) - failed
-    assert form_of(calls) == Form(len(calls), failed, failed, answered, 0)
+    perfect = values(examine(Client(true_position, true_order), groups)[0])
+    assert {name: value for name, value in values(answers).items() if value is not None} == perfect
+    assert [dict(one.put_back).get(2, "not asked") for one in answers] == [None, "not asked", None]
+    assert [sum(order is None for _, order in one.looks.lists) for one in answers] == [0, 2, 0]
+    assert list(measured["lists_tau"].values) == ["q0", "q2"]
+    assert list(measured["pairs_flip"].values) == ["q1", "q2"]
+    assert list(measured["ratings_lists"].values) == ["q0"]
+    failed = sum(call.failed for call in calls)
+    assert failed == 2 + 2 + 5 + 1
+    assert form_of(calls) == Form(len(calls), failed, failed, len(calls) - failed, 0)
 
 
 def test_a_verdict_on_one_presentation_alone_is_not_measured():
-    answers = QueryVerdicts("q", 3, [None] * 3, [None] * 3, ((0, 2, 1), (2, 0, 1)), [(0, 1, 2), None], {(0, 1): 1})
-    assert all(value is None for value in values([answers]).values())
+    looks = QueryLooks("q", [((0, 2, 1), (0, 1, 2)), ((1, 2, 0), None)], [((0, 1), 1), ((1, 0), None)])
+    assert all(value is None for value in values([QueryVerdicts(looks)]).values())
 
 
-def test_first_answers_without_the_form_are_counted_but_transport_retries_are_not():
+def test_first_answers_without_the_form_are_counted_by_kind_but_transport_retries_are_not():
     class Sloppy(Client):
         async def complete(self, messages, *, question, seed, tally):
             answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
             tally.attempts += 3  # transport retries
-            return ("let me see" if question.kind == "fine" and seed == 0 else answer), usage
+            return ("let me see" if question.kind == "look" and seed == 0 else answer), usage
 
-    asked = 4 * (2 * N + 2)
-    answers, calls = examine(Sloppy(true_position, true_order), make_queries(4), pairwise=0)
-    assert form_of(calls) == Form(asked, 0, 0, asked, 4 * 2)
-    assert values(answers)["data_tau"] == 1
-    answers, calls = examine(Sloppy(true_position, true_order), make_queries(4), pairwise=0, max_attempts=1)
-    assert form_of(calls) == Form(asked, 4 * 2, 0, asked, 4 * 2)
-    assert values(answers)["data_tau"] is None
+    asked = {"insert": 4 * N, "look": 4 * 4, "pair": 4 * 10, "score": 4 * N}
+    answers, calls = examine(Sloppy(true_position, true_order), make_groups(4))
+    forms = {kind: Form(n, 0, 0, n, n if kind == "look" else 0) for kind, n in asked.items()}
+    assert {cost.kind: cost.form for cost in costs(calls)} == forms
+    assert values(answers)["lists_tau"] == 1
+    with pytest.raises(JudgeError, match="failed its first question"):  # a list, too
+        examine(Sloppy(true_position, true_order), make_groups(4), max_attempts=1)
+
+
+def test_answers_that_stay_without_the_form_are_no_verdicts():
+    class Mumbling(Client):
+        async def complete(self, messages, *, question, seed, tally):
+            answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
+            return ("let me see" if question.kind == "pair" else answer), usage
+
+    answers, calls = examine(Mumbling(true_position, true_order), make_groups(4), max_attempts=1)
+    assert {cost.kind: cost.form for cost in costs(calls)}["pair"] == Form(40, 40, 0, 40, 40)
+    assert (values(answers)["pairs_flip"], values(answers)["lists_tau"]) == (None, 1)
 
 
 def test_costs_are_means_of_all_attempts_by_kind():
@@ -363,10 +398,14 @@ def test_costs_are_means_of_all_attempts_by_kind():
 
     calls = [
         call("insert", "parsed", 100, 1.0),
-        call("fine", "parsed", 300, 9.0),
+        call("look", "parsed", 300, 9.0),
         call("insert", "malformed", 200, 2.0),
     ]
-    assert costs(calls) == [Cost("fine", 1, 300, 10, 4, 9.0, 9.0), Cost("insert", 2, 150, 10, 4, 1.5, 1.95)]
+    forms = [Form(1, 0, 0, 1, 0), Form(2, 1, 0, 1, 0)]
+    assert costs(calls) == [
+        Cost("insert", forms[1], 150, 10, 4, 1.5, 1.95),
+        Cost("look", forms[0], 300, 10, 4, 9.0, 9.0),
+    ]
 
 
 # Measures.
@@ -415,34 +454,48 @@ def test_tau_of_orders_compares_places_not_names():
     assert ordering_tau((2, 0, 1), (0, 2, 1)) == pytest.approx(1 / 3)
 
 
-def test_win_rates_are_shares_of_the_comparisons_that_have_a_verdict():
-    pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
-    assert pair_win_rates(3, pairs) == [1 / 3, 1 / 4, 1]
-    assert pair_win_rates(3, {(0, 1): 1, (1, 0): 1}) is None
-    assert pair_win_rates(3, {}) is None
+def test_the_tau_of_lists_is_the_mean_over_every_two_of_four():
+    shown = (0, 1, 2)
+    orders = [(0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 2)]
+    looks = QueryLooks("q", [(shown, order) for order in orders], [])
+    taus = [1 / 3, -1, 1, -1 / 3, 1 / 3, -1]
+    assert lists_tau(QueryVerdicts(looks)) == pytest.approx(fmean(taus))
+    assert lists_tau(QueryVerdicts(QueryLooks("q", [*looks.lists[:3], (shown, None)], []))) is None
 
 
 def test_flips_count_pairs_with_both_verdicts():
     pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
-    assert flips(QueryVerdicts("q", 3, [], [], ((), ()), [None, None], pairs)) == 1 / 2
+    measured = values([QueryVerdicts(QueryLooks("q", [], list(pairs.items())))])
+    assert measured["pairs_flip"] == 1 / 2
+    assert measured["pairs_first"] == 1 / 4  # of the four verdicts, one is for the sample shown first
 
 
 def test_position_bias_is_the_slope_of_ranks_on_places():
     # Shown last instead of first, response 0 gains a rank; shown first instead of last, response 2 keeps its own.
-    answers = QueryVerdicts("q", 3, [], [], ((0, 1, 2), (2, 1, 0)), [(0, 1, 2), (1, 0, 2)])
-    assert position_bias(answers) == pytest.approx((2 * 1 + 0 * -1 + -2 * 0) / 8)
+    assert slope((0, 1, 2), (0, 1, 2), (1, 0, 2)) == pytest.approx((2 * 1 + 0 * -1 + -2 * 0) / 8)
 
 
-@pytest.mark.parametrize(
-    ("n", "own", "back"), [(2, 0, 1 / 2), (3, 1 / 3, 2 / 3), (4, 2 / 4, 4 / 4), (7, 9 / 7, 12 / 7)]
-)
-def test_the_best_constant_position_is_the_middle(n, own, back):
-    assert best_constant(n, own_distance) == pytest.approx(own)
-    assert best_constant(n, displacement) == pytest.approx(back)
+def test_the_share_of_a_label_counts_each_sample_once_at_each_place_with_each_label():
+    def share(straight, reverse, crossed, crossed_reverse):
+        looks = QueryLooks("q", [], [((3, 1), straight), ((1, 3), reverse)])
+        return label_share(QueryVerdicts(looks, {(3, 1): crossed, (1, 3): crossed_reverse}))
+
+    assert share(3, 3, 3, 3) == 1 / 2  # the better sample
+    assert share(3, 1, 3, 1) == 1 / 2  # the first one
+    assert share(3, 1, 1, 3) == 1  # R0
+    assert share(1, 3, 3, 1) == 0  # R1
+    assert share(3, 3, 1, 3) == 3 / 4
+    assert share(3, 3, 1, None) is None
 
 
-def test_a_response_may_stand_on_either_side_of_itself():
-    assert [own_distance(given, 2) for given in range(6)] == [2, 1, 0, 0, 1, 2]
+def test_ties_are_samples_whose_rating_another_one_has():
+    assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, 3, 7]))) == 1 / 2
+    assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, None, 7]))) is None
+
+
+@pytest.mark.parametrize(("n", "distance"), [(2, 1 / 2), (3, 2 / 3), (4, 4 / 4), (7, 12 / 7)])
+def test_the_best_constant_position_is_the_middle(n, distance):
+    assert best_constant(n) == pytest.approx(distance)
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.integers(0, 5))
@@ -468,29 +521,47 @@ def test_clear_is_a_whole_interval_on_the_better_side_of_chance(better, low, hig
 
 
 def test_the_verdict_says_on_what_and_by_what_rule():
-    queries = make_queries(12)
-    audit = make_audit(*examine(Client(true_position, true_order), queries))
-    assert verdict(audit).startswith("Clearly better than chance on 6 of 6.")
-    audit = make_audit(*examine(Client(true_position, true_order), queries, pairwise=0))
-    assert verdict(audit).startswith("Clearly better than chance on 4 of 4.")
-    audit = make_audit(*examine(Client(true_position, as_shown), queries, pairwise=0))
-    assert "on 2 of 4. Not on: shown twice, data set's order." in verdict(audit)
-    audit = make_audit(*examine(Client(lambda *shown: 0, as_shown), queries))
-    assert "on 0 of 6. This judge cannot be told from guessing" in verdict(audit)
-    audit = make_audit(*examine(Client(true_position, true_order), queries[:1]))
+    groups = make_groups(12)
+    audit = make_audit(*examine(Client(true_position, true_order), groups))
+    assert verdict(audit).startswith("Clearly better than chance on 5 of 5. This judge reads the responses")
+    audit = make_audit(*examine(Client(true_position, true_order), groups), references=True)
+    assert verdict(audit).endswith(REFERENCES)
+    audit = make_audit(*examine(Client(lambda *shown: 0, true_order), groups))
+    assert "on 4 of 5. Not on: put back." in verdict(audit)
+    audit = make_audit(*examine(Client(lambda *shown: 0, as_shown, lambda worth: 5), groups))
+    assert "on 0 of 5. This judge cannot be told from guessing" in verdict(audit)
+    audit = make_audit(*examine(Client(true_position, true_order), groups[:1]))
     assert verdict(audit).startswith("One query is too few")
 
 
+def test_the_model_of_the_judge_is_shown_with_its_meaning_and_its_alarm():
+    model = JudgeModel(0.7, 0.2, 0.1, 0.35, 0.3, 0.8, 0.3)
+    fit = Fit(model, [replace(model, list_noise=x / 100, kappa=0.5 + x / 1000) for x in range(100)])
+    calm, alarmed = (estimates(fit, alarm, None) for alarm in (False, True))
+    assert list(calm) == list(ESTIMATES) and "lasting" in estimates(fit, False, Estimate(0.2, 0.1, 0.3))
+    noise = calm["list_noise"]
+    assert (noise.value, noise.low, noise.high) == (
+        0.7,
+        pytest.approx(0.025, abs=0.01),
+        pytest.approx(0.965, abs=0.01),
+    )
+    assert "looks better in 16% of looks" in noise.says  # two looks with 0.7 of noise each, one spread apart
+    assert "blurs 2.0 times as much" in calm["crowd"].says
+    assert [name for name, one in alarmed.items() if one.says == ALARM] == ["kappa"]
+    assert not any(one.says == ALARM for one in calm.values())
+    console = Console(width=119, file=io.StringIO())
+    console.print(estimate_table(alarmed))
+    assert all(one.says in console.file.getvalue() for one in alarmed.values()), "no line is broken"
+
+
 def test_queries_of_several_lengths_have_their_own_chance_and_the_figure_shows_one(tmp_path):
-    queries = make_queries(2, n=2) + [
-        Query(q.id + "x", q.prompt, q.rubrics, q.responses) for q in make_queries(1, n=4)
-    ]
-    answers, calls = examine(Client(true_position, true_order), queries)
-    assert results(answers)["put_back"].chance == pytest.approx((1 / 2 + 1 / 2 + 1 / 4) / 3)
+    groups = make_groups(3, n=5)[:2] + make_groups(3, n=4)[2:]
+    answers, calls = examine(Client(true_position, true_order), groups)
+    assert results(answers)["put_back"].chance == pytest.approx((1 / 5 + 1 / 5 + 1 / 4) / 3)
     audit_figure(tmp_path / "audit.png", make_audit(answers, calls))
 
 
-# The command.
+# The command, on the references of the quickstart. Samples of a policy are in test_audit_samples.py.
 
 
 @pytest.fixture
@@ -516,70 +587,67 @@ def refusal(command, capsys):
         assert isinstance(message, str)
         assert message.startswith("rankbuffer-audit: ")
         assert "\n" not in message
-        assert capsys.readouterr().out == ""
+        said = capsys.readouterr().out
+        assert all(line.startswith("[price] ") for line in said.splitlines())
         return message
 
     return run
 
 
+REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)
+
+
 def test_the_command_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path):
     out = tmp_path / "deep" / "audit"
-    printed = command(
-        "--dataset_name", HOWTO, "--queries", 4, "--pairwise_queries", 2, "--output_dir", out, "--seed", 3
-    )  # fmt: skip
+    printed = command(*REFERENCE, "--queries", 4, "--output_dir", out, "--seed", 3)
     assert printed.err == ""
+    assert printed.out.startswith("[price] 4 queries: 104 questions, about ")
     assert "embedded rubric judge" in printed.out
-    assert "Clearly better than chance on 6 of 6." in printed.out
+    assert "Clearly better than chance on 5 of 5." in printed.out
     assert re.search(r"put back +1\.00 +1\.00 to 1\.00 +0\.14 +yes", printed.out)
     assert (out / "audit.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     found = json.loads((out / "audit.json").read_text())
     assert found["config"]["seed"] == 3
-    assert (found["queries"], found["pairwise_queries"], found["clearly_better"], found["of"]) == (4, 2, 6, 6)
+    assert (found["queries"], found["clearly_better"], found["of"]) == (4, 5, 5)
     assert list(found["measures"]) == [measure.name for measure in MEASURES]
-    assert found["measures"]["data_tau"]["value"] == 1
+    assert found["measures"]["lists_tau"]["value"] == 1
     assert len(found["measures"]["put_back"]["values"]) == 4
-    assert found["form"]["questions"] == found["form"]["first_answers"] == 4 * 16 + 2 * 42
-    assert {kind: cost["calls"] for kind, cost in found["cost"].items()} == {"fine": 8, "insert": 56, "pair": 84}
+    calls = {kind: cost["form"]["questions"] for kind, cost in found["cost"].items()}
+    assert calls == {"insert": 28, "look": 16, "pair": 4 * 8, "score": 28}
+    assert all(cost["form"]["first_answers"] == calls[kind] for kind, cost in found["cost"].items())
     assert len(found["put_back"]) == 4 * 7
-    assert found["calls_per_second"] > 0
+    assert [len(look["lists"]) for look in found["looks"]] == [4] * 4
+
+
+def test_references_are_told_from_samples_and_the_judge_is_not_estimated_on_them(command, tmp_path):
+    printed = command(*REFERENCE, "--queries", 4, "--output_dir", tmp_path)
+    assert "The samples are references of the data set." in " ".join(printed.out.split())
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert (found["references"], found["model"], found["advice"]) == (True, None, None)
 
 
 def test_a_yaml_gives_the_settings_and_the_command_line_wins(command, tmp_path):
     (tmp_path / "audit.yaml").write_text(
-        f"dataset_name: {HOWTO}\nqueries: 9\npairwise_queries: 0\noutput_dir: {tmp_path}\njudge_guard: false\n"
+        f"dataset_name: {HOWTO}\nsamples: {HOWTO}\nqueries: 9\noutput_dir: {tmp_path}\njudge_guard: false\n"
     )
     command("--config", tmp_path / "audit.yaml", "--queries", 2, "--judge_request", '{"top_p": 1}')
-    found = json.loads((tmp_path / "audit.json").read_text())
-    config = found["config"]
+    config = json.loads((tmp_path / "audit.json").read_text())["config"]
     assert (config["queries"], config["judge_guard"], config["judge_request"]) == (2, False, {"top_p": 1})
-    assert found["of"] == 4
-    assert found["measures"]["pairwise_flips"]["value"] is None
 
 
 def test_queries_are_drawn_by_the_seed_each_at_most_once():
     def drawn(**kwargs):
-        return [query.id for query in AuditConfig(dataset_name=HOWTO, **kwargs).load()]
+        groups, _, _ = AuditConfig(dataset_name=HOWTO, samples=HOWTO, **kwargs).load()
+        return [group.query.id for group in groups]
 
     assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
-    assert len(set(drawn())) == 20
-    assert sorted(drawn(queries=1000)) == sorted(
-        json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines()
-    )
-
-
-def test_data_without_responses_are_refused_in_one_line(refusal, howto, tmp_path):
-    path = tmp_path / "bare.jsonl"
-    path.write_text(json.dumps({key: howto[0][key] for key in ("query_id", "prompt", "rubrics")}) + "\n")
-    said = refusal("--dataset_name", path, "--output_dir", tmp_path / "out")
-    assert "'responses' (worst to best)" in said and "make it with recipes/generate_responses.py" in said
-    path.write_text(json.dumps(howto[0] | {"responses": ["one"]}) + "\n")
-    assert "responses" in refusal("--dataset_name", path, "--output_dir", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert len(set(drawn(queries=20))) == 20
+    assert sorted(drawn()) == sorted(json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines())
 
 
 def test_a_dead_judge_is_refused_in_one_line(refusal, tmp_path):
     message = refusal(
-        "--dataset_name", HOWTO, "--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "judge",
+        *REFERENCE, "--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "judge",
         "--judge_max_retries", 0, "--output_dir", tmp_path / "out",
     )  # fmt: skip
     assert "judge at http://127.0.0.1:9/v1" in message
@@ -591,23 +659,33 @@ def test_a_dead_judge_is_refused_in_one_line(refusal, tmp_path):
     ("arguments", "part"),
     [
         ((), "dataset_name is not set"),
-        (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl does not exist"),
-        (("--dataset_name", HOWTO, "--queries", "0"), "queries must be at least 1"),
-        (
-            ("--dataset_name", HOWTO, "--queries", "3", "--pairwise_queries", "4"),
-            "pairwise_queries must be in 0..queries=3",
-        ),
-        (("--dataset_name", HOWTO, "--judge_model", "judge"), "judge_url is not set"),
+        (("--dataset_name", HOWTO), "samples is not set: name a file of eight responses of your policy per query"),
+        (("--dataset_name", "nowhere.jsonl", "--samples", HOWTO), "nowhere.jsonl does not exist"),
+        ((*REFERENCE, "--queries", "0"), "queries must be at least 1"),
+        ((*REFERENCE, "--epochs", "0"), "epochs must be at least 1"),
+        ((*REFERENCE, "--budget", "0"), "budget must be above 0"),
+        ((*REFERENCE, "--budget", "1", "--price_budget", "1"), "budget and price_budget are both set"),
+        ((*REFERENCE, "--price_budget", "1"), "price_budget needs judge_prompt_price and judge_completion_price"),
+        ((*REFERENCE, "--judge_model", "judge"), "judge_url is not set"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_in_one_line(refusal, arguments, part):
     assert part in refusal(*arguments)
 
 
+def test_an_interrupted_audit_says_how_to_continue(refusal, monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankbuffer_trl.audit.command.audit", interrupted)
+    assert "interrupted. The answers so far are kept; run the same command again" in refusal(*REFERENCE)
+
+
 def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
     (tmp_path / "bare.jsonl").write_text(json.dumps({"query_id": "q", "prompt": howto[0]["prompt"]}) + "\n")
     done = subprocess.run(
-        [sys.executable, "-m", "rankbuffer_trl.audit", "--dataset_name", str(tmp_path / "bare.jsonl")],
+        [sys.executable, "-m", "rankbuffer_trl.audit", "--dataset_name", HOWTO]
+        + ["--samples", str(tmp_path / "bare.jsonl")],
         cwd=ROOT,
         env=os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")},  # no bar for reading the file either
         capture_output=True,
@@ -615,7 +693,7 @@ def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"rankbuffer-audit: the audit compares .*\n", done.stderr)
+    assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*\n", done.stderr)
 
 
 def test_the_console_script_names_the_command():

@@ -121,9 +121,14 @@ def test_failures_are_named_in_the_order_asked_and_asked_again_next_time(tmp_pat
         ("k3", "unreachable: connection refused"),
     ]
     assert failed.values == {"k4": 5}
+    assert {name: call.outcome for name, call in failed.asked.items()} == {
+        "k4": "parsed", "k5": "malformed", "k3": "unreachable",
+    }  # fmt: skip
     assert (failed.totals.calls, failed.totals.failures, failed.totals.spent_prompt_tokens) == (1, 2, 50)
     healed = put(scripted_judge(add_one), path, 5, 4, 3, 1)
     assert healed.values == {"k5": 6, "k4": 5, "k3": 4, "k1": 2} and not healed.failures
+    few = put(scripted_judge(add_one), path, 3)
+    assert (list(few.asked), len(few.calls)) == (["k3"], 4), "the log holds answers to other questions, too"
     assert healed.totals.spent_prompt_tokens == 40, "failures are charged to the run in which they happen"
 
 

@@ -275,15 +275,19 @@ def test_a_bug_keeps_its_traceback_in_every_command(monkeypatch):
     monkeypatch.setattr("sys.argv", ["prepare_nectar.py", "--output_file", "a.jsonl"])
     with pytest.raises(ValueError, match="zip"):
         recipe.run(NectarConfig, a_bug)
-    monkeypatch.setattr("sys.argv", ["rankbuffer-audit", "--dataset_name", "a.jsonl"])
+    monkeypatch.setattr("sys.argv", ["rankbuffer-audit", "--dataset_name", "a.jsonl", "--samples", "b.jsonl"])
     monkeypatch.setattr("rankbuffer_trl.audit.command.audit", a_bug)
     with pytest.raises(ValueError, match="zip"):
         audit_command.main()
 
 
-@pytest.mark.parametrize("main", [lambda: recipe.run(NectarConfig, a_bug), audit_command.main])
-def test_a_key_that_does_not_exist_ends_in_one_line(tmp_path, monkeypatch, main):
-    (tmp_path / "my.yaml").write_text("dataset_name: a.jsonl\nquerys: 3\n")
+@pytest.mark.parametrize(
+    ("main", "known"),
+    [(lambda: recipe.run(NectarConfig, a_bug), ""), (audit_command.main, "samples: b.jsonl\n")],
+    ids=["recipe", "audit"],
+)
+def test_a_key_that_does_not_exist_ends_in_one_line(tmp_path, monkeypatch, main, known):
+    (tmp_path / "my.yaml").write_text(f"dataset_name: a.jsonl\n{known}querys: 3\n")
     monkeypatch.setattr("sys.argv", ["command", "--config", str(tmp_path / "my.yaml")])
     with pytest.raises(SystemExit, match="querys"):
         main()

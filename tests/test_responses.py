@@ -138,6 +138,25 @@ def test_rows_that_have_responses_keep_them(tmp_path):
     assert [row["responses"] for row in load_queries(str(tmp_path / "out.jsonl"))] == [["worse", "better"]] * 2
 
 
+def test_samples_for_an_audit_replace_responses_and_are_not_ordered(tmp_path):
+    sampler, judge = Model(numbered), Model(by_number)
+    source = own_queries(tmp_path, 5, responses=["worse", "better"])
+    assert generate(source, tmp_path, sampler, judge, audit_queries=3) == 0
+    rows = list(load_queries(str(tmp_path / "out.jsonl")))
+    assert len({row["query_id"] for row in rows}) == 3 and len(sampler.bodies) == 21 and not judge.bodies
+    answers = [f"answer {i * 3 % 7}" for i in range(1, 8)]
+    assert all(sorted(row["responses"]) == sorted(answers) for row in rows)
+    assert any(row["responses"] != sorted(answers) for row in rows)
+    assert rows[0]["models"] == ["writer"] * 7
+    [step] = json.loads((tmp_path / "out.jsonl.provenance.json").read_text())["steps"]
+    assert step["step"] == "samples" and step["model"] == "writer"
+    again = Model(numbered)
+    assert generate(source, tmp_path, again, judge, audit_queries=3) == 0
+    assert not again.bodies, "the same queries are drawn again, and their samples are kept"
+    with pytest.raises(SettingsError, match="audit_queries must be at least 1, got 0"):
+        generate(source, tmp_path, again, judge, audit_queries=0)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_rows_with_and_without_responses_keep_who_wrote_them(tmp_path, kind):
     rows = [{"query_id": f"q{i}", "prompt": [{"role": "user", "content": f"Question {i}?"}]} for i in range(2)]

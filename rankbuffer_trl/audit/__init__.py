@@ -1,9 +1,10 @@
-"""Audit a judge before a run: a few hundred questions show whether it can be trusted with this data.
+"""Audit a judge before a run: about a thousand questions show whether it reads, how it errs, and what to ask it.
 
-    rankbuffer-audit --dataset_name recipes/quickstart/howto.jsonl \
+    rankbuffer-audit --dataset_name data/mine.jsonl --samples data/mine_samples.jsonl \
         --judge_url http://127.0.0.1:8001/v1 --judge_model judge
 
-Every response of the data set has a known place among the responses of its query. The audit asks for these places with
-the questions of training. It compares the answers with chance: the result of a judge that does not read the responses
-but guesses, or always gives the same answer. It prints a table and a verdict, and writes `audit.json` and `audit.png`.
+The samples are eight responses of the policy for each query. The judge sees them in several presentations. Where its
+verdicts change with the presentation, it errs, whatever the truth is. The audit compares this with chance, estimates
+the errors, and predicts which reward method orders groups best under a budget. It prints tables and a verdict, and
+writes `audit.json` and `audit.png`.
 """

@@ -1,7 +1,7 @@
 """Draw an audit as a figure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -11,29 +11,31 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..report.chart import BLUE, GREEN, GREY, RED
-from .results import Audit, Result
+from .results import Audit, ModelRow, Result
 
 GOOD, UNCLEAR, CHANCE = GREEN, RED, GREY
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", BLUE])
 CELL_LIMIT = 10
-"""Up to this number of responses, the heat map shows its numbers."""
+"""Up to this number of samples, the heat map shows its numbers."""
 
 
 def audit_figure(path: Path, audit: Audit) -> None:
-    """Draw where responses land that are put back (left), and the main measures against chance (right)."""
-    figure = Figure(figsize=(11.0, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.35))
+    """Draw where samples land that are put back, the main measures against chance, and the model of the judge."""
+    figure = Figure(figsize=(16.0 if audit.estimates else 11.0, 4.4), layout="constrained")
+    left, middle, *right = figure.subplots(1, 3 if audit.estimates else 2)
     _put_back_panel(left, audit.moves)
-    _measure_panel(right, audit.counted)
-    figure.suptitle(f"{audit.judge} on {Path(audit.dataset).name}, {audit.queries} queries", fontsize=10)
+    _measure_panel(middle, audit.counted)
+    for axes in right:
+        _model_panel(axes, audit.estimates or {})
+    figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.looks)} queries", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
 
 def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
-    """Draw the share of positions by true place, for the most frequent number of responses.
+    """Draw the share of positions by place in the lists, for the most frequent number of samples.
 
-    Queries with another number of responses would blur the diagonal.
+    Queries with another number of samples would blur the diagonal.
     """
     sizes = Counter(n for n, _, _ in moves)
     n = max(sizes, key=lambda size: (sizes[size], size), default=2)
@@ -48,9 +50,9 @@ def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
             if value := shares[place][given]:
                 colour = "white" if value > 0.6 else "#333333"
                 axes.text(given, place, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
-    axes.set(title="Put back: where responses land", xlabel="place given (0 is worst)", ylabel="true place")
+    axes.set(title="Put back: where samples land", xlabel="place given (0 is worst)", ylabel="place in the lists")
     if len(sizes) > 1:
-        axes.set_title(f"Put back: where responses land (n = {n})")
+        axes.set_title(f"Put back: where samples land (n = {n})")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[:].set_color("#cccccc")
@@ -77,6 +79,22 @@ def _measure_panel(axes: Axes, results: Sequence[Result]) -> None:
     for colour, marker, label in ((GOOD, "o", "clear"), (UNCLEAR, "o", "not clear"), (CHANCE, "|", "chance")):
         axes.plot([], [], marker, color=colour, label=label, markersize=9 if marker == "|" else 7, markeredgewidth=2)
     axes.figure.legend(loc="outside lower right", ncols=3, frameon=False, fontsize=9)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#eeeeee")
+    axes.set_axisbelow(True)
+
+
+def _model_panel(axes: Axes, estimates: Mapping[str, ModelRow]) -> None:
+    """Draw one row per number of the model of the judge, with its interval."""
+    rows = list(estimates.values())[::-1]
+    for row, one in enumerate(rows):
+        axes.plot([one.low, one.high], [row, row], color=BLUE, linewidth=3, alpha=0.45, solid_capstyle="butt")
+        axes.plot(one.value, row, "o", color=BLUE, markersize=7)
+        axes.annotate(f"{one.value:.2f}", (1.02, row), xycoords=axes.get_yaxis_transform(), va="center", color=BLUE)
+    axes.set_yticks(range(len(rows)), [one.label for one in rows])
+    axes.axvline(0, color=CHANCE, linewidth=0.8)
+    axes.set(title="How the judge errs", xlabel="1 is the spread of its settled opinion within a group")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#eeeeee")

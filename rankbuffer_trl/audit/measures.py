@@ -2,17 +2,19 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
 import numpy as np
 
-from .probes import Ordering, Pairs, QueryVerdicts
 from .results import Result
+from .samples import LISTS, Order, QueryVerdicts
 
 RESAMPLES = 1000
+
+Pair = tuple[int, int]
 
 
 def tau_b(x: Sequence[float], y: Sequence[float]) -> float:
@@ -29,15 +31,9 @@ def sign(x: float) -> int:
     return (x > 0) - (x < 0)
 
 
-def ranks(order: Ordering) -> list[int]:
+def ranks(order: Order) -> list[int]:
     """Return the place of each thing in `order`."""
     return [order.index(i) for i in range(len(order))]
-
-
-def pair_win_rates(n: int, pairs: Pairs) -> list[float] | None:
-    """Return the share of its comparisons that each of `n` things won; `None` if one has no comparison."""
-    played = [[winner == i for pair, winner in pairs.items() if i in pair and winner is not None] for i in range(n)]
-    return [fmean(wins) for wins in played] if all(played) else None
 
 
 def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> tuple[float, float] | None:
@@ -50,90 +46,101 @@ def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> 
     return float(low), float(high)
 
 
-def own_distance(given: int, place: int) -> int:
-    """Return the distance of a position from the two next to the response itself, `place` and `place + 1`."""
-    return max(place - given, given - place - 1, 0)
+def displacements(answers: QueryVerdicts) -> list[int]:
+    """Return how far from its place each sample is put back that has a verdict."""
+    return [abs(given - place) for place, given in answers.put_back if given is not None]
 
 
-def displacement(given: int, place: int) -> int:
-    """Return how far from its place a response is put back."""
-    return abs(given - place)
+def best_constant(n: int) -> float:
+    """Return the least mean displacement that a judge can reach with the same position for all `n` samples."""
+    return min(fmean(abs(position - place) for place in range(n)) for position in range(n))
 
 
-Distance = Callable[[int, int], int]
-
-
-def mean_distance(positions: Sequence[int | None], distance: Distance) -> float | None:
-    """Return the mean distance over the responses that got a position."""
-    distances = [distance(given, place) for place, given in enumerate(positions) if given is not None]
-    return fmean(distances) if distances else None
-
-
-def share_exact(positions: Sequence[int | None], distance: Distance) -> float | None:
-    """Return the share of distance 0 among the responses that got a position."""
-    return mean_distance(positions, lambda given, place: distance(given, place) == 0)
-
-
-def best_constant(n: int, distance: Distance) -> float:
-    """Return the least mean distance that a judge can reach with the same position for all `n` responses."""
-    return min(fmean(distance(position, place) for place in range(n)) for position in range(n + 1))
-
-
-def both(answers: QueryVerdicts, measure: Callable[[Ordering, Ordering], float]) -> float | None:
-    """Apply `measure` to the two listwise orders; return `None` if one is missing."""
-    first, second = answers.ranked
-    return None if first is None or second is None else measure(first, second)
-
-
-def ordering_tau(first: Ordering, second: Ordering) -> float:
+def ordering_tau(first: Order, second: Order) -> float:
     """Return Kendall's tau of two orders."""
     return tau_b(ranks(first), ranks(second))
 
 
-def position_bias(answers: QueryVerdicts) -> float | None:
-    """Return the ranks that a response gains per place that it is shown later.
+def lists_tau(answers: QueryVerdicts) -> float | None:
+    """Return the mean tau of every two of the four lists, `None` if one is missing.
 
-    This is the least-squares slope of the change in rank on the change in place, from one presentation to the other.
-    The quality of a response cancels out, because it is the same in both.
+    A judge that ranks by place alone gets less than 0, whether it likes the first places, the ends or the middle. For
+    that all four are needed: a list and its reverse agree where a judge likes the ends.
     """
-
-    def slope(first: Ordering, second: Ordering) -> float:
-        moved = [b - a for a, b in zip(*map(ranks, answers.shown), strict=True)]
-        gained = [b - a for a, b in zip(ranks(first), ranks(second), strict=True)]
-        return sum(a * b for a, b in zip(moved, gained, strict=True)) / sum(a * a for a in moved)
-
-    return both(answers, slope)
-
-
-def listwise_tau(answers: QueryVerdicts, scores: Sequence[float] | None) -> float | None:
-    """Return the mean tau-b of the two listwise orders with `scores`."""
-    if scores is None:
+    orders = [order for _, order in answers.looks.lists if order is not None]
+    if len(orders) < LISTS:
         return None
-    return both(answers, lambda *orders: fmean(tau_b(ranks(order), scores) for order in orders))
+    return mean([ordering_tau(one, other) for one, other in combinations(orders, 2)])
 
 
-def pairwise_tau(answers: QueryVerdicts) -> float | None:
-    """Return the tau-b of the win-rate order with the data set's."""
-    rates = pair_win_rates(answers.n, answers.pairs)
-    return None if rates is None else tau_b(rates, range(answers.n))
+def slope(shown: Order, one: Order, other: Order) -> float:
+    """Return the ranks that a sample gains per place that it is shown later, from one list to its reverse.
+
+    This is the least-squares slope of the change in rank on the change in place. What the judge thinks of a sample
+    cancels out, because it is the same in both.
+    """
+    moved = [b - a for a, b in zip(ranks(shown), ranks(shown[::-1]), strict=True)]
+    gained = [b - a for a, b in zip(ranks(one), ranks(other), strict=True)]
+    return sum(a * b for a, b in zip(moved, gained, strict=True)) / sum(a * a for a in moved)
 
 
-def flips(answers: QueryVerdicts) -> float | None:
-    """Return the share of pairs whose winner depends on which is shown first."""
-    verdicts = [(answers.pairs.get((i, j)), answers.pairs.get((j, i))) for i, j in combinations(range(answers.n), 2)]
-    flipped = [one != other for one, other in verdicts if one is not None and other is not None]
-    return fmean(flipped) if flipped else None
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, `None` if there are no values."""
+    return fmean(values) if values else None
+
+
+def in_both_orders(pairs: Mapping[Pair, int | None]) -> list[tuple[Pair, int, int]]:
+    """Return each pair with its verdict and the verdict on its reverse, if both are there."""
+    both = [(pair, one, pairs.get(pair[::-1])) for pair, one in pairs.items() if pair[0] < pair[1]]
+    return [(pair, one, other) for pair, one, other in both if one is not None and other is not None]
+
+
+def pairs_with_lists(answers: QueryVerdicts) -> float | None:
+    """Return the share of verdicts on pairs that the lists agree with. Two samples of one mean place count a half."""
+    places = answers.places
+    if places is None:
+        return None
+    verdicts = [(sum(pair) - won, won) for pair, *both in in_both_orders(dict(answers.looks.pairs)) for won in both]
+    return mean([(1 + sign(places[won] - places[lost])) / 2 for lost, won in verdicts])
+
+
+def label_share(answers: QueryVerdicts) -> float | None:
+    """Return the share of verdicts for label R0, on the pair whose samples stood at both places with both labels."""
+    straight = in_both_orders({pair: dict(answers.looks.pairs).get(pair) for pair in answers.crossed})
+    crossed = in_both_orders(answers.crossed)
+    # R0 stands first in a straight presentation, and second in a crossed one.
+    won = [one == pair[0] for pair, one, _ in straight] + [other == pair[1] for pair, _, other in straight]
+    won += [one == pair[1] for pair, one, _ in crossed] + [other == pair[0] for pair, _, other in crossed]
+    return fmean(won) if straight and crossed else None
+
+
+def ratings(answers: QueryVerdicts) -> list[float] | None:
+    """Return the ratings of all samples, `None` if one is missing."""
+    scores = [score for score in answers.looks.scores if score is not None]
+    return scores if len(scores) == answers.n else None
+
+
+def ratings_with_lists(answers: QueryVerdicts) -> float | None:
+    """Return the tau-b of the ratings with the mean places in the lists."""
+    places, scores = answers.places, ratings(answers)
+    return None if places is None or scores is None else tau_b(scores, places)
+
+
+def tied_ratings(answers: QueryVerdicts) -> float | None:
+    """Return the share of samples whose rating another sample has, too."""
+    scores = ratings(answers)
+    return None if scores is None else fmean(scores.count(score) > 1 for score in scores)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure: its value `of` one query's verdicts, and its chance level for `n` responses."""
+    """A measure: its value `of` one query's verdicts, and its chance level, if it has one, for `n` samples."""
 
     name: str
     label: str
     meaning: str
     of: Callable[[QueryVerdicts], float | None]
-    chance: Callable[[int], float] = lambda n: 0.0
+    chance: Callable[[int], float] | None = lambda n: 0.0
     better: int = 1
     main: bool = False
 
@@ -147,35 +154,73 @@ class Measure:
             meaning=self.meaning,
             better=self.better,
             main=self.main,
-            values={one.query_id: value for one, value in measured},
+            values={one.looks.query_id: value for one, value in measured},
             low=low,
             high=high,
-            chance=fmean(self.chance(one.n) for one, _ in measured) if measured else None,
+            chance=fmean(self.chance(one.n) for one, _ in measured) if measured and self.chance else None,
         )
 
 
 MEASURES = (
     Measure(
-        "self_insertion",
-        "self-insertion",
-        "share of responses placed next to themselves",
-        lambda a: share_exact(a.inserted, own_distance),
-        lambda n: 2 / n,
+        "lists_tau",
+        "lists, shown twice",
+        "tau of two rankings, samples shown in two orders",
+        lists_tau,
         main=True,
     ),
     Measure(
-        "self_insertion_distance",
-        "distance",
-        "places off, on average",
-        lambda a: mean_distance(a.inserted, own_distance),
-        lambda n: best_constant(n, own_distance),
+        "lists_identical",
+        "identical",
+        "share of reversed lists ranked the same both times",
+        lambda a: mean([float(one == other) for _, one, other in a.reversed_lists]),
+        lambda n: 1 / math.factorial(n),
+    ),
+    Measure(
+        "lists_bias",
+        "place",
+        "ranks gained per place shown later; 0 is none",
+        lambda a: mean([slope(*lists) for lists in a.reversed_lists]),
+        better=0,
+    ),
+    Measure(
+        "pairs_flip",
+        "pairs that flip",
+        "share of pairs whose winner depends on who is first",
+        lambda a: mean([float(one != other) for _, one, other in in_both_orders(dict(a.looks.pairs))]),
+        lambda n: 0.5,
         better=-1,
+        main=True,
+    ),
+    Measure(
+        "pairs_first",
+        "place",
+        "share won by the sample shown first; 0.50 is no bias",
+        lambda a: mean([((w == p[0]) + (v == p[1])) / 2 for p, w, v in in_both_orders(dict(a.looks.pairs))]),
+        lambda n: 0.5,
+        better=0,
+    ),
+    Measure(
+        "pairs_label",
+        "label",
+        "share won by label R0, place apart; 0.50 is no bias",
+        label_share,
+        lambda n: 0.5,
+        better=0,
+    ),
+    Measure(
+        "pairs_lists",
+        "pairs and lists",
+        "share of verdicts on pairs that the lists agree with",
+        pairs_with_lists,
+        lambda n: 0.5,
+        main=True,
     ),
     Measure(
         "put_back",
         "put back",
-        "share of responses that return to their place",
-        lambda a: share_exact(a.put_back, displacement),
+        "share of samples inserted where the lists have them",
+        lambda a: mean([float(distance == 0) for distance in displacements(a)]),
         lambda n: 1 / n,
         main=True,
     ),
@@ -183,58 +228,23 @@ MEASURES = (
         "put_back_distance",
         "distance",
         "places off, on average",
-        lambda a: mean_distance(a.put_back, displacement),
-        lambda n: best_constant(n, displacement),
+        lambda a: mean(displacements(a)),
+        best_constant,
         better=-1,
     ),
     Measure(
-        "reshown_tau",
-        "shown twice",
-        "tau of two rankings, responses shown in two orders",
-        lambda a: both(a, ordering_tau),
+        "ratings_lists",
+        "ratings and lists",
+        "tau-b of the ratings with the places in the lists",
+        ratings_with_lists,
         main=True,
     ),
     Measure(
-        "reshown_identical",
-        "identical",
-        "share of queries ranked the same both times",
-        lambda a: both(a, lambda first, second: float(first == second)),
-        lambda n: 1 / math.factorial(n),
-    ),
-    Measure(
-        "position_bias",
-        "position bias",
-        "ranks gained per place shown later; 0 is none",
-        position_bias,
+        "ratings_tied",
+        "ties",
+        "share of samples whose rating another one has",
+        tied_ratings,
+        None,
         better=0,
-    ),
-    Measure(
-        "data_tau",
-        "data set's order",
-        "tau of its rankings with the data set's",
-        lambda a: listwise_tau(a, range(a.n)),
-        main=True,
-    ),
-    Measure(
-        "pairwise_tau",
-        "order of pairs",
-        "tau-b of its rankings with its verdicts on all pairs",
-        lambda a: listwise_tau(a, pair_win_rates(a.n, a.pairs)),
-        main=True,
-    ),
-    Measure(
-        "pairwise_data_tau",
-        "pairs and data",
-        "tau-b of its verdicts on all pairs with the data",
-        pairwise_tau,
-    ),
-    Measure(
-        "pairwise_flips",
-        "pairs that flip",
-        "share of pairs whose winner depends on who is first",
-        flips,
-        lambda n: 0.5,
-        better=-1,
-        main=True,
     ),
 )

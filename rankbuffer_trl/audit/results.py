@@ -1,7 +1,25 @@
 """The results of an audit: numbers, and a verdict in words."""
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from statistics import NormalDist, fmean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .fit import Estimate, Fit
+from .model import JudgeModel, QueryLooks
+
+if TYPE_CHECKING:
+    from .advice import Advice
+
+
+REFERENCES = (
+    "The samples are references of the data set. These are usually further apart than rollouts, so nothing is said"
+    " about rollouts here: sample the policy."
+)
+ALARM = "ALARM: lists and pairs settle on different opinions"
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,7 @@ class Result:
         high (`float`, *optional*):
             Upper end of that interval.
         chance (`float`, *optional*):
-            The value of a judge that does not read the responses; `None` without values.
+            The value of a judge that does not read the responses; `None` without values, or if there is none.
     """
 
     name: str
@@ -59,8 +77,75 @@ class Result:
 
 
 @dataclass(frozen=True)
+class ModelRow:
+    """One number of the model of the judge. Its unit is the spread of the settled opinion within a typical group.
+
+    Args:
+        label (`str`):
+            Its name for people.
+        value (`float`):
+            The estimate.
+        low, high (`float`):
+            Its 95 % interval.
+        says (`str`):
+            What it means for a run.
+    """
+
+    label: str
+    value: float
+    low: float
+    high: float
+    says: str
+
+
+def worse_first(noise: float) -> str:
+    """Say how often the worse of two responses that are one spread apart looks better."""
+    return f"the worse of two responses one spread apart looks better in {share_of(noise):.0%} of looks"
+
+
+def share_of(noise: float) -> float:
+    """Return how often the worse of two responses that are one spread apart looks better."""
+    return NormalDist().cdf(-1 / (math.sqrt(2) * noise))
+
+
+ESTIMATES: dict[str, tuple[str, Callable[[JudgeModel], str]]] = {
+    "list_noise": ("noise in a list of 8", lambda m: worse_first(m.list_noise)),
+    "pair_noise": ("noise in a pair", lambda m: worse_first(m.pair_noise)),
+    "crowd": ("crowd factor", lambda m: f"a list of 8 blurs {m.crowd:.1f} times as much as a pair"),
+    "list_bias": ("first place in a list", lambda m: "gain over the last place, label included; two looks cancel it"),
+    "list_middle": ("ends of a list", lambda m: "gain over the middle; four looks cancel it"),
+    "pair_bias": ("first place in a pair", lambda m: "gain over the second, label included; both orders cancel it"),
+    "kappa": ("kappa", lambda m: "correlation of what lists and pairs settle on; 1 is best"),
+    "spread": ("groups' spreads", lambda m: f"two of three are within a factor of {math.exp(m.spread):.1f} of 1"),
+}
+"""The estimates in the order of the table: the attribute of [`JudgeModel`], its name, and what it means."""
+
+
+def estimates(fit: Fit, alarm: bool, lasting: Estimate | None) -> dict[str, ModelRow]:
+    """Return the numbers of a model with their intervals and their meaning, by attribute.
+
+    Args:
+        fit (`Fit`):
+            The model, and the models that the data allow.
+        alarm (`bool`):
+            Whether lists and pairs seem to settle on different opinions.
+        lasting (`Estimate`, *optional*):
+            What labels say about lasting error; `None` without labels.
+    """
+    found = {}
+    for name, (label, says) in ESTIMATES.items():
+        low, high = np.quantile([getattr(draw, name) for draw in fit.draws], [0.025, 0.975]).tolist()
+        meaning = ALARM if alarm and name == "kappa" else says(fit.model)
+        found[name] = ModelRow(label, float(getattr(fit.model, name)), low, high, meaning)
+    if lasting is not None:
+        meaning = "share of its opinion's variance that is wrong at every look, wrong labels included"
+        found["lasting"] = ModelRow("lasting error, at most", lasting.value, lasting.low, lasting.high, meaning)
+    return found
+
+
+@dataclass(frozen=True)
 class Form:
-    """The counts of answers that were a valid verdict, and of those that were not.
+    """The counts of answers of one kind that were a valid verdict, and of those that were not.
 
     Args:
         questions (`int`):
@@ -87,7 +172,7 @@ class Cost:
     """The cost of the questions of one kind: means per call over all attempts, and seconds without queueing."""
 
     kind: str
-    calls: int
+    form: Form
     prompt_tokens: float
     cached_tokens: float
     completion_tokens: float
@@ -104,34 +189,37 @@ class Audit:
             Name of the judge.
         dataset (`str`):
             Name or path of the data set.
-        queries (`int`):
-            Number of queries.
-        pairwise_queries (`int`):
-            Number of these queries whose pairs were all asked.
+        samples (`str`):
+            Path of the samples.
+        references (`bool`):
+            Whether the samples are the data set's own references.
+        looks (`Sequence[QueryLooks]`):
+            What was read about each query.
         results (`list[Result]`):
             The measures, in the order of the table.
-        form (`Form`):
-            Counts of valid and invalid answers.
         costs (`list[Cost]`):
-            Costs by kind of question.
-        seconds (`float`):
-            Wall time of all questions.
+            Costs and form by kind of question.
         moves (`list[tuple[int, int, int]]`):
-            For each response that was taken out and put back: number of responses, true place, place given.
+            For each sample that was taken out and put back: number of samples, place in the lists, place given.
         max_failures (`float`):
             Share of failed judgments above which training would stop.
+        estimates (`dict[str, ModelRow]`, *optional*):
+            The model of the judge; `None` if it was not estimated.
+        advice (`Advice`, *optional*):
+            The methods under the budget; `None` if the judge was not estimated.
     """
 
     judge: str
     dataset: str
-    queries: int
-    pairwise_queries: int
+    samples: str
+    references: bool
+    looks: Sequence[QueryLooks]
     results: list[Result]
-    form: Form
     costs: list[Cost]
-    seconds: float
     moves: list[tuple[int, int, int]]
     max_failures: float
+    estimates: dict[str, ModelRow] | None = None
+    advice: "Advice | None" = None
 
     @property
     def counted(self) -> list[Result]:
@@ -143,17 +231,18 @@ class Audit:
         return {
             "judge": self.judge,
             "dataset": self.dataset,
-            "queries": self.queries,
-            "pairwise_queries": self.pairwise_queries,
+            "samples": self.samples,
+            "references": self.references,
+            "queries": len(self.looks),
             "verdict": verdict(self),
             "clearly_better": sum(result.clear for result in self.counted),
             "of": len(self.counted),
             "measures": {result.name: result.as_dict() for result in self.results},
-            "form": asdict(self.form),
+            "model": self.estimates and {name: asdict(one) for name, one in self.estimates.items()},
+            "advice": self.advice and self.advice.as_dict(),
             "cost": {cost.kind: asdict(cost) for cost in self.costs},
-            "seconds": self.seconds,
-            "calls_per_second": self.form.questions / self.seconds,
-            "put_back": [dict(zip(("responses", "place", "given"), move, strict=True)) for move in self.moves],
+            "put_back": [dict(zip(("samples", "place", "given"), move, strict=True)) for move in self.moves],
+            "looks": [asdict(each) for each in self.looks],
         }
 
 
@@ -166,8 +255,10 @@ def verdict(audit: Audit) -> str:
         return "One query is too few to tell anything: an interval takes two or more."
     unclear = [result.label for result in counted if not result.clear]
     said = f"Clearly better than chance on {len(counted) - len(unclear)} of {len(counted)}."
-    if not unclear:
-        return f"{said} This judge reads the responses of this data set and tells them apart."
     if len(unclear) == len(counted):
-        return f"{said} This judge cannot be told from guessing: do not train with it."
-    return f"{said} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
+        said = f"{said} This judge cannot be told from guessing: do not train with it."
+    elif unclear:
+        said = f"{said} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
+    else:
+        said = f"{said} This judge reads the responses and tells them apart."
+    return f"{said} {REFERENCES}" if audit.references else said

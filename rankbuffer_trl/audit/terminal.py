@@ -1,37 +1,36 @@
 """Print an audit as tables in a terminal."""
 
 import sys
+from collections.abc import Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .results import Audit, verdict
+from .advice import Advice
+from .results import ALARM, Audit, ModelRow, verdict
 
 
 def print_audit(audit: Audit) -> None:
     """Print tables and verdict to standard output; 119 characters wide if that is a file."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
-    pairs = f"all pairs of {audit.pairwise_queries} of them"
-    console.print(
-        f"{audit.judge} on {audit.dataset}: {audit.queries} queries, {pairs}\n", markup=False, soft_wrap=True
-    )
+    heading = f"{audit.judge} on {audit.samples}: {len(audit.looks)} queries\n"
+    console.print(heading, markup=False, soft_wrap=True)
     console.print(measure_table(audit))
     console.print("Clear: the whole interval lies on the better side of chance. Chance: not reading the responses.\n")
     console.print(cost_table(audit))
-    console.print(form_lines(audit) + "\n")
+    console.print(f"Training stops above {100 * audit.max_failures:g} % of questions without a verdict.\n")
+    if audit.estimates:
+        console.print(estimate_table(audit.estimates))
+    if audit.advice:
+        console.print(advice_table(audit.advice))
+        console.print("\n".join(audit.advice.sentences) + "\n", markup=False, soft_wrap=True)
     console.print(verdict(audit), style="bold", soft_wrap=True)
 
 
 def measure_table(audit: Audit) -> Table:
     """Make the table of measures and their chance levels. Measures that the verdict counts say yes or no."""
-    table = Table(
-        title="Can this judge be trusted?",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    table = titled("Does this judge read the responses?")
     table.add_column("measure", no_wrap=True)
     for column in ("value", "95 % interval", "chance"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -57,29 +56,56 @@ def measure_table(audit: Audit) -> Table:
     return table
 
 
-def cost_table(audit: Audit) -> Table:
-    """Make the table of what a call of each kind costs."""
-    title = "Cost of a call: means, all attempts; times without queueing"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("kind")
-    for column in ("calls", "prompt tokens", "cached", "completion", "median ms", "p95 ms"):
-        table.add_column(column, justify="right")
-    for cost in audit.costs:
-        tokens = (f"{n:,.0f}" for n in (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens))
-        times = (f"{1000 * s:,.1f}" for s in (cost.median_seconds, cost.p95_seconds))
-        table.add_row(cost.kind, f"{cost.calls:,}", *tokens, *times)
+def estimate_table(estimates: Mapping[str, ModelRow]) -> Table:
+    """Make the table of the model of the judge."""
+    table = titled("How does it err? 1 is the spread of its own settled opinion within a group. Truth is not measured")
+    table.add_column("error", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("what it means")
+    for one in estimates.values():
+        style = "bold red" if one.says == ALARM else None
+        table.add_row(one.label, number(one.value), f"{one.low:.2f} to {one.high:.2f}", one.says, style=style)
     return table
 
 
-def form_lines(audit: Audit) -> str:
-    """Say how many answers had a fault, and how long everything took."""
-    form = audit.form
-    return (
-        f"First answers malformed: {share(form.first_malformed, form.first_answers)}."
-        f" Questions without a verdict: {share(form.without_verdict, form.questions)},"
-        f" of which {form.unreachable:,} unreachable; training stops above {100 * audit.max_failures:g} %.\n"
-        f"{form.questions:,} calls in {audit.seconds:.1f} s: {form.questions / audit.seconds:,.0f} per second."
-    )
+def advice_table(advice: Advice) -> Table:
+    """Make the table of methods. Those beyond the budget are dim."""
+    table = titled("Which method? tau: agreement with the judge's own settled opinion, within a group")
+    table.add_column("recipe", no_wrap=True)
+    for column in ("tau", "95 % interval", "ties", "M tokens", "hours", "price", "fits"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in advice.rows:
+        price = "-" if row.price is None else f"{row.price:,.2f}"
+        table.add_row(
+            row.recipe, number(row.tau), f"{row.low:.2f} to {row.high:.2f}", f"{row.tied:.0%}",
+            f"{row.tokens / 1e6:,.2f}", f"{row.hours:,.2f}", price, "yes" if row.fits else "no",
+            style=None if row.fits else "dim",
+        )  # fmt: skip
+    return table
+
+
+def cost_table(audit: Audit) -> Table:
+    """Make the table of what a call of each kind costs, and how many answers had a fault."""
+    table = titled("Cost of a call: means, all attempts; times without queueing")
+    table.add_column("kind")
+    for column in ("calls", "first malformed", "no verdict", "prompt tokens", "cached", "completion", "median ms"):
+        table.add_column(column, justify="right")
+    for cost in audit.costs:
+        form = cost.form
+        tokens = (f"{n:,.0f}" for n in (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens))
+        malformed = share(form.first_malformed, form.first_answers)
+        unreachable = f", {form.unreachable:,} unreachable" if form.unreachable else ""
+        missing = f"{form.without_verdict:,}{unreachable}"
+        table.add_row(
+            cost.kind, f"{form.questions:,}", malformed, missing, *tokens, f"{1000 * cost.median_seconds:,.1f}"
+        )
+    return table
+
+
+def titled(title: str) -> Table:
+    """Make an empty table with a title."""
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
 def number(value: float | None) -> str:
@@ -88,5 +114,5 @@ def number(value: float | None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Write a share, such as `3 of 40 (7.5 %)`."""
-    return f"{part:,} of {whole:,}" + (f" ({100 * part / whole:.1f} %)" if whole else "")
+    """Write a count with its share, such as `3 (7.5 %)`."""
+    return f"{part:,}" + (f" ({100 * part / whole:.1f} %)" if whole else "")

@@ -56,6 +56,34 @@ def cost_line(endpoint: Endpoint, totals: Totals) -> str:
     return line if price is None else f"{line}; {price:,.4f} at the prices given"
 
 
+def announce(
+    endpoint: Endpoint, what: str, questions: tuple[int, int], prompt: float, completion: float, log: Path
+) -> None:
+    """Print what questions will cost at most, before they are asked.
+
+    Args:
+        endpoint (`Endpoint`):
+            The model that is asked, with its prices.
+        what (`str`):
+            What is judged.
+        questions (`tuple[int, int]`):
+            Number of questions, at least and at most.
+        prompt (`float`):
+            Prompt tokens in all, at most.
+        completion (`float`):
+            Completion tokens in all, at most.
+        log (`Path`):
+            The file of the answers.
+    """
+    low, high = (f"{n:,}" for n in questions)
+    asked = low if low == high else f"{low} to {high}"
+    line = f"[price] {what}: {asked} questions, about {prompt:,.0f} prompt and {completion:,.0f} completion tokens"
+    totals = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(completion))
+    price = endpoint.price(totals)
+    print(line if price is None else f"{line}, {price:,.2f} at the prices given")
+    print(f"[price] answers that {log} holds are not asked again", flush=True)
+
+
 def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[dict]) -> int:
     """Write a data set, its failures and its provenance, and return the exit code: 1 if a query failed.
 

@@ -157,11 +157,14 @@ class Answers:
             Why there is no answer, by the question's name. The next run asks these questions again.
         calls (`Sequence[Call]`):
             The calls of all answers in the log, those of earlier runs included, and of this run's failures.
+        asked (`dict[str, Call]`):
+            The calls of these questions alone, by the question's name. The log may hold answers to others.
     """
 
     values: dict[str, Any]
     failures: dict[str, str]
     calls: Sequence[Call]
+    asked: dict[str, Call]
 
     @property
     def totals(self) -> Totals:
@@ -232,6 +235,7 @@ async def ask_many(
                     name: f"{failed[name].outcome}: {failed[name].error}" for name in questions if name in failed
                 },
                 calls=[*answers.calls, *failed.values()],
+                asked={name: answers.call(key) for name, key in keys.items() if key in answers} | failed,
             )
     except BaseExceptionGroup as errors:
         raise first_leaf(errors) from errors

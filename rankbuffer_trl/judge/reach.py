@@ -3,11 +3,12 @@
 import asyncio
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import JudgeError, TransportError
 from .judge import Asked, Judge
+from .questions import Question
 
 if TYPE_CHECKING:
     from .openai_client import OpenAIClient
@@ -164,3 +165,10 @@ def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = Tru
 def fields_of(client: "OpenAIClient", question: Asked) -> dict[str, Any]:
     """Return the fields that question and user set in a request; `None` stands for a field that is left out."""
     return question.fields(client.decoding, client.free_tokens) | client.request
+
+
+def estimate_tokens(questions: Collection[Question], guard: bool) -> tuple[float, float]:
+    """Estimate the prompt and completion tokens of questions by their characters."""
+    prompt = sum(len(message["content"]) for question in questions for message in question.chat(guard))
+    answers = sum(len(question.verdict.longest) for question in questions)
+    return prompt / CHARACTERS_PER_TOKEN, answers / CHARACTERS_PER_TOKEN

@@ -21,11 +21,12 @@ from ..files import replacing
 from ..judge import Totals, ask_many
 from ..judge.config import JudgeConfig, read_object
 from ..judge.endpoint import Endpoint
+from ..judge.reach import estimate_tokens
 from ..report.runs import DUEL, Run, open_runs, report_folder
 from ..rewards.method import RewardMethod, load_method
 from ..store import numbers
 from .duel import draw, questions_of, read_answers
-from .replay import Visits, check_failures, estimate_tokens, measure, price_of, read_visits, replay
+from .replay import Visits, check_failures, measure, price_of, read_visits, replay
 
 
 @dataclass
@@ -97,9 +98,14 @@ class RejudgeConfig(JudgeConfig):
 
     @property
     def result(self) -> Path:
-        """The file of the result. The log of the answers is beside it."""
+        """The file of the result."""
         name = DUEL if self.mode == "duel" else "rejudge.json"
         return Path(self.output) if self.output else report_folder(Path(self.run_dir)) / name
+
+    @property
+    def log(self) -> Path:
+        """The file of the answers."""
+        return beside(self.result, "answers.jsonl")
 
     @property
     def named(self) -> str:
@@ -128,31 +134,6 @@ class RejudgeConfig(JudgeConfig):
         return name, load_method(name, arguments, manifest.get("config", {}).get("seed", self.seed))
 
 
-def announce(config: RejudgeConfig, what: str, questions: tuple[int, int], prompt: float, completion: float) -> None:
-    """Print what the questions will cost at most.
-
-    Args:
-        config (`RejudgeConfig`):
-            The settings, with the prices.
-        what (`str`):
-            What is judged.
-        questions (`tuple[int, int]`):
-            Number of questions, at least and at most.
-        prompt (`float`):
-            Prompt tokens in all, at most.
-        completion (`float`):
-            Completion tokens in all, at most.
-    """
-    low, high = (f"{n:,}" for n in questions)
-    asked = low if low == high else f"{low} to {high}"
-    line = f"[price] {what}: {asked} questions, about {prompt:,.0f} prompt and {completion:,.0f} completion tokens"
-    totals = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(completion))
-    price = config.endpoint().price(totals)
-    print(line if price is None else f"{line}, {price:,.2f} at the prices given")
-    log = beside(config.result, "answers.jsonl")
-    print(f"[price] answers that {log} holds are not asked again", flush=True)
-
-
 def rejudge(config: RejudgeConfig) -> int:
     """Print the price, ask, and write the result. Return the exit code.
 
@@ -179,11 +160,10 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     judge = config.judge()
     groups = sum(map(len, visits.values()))
     price = price_of(visits, method, judge.guard, recorded if same_method else Totals())
-    announce(config, f"{groups:,} groups of {len(visits):,} queries", *price)
+    recipe.announce(config.endpoint(), f"{groups:,} groups of {len(visits):,} queries", *price, config.log)
     if config.dry_run:
         return None
-    log = beside(config.result, "answers.jsonl")
-    scores, calls = asyncio.run(replay(visits, method, judge, log, price[0][1], config.judge_max_failures))
+    scores, calls = asyncio.run(replay(visits, method, judge, config.log, price[0][1], config.judge_max_failures))
     found: dict[str, Any] = {"run": numbers.run_id(run.store), "queries": len(visits), "groups": groups}
     found |= {"epochs": config.epochs, "seed": config.seed, "dataset": config.dataset_name}
     if config.method is None and not config.method_args:  # another method may read other columns
@@ -239,10 +219,10 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     questions = questions_of(drawn, queries)
     tokens = estimate_tokens(questions.values(), judge.guard)
     what = f"{len(drawn.duels):,} duels in both orders, {len(drawn.control):,} insertions"
-    announce(config, what, (len(questions), len(questions)), *tokens)
+    recipe.announce(config.endpoint(), what, (len(questions), len(questions)), *tokens, config.log)
     if config.dry_run:
         return None
-    answers = asyncio.run(ask_many(judge, questions, beside(config.result, "answers.jsonl"), "asking the judge"))
+    answers = asyncio.run(ask_many(judge, questions, config.log, "asking the judge"))
     check_failures(judge, [call for call in answers.calls if call.failed], len(questions), config.judge_max_failures)
     n, won, control = read_answers(drawn, answers.values)
     first, last = drawn.epochs

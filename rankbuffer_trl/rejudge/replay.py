@@ -8,7 +8,7 @@ import asyncio
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,11 +18,11 @@ from ..audit.measures import interval, tau_b
 from ..data.queries import QueryTable
 from ..errors import SettingsError
 from ..groups import Rollout, RolloutGroup
-from ..judge import AnswerLog, Asked, Call, Judge, JudgeError, Question, Totals
+from ..judge import AnswerLog, Asked, Call, Judge, JudgeError, Totals
 from ..judge.batch import hash_question, progress
 from ..judge.errors import first_leaf
 from ..judge.judge import explain
-from ..judge.reach import CHARACTERS_PER_TOKEN, check_servers
+from ..judge.reach import check_servers, estimate_tokens
 from ..report.tables import group_advantages
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore, numbers
@@ -223,13 +223,6 @@ def price_of(
     prompt_tokens, completion_tokens = estimate_tokens(asked, guard)
     share = high / max(len(asked), 1)
     return (low, high), share * prompt_tokens, share * completion_tokens
-
-
-def estimate_tokens(questions: Collection[Question], guard: bool) -> tuple[float, float]:
-    """Estimate the prompt and completion tokens of questions by their characters."""
-    prompt = sum(len(message["content"]) for question in questions for message in question.chat(guard))
-    answers = sum(len(question.verdict.longest) for question in questions)
-    return prompt / CHARACTERS_PER_TOKEN, answers / CHARACTERS_PER_TOKEN
 
 
 def measure(visits: Visits, scores: Mapping[str, Sequence[GroupScore]], seed: int) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,349 @@
+"""The audit of samples of a policy: its design, a judge of known errors behind HTTP, budgets, labels, wrong files."""
+
+import asyncio
+import json
+import re
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from http_server import served
+from nectar_rows import Model
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from simulated_judge import JudgeErrors, World, answer
+
+from rankbuffer_trl.audit.command import AuditConfig, audit, main
+from rankbuffer_trl.audit.labels import read_labels
+from rankbuffer_trl.audit.results import ESTIMATES, verdict
+from rankbuffer_trl.audit.samples import INSERTED, insertions, pairs_of, questions, read_samples
+from rankbuffer_trl.data.output import write_rows
+from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.judge import Judge, Usage
+
+QUERIES = 25  # four pairs each: as many as labels are needed
+WORLD = World(empty=0, tokens=(12, 12, 12, 12), spread=0.3, seed=2)
+ERRORS = JudgeErrors(noise=0.09, crowd=1.5, bias=0.12)  # a group's spread is 0.25, so the bias is about a half of it
+ASKED = QUERIES * 22 + 6 * 8
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A data set, samples of a policy, and the quality of each response by its first word."""
+    folder = tmp_path_factory.mktemp("world")
+    groups, quality = [], {}
+    for number in range(QUERIES):
+        visits, qualities = WORLD.visits(number, QUERIES)
+        groups.append(visits[0])
+        quality |= qualities
+    rows = [{"query_id": g.query.id, "prompt": g.query.prompt} for g in groups]
+    rubrics = [[asdict(rubric) for rubric in g.query.rubrics] for g in groups]
+    write_rows(folder / "set.jsonl", (row | {"rubrics": each} for row, each in zip(rows, rubrics, strict=True)))
+    texts = ({"query_id": g.query.id, "responses": [one.text for one in g.rollouts]} for g in groups)
+    write_rows(folder / "samples.jsonl", texts)
+    return SimpleNamespace(folder=folder, groups=groups, quality=quality)
+
+
+@pytest.fixture(scope="module")
+def table(world):
+    return QueryTable(load_queries(str(world.folder / "set.jsonl")))
+
+
+def arguments(world, out: Path, *more) -> list[str]:
+    files = ["--dataset_name", world.folder / "set.jsonl", "--samples", world.folder / "samples.jsonl"]
+    return ["rankbuffer-audit", *map(str, [*files, "--output_dir", out, "--judge_guard", "false", *more])]
+
+
+def run(capsys, monkeypatch, *words) -> str:
+    """Run the command without its figure, and return what it printed."""
+    monkeypatch.setattr("rankbuffer_trl.audit.command.audit_figure", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", list(*words))
+    main()
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def judged(world, tmp_path_factory):
+    """An audit over HTTP whose judge answers the lists of one query in prose at first."""
+
+    def reply(messages, how_often):
+        prompt = messages[0]["content"]
+        if len(messages) == 1 and "[R7]" in prompt and "\nq3 " in prompt:
+            return "let me see"
+        return answer(prompt, world.quality, ERRORS)
+
+    model, out = Model(reply), tmp_path_factory.mktemp("audit")
+    with served(model.app()) as url, pytest.MonkeyPatch.context() as patch:
+        server = ("--judge_url", f"{url}/v1", "--judge_model", "writer")
+        patch.setattr(sys, "argv", arguments(world, out, *server))
+        main()
+        yield SimpleNamespace(model=model, out=out, server=server, asked=len(model.bodies), found=found(out))
+
+
+def found(out: Path) -> dict:
+    return json.loads((out / "audit.json").read_text())
+
+
+# The design
+
+
+def test_every_sample_stands_at_the_same_mean_slot_and_every_pair_in_both_orders(world):
+    first_orders = set()
+    for group in world.groups:
+        asked = questions(group, seed=0)
+        by_kind = {what: [key[1] for key in asked if key[0] == what] for what, _ in asked}
+        lists, pairs, crossed = (by_kind[what] for what in ("list", "pair", "crossed"))
+        assert [len(lists), len(pairs), len(crossed), len(by_kind["score"])] == [4, 8, 2, 8]
+        for sample in range(8):
+            slots = np.array([order.index(sample) for order in lists])
+            assert slots.mean() == 3.5 and np.abs(slots - 3.5).mean() == 2
+        assert lists[1] == lists[0][::-1] and lists[3] == lists[2][::-1]
+        assert sorted(pairs[::2] + pairs[1::2]) == sorted(pair[::-1] for pair in pairs)
+        assert sorted(sample for pair in pairs[::2] for sample in pair) == list(range(8))
+        assert crossed == pairs[:2]
+        first_orders.add(lists[0])
+        neighbours = {frozenset(lists[0][i : i + 2]) for i in range(0, 8, 2)}
+        assert neighbours != {frozenset(pair) for pair in pairs}, "pairs do not follow the slots of a list"
+    assert len(first_orders) == QUERIES
+
+
+def test_no_prompt_is_asked_twice_and_another_seed_shows_other_orders(world):
+    prompts = [one.prompt() for group in world.groups for one in questions(group, 0).values()]
+    assert len(set(prompts)) == len(prompts) == QUERIES * 22
+    others = {one.prompt() for group in world.groups for one in questions(group, 1).values()}
+    ratings = QUERIES * 8
+    assert len(others & set(prompts)) < ratings + 0.2 * QUERIES * 10  # a pair may come again, a list hardly
+
+
+def test_the_audit_costs_at_most_two_per_cent_of_the_papers_run():
+    def tokens(question):  # a word or a punctuation mark, as in docs/results/judge_cost.md
+        return len(re.findall(r"\w+|[^\w\s]", question.prompt() + question.verdict.longest))
+
+    groups = [World(empty=0).visits(number, 50)[0][0] for number in range(20)]
+    each = sum(tokens(one) for group in groups for one in questions(group, 0).values()) / len(groups)
+    inserted = sum(tokens(one) for group in groups for one in insertions(group, range(8)).values()) / len(groups)
+    whole = 1000 * 4 * 24_170  # queries, epochs, RankBuffer's tokens per group
+    assert 50 * each + INSERTED * inserted < 0.02 * whole
+
+
+# A judge of known errors
+
+
+def test_the_errors_of_a_judge_are_found_and_the_price_is_said_first(judged, world, capsys, monkeypatch):
+    printed = run(capsys, monkeypatch, arguments(world, judged.out, *judged.server))
+    assert len(judged.model.bodies) == judged.asked, "a second run asks nothing"
+    assert printed.startswith(f"[price] {QUERIES} queries: {ASKED} questions, about ")
+    assert "answers.jsonl holds are not asked again" in printed.splitlines()[1]
+    model = found(judged.out)["model"]
+    assert list(model) == list(ESTIMATES)
+    for name, truth in {"list_bias": 0.48, "pair_bias": 0.48, "list_noise": 0.54}.items():
+        assert model[name]["low"] < truth < model[name]["high"], name
+        assert model[name]["low"] > 0, name
+    measures = found(judged.out)["measures"]
+    assert measures["pairs_first"]["low"] > 0.5 and measures["lists_bias"]["high"] < 0
+    assert measures["pairs_label"]["low"] < 0.5 < measures["pairs_label"]["high"]
+    assert all(one["says"].split()[0] in printed for one in model.values())
+    assert "Truth is not measured" in printed and "accuracy of" not in printed
+
+
+def test_malformed_answers_are_counted_by_kind(judged, world, capsys, monkeypatch):
+    forms = {kind: cost["form"] for kind, cost in found(judged.out)["cost"].items()}
+    assert {kind: form["first_malformed"] for kind, form in forms.items()} == {
+        "insert": 0, "look": 4, "pair": 0, "score": 0,
+    }  # fmt: skip
+    assert {kind: form["questions"] for kind, form in forms.items()} == {
+        "insert": 48, "look": 4 * QUERIES, "pair": 10 * QUERIES, "score": 8 * QUERIES,
+    }  # fmt: skip
+    assert judged.asked in (1 + ASKED + 4, 2 + ASKED + 4)  # a trial, which may be a list of that query, and repeats
+
+
+class Killed(BaseException):
+    pass
+
+
+class Simulated:
+    """The simulated judge as a chat client, which is killed after a number of answers."""
+
+    name = "simulated judge"
+
+    def __init__(self, quality, errors, answers=10**9):
+        self.quality, self.errors, self.left = quality, errors, answers
+        self.answered = 0
+
+    async def complete(self, messages, *, question, seed, tally):
+        self.left -= 1
+        while self.left < 0:
+            await asyncio.sleep(0)  # until the answers so far are read
+            self.left -= 1
+            if self.left < -3000:
+                raise Killed
+        self.answered += 1
+        tally.attempts += 1
+        return answer(messages[0]["content"], self.quality, self.errors), Usage(10, 0, 5)
+
+    async def close(self):
+        pass
+
+
+def attempt(world, out, client, monkeypatch, **settings):
+    """Audit with a chat client of a test."""
+    monkeypatch.setattr(AuditConfig, "judge", lambda self: Judge(client, guard=False))
+    files = dict(dataset_name=str(world.folder / "set.jsonl"), samples=str(world.folder / "samples.jsonl"))
+    return audit(AuditConfig(**files, output_dir=str(out), **settings))
+
+
+def test_a_killed_audit_continues_where_it_was(world, tmp_path, monkeypatch):
+    first, second = Simulated(world.quality, ERRORS, answers=301), Simulated(world.quality, ERRORS)
+    with pytest.raises(Killed):
+        attempt(world, tmp_path, first, monkeypatch)
+    assert (tmp_path / "answers.jsonl").read_text().count("\n") == 300  # the first question was a trial
+    found = attempt(world, tmp_path, second, monkeypatch)
+    assert second.answered == ASKED - 300
+    assert sum(cost.form.questions for cost in found.costs) == ASKED
+    assert verdict(found).startswith("Clearly better than chance on 5 of 5.")
+
+
+BLIND = (
+    JudgeErrors(noise=100),
+    JudgeErrors(noise=0, bias=1000),
+    JudgeErrors(noise=0, bias=1000, shape="edges"),
+    JudgeErrors(noise=0, labels=1000),
+)
+
+
+@pytest.mark.parametrize("errors", BLIND)
+def test_a_blind_judge_is_told_apart(world, tmp_path, errors, monkeypatch):
+    found = attempt(world, tmp_path, Simulated(dict.fromkeys(world.quality, 0), errors), monkeypatch, queries=12)
+    assert "cannot be told from guessing" in verdict(found)
+    assert found.estimates is found.advice is None, "there is no opinion to model"
+
+
+# Budgets and labels, on the answers of the audit above
+
+
+def test_a_budget_decides_which_methods_fit(judged, world, capsys, monkeypatch):
+    def advice(*words):
+        printed = run(capsys, monkeypatch, arguments(world, judged.out, *judged.server, *words))
+        return found(judged.out)["advice"], printed
+
+    rows = {row["recipe"]: row for row in judged.found["advice"]["rows"]}
+    assert all(row["fits"] for row in rows.values())
+    assert all((ROOT / "recipes" / f"{recipe}.yaml").is_file() for recipe in rows)
+    tokens = rows["beyond/listwise_two"]["tokens"]
+    bound, printed = advice("--budget", tokens)
+    assert {row["recipe"] for row in bound["rows"] if row["fits"]} == {
+        recipe for recipe, row in rows.items() if row["tokens"] <= tokens
+    }
+    assert bound["rule"] == "beyond/listwise_two"
+    assert all(recipe in printed for recipe in rows) and bound["sentences"][0] in printed
+    prices = ("--judge_prompt_price", 1, "--judge_completion_price", 2)
+    priced, printed = advice("--epochs", 8, "--price_budget", 1e-6, *prices)
+    assert priced["advised"] is None and not any(row["fits"] for row in priced["rows"])
+    assert {row["recipe"]: row["tokens"] for row in priced["rows"]} == {
+        recipe: pytest.approx(2 * row["tokens"]) for recipe, row in rows.items()
+    }
+    assert "at the prices given" in printed
+    assert len(judged.model.bodies) == judged.asked, "no budget asks anything"
+
+
+def labelled(judged, world) -> list[dict]:
+    """Label every pair that the audit asked about by quality."""
+    rows = []
+    for row in map(json.loads, (judged.out / "pairs.jsonl").read_text().splitlines()):
+        qualities = [world.quality[text.split(" ")[0]] for text in row["responses"]]
+        better = qualities.index(max(qualities))
+        pair = row["numbers"]
+        rows.append({"query_id": row["query_id"], "better": pair[better], "worse": pair[1 - better]})
+    return rows
+
+
+def test_labels_bound_the_lasting_error(judged, world, tmp_path, capsys, monkeypatch):
+    write_rows(tmp_path / "labels.jsonl", labelled(judged, world))
+    words = (*judged.server, "--labels", tmp_path / "labels.jsonl")
+    printed = run(capsys, monkeypatch, arguments(world, judged.out, *words))
+    bound = found(judged.out)["model"]["lasting"]
+    assert bound["low"] < 0.1 and bound["value"] < 0.3  # the judge has none; better and worse exchanged give 1
+    assert "lasting error, at most" in printed
+    assert len(judged.model.bodies) == judged.asked
+
+
+def test_wrong_labels_are_refused_in_one_line(judged, world, table, tmp_path):
+    path = str(tmp_path / "labels.jsonl")
+    groups = read_samples(str(world.folder / "samples.jsonl"), table)
+    pairs = {query_id: pairs_of(group, seed=0) for query_id, group in groups.items()}
+    rows = labelled(judged, world)
+    assert len(rows) == 100
+    write_rows(Path(path), rows)
+    assert read_labels(path, pairs)[0] == tuple(rows[0].values())
+    first, second = pairs["q1"][0][0], pairs["q1"][1][0]  # not one pair
+    for bad in (
+        {"better": 99},
+        {"better": rows[0]["worse"]},
+        {"query_id": "nobody"},
+        {"query_id": 3},
+        {"worse": None},
+    ):
+        write_rows(Path(path), [*rows[1:], rows[0] | bad])
+        with pytest.raises(DataError, match=r"labels=.*, line 100: query_id, better and worse must name a pair"):
+            read_labels(path, pairs)
+    write_rows(Path(path), [*rows, {"query_id": "q1", "better": first, "worse": second}])
+    with pytest.raises(DataError, match="line 101: query_id, better and worse must name a pair"):
+        read_labels(path, pairs)
+    write_rows(Path(path), [*rows, rows[0] | {"better": rows[0]["worse"], "worse": rows[0]["better"]}])
+    with pytest.raises(DataError, match="line 101: an earlier row has a label of the same pair"):
+        read_labels(path, pairs)
+    write_rows(Path(path), rows[1:])
+    with pytest.raises(DataError, match="has 99 rows, and fewer than 100 say nothing"):
+        read_labels(path, pairs)
+
+
+# Files of samples
+
+
+def test_samples_are_read_in_their_order_each_text_once_and_eight_at_most(world, table, tmp_path):
+    texts = [f"text {i}" for i in range(10)]
+    write_rows(tmp_path / "s.jsonl", [{"query_id": "q4", "responses": [texts[0], *texts], "more": 1}])
+    group = read_samples(str(tmp_path / "s.jsonl"), table)["q4"]
+    assert [(one.id, one.text) for one in group.rollouts] == list(enumerate(texts[:8]))
+    assert group.query == replace(world.groups[4].query, responses=())
+
+
+def test_a_row_without_an_id_is_found_by_its_prompt(tmp_path):
+    write_rows(tmp_path / "set.jsonl", [{"prompt": "Why?", "rubrics": [{"text": "Says why.", "weight": 1}]}])
+    write_rows(tmp_path / "s.jsonl", [{"prompt": "Why?", "responses": ["a", "b", "c", "d"]}])
+    (query_id,) = read_samples(str(tmp_path / "s.jsonl"), QueryTable(load_queries(str(tmp_path / "set.jsonl"))))
+    assert query_id.startswith("prompt-")
+
+
+FOUR = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["{"], "line 1: is not JSON"),
+        (["[1]"], "must be a JSON object"),
+        ([{"query_id": "q1", "responses": FOUR}, {"query_id": "q2"}], "line 2: responses must be a list of text"),
+        ([{"query_id": "q1", "responses": [*FOUR, " "]}], "line 1: responses[4] must be non-empty text"),
+        ([{"query_id": "q1", "responses": ["a", "a", "b", "c"]}], "has 3 different responses, and the audit needs 4"),
+        ([{"query_id": "q99", "responses": FOUR}], "query 'q99' is not in the data set, or has another prompt there"),
+        ([{"query_id": "q1", "prompt": "Else?", "responses": FOUR}], "or has another prompt there"),
+        ([{"query_id": "q1", "responses": FOUR}] * 2, "line 2: query 'q1' has samples in a row before"),
+        ([], "has no rows"),
+    ],
+)
+def test_wrong_samples_are_refused_in_one_line(table, tmp_path, lines, said):
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    with pytest.raises(DataError, match=re.escape(said)) as refused:
+        read_samples(str(path), table)
+    assert "\n" not in str(refused.value) and str(refused.value).startswith(f"samples={path}")
+
+
+def test_a_file_that_is_missing_is_refused_in_one_line(table):
+    with pytest.raises(DataError, match=r"samples=nowhere.jsonl is not a file"):
+        read_samples("nowhere.jsonl", table)
