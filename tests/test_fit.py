@@ -419,3 +419,11 @@ def test_the_benchmark_knows_tau_of_one_prompt():
         assert audit_trials.tau_once(JUDGE, n) == pytest.approx(
             (signs[0] * signs[1]).sum() / (3000 * n * (n - 1)), abs=0.03
         )
+
+
+@pytest.mark.slow
+def test_intervals_cover_unequal_groups_as_often_as_they_promise():
+    rows = audit_trials.estimator_trials(40, 20, spread=0.4, seed=1)
+    assert all(row["covered"] >= 0.8 for row in rows.values()), rows
+    assert np.mean([row["covered"] for row in rows.values()]) >= 0.9
+    assert rows["tau list"]["rmse"] < 0.06
