@@ -320,7 +320,7 @@ def ratings_from_pairs(found: Estimates, judge: str, prompt: str, rating: str) -
         pairs, seen = found[judge, data, prompt], found[judge, data, rating]
         wider = np.sqrt(np.maximum(natural["fresh"], 1e-3) / np.maximum(pairs["fresh"], 1e-3))
         tied, right = rated(points * wider, np.sign(pairs["agreement"]) * np.sqrt(pairs["truth"]))
-        case: dict = {"judge": judge, "data": data, "prompt": rating}
+        case: dict = {"judge": judge, "data": data, "prompt": rating, "compared": interval(pairs["accuracy"])}
         for name, guess in (("tied", tied), ("accuracy", right)):
             case[name] = {
                 "predicted": interval(guess),

@@ -151,8 +151,8 @@ def estimate(verdicts: Verdicts, seed: int = 0, samples: int = SAMPLES) -> dict[
           variance, and the correlation of settled opinion with truth.
         - `error`, `lasting_share`, `error_bias` with labels only: the errors as settings of the simulated judge
           (`noise`, `lasting` and `bias` of `JudgeErrors`). The unit is the spread of true quality over responses.
-        - `right_longer`, `right_shorter`, `prefers_longer` with lengths only: accuracy where the better response is the
-          longer or the shorter one, and the share of verdicts for the longer one if it were better in half of the
+        - `right_longer`, `right_shorter`, `prefers_longer` with lengths only: accuracy where the better response is
+          the longer or the shorter one, and the share of verdicts for the longer one if it were better in half of the
           pairs.
     """
     looks = verdicts.looks

@@ -84,8 +84,8 @@ def tables(found: dict) -> str:
         for name in ("tied", "accuracy"):
             case = row[name]
             cells += [shown(case["predicted"]), shown(case["seen"]) + ("" if case["within"] else " **outside**")]
-        lines.append(tuple(cells))
-    head = ["judge", "set, template", "tied, predicted", "seen", "right, predicted", "seen"]
+        lines.append((*cells, shown(row["compared"])))
+    head = ["judge", "set, template", "tied, predicted", "seen", "right, predicted", "seen", "right by comparison"]
     parts.append(table("Ratings from verdicts on pairs", head, lines))
     lines = [
         (row["judge"], f"{row['data']}, {' and '.join(row['prompts'])}", shown(row["kappa"])) for row in found["kappa"]

@@ -20,12 +20,15 @@ from judge_records import (
     SOURCES,
     WILDBENCH,
     RecordsError,
+    bias_over_data,
     by_rating,
     by_winner,
+    carried_over,
     choice,
     digest,
     llmbar,
     measured,
+    ratings_from_pairs,
     repeats,
     rollouts,
     rounded,
@@ -75,6 +78,8 @@ def test_the_errors_of_a_simulated_judge_are_found_again(ties):
     assert found["tied"] == pytest.approx(np.mean(looks == 0))
     pairs = [(a, b) for a in range(3) for b in range(3)]
     assert found["consistent"] == pytest.approx(np.mean([looks[:, 0, a] == -looks[:, 1, b] for a, b in pairs]))
+    right = (1 + verdicts.labels[:, None] * (looks[:, 0] - looks[:, 1]) / 2) / 2
+    assert found["accuracy"] == pytest.approx(right.mean())
     again = [looks[:, :, a] == looks[:, :, b] for a, b in pairs if a != b]
     assert found["repeated"] == pytest.approx(np.mean(again))
     wide = (np.array([found[name]]) for name in ("bias", "ties", "settled"))
@@ -83,12 +88,12 @@ def test_the_errors_of_a_simulated_judge_are_found_again(ties):
 
 def test_intervals_cover_the_truth_and_resample_whole_prompts():
     hits = []
-    for seed in range(100):
-        found = estimate(judged(200, seed)[0], seed, samples=150)
+    for seed in range(60):
+        found = estimate(judged(200, seed)[0], seed, samples=100)
         ends = {name: interval(found[name]) for name in ("bias", "fresh", "truth", "lasting")}
         known = {"bias": BIAS, "fresh": NOISE, "truth": TRUTH, "lasting": LASTING}
         hits.append([low <= known[name] <= high for name, (_, low, high) in ends.items()])
-    assert np.all(np.mean(hits, axis=0) >= 0.88), np.mean(hits, axis=0)
+    assert np.all(np.mean(hits, axis=0) >= 0.87), np.mean(hits, axis=0)
 
     verdicts, _ = judged(100)
     copies = replace(verdicts, **{n: np.repeat(getattr(verdicts, n), 9, axis=0) for n in ("asked", "looks", "labels")})
@@ -140,6 +145,46 @@ def test_ties_and_accuracy_of_rounded_ratings_are_predicted():
     assert tied[0] == pytest.approx(np.mean(points[:, 0] == points[:, 1]), abs=0.005)
     assert accurate[0] == pytest.approx(right.mean(), abs=0.005)
     assert points_of(tied)[0] == pytest.approx(1.5, abs=0.01)
+
+
+def test_predictions_carry_noise_and_not_bias_from_one_set_to_another():
+    sets = {"MT-Bench": 0.0, "Natural": 0.5, "FairEval": -0.5}
+    found = {
+        ("judge", data, "plain"): estimate(judged(4000, seed, bias)[0], seed, samples=50)
+        for seed, (data, bias) in enumerate(sets.items())
+    }
+    case = carried_over(found, "plain", list(sets), list(sets))
+    assert (case["cases"], case["within"]) == (6, 6)
+    assert case["error"] < 0.02 < 0.05 < case["error_same_consistency"]
+    assert bias_over_data(found, "judge", "plain")["spread"][0] == pytest.approx(0.5, abs=0.05)
+
+    other = judged(4000, 9)[0]
+    looks = np.where(np.random.default_rng(0).random(other.looks.shape) < 0.5, 1.0, -1.0)
+    found["judge", "MT-Bench", "plain"] = estimate(replace(other, looks=looks), samples=50)
+    case = carried_over(found, "plain", ["MT-Bench"], list(sets))
+    assert (case["cases"], case["within"]) == (2, 0), "noise of another size is seen"
+
+
+def test_ratings_are_predicted_from_pairs_where_one_look_is_behind_both():
+    found = {}
+    for seed, data in enumerate(("Natural", "Adversarial")):
+        verdicts, settled = judged(4000, seed)
+        random = np.random.default_rng(seed + 10)
+        points = 2 * (settled + random.normal(size=4000) * NOISE**0.5)
+        won = np.where(random.random(4000) < 1 - np.abs(points), 0, np.sign(points))
+        ratings = replace(verdicts, looks=np.stack([won, -won], axis=1)[:, :, None])
+        found["judge", data, "Vanilla"] = estimate(verdicts, seed, samples=50)
+        found["judge", data, "Rating"] = estimate(ratings, seed, samples=50)
+    cases = ratings_from_pairs(found, "judge", "Vanilla", "Rating")
+    for case in cases:
+        for name in ("tied", "accuracy"):
+            assert case[name]["predicted"][0] == pytest.approx(case[name]["seen"][0], abs=0.03)
+
+    blind = np.random.default_rng(0).permutation(ratings.looks)  # the same ties, without an opinion
+    found["judge", "Adversarial", "Rating"] = estimate(replace(ratings, looks=blind), samples=50)
+    _, case = ratings_from_pairs(found, "judge", "Vanilla", "Rating")
+    assert case["tied"]["predicted"][0] == pytest.approx(case["tied"]["seen"][0], abs=0.03)
+    assert not case["accuracy"]["within"]
 
 
 def test_odd_verdicts_are_read_as_such():
