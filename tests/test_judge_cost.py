@@ -91,6 +91,22 @@ def test_the_worlds_of_the_page_are_those_of_the_simulated_judge():
             assert [line[label].strip("*") for label in PAIRS] == [first[label].strip("*") for label in PAIRS]
 
 
+def test_what_changes_in_the_worlds_is_what_the_tables_say():
+    taus = settled_taus()
+    for (_, crowd), tau in taus.items():
+        assert 0.03 < tau["List, 2 looks"] - tau["RankBuffer"] < 0.105 and tau["RRC-SCR"] > tau["RankBuffer"]
+        assert tau["RankBuffer, fine 2 looks"] > tau["RankBuffer"]
+        if crowd == 1:
+            assert abs(tau["RankBuffer"] - tau["List"]) < 0.0135
+            assert tau["List, 2 + 2"] > tau["RRC-SCR"] and tau["List, 4 looks"] > tau["Blocks of four"]
+        if crowd == 2:
+            lists = [tau[label] for label in ("List", "List, 2 looks", "List, 2 + 2", "List, 4 looks")]
+            assert 0.014 < tau["Blocks of four"] - max(lists) < 0.051
+            assert max(lists) < tau["RRC-SCR"] == max(tau.values())
+    assert taus["biased", 1.4]["List, 2 + 2"] > taus["biased", 1.4]["RRC-SCR"]
+    assert taus["blunt", 1.4]["RRC-SCR"] == max(taus["blunt", 1.4].values())
+
+
 def test_the_readme_repeats_the_page():
     names = {
         "RRC-SCR": "RRC-SCR",
