@@ -114,17 +114,28 @@ def test_the_readme_repeats_the_page():
         "one listwise ranking": "List",
         "two looks": "List, 2 looks",
         "two looks, two more where they disagree": "List, 2 + 2",
+        "blocks of four": "Blocks of four",
         "RankBuffer in one prompt, two looks": "Batch, 2 looks",
     }
-    tokens = shares() | {"RRC-SCR": "1"}
-    [tokens["RankBuffer"]] = re.findall(r"\| RankBuffer's tokens / RRC-SCR's \| (0\.\d\d)", PAGE)  # of 1,000 queries
-    [rows] = [rows for header, rows in tables((ROOT / "README.md").read_text()) if header[0] == "simulated"]
+    _, rows = next(one for one in tables(PAGE) if one[0][:2] == ["world", "careful, crowd 1"])  # token shares
+    tokens = {row[0]: [float(cell.split()[0]) for cell in row[1:]] for row in rows} | {"RRC-SCR": [1]}
+    taus = settled_taus()
+    [(header, rows)] = [
+        found for found in tables((ROOT / "README.md").read_text()) if found[0][0].startswith("simulated")
+    ]
+    assert header[2:] == [f"factor {crowd:g}" for crowd in CROWDS]
     assert [row[0].removesuffix(" (ours)") for row in rows] == list(names)
-    for name, share, *taus in rows:
+    for name, share, *ranges in rows:
         label = names[name.removesuffix(" (ours)")]
         assert name.endswith(" (ours)") == (label in OURS)
-        assert share.split()[0] == tokens[label], name
-        assert [float(tau) for tau in taus] == pytest.approx([acuity(label)[i] for i in (0, 2, 4)], abs=0.00501), name
+        assert share.removesuffix(" (paper: 0.44)") == span(tokens[label]), name
+        assert ranges == [span([taus[world, crowd][label] for world in WORLDS], 2) for crowd in CROWDS], name
+
+
+def span(values: list[float], digits: int | None = None) -> str:
+    """Write the least and the largest of some numbers."""
+    low, high = (f"{value:g}" if digits is None else f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 @pytest.mark.slow
