@@ -3,6 +3,7 @@
     python benchmarks/miniature.py                      # three methods, one seed: minutes
     python benchmarks/miniature.py --full --seeds 5     # all rows of the paper's tables: an hour, resumable
     python benchmarks/miniature.py --beyond --seeds 8   # our own rows beside three of the paper's
+    python benchmarks/miniature.py --claims --seeds 10 --references weak   # a policy that outgrows its references
 
 TRL's trainer trains the quickstart's policy (`recipes/quickstart/policy.py`), which is warm-started once and shared by
 all runs. A row of the tables is a file of `recipes/paper`. A row that is ours and not the paper's is a file of
@@ -27,14 +28,17 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
 from datasets import Dataset, disable_progress_bars
 from miniature_judge import NOISE, NoisyRubricJudge
+from miniature_references import REFERENCES, with_references
 from miniature_report import (
     BESIDE,
+    CLAIMED,
     OURS,
     PAPER,
     Result,
@@ -46,6 +50,7 @@ from miniature_report import (
     judge_claims,
     mean_of,
     methods_table,
+    outgrown_table,
     refresh,
     whole_seeds,
 )
@@ -58,6 +63,7 @@ from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.report import gains
 from rankbuffer_trl.report.tables import growth_table, quality_table
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
@@ -92,6 +98,10 @@ SMALL = {
 }
 
 
+# The C library gives the memory of every large tensor back to the system. New pages were a tenth of a run's CPU time.
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**28)}
+
+
 class InterruptedRun(RankBufferError):
     """A SIGTERM has ended a run before its last step."""
 
@@ -115,6 +125,8 @@ class Settings:
             The judge's error, see `miniature_judge.py`.
         temperature, top_p (`float`):
             How responses are sampled, in training and for the measurement.
+        references (`str`):
+            The references of the queries, one of `REFERENCES`, see `miniature_references.py`.
     """
 
     policy: str
@@ -125,6 +137,7 @@ class Settings:
     noise: float
     temperature: float = 1.0
     top_p: float = 0.95
+    references: str = "written"
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,7 @@ class Run:
         torch.set_num_threads(1)
         quieten()
         started, cpu = time.perf_counter(), time.process_time()
-        queries, folder = load_queries(str(policy.DATA)), Path(self.folder)
+        queries, folder = read_queries(self.settings), Path(self.folder)
         shutil.rmtree(folder, ignore_errors=True)
         args = recipe_arguments(self)
         judge = Judge(NoisyRubricJudge(self.mean, self.deviation, self.settings.noise), guard=args.judge_guard)
@@ -181,7 +194,8 @@ class Run:
         store = BufferStore(folder / LIVE_STORE)
         totals, growth = store.totals(), growth_table(store)
         curve = quality_table(store, true_quality(queries))
-        repeats, cosines = measure_groups(store, queries)
+        repeats, cosines, better = measure_groups(store, queries)
+        saturated = measure_saturation(store)
         store.close()
         if not self.keep:
             shutil.rmtree(folder)
@@ -196,9 +210,16 @@ class Run:
             curve=[round(row["quality"], 2) for row in curve],
             repeats=repeats,
             cosines=cosines,
+            better=better,
+            saturated=saturated,
             seconds=round(time.perf_counter() - started, 1),
             cpu_seconds=round(time.process_time() - cpu, 1),
         )
+
+
+def read_queries(settings: Settings) -> Dataset:
+    """Return the queries with the references of a comparison."""
+    return with_references(load_queries(str(policy.DATA)), settings.references)
 
 
 def quieten() -> None:
@@ -266,24 +287,41 @@ def qualities(samples: Sequence[Sequence[str]], queries: Dataset) -> list[list[f
     return [[quality(query_id, text) for text in texts] for query_id, texts in pairs]
 
 
-def measure_groups(store: BufferStore, queries: Dataset) -> tuple[list[float], list[float]]:
-    """Return two means over the groups of each epoch.
+def measure_groups(store: BufferStore, queries: Dataset) -> tuple[list[float], list[float], list[float]]:
+    """Return three means over the groups of each epoch.
 
     The first is the share of rollouts with the same words as another one of their group. The second is the cosine
     between the group's rewards and its true qualities, each less its mean. Groups of one true quality do not count in
-    the second.
+    the second. The third is the share of rollouts that are truly better than the query's best reference.
     """
     quality = true_quality(queries)
-    repeats, cosines = defaultdict(list), defaultdict(list)
+    best = {row["query_id"]: max(quality(row["query_id"], text) for text in row["responses"]) for row in queries}
+    repeats, cosines, better = defaultdict(list), defaultdict(list), defaultdict(list)
     texts = {(id, found.id): found.text for id in numbers.query_ids(store) for found in numbers.responses(store, id)}
     for group in numbers.groups(store):
         pairs = ((texts.get((group.query_id, f"{group.step}-{i}"), ""), r) for i, r in enumerate(group.rewards))
         scored = [(text, reward) for text, reward in pairs if reward is not None]
         repeats[group.epoch] += repeated(text for text, _ in scored)
         worth = [quality(group.query_id, text) for text, _ in scored]
+        better[group.epoch] += [each > best[group.query_id] for each in worth]
         if len(set(worth)) > 1:
             cosines[group.epoch].append(cosine([reward for _, reward in scored], worth))
-    return tuple([round(fmean(values), 4) for _, values in sorted(each.items())] for each in (repeats, cosines))
+    return tuple(
+        [round(fmean(values), 4) for _, values in sorted(each.items())] for each in (repeats, cosines, better)
+    )
+
+
+def measure_saturation(store: BufferStore) -> list[float]:
+    """Return the share of the rollouts of each epoch that the judge placed above all anchors of their buffer.
+
+    The list is empty if the method has no buffers, or if the judge does not see the anchors.
+    """
+    saturated = defaultdict(list)
+    for visit in chain(*gains.visits(store).values()) if gains.comparable(store) else ():
+        if visit.above:
+            highest = list(visit.above.values())[-1]
+            saturated[visit.epoch] += [i < highest for i in range(visit.placed)]
+    return [round(fmean(values), 4) for _, values in sorted(saturated.items())]
 
 
 def repeated(texts: Iterable[str]) -> list[bool]:
@@ -303,7 +341,7 @@ def measure_start(settings: Settings) -> tuple[float, float]:
     """Return the mean rubric score of the policy before training and its deviation within a group, both in 0..1."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    queries, path = load_queries(str(policy.DATA)), settings.policy
+    queries, path = read_queries(settings), settings.policy
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     found = sample(model, tokenizer, queries, replace(settings, samples=START_SAMPLES), seed=0)
     groups = qualities(found, queries)
@@ -325,7 +363,8 @@ def prepare(output_dir: Path, settings: Settings) -> tuple[float, float]:
         made.write_text(json.dumps(asdict(settings) | {"mean": mean, "deviation": deviation}) + "\n")
     found = json.loads(made.read_text())
     mean, deviation = found.pop("mean"), found.pop("deviation")
-    if different := [key for key, value in asdict(settings).items() if found.get(key) != value]:
+    before = asdict(Settings(**found))  # runs that are older than a setting were made with its default
+    if different := [key for key, value in asdict(settings).items() if before[key] != value]:
         raise ValueError(
             f"{output_dir} holds runs with other settings ({', '.join(different)}): name another --output_dir, or"
             " give the same arguments"
@@ -348,6 +387,7 @@ def execute(runs: Sequence[Run], workers: int) -> Iterator[Result]:
     if workers == 1:
         yield from (run() for run in runs)
         return
+    os.environ.update(KEEP_MEMORY)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         yield from pool.imap_unordered(Run.__call__, runs)
 
@@ -379,6 +419,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--methods", nargs="+", choices=known, metavar="METHOD", help=f"some of {', '.join(known)}")
     rows.add_argument("--full", action="store_true", help="all methods of the paper")
+    rows.add_argument("--claims", action="store_true", help=f"rows of the paper's claims: {', '.join(CLAIMED)}")
     rows.add_argument("--beyond", action="store_true", help=f"all methods of ours, beside {', '.join(BESIDE)}")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to N-1, the outer loop")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time, one thread each")
@@ -389,6 +430,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in benchmarks/judge_cost.py")
     parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the rollouts")
     parser.add_argument("--top_p", type=float, default=0.95, help="nucleus of the rollouts")
+    parser.add_argument(
+        "--references",
+        choices=REFERENCES,
+        default="written",
+        help="weak: the best answers of the data set are withheld from the methods",
+    )
     parser.add_argument("--keep_runs", action="store_true", help="keep each run's folder, for rankbuffer-report")
     parser.add_argument(
         "--report_only", action="store_true", help="train nothing; make tables and figures of the finished runs"
@@ -397,8 +444,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--docs", type=Path, help="folder of the documentation, whose results/miniature.md and images are updated"
     )
     arguments = parser.parse_args(words)
-    everything = ALL if arguments.full else (*BESIDE, *OURS) if arguments.beyond else SHORT
-    arguments.methods = tuple(arguments.methods or everything)
+    named = {arguments.full: ALL, arguments.claims: CLAIMED, arguments.beyond: (*BESIDE, *OURS)}
+    arguments.methods = tuple(arguments.methods or named.get(True, SHORT))
     arguments.policy = arguments.policy or arguments.output_dir / "policy"
     return arguments
 
@@ -428,13 +475,17 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
             refresh(page, tables, name=arguments.output_dir.name)
         return line | {"differences": {f"{each.ours} - {each.other}": each.verdict for each in found}}
     outcomes = judge_claims(complete, start)
-    tables = methods_table(complete, start), claims_table(outcomes)
+    tables = [methods_table(complete, start), claims_table(outcomes)]
+    if arguments.references == "weak":
+        tables.append(outgrown_table(complete))
     console.print(*tables)
+    first = arguments.full and arguments.references == "written"
+    name = PAPER if first else arguments.output_dir.name
     figures = efficiency_figures(
-        complete, start, arguments.docs / "images" if arguments.docs else arguments.output_dir
+        complete, start, arguments.docs / "images" if arguments.docs and first else arguments.output_dir
     )
     if page:
-        refresh(page, tables, PAPER)
+        refresh(page, tables, name)
     console.print("Figures: " + ", ".join(map(str, figures)))
     return line | {"claims": {outcome.claim: outcome.verdict for outcome in outcomes}}
 
@@ -455,6 +506,7 @@ def main() -> None:
         noise=arguments.noise,
         temperature=arguments.temperature,
         top_p=arguments.top_p,
+        references=arguments.references,
     )
     mean, deviation = prepare(arguments.output_dir, settings)
     path = arguments.output_dir / "results.jsonl"

@@ -1,7 +1,7 @@
 """The results of the miniature: tables of methods and differences, the paper's claims one by one, and two figures."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -21,6 +21,21 @@ BUFFERS = (
     "llm_buffer_look_ahead",
 )
 OURS = ("listwise_one", "listwise_two", "listwise", "rankbuffer_batch", "rankbuffer_looks")
+CLAIMED = (  # a row for each comparison; RRC-SCR is the strongest ranking method of the paper
+    "grpo",
+    "gdpo",
+    "rrc_scr",
+    "rankbuffer",
+    "rankbuffer_static",
+    "rankbuffer_bootstrap",
+    "rankbuffer_bootstrap_static",
+    "llm_buffer",
+    "coarse_only",
+    "order_only",
+    "order_only_bootstrap",
+    "rankbuffer_k0_2",
+    "rankbuffer_k0_7",
+)
 BESIDE = ("grpo", "rrc_scr", "rankbuffer")  # the rows of the paper that ours are compared with
 FAMILY_COLOURS = {"pointwise": "#c9822b", "ranking": "#3d7ea6", "buffer": "#2e8b57", "ablation": "#9aa5b1"}
 MARKERS = "osD^vP"
@@ -52,6 +67,10 @@ class Result:
             Share of the rollouts of each epoch with the same words as another one of their group.
         cosines (`list[float]`):
             Mean cosine between a group's rewards and its true qualities, by epoch.
+        better (`list[float]`):
+            Share of the rollouts of each epoch that are truly better than the best reference of their query.
+        saturated (`list[float]`):
+            Share of the rollouts of each epoch that the judge placed above all anchors of their buffer.
         seconds, cpu_seconds (`float`):
             Wall time and CPU time of the whole run.
     """
@@ -68,6 +87,8 @@ class Result:
     cosines: list[float]
     seconds: float
     cpu_seconds: float
+    better: list[float] = field(default_factory=list)
+    saturated: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,43 +108,14 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
 
-    @property
-    def verdict(self) -> str:
-        """Whether the mean is above 0."""
-        if self.half is None:
-            return "open: one seed"
-        if self.mean - self.half > 0:
-            return "holds"
-        return "does not hold" if self.mean + self.half < 0 else "open"
-
 
 @dataclass(frozen=True)
-class Outcome:
-    """A claim of the paper with its comparisons, whose differences are above 0 if the claim is true."""
-
-    claim: str
-    comparisons: dict[str, Interval]
-
-    @property
-    def verdict(self) -> str:
-        """The verdict `holds` if each comparison holds, `does not hold` if one does not, else `open`."""
-        verdicts = {interval.verdict for interval in self.comparisons.values()}
-        if "does not hold" in verdicts:
-            return "does not hold"
-        return "holds" if verdicts == {"holds"} else "open"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference of true quality between a method of ours and one of the paper, seed by seed.
+class Comparison:
+    """A difference that has been measured with every seed.
 
     Args:
-        ours (`str`), other (`str`):
-            The two methods.
         values (`list[float]`):
-            The difference of each seed, in points.
-        tokens (`float`):
-            Judge tokens of ours as a share of the other's.
+            The difference of each seed.
         p (`float`):
             Two-sided p-value of Student's t, adjusted by Holm's method for all differences of the table.
         settle (`int`, *optional*):
@@ -131,19 +123,60 @@ class Difference:
             as measured, and the smallest level of Holm's method must be met.
     """
 
-    ours: str
-    other: str
     values: list[float]
-    tokens: float
     p: float
     settle: int | None
 
     @property
     def verdict(self) -> str:
-        """Whether ours is above the other method."""
+        """Whether the difference is above 0."""
+        if len(self.values) < 2:
+            return "open: one seed"
         if self.p >= LEVEL:
             return "open"
         return "holds" if fmean(self.values) > 0 else "does not hold"
+
+    @property
+    def seeds(self) -> str:
+        """The number of seeds that would settle the difference; empty if it is settled or has no deviation."""
+        if self.verdict != "open":
+            return ""
+        return f"{self.settle or f'{MANY:,} or more'}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim of the paper with its comparisons, whose differences are above 0 if the claim is true."""
+
+    claim: str
+    comparisons: dict[str, Comparison]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict `holds` if each comparison holds, `does not hold` if one does not, else `open`."""
+        verdicts = {comparison.verdict for comparison in self.comparisons.values()}
+        if "does not hold" in verdicts:
+            return "does not hold"
+        return "holds" if verdicts == {"holds"} else "open"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of true quality between a method of ours and one of the paper, in points.
+
+    Args:
+        ours (`str`), other (`str`):
+            The two methods.
+        tokens (`float`):
+            Judge tokens of ours as a share of the other's.
+        found (`Comparison`):
+            The difference, seed by seed.
+    """
+
+    ours: str
+    other: str
+    tokens: float
+    found: Comparison
 
 
 def student_p(mean: float, deviation: float, n: int) -> float:
@@ -165,40 +198,58 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def compare(differences: Sequence[list[float]]) -> list[Comparison]:
+    """Compare all differences of a table with 0, each by its values of every seed."""
+    moments = [(fmean(values), stdev(values) if len(values) > 1 else 0.0) for values in differences]
+    p_values = holm([student_p(*moment, len(each)) for moment, each in zip(moments, differences, strict=True)])
+
+    def settle(mean: float, deviation: float) -> int | None:
+        """Return the number of seeds from which the p-value is below the smallest level."""
+        enough = (n for n in range(2, MANY) if student_p(mean, deviation, n) < LEVEL / len(differences))
+        return next(enough, None)
+
+    return [Comparison(each, p, settle(*m)) for each, p, m in zip(differences, p_values, moments, strict=True)]
+
+
 def compare_ours(results: Sequence[Result]) -> list[Difference]:
     """Compare each method of ours with each of the paper's rows beside it."""
     runs = by_method(results)
     pairs = [(ours, other) for ours in OURS for other in BESIDE if ours in runs and other in runs]
-    values = [differences(runs[ours], runs[other]) for ours, other in pairs]
-    moments = [(fmean(each), stdev(each) if len(each) > 1 else 0.0) for each in values]
-    p_values = holm([student_p(*moment, len(each)) for moment, each in zip(moments, values, strict=True)])
-
-    def settle(mean: float, deviation: float) -> int | None:
-        """Return the number of seeds from which the p-value is below the smallest level."""
-        enough = (n for n in range(2, MANY) if student_p(mean, deviation, n) < LEVEL / len(pairs))
-        return next(enough, None)
-
+    found = compare([differences(runs[ours], runs[other]) for ours, other in pairs])
     return [
-        Difference(ours, other, each, mean_of(runs[ours], "tokens") / mean_of(runs[other], "tokens"), p, settle(*m))
-        for (ours, other), each, p, m in zip(pairs, values, p_values, moments, strict=True)
+        Difference(ours, other, mean_of(runs[ours], "tokens") / mean_of(runs[other], "tokens"), each)
+        for (ours, other), each in zip(pairs, found, strict=True)
     ]
 
 
-def differences_table(found: Sequence[Difference]) -> Table:
+def differences_table(differences: Sequence[Difference]) -> Table:
     """Return the table of differences between our methods and the paper's."""
     right = ("difference", "p (Holm)", "token ratio", "seeds to settle")
     headers = ("ours", "less", *right[:2], "above it?", *right[2:])
     table = Table(*(Column(name, justify="right" if name in right else "left") for name in headers))
-    table.title = f"Points of true quality, seed by seed; p-values are adjusted for {len(found)} differences"
-    for each in found:
-        blank = each.verdict != "open" or len(each.values) < 2  # one seed has no deviation
-        seeds = "" if blank else f"{each.settle or f'{MANY:,} or more'}"
-        interval = str(Interval.of(each.values))
+    table.title = f"Points of true quality, seed by seed; p-values are adjusted for {len(differences)} differences"
+    for each in differences:
+        found = each.found
+        measured = str(Interval.of(found.values)), f"{found.p:.3f}", found.verdict
         last = each.other == BESIDE[-1]
-        table.add_row(
-            *(each.ours, each.other, interval, f"{each.p:.3f}", each.verdict, f"{each.tokens:.2f}", seeds),
-            end_section=last,
-        )
+        table.add_row(each.ours, each.other, *measured, f"{each.tokens:.2f}", found.seeds, end_section=last)
+    return table
+
+
+def outgrown_table(results: Sequence[Result]) -> Table:
+    """Return the table that says how far the policy has left references and anchors behind, and how rewards fare."""
+    columns = {"better": "{:.0%}", "saturated": "{:.0%}", "cosines": "{:.2f}"}
+    table = Table("method", *columns)
+    table.title = (
+        "By epoch: rollouts truly better than the best reference; rollouts placed above all anchors of their buffer;"
+        " cosine of rewards and true qualities"
+    )
+    for method, runs in by_method(results).items():
+        # A run that is older than a measure lacks it, and so does the mean: not strict.
+        means = {
+            what: [fmean(e) for e in zip(*(getattr(run, what) for run in runs), strict=False)] for what in columns
+        }
+        table.add_row(method, *(" ".join(map(form.format, means[what])) for what, form in columns.items()))
     return table
 
 
@@ -267,32 +318,31 @@ def methods_table(results: Sequence[Result], start: float) -> Table:
 
 
 def judge_claims(results: Sequence[Result], start: float) -> list[Outcome]:
-    """Judge the paper's claims, seed by seed, as far as all methods of a claim have results."""
+    """Judge the paper's claims, seed by seed, as far as both methods of a difference have results."""
     runs = by_method(results)
 
-    def above(claim: str, *pairs: tuple[str, str]) -> Outcome | None:
-        """Return the claim that the first method of each pair has the higher quality."""
-        if any(name not in runs for pair in pairs for name in pair):
-            return None
-        return Outcome(claim, {f"{a} - {b}": Interval.of(differences(runs[a], runs[b])) for a, b in pairs})
+    def paired(claims: dict[str, list[tuple[str, str]]]) -> dict[str, dict[str, list[float]]]:
+        """Return the differences of each claim that the first method of each pair has the higher quality."""
+        return {
+            claim: {f"{a} - {b}": differences(runs[a], runs[b]) for a, b in pairs if a in runs and b in runs}
+            for claim, pairs in claims.items()
+        }
 
-    outcomes = [
-        above("above all pointwise methods", *(("rankbuffer", method) for method in POINTWISE if method in runs)),
-        *near_the_strongest(runs, start),
-        above("dynamic above static, anchors from outside", ("rankbuffer", "rankbuffer_static")),
-        above("static above dynamic, anchors from bootstrap", ("rankbuffer_bootstrap_static", "rankbuffer_bootstrap")),
-        above("coarse-only below", ("rankbuffer", "coarse_only")),
-        above("order-only below", *ORDER_ONLY),
-        above("rules above an LLM that manages the buffer", ("rankbuffer", "llm_buffer")),
-        above("look-ahead does not help", ("llm_buffer", "llm_buffer_look_ahead")),
-        above(
-            "K0 = 4 best, anchors from outside", ("rankbuffer", "rankbuffer_k0_2"), ("rankbuffer", "rankbuffer_k0_7")
-        ),
-    ]
-    return [outcome for outcome in outcomes if outcome and outcome.comparisons]
+    pointwise = {"above all pointwise methods": [("rankbuffer", method) for method in POINTWISE]}
+    values = paired(pointwise) | near_the_strongest(runs, start) | paired(BUFFER_CLAIMS)
+    found = iter(compare([each for claim in values.values() for each in claim.values()]))
+    return [Outcome(claim, {what: next(found) for what in each}) for claim, each in values.items() if each]
 
 
-ORDER_ONLY = (("rankbuffer", "order_only"), ("rankbuffer_bootstrap", "order_only_bootstrap"))
+BUFFER_CLAIMS = {  # the first of each pair has the higher quality
+    "dynamic above static, anchors from outside": [("rankbuffer", "rankbuffer_static")],
+    "static above dynamic, anchors from bootstrap": [("rankbuffer_bootstrap_static", "rankbuffer_bootstrap")],
+    "coarse-only below": [("rankbuffer", "coarse_only")],
+    "order-only below": [("rankbuffer", "order_only"), ("rankbuffer_bootstrap", "order_only_bootstrap")],
+    "rules above an LLM that manages the buffer": [("rankbuffer", "llm_buffer")],
+    "look-ahead does not help": [("llm_buffer", "llm_buffer_look_ahead")],
+    "K0 = 4 best, anchors from outside": [("rankbuffer", "rankbuffer_k0_2"), ("rankbuffer", "rankbuffer_k0_7")],
+}
 
 
 def differences(a: Sequence[Result], b: Sequence[Result]) -> list[float]:
@@ -300,30 +350,36 @@ def differences(a: Sequence[Result], b: Sequence[Result]) -> list[float]:
     return [x.quality - y.quality for x, y in zip(a, b, strict=True)]
 
 
-def near_the_strongest(runs: dict[str, list[Result]], start: float) -> list[Outcome]:
+def near_the_strongest(runs: dict[str, list[Result]], start: float) -> dict[str, dict[str, list[float]]]:
     """Compare RankBuffer with the best ranking method: most of its gain, less than half of its tokens."""
     ranking = [method for method in RANKING if method in runs]
     if not ranking or "rankbuffer" not in runs:
-        return []
+        return {}
     strongest = max(ranking, key=lambda method: fmean(run.quality for run in runs[method]))
     pairs = list(zip(runs["rankbuffer"], runs[strongest], strict=True))
-    kept = Interval.of([mine.quality - start - NEAR * (best.quality - start) for mine, best in pairs])
-    saved = Interval.of([HALF - mine.tokens / best.tokens for mine, best in pairs])
-    return [
-        Outcome("near the strongest ranking method", {f"gain - {NEAR:.0%} of {strongest}'s": kept}),
-        Outcome("at less than half its tokens", {f"{HALF:g} - token ratio to {strongest}": saved}),
-    ]
+    kept = [mine.quality - start - NEAR * (best.quality - start) for mine, best in pairs]
+    saved = [HALF - mine.tokens / best.tokens for mine, best in pairs]
+    return {
+        "near the strongest ranking method": {f"gain - {NEAR:.0%} of {strongest}'s": kept},
+        "at less than half its tokens": {f"{HALF:g} - token ratio to {strongest}": saved},
+    }
 
 
 def claims_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table of claims and their comparisons, where a difference above 0 supports the claim."""
-    table = Table("the paper says of RankBuffer", "difference", Column("mean", justify="right"), "verdict")
-    table.title = "The paper's claims; means are points of true quality unless the difference says otherwise"
+    right = ("mean", "p (Holm)", "seeds to settle")
+    headers = ("the paper says of RankBuffer", "difference", *right[:2], "verdict", right[2])
+    table = Table(*(Column(name, justify="right" if name in right else "left") for name in headers))
+    table.title = (
+        "The paper's claims; means are points of true quality unless the difference says otherwise; p-values are"
+        f" adjusted for {sum(len(outcome.comparisons) for outcome in outcomes)} differences"
+    )
     for outcome in outcomes:
-        for i, (what, interval) in enumerate(outcome.comparisons.items()):
+        for i, (what, each) in enumerate(outcome.comparisons.items()):
             last = i == len(outcome.comparisons) - 1
             claim = outcome.claim if i == 0 else ""
-            table.add_row(claim, what, str(interval), interval.verdict, end_section=last)
+            measured = str(Interval.of(each.values)), f"{each.p:.3f}", each.verdict, each.seeds
+            table.add_row(claim, what, *measured, end_section=last)
     return table
 
 

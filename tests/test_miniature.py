@@ -20,6 +20,7 @@ from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
 from rankbuffer_trl.report import gains
 from rankbuffer_trl.rewards.listwise import Listwise
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
 
@@ -28,12 +29,14 @@ import miniature
 import miniature_groups
 import policy
 from miniature_judge import NoisyRubricJudge
+from miniature_references import REFERENCES, WITHHELD, with_references
 from miniature_report import (
+    CLAIMED,
     OURS,
-    Difference,
     Interval,
     Result,
     claims_table,
+    compare,
     compare_ours,
     differences_table,
     efficiency_figures,
@@ -42,6 +45,7 @@ from miniature_report import (
     holm,
     judge_claims,
     methods_table,
+    outgrown_table,
     refresh,
     student_p,
     whole_seeds,
@@ -78,7 +82,21 @@ def test_an_interval_is_students():
     [([1, 1.1, 0.9], "holds"), ([-1, -1.1, -0.9], "does not hold"), ([-1, 1, 0.5], "open"), ([9], "open: one seed")],
 )
 def test_a_difference_counts_only_beyond_its_interval(values, verdict):
-    assert Interval.of(values).verdict == verdict
+    (alone,) = compare([values])
+    assert alone.verdict == verdict
+
+
+def test_a_difference_of_many_needs_more_than_its_own_interval():
+    values = [1.0, 1.1, 0.3, 1.6]
+    interval = Interval.of(values)
+    assert interval.mean > interval.half
+    (alone,), many = compare([values]), compare([values] * 8)
+    assert (alone.verdict, alone.p) == ("holds", pytest.approx(stats.ttest_1samp(values, 0).pvalue))
+    assert {each.verdict for each in many} == {"open"} and many[0].p == pytest.approx(8 * alone.p)
+    assert (alone.seeds, compare([[9.0]])[0].seeds) == ("", "")
+    enough, few = (student_p(fmean(values), stats.tstd(values), n) for n in (many[0].settle, many[0].settle - 1))
+    assert enough < 0.05 / 8 <= few and many[0].seeds == str(many[0].settle)
+    assert compare([[0.0, 0.0]])[0].seeds == "1,000 or more"
 
 
 def test_the_claims_come_out_as_made():
@@ -125,7 +143,7 @@ def test_tables_and_figures_show_every_method(tmp_path):
     assert list(table.columns[0].cells) == ["rankbuffer", "grpo", "rrc_scr", "coarse_only"]
     assert [family(method) for method in table.columns[0].cells] == ["buffer", "pointwise", "ranking", "ablation"]
     assert next(table.columns[2].cells).startswith("80.50 ± ")
-    cells = list(claims_table(judge_claims(found, 50.0)).columns[3].cells)
+    cells = list(claims_table(judge_claims(found, 50.0)).columns[4].cells)
     assert cells == ["holds", "does not hold", "holds", "holds"], "30 points are less than 95 % of 32"
     for path in efficiency_figures(found, 50.0, tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -145,7 +163,7 @@ def test_a_page_takes_the_tables(tmp_path):
             and "stale" not in text
         )
         assert text.count("| rankbuffer | buffer | 80.50 ± 6.35 | 10 | 100 |  | 1 |") == 1
-        assert text.count("| above all pointwise methods | rankbuffer - grpo | 10.50 ± 6.35 | holds |") == 1
+        assert text.count("| above all pointwise methods | rankbuffer - grpo | 10.50 ± 6.35 | 0.030 | holds |  |") == 1
     refresh(page, [groups_table(found)], "noise-0.3")
     assert page.read_text().startswith(text.removesuffix(ours)) and "kept" not in page.read_text()
     page.write_text("no marks")
@@ -182,23 +200,109 @@ def test_our_rows_are_compared_with_the_papers_seed_by_seed():
         gdpo=[0, 0, 0, 0],  # is no row beside ours
     )
     found = compare_ours(results(**made))
-    verdicts = {(each.ours, each.other): each.verdict for each in found}
+    verdicts = {(each.ours, each.other): each.found.verdict for each in found}
     assert verdicts == {
         ("listwise", "rankbuffer"): "holds",
         ("listwise", "grpo"): "does not hold",
         ("rankbuffer_batch", "rankbuffer"): "open",
         ("rankbuffer_batch", "grpo"): "does not hold",
     }
-    (unsettled,) = (each for each in found if each.verdict == "open")
+    (unsettled,) = (each.found for each in found if each.found.verdict == "open")
     mean, deviation = fmean(unsettled.values), stats.tstd(unsettled.values)
     enough, few = (2 * stats.t.sf(mean / deviation * n**0.5, n - 1) for n in (unsettled.settle, unsettled.settle - 1))
     assert enough < 0.05 / 4 <= few
     table = differences_table(found)
     assert "adjusted for 4 differences" in table.title
     assert list(table.columns[-1].cells) == ["", "", "", str(unsettled.settle)]
-    never = Difference("listwise", "grpo", [0.0, 0.0], 1.0, 1.0, None)
-    assert list(differences_table([never]).columns[-1].cells) == ["1,000 or more"]
     assert list(groups_table(results(grpo=[1, 2])).rows) and family("listwise") == "ours"
+
+
+def test_the_claims_are_adjusted_for_all_their_differences():
+    made = dict(rankbuffer=[80, 70, 75], rankbuffer_static=[79, 69.3, 73.8], coarse_only=[78.9, 69, 74])
+    outcomes = judge_claims(results(**made), 50.0)
+    found = [next(iter(each.comparisons.values())) for each in outcomes]
+    raw = [stats.ttest_1samp(each.values, 0).pvalue for each in found]
+    assert [each.p for each in found] == pytest.approx(holm(raw))
+    table = claims_table(outcomes)
+    assert "adjusted for 2 differences" in table.title
+    assert list(table.columns[3].cells) == [f"{p:.3f}" for p in holm(raw)]
+
+
+@pytest.mark.parametrize("references", REFERENCES)
+def test_references_are_as_many_and_in_order(howto, references):
+    queries = miniature.Dataset.from_list(howto)
+    quality = miniature.true_quality(queries)
+    for row, written in zip(with_references(queries, references), howto, strict=True):
+        assert row | {"responses": 0} == written | {"responses": 0}, "ids, prompts and rubrics are the same"
+        worth = [quality(row["query_id"], text) for text in row["responses"]]
+        assert worth == sorted(worth) and len(set(row["responses"])) == 7
+        if references == "written":
+            assert worth[-1] == 100 and row["responses"] == written["responses"]
+        else:
+            withheld = written["responses"][-WITHHELD:]
+            assert worth[-1] < min(quality(row["query_id"], text) for text in withheld)
+            assert not set(withheld) & set(row["responses"])
+
+
+def test_runs_of_different_references_are_never_mixed(tmp_path, tiny_policy, monkeypatch):
+    monkeypatch.setattr(miniature, "measure_start", lambda settings: (0.5, 0.1))
+    monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
+    settings = miniature.Settings("p", 3, 2, learning_rate=1e-3, samples=1, noise=0.1)
+    made = tmp_path / "settings.json"
+    assert miniature.prepare(tmp_path, settings) == (0.5, 0.1)
+    older = json.loads(made.read_text())
+    assert older.pop("references") == "written"
+    made.write_text(json.dumps(older))
+    assert miniature.prepare(tmp_path, settings) == (0.5, 0.1), "made before there was a choice"
+    with pytest.raises(ValueError, match="other settings \\(references\\)"):
+        miniature.prepare(tmp_path, replace(settings, references="weak"))
+
+
+def test_a_comparison_of_claims_has_a_row_for_each():
+    assert miniature.parse(["--claims"]).methods == CLAIMED and set(CLAIMED) < set(miniature.ALL)
+    outcomes = judge_claims(results(**{method: [1.0, 2.0] for method in CLAIMED}), 0.0)
+    assert sum(len(outcome.comparisons) for outcome in outcomes) == 12, "16 less DAPO, Dr. GRPO, GPG and look-ahead"
+
+
+def test_the_report_of_weak_references_has_a_place_of_its_own(tmp_path):
+    page, folder = tmp_path / "results" / "miniature.md", tmp_path / "weak-0.09"
+    page.parent.mkdir()
+    folder.mkdir()
+    page.write_text(
+        "<!-- tables: begin -->\nkept\n<!-- tables: end -->\n<!-- weak-0.09: begin -->\n<!-- weak-0.09: end -->\n"
+    )
+    words = ["--claims", "--references", "weak", "--seeds", "2", "--output_dir", folder, "--docs", tmp_path]
+    arguments = miniature.parse([str(word) for word in words])
+    found = results(**{method: [60 + i, 61 + i] for i, method in enumerate(CLAIMED)})
+    line = miniature.report(found, arguments, 25.0, miniature.Console(width=200))
+    assert line["claims"]["order-only below"] == "does not hold" and line["seeds"] == 2
+    kept, _, ours = page.read_text().partition("<!-- weak-0.09: begin -->")
+    assert "kept" in kept and "| rankbuffer_k0_7 |" in ours and "rollouts truly better than the best reference" in ours
+    assert (folder / "miniature_tokens.png").is_file(), "the images of the page show the first comparison"
+
+
+def test_rollouts_above_all_anchors_are_counted_by_epoch(tmp_path, howto):
+    row = howto[0]
+    weak, best = with_references(miniature.Dataset.from_list(howto[:1]), "weak")[0], row["responses"][-1]
+    rubrics = tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row["rubrics"])
+    asked = Query(row["query_id"], row["prompt"], rubrics, tuple(weak["responses"]))
+    judge = Judge(NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.0))
+    store, buffer = BufferStore(tmp_path / "live.sqlite"), None
+    assert miniature.measure_saturation(store) == [], "no buffers"
+    for step, texts in enumerate(((best, weak["responses"][1]), (best, weak["responses"][1]))):
+        group = RolloutGroup(asked, tuple(Rollout(i, text) for i, text in enumerate(texts)), step, epoch=step)
+        score = asyncio.run(RankBuffer().score(group, buffer, judge))
+        store.commit(step, [(group, score)])
+        buffer = score.after
+    assert miniature.measure_saturation(store) == [0.5, 0.0], "the best rollout of the first epoch is now an anchor"
+    *_, better = miniature.measure_groups(store, [weak])
+    store.close()
+    assert better == [0.5, 0.5], "but no reference"
+    table = outgrown_table(
+        [replace(result("rankbuffer", 0, 1), better=better, saturated=[0.5, 0.0]), result("grpo", 0, 1)]
+    )
+    cells = [list(column.cells) for column in table.columns[1:]]
+    assert cells == [["50% 50%", ""], ["50% 0%", ""], ["0.90 0.80", "0.90 0.80"]]
 
 
 def test_repeats_and_accuracy_of_a_run_are_read_from_its_store(tmp_path, howto):
@@ -216,8 +320,9 @@ def test_repeats_and_accuracy_of_a_run_are_read_from_its_store(tmp_path, howto):
     for step, (texts, rewards) in enumerate(groups):
         group = RolloutGroup(asked, tuple(Rollout(i, text) for i, text in enumerate(texts)), step, epoch=step)
         store.commit(step, [(group, GroupScore(rewards))])
-    repeats, cosines = miniature.measure_groups(store, [row])
+    repeats, cosines, better = miniature.measure_groups(store, [row])
     store.close()
+    assert better == [0, 0], "no rollout is better than the best reference"
     assert repeats == [0.5, round(2 / 3, 4)], "unscored rollouts do not count"
     worths = [quality(row["query_id"], text) for text in groups[0][0]]
     assert cosines[0] == pytest.approx(stats.pearsonr(worths, groups[0][1]).statistic, abs=1e-4)
@@ -314,6 +419,7 @@ def test_a_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
     assert (found.method, found.seed, found.failures, len(found.curve)) == ("rankbuffer", 3, 0, 1)
     assert 8 <= found.calls <= 12 and found.tokens > 500 and found.anchors >= 4
     assert 0 <= found.quality < 60, "an untrained policy"
+    assert [len(each) for each in (found.better, found.saturated)] == [1, 1] and found.better[0] < 1
     assert not folder.exists()
     replace(run, keep=True)()
     assert (folder / "_rankbuffer" / "live.sqlite").is_file(), "kept for a report"
