@@ -155,19 +155,6 @@ WILDBENCH = Source(
 SOURCES = (LLMBAR, REPEATS, WILDBENCH)
 
 
-def number(winner: object) -> float:
-    """Return 1 for the verdict "1", -1 for "2", and NaN for anything else."""
-    return {"1": 1.0, "2": -1.0}.get(str(winner), np.nan)
-
-
-def rows(path: Path) -> list[dict]:
-    """Return the pairs of a file of LLMBar, each with its last answers as `last`."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    for row in found:
-        row["last"] = row["results"][-1]  # a template of several steps stores each step, and the verdict last
-    return found
-
-
 def llmbar(records: Path, source: Source = LLMBAR) -> Iterator[Verdicts]:
     """Yield the verdicts in LLMBar, those of ratings included. Its four adversarial sets count as one."""
     grouped: dict[tuple[str, str, str], list[dict]] = {}
