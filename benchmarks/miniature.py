@@ -317,7 +317,7 @@ def measure_saturation(store: BufferStore) -> list[float]:
     The list is empty if the method has no buffers, or if the judge does not see the anchors.
     """
     saturated = defaultdict(list)
-    for visit in chain(*gains.visits(store).values()) if gains.comparable(store) else ():
+    for visit in chain(*gains.visits(store).values()):
         if visit.above:
             highest = list(visit.above.values())[-1]
             saturated[visit.epoch] += [i < highest for i in range(visit.placed)]
