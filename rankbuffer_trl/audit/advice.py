@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ..errors import RankBufferError, SettingsError
+from ..rewards.looks import mean_places
 from .expected import METHODS, G, Judged, Rewards, draw, tau, tied
 from .fit import LABELS, Fit, Label, label_agreement
 from .model import QueryLooks
@@ -101,8 +102,6 @@ class Advice:
             The recipe that the rule without an audit takes; `None` if nothing fits.
         advised (`str`, *optional*):
             The recipe that the audit advises; `None` if nothing fits, or if it refuses to choose.
-        kappa (`float`):
-            The estimate on which the alarm depends.
         alarm (`bool`):
             Whether lists and pairs seem to settle on different opinions.
         sentences (`Sequence[str]`):
@@ -112,7 +111,6 @@ class Advice:
     rows: Sequence[MethodRow]
     rule: str | None
     advised: str | None
-    kappa: float
     alarm: bool
     sentences: Sequence[str]
 
@@ -170,7 +168,7 @@ def advise(
         sentences.insert(0, f"Lists and pairs settle on different opinions (kappa {fit.model.kappa:.2f}).")
     if rule and not advised:
         sentences.append(missing)
-    return Advice(rows, rule, advised, fit.model.kappa, alarm, sentences)
+    return Advice(rows, rule, advised, alarm, sentences)
 
 
 def choose(
@@ -232,10 +230,11 @@ def predict(fit: Fit, looks: Sequence[QueryLooks]) -> tuple[Taus, Mapping[str, R
         center = judged.tau(rewards[recipe])
         first, *others = (one.tau(method(one)) for one in draws)
         taus[recipe] = (center, np.clip(center + np.array(others) - first, -1, 1))
-    rated = [one for one in looks if len(scores_of(one)) == G and heard(one)]
+    rated = [one for one in looks if len(one.ratings) == G and one.orders]
     if len(rated) > 1:
-        scores = np.array([scores_of(one) for one in rated])
-        agree = tau(scores, np.array([consensus(one) for one in rated]))
+        scores = np.array([one.ratings for one in rated])
+        places = [mean_places(one.orders) for one in rated]
+        agree = tau(scores, np.array([[float(place[i]) for i in range(G)] for place in places]))
         resampled = np.random.default_rng(0).choice(agree, (len(fit.draws), len(agree))).mean(1)
         four, allowed = taus[LISTS[-1]]
         taus[POINTWISE] = (float(disattenuated(agree.mean(), np.array(four))), disattenuated(resampled, allowed))
@@ -258,21 +257,6 @@ def tabulate(
         fits = (price if in_price and price is not None else tokens) <= budget
         rows.append(MethodRow(recipe, found.pairs, center, low, high, tied(found.places), tokens, hours, price, fits))
     return sorted(rows, key=lambda row: -row.tau)
-
-
-def heard(one: QueryLooks) -> list[tuple[int, ...]]:
-    """Return the valid orders of a query, worst to best."""
-    return [order for _, order in one.lists if order is not None]
-
-
-def scores_of(one: QueryLooks) -> list[float]:
-    """Return the ratings of a query; none if one of them failed."""
-    return [] if None in one.scores else [score for score in one.scores if score is not None]
-
-
-def consensus(one: QueryLooks) -> list[float]:
-    """Return the mean place of each response in the valid orders of a query."""
-    return [sum(order.index(i) for order in heard(one)) / len(heard(one)) for i in range(one.n)]
 
 
 def attenuated(agreement: float, share: float) -> float:

@@ -271,7 +271,7 @@ class Evidence:
 
     def __init__(self, looks: Sequence[QueryLooks], only: Collection[tuple[int, int, int]] | None = None) -> None:
         self.queries = len(looks)
-        self.sizes = sorted({len(order) for one in looks for _, order in one.lists if order})
+        self.sizes = sorted({len(order) for one in looks for order in one.orders})
         ends = np.cumsum([0, *(2 * n * n for n in self.sizes)]).tolist()
         start = dict(zip(self.sizes, ends[:-1], strict=True))  # of each size of list in the table of `list_chances`
         self.twos: list[tuple[int, int, int]] = []

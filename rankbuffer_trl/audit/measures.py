@@ -67,7 +67,7 @@ def lists_tau(answers: QueryVerdicts) -> float | None:
     A judge that ranks by place alone gets less than 0, whether it likes the first places, the ends or the middle. For
     that all four are needed: a list and its reverse agree where a judge likes the ends.
     """
-    orders = [order for _, order in answers.looks.lists if order is not None]
+    orders = answers.looks.orders
     if len(orders) < LISTS:
         return None
     return mean([ordering_tau(one, other) for one, other in combinations(orders, 2)])
@@ -114,22 +114,16 @@ def label_share(answers: QueryVerdicts) -> float | None:
     return fmean(won) if straight and crossed else None
 
 
-def ratings(answers: QueryVerdicts) -> list[float] | None:
-    """Return the ratings of all samples, `None` if one is missing."""
-    scores = [score for score in answers.looks.scores if score is not None]
-    return scores if len(scores) == answers.n else None
-
-
 def ratings_with_lists(answers: QueryVerdicts) -> float | None:
     """Return the tau-b of the ratings with the mean places in the lists."""
-    places, scores = answers.places, ratings(answers)
-    return None if places is None or scores is None else tau_b(scores, places)
+    places, ratings = answers.places, answers.looks.ratings
+    return tau_b(ratings, places) if places and ratings else None
 
 
 def tied_ratings(answers: QueryVerdicts) -> float | None:
     """Return the share of samples whose rating another sample has, too."""
-    scores = ratings(answers)
-    return None if scores is None else fmean(scores.count(score) > 1 for score in scores)
+    ratings = answers.looks.ratings
+    return mean([float(ratings.count(rating) > 1) for rating in ratings])
 
 
 @dataclass(frozen=True)

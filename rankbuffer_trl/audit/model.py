@@ -48,6 +48,17 @@ class QueryLooks:
         shown = [i for order, _ in self.lists for i in order] + [i for pair, _ in self.pairs for i in pair]
         return max([*shown, len(self.scores) - 1], default=-1) + 1
 
+    @property
+    def orders(self) -> list[tuple[int, ...]]:
+        """The valid orders, each from worst to best."""
+        return [order for _, order in self.lists if order is not None]
+
+    @property
+    def ratings(self) -> list[float]:
+        """The ratings of all responses; empty if one of them failed."""
+        ratings = [score for score in self.scores if score is not None]
+        return ratings if len(ratings) == len(self.scores) else []
+
 
 @dataclass(frozen=True)
 class JudgeModel:
