@@ -223,7 +223,7 @@ def check_score(score: Any) -> int:
 @lru_cache(maxsize=256)  # a group of eight has 255 sets of ids
 def permutation_grammar(ids: tuple[int, ...]) -> str:
     """Return an EBNF of `{"order": [...]}` over all permutations of `ids`: one rule per set of ids left."""
-    return "\n".join([rf'root ::= "{{\"order\": [" {rule_of(ids)} "]}}"', *permutation_rules(ids)])
+    return "\n".join([rf'root ::= "{{\"order\": [" {rule_of(range(len(ids)))} "]}}"', *permutation_rules(ids)])
 
 
 @lru_cache(maxsize=256)  # buffers have few sizes
@@ -247,15 +247,15 @@ def permutation_rules(ids: Sequence[int]) -> list[str]:
     """Return the rules of all permutations of `ids`, separated by commas. The first one stands for all `ids`."""
     lines = []
     for n in range(len(ids), 1, -1):
-        for left in combinations(ids, n):
-            rest = (f'"{i}, " {rule_of(j for j in left if j != i)}' for i in left)
+        for left in combinations(range(len(ids)), n):
+            rest = (f'"{ids[place]}, " {rule_of(each for each in left if each != place)}' for place in left)
             lines.append(f"{rule_of(left)} ::= {' | '.join(rest)}")
-    return lines + [f'{rule_of([i])} ::= "{i}"' for i in ids]
+    return lines + [f'{rule_of([place])} ::= "{i}"' for place, i in enumerate(ids)]
 
 
 def rule_of(left: Iterable[int]) -> str:
-    """Return the name of the rule of the permutations of `left`."""
-    return "left_" + "_".join(map(str, left))
+    """Return the name of the rule of the ids at the places `left`. A long name would double the grammar."""
+    return f"r{sum(1 << place for place in left)}"
 
 
 def either(values: Iterable[int | str]) -> str:
