@@ -463,8 +463,10 @@ class Typed:
     seed: int = 0
     name = "typed"
     responses_needed = 0
+    score = calls = most_shown = first_questions = Shortlist.score
 
 
+MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown", "first_questions")
 NUMBERS = st.sampled_from([0, 4, -1, 10**400, 0.5, -0.0, 1e308, math.nan, math.inf, -math.inf])
 VALUES = NUMBERS | st.sampled_from([True, False, None, "", "4", "false", "a", [], (), [1], ["a"], ["a", 1], {}])
 
@@ -530,11 +532,21 @@ def test_a_value_that_does_not_fit_is_named(name, arguments, message):
 
 
 def test_an_annotation_that_cannot_be_evaluated_is_left_to_the_class():
-    unknown = dataclasses.make_dataclass("Unknown", [("size", "Missing"), ("k0", int, 4)], frozen=True)
+    members = {member: getattr(Shortlist, member) for member in MEMBERS}
+    fields = [("size", "Missing"), ("k0", int, 4)]
+    unknown = dataclasses.make_dataclass("Unknown", fields, namespace=members, frozen=True)
     globals()["Unknown"] = unknown
     assert load_method("test_methods.Unknown", {"size": "any"}, seed=0) == unknown("any")
     with pytest.raises(SettingsError, match="an integer for 'k0'"):
         load_method("test_methods.Unknown", {"size": "any", "k0": "4"}, seed=0)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_method_that_lacks_a_member_is_refused(member, monkeypatch):
+    assert load_method("test_methods.Shortlist", {}, seed=0) == Shortlist()
+    monkeypatch.delattr(Shortlist, member)
+    with pytest.raises(SettingsError, match=f"'test_methods.Shortlist' has no {member}: add to the class what"):
+        load_method("test_methods.Shortlist", {}, seed=0)
 
 
 def test_a_bug_in_a_methods_file_is_no_unknown_method(tmp_path, monkeypatch):

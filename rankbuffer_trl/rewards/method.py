@@ -7,6 +7,7 @@ holds such a class, and a recipe that names it: `method: my_package.my_file.MyMe
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from importlib import import_module
+from inspect import get_annotations
 from pkgutil import iter_modules
 from typing import Any, ClassVar, Protocol
 
@@ -143,10 +144,18 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
             The run's seed, for methods that have an argument `seed`.
 
     Raises:
-        [`SettingsError`]: if there is no such method or no such argument, or if a value does not fit.
+        [`SettingsError`]: if there is no such method or no such argument, if a value does not fit, or if the class
+            lacks a member of [`RewardMethod`].
     """
     cls = find_method(name)
-    return cls(**check_arguments(cls, name, arguments, "method_args", {"seed": seed}))
+    method: RewardMethod = cls(**check_arguments(cls, name, arguments, "method_args", {"seed": seed}))
+    members = (each for each in (*get_annotations(RewardMethod), *vars(RewardMethod)) if not each.startswith("_"))
+    if missing := [each for each in members if not hasattr(method, each)]:
+        raise SettingsError(
+            f"the reward method {name!r} has no {', '.join(missing)}: add to the class what"
+            " rankbuffer_trl/rewards/method.py describes under this name"
+        )
+    return method
 
 
 def find_method(name: str) -> type[Any]:
