@@ -335,9 +335,10 @@ def test_the_interval_of_a_share_is_wilsons(values):
 class NumberJudge:
     """The judge that knows the truth, named in settings. It writes down what it answers, and may kill the process."""
 
-    kill_at: int = 10**9
-    record: str = ""
-    fail: bool = False
+    kill_at: int = field(default=10**9, compare=False)
+    record: str = field(default="", compare=False)
+    fail: bool = field(default=False, compare=False)
+    version: str = "numbers-1"
     name = "number judge"
     model = "numbers"
     asked: ClassVar[list[str]] = []
@@ -504,6 +505,19 @@ def test_a_kill_loses_no_paid_answer(folder, command, mode, tmp_path):
     for found in (one, two):
         found.get("replayed", {"totals": {}})["totals"].pop("seconds", None)
     assert one == two
+
+
+@pytest.mark.parametrize("mode", [("--mode", "duel"), ("--method", "rankbuffer")], ids=["duel", "replay"])
+def test_the_answers_of_a_client_with_other_arguments_do_not_count(folder, command, mode):
+    run, data = folder
+
+    def asked(*arguments) -> int:
+        command("--run_dir", run, "--dataset_name", data, *NUMBERS, *mode, *arguments)
+        return len(NumberJudge.asked)
+
+    other = ("--judge_client_args", '{"version": "numbers-2"}')
+    first = asked()
+    assert first > 20 and [asked(*other), asked(*other), asked()] == [first, 0, 0]
 
 
 @pytest.mark.parametrize(

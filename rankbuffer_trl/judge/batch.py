@@ -246,6 +246,8 @@ async def ask_many(
 def hash_question(judge: Judge, question: Asked, model: str | None = None) -> str:
     """Hash the request that a judge makes of a question, see [`hash_request`].
 
+    A client that is no server has no fields of a request. Its arguments count instead, see [`arguments_of`].
+
     Args:
         judge (`Judge`):
             The judge that is asked.
@@ -256,7 +258,8 @@ def hash_question(judge: Judge, question: Asked, model: str | None = None) -> st
     """
     client = next(iter(servers_of(judge)), None)
     model = model or (client.model if client else judge.client.name)
-    return hash_request(model, question.chat(judge.guard), fields_of(client, question) if client else {})
+    fields = fields_of(client, question) if client else judge.client_arguments
+    return hash_request(model, question.chat(judge.guard), fields)
 
 
 def hash_request(model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> str:

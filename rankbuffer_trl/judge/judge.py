@@ -1,8 +1,10 @@
 """Ask a judge: a question goes in, a parsed verdict comes out, and the ledger records every attempt."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol
 
@@ -59,6 +61,18 @@ class ChatClient(Protocol):
         """Release connections."""
 
 
+def arguments_of(client: ChatClient) -> dict[str, Any]:
+    """Return what a client was made with, if it is a dataclass. A logged answer counts for the same arguments only.
+
+    Which argument changes the answers is not known. So all of them count, except fields with `compare=False`. A value
+    that JSON cannot hold, such as a lock, counts by its class.
+    """
+    if not is_dataclass(client):
+        return {}
+    arguments = {each.name: getattr(client, each.name) for each in fields(client) if each.init and each.compare}
+    return json.loads(json.dumps(arguments, skipkeys=True, default=lambda value: type(value).__name__))
+
+
 class Judge:
     """Ask questions of a chat client and keep the ledger.
 
@@ -107,6 +121,7 @@ class Judge:
         on_call: Callable[[Call], None] | None = None,
     ):
         self.client = client
+        self.client_arguments = arguments_of(client)  # a copy, because a client may change its fields while it answers
         self.max_attempts = max_attempts
         self.guard = guard
         self.method = method
