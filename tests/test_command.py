@@ -1,11 +1,13 @@
 """The command `rankbuffer-train`: recipes and their bases, the help, a resume, the last lines, errors of one line."""
 
+import importlib.machinery
 import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import types
 from dataclasses import fields
 
 import pytest
@@ -192,6 +194,37 @@ def test_the_dry_run_says_what_is_pushed_where(tmp_path, monkeypatch, capsys):
 def test_no_recipe_pushes_by_itself():
     for path in RECIPES.rglob("*.yaml"):
         assert not read_recipe(path).get("push_to_hub"), path
+
+
+# Weights & Biases
+
+
+def test_a_login_that_is_missing_is_named_before_anything_is_loaded(monkeypatch, capsys):
+    """The stand-in does what the library does without a terminal. The library itself is an extra."""
+    asked = []
+
+    def login(**arguments):
+        asked.append(arguments)
+        if "WANDB_API_KEY" not in os.environ:
+            raise wandb.Error("No API key configured.\nUse `wandb login` to log in.")
+        return True
+
+    wandb = types.ModuleType("wandb")
+    wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    wandb.Error, wandb.run, wandb.login = type("Error", (Exception,), {}), None, login
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    words = ["--config", "paper/rankbuffer.yaml", "--dataset_name", str(QUICKSTART / "howto.jsonl"), "--dry_run"]
+    words += ["--num_processes", "8", *CPU]
+    command.main(words)
+    assert not asked
+    with pytest.raises(SystemExit) as stop:
+        command.main([*words, "--report_to", "wandb"])
+    said = "rankbuffer-train: report_to: wandb cannot log in (No API key configured. Use `wandb login` to log in.):"
+    assert stop.value.code.startswith(said) and "\n" not in stop.value.code
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    command.main([*words, "--report_to", "wandb"])
+    assert asked == [{"verify": False}] * 2 and "[dry run]" in capsys.readouterr().out
 
 
 # The budget

@@ -109,6 +109,28 @@ def push_line(args: RankBufferConfig) -> str:
     return f"hub: policy, buffers and card go to {where} ({readers}), {args.hub_strategy.value}; a login is there"
 
 
+def log_in(args: RankBufferConfig) -> None:
+    """Log in to Weights & Biases if `report_to` names it. The trainer would do so only after the policy is loaded.
+
+    On a terminal, the library of Weights & Biases asks for a key that is missing. The servers are not asked to verify
+    the key, so an offline machine passes.
+
+    Raises:
+        [`SettingsError`]: if there is no valid key, and no terminal to ask for one.
+    """
+    if "wandb" not in args.report_to:
+        return
+    import wandb  # an extra of this package
+
+    try:
+        wandb.login(verify=False)
+    except wandb.Error as error:
+        raise SettingsError(
+            f"report_to: wandb cannot log in ({' '.join(str(error).split())}): run `wandb login`, or export"
+            " WANDB_API_KEY or WANDB_MODE=offline"
+        ) from error
+
+
 def find_start(args: RankBufferConfig) -> tuple[str | None, int]:
     """Return the checkpoint to resume from and its step, or `None` and 0 for a new run.
 
@@ -150,6 +172,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     queries, eval_queries = load_data(script_args, training_args)
     batches = Batches(training_args, len(queries), None if eval_queries is None else len(eval_queries))
     pushes = on_main_process(lambda: push_line(training_args))  # it alone pushes
+    on_main_process(lambda: log_in(training_args))  # it alone logs
     if training_args.dry_run:
         say("dry run", [*batches.lines(), pushes])
         return
