@@ -42,6 +42,7 @@ def training(launched: Launch, processes: int):
     assert call.argv[0] == "launch"
     assert (accelerate.num_processes or load_config_from_file(accelerate.config_file).num_processes) == processes
     assert accelerate.training_script == "recipes/train_rankbuffer.py"
+    assert bool(accelerate.quiet) == (processes == 1), "it has no effect on several processes"
 
     dry = launched.calls[[call.name for call in launched.calls].index("python")]
     plan = ["--dry_run", "--num_processes", str(processes)]

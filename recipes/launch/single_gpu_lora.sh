@@ -36,5 +36,6 @@ ARGUMENTS=(
     --vllm_mode colocate --vllm_gpu_memory_utilization 0.45 --vllm_max_model_length 8192 "$@"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 1
+# --quiet leaves out accelerate's own traceback after an error. Those of the training stay.
 train env CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-0}" \
-    accelerate launch --config_file accelerate_configs/single.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"
+    accelerate launch --quiet --config_file accelerate_configs/single.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"
