@@ -441,6 +441,7 @@ def test_a_refused_group_is_asked_about_once_more_in_halves():
     score, calls, _ = visit(RankBufferBatch(), group, None, refusing(2600, asked))
     assert asked == [8, 8, 4, 4, 4, 4]
     assert sum(call.failed for call in calls) == 2
+    assert len(calls) == 6 and RankBufferBatch().calls(group, first=True) == (2, 2), "the estimate has no second round"
     assert None not in score.rewards and sorted(score.positions) == list(range(8))
     asked.clear()
     score, *_ = visit(RankBufferBatch(), group, None, refusing(1200, asked))
