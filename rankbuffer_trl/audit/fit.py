@@ -49,14 +49,15 @@ Label = tuple[str, int, int]  # query, better response, worse response
 STEPS = np.linspace(-5, 5, 72)
 GRID, CELLS = 0.3 * np.sinh(STEPS), 0.3 * np.cosh(STEPS) * (STEPS[1] - STEPS[0])
 NODES, CHANCES = np.polynomial.hermite_e.hermegauss(7)  # of log W / spread
-CHANCES /= CHANCES.sum()
+TURNS = (-1, 1)  # of (factor - 1) / wander; these two have the mean and the variance of a standard normal
+CHANCES = np.tile(CHANCES / CHANCES.sum(), len(TURNS)) / len(TURNS)
 
-# The parameters are log list_noise, list_bias, list_middle, log crowd, pair_bias, kappa, log spread.
-CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.4), 0, 1, np.log(0.3)])
-WIDTH = np.array([1, 1, 1, 0.5, 1, 0.3, 0.5])
-LOWEST = np.array([-3.5, -4, -4, -2, -4, -1, -4])
-HIGHEST = np.array([1.5, 4, 4, 3, 4, 1, 0])
-IS_KAPPA = np.arange(7) == 5
+# The parameters are log list_noise, list_bias, list_middle, log crowd, pair_bias, kappa, log spread, log wander.
+CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.4), 0, 1, np.log(0.3), np.log(0.2)])
+WIDTH = np.array([1, 1, 1, 0.5, 1, 0.3, 0.5, 0.7])
+LOWEST = np.array([-3.5, -4, -4, -2, -4, -1, -4, -4])
+HIGHEST = np.array([1.5, 4, 4, 3, 4, 1, 0, 0])
+IS_KAPPA = np.arange(8) == 5
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,10 @@ def _draws(
 
 
 def _model(theta: np.ndarray) -> JudgeModel:
-    log_noise, list_bias, list_middle, log_crowd, pair_bias, kappa, log_spread = theta.tolist()
-    list_noise, pair_noise, spread = np.exp([log_noise, log_noise - log_crowd, log_spread]).tolist()
-    return JudgeModel(list_noise, list_bias, list_middle, pair_noise, pair_bias, min(max(kappa, -1.0), 1.0), spread)
+    log_noise, list_bias, list_middle, log_crowd, pair_bias, kappa, *logs = theta.tolist()
+    list_noise, pair_noise, spread, wander = np.exp([log_noise, log_noise - log_crowd, *logs]).tolist()
+    kappa = min(max(kappa, -1.0), 1.0)
+    return JudgeModel(list_noise, list_bias, list_middle, pair_noise, pair_bias, kappa, spread, wander)
 
 
 def lasting_bound(fit: Fit, looks: Sequence[QueryLooks], labels: Sequence[Label], seed: int = 0) -> Estimate:
@@ -299,7 +301,7 @@ class Evidence:
         longest = max(map(len, rows), default=0)
         self.rows = np.array([row + [ends[-1]] * (longest - len(row)) for row in rows], dtype=np.intp)
         self.kinds = np.array(kinds, dtype=np.intp)
-        self.list_chances = lru_cache(maxsize=5)(self._list_chances)
+        self.list_chances = lru_cache(maxsize=10)(self._list_chances)
         self._meet()
 
     def _meet(self) -> None:
@@ -332,7 +334,7 @@ class Evidence:
         return chances
 
     def chances(self, model: JudgeModel, truth: float | None = None) -> np.ndarray:
-        """Return the probability of all verdicts on each two responses, given `W` at each of `NODES`.
+        """Return the probability of all verdicts on each two responses, given a query's factor and spread.
 
         Args:
             model (`JudgeModel`):
@@ -342,8 +344,12 @@ class Evidence:
                 verdicts and of the first response being better in truth.
 
         Returns:
-            `np.ndarray`: shape `(len(twos) + 1, len(NODES))`. The last row is 1.
+            `np.ndarray`: shape `(len(twos) + 1, len(CHANCES))`. The columns are `TURNS` by `NODES`. The last row is 1.
         """
+        return np.hstack([self._chances(model.at(1 + model.wander * turn), truth) for turn in TURNS])
+
+    def _chances(self, model: JudgeModel, truth: float | None) -> np.ndarray:
+        """Return the columns of [`chances`] for one factor."""
         spreads = np.sqrt(2) * np.exp(model.spread * NODES)[:, None]
         density = np.exp(-((GRID / spreads) ** 2) / 2) * CELLS
         density /= density.sum(axis=1, keepdims=True)
