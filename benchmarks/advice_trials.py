@@ -39,7 +39,7 @@ from rankbuffer_trl.audit.expected import METHODS, Errors, G, Judged, draw, tau
 from rankbuffer_trl.audit.fit import Fit, Label, fit_judge, label_agreement
 from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
 
-WANDER = 0.3  # standard deviation, over queries, of the place bias as a share of its mean
+BIAS_SPREAD = 0.3  # standard deviation, over queries, of the place bias as a share of its mean
 QUERIES, LISTS_ASKED, PAIRS_ASKED = 50, 4, 4
 BUDGETS = (0.25, 0.45, 0.8, 1.05)
 COSTS = MethodCosts(4000, in_list=(3600, 31), in_pair=(1220, 9), tokens_per_second=1000)  # docs/results/judge_cost.md
@@ -112,7 +112,7 @@ def random_judge(
         pair_bias=bias / in_pair,
         kappa=min((1 + both[0] * both[1]) / in_list / in_pair, 1.0),
         spread=0.4,
-        wander=WANDER,
+        bias_spread=BIAS_SPREAD,
     )
     return Simulated(model, both, (alone[0], alone[1]), errors)
 
@@ -141,7 +141,7 @@ def audited(judge: Simulated, rng: np.random.Generator) -> tuple[list[QueryLooks
         turned = np.roll(shuffled, G // 2)
         shown = [shuffled, shuffled[::-1], turned, turned[::-1]]
         shown += [partners[2 * k : 2 * k + 2][::step] for k in range(PAIRS_ASKED) for step in (1, -1)]
-        factor, answers = 1 + judge.model.wander * rng.standard_normal(), []
+        factor, answers = 1 + judge.model.bias_spread * rng.standard_normal(), []
         for ids in shown:
             n = len(ids)
             gains = factor * np.array([judge.model.gain(slot, n) for slot in range(n)])

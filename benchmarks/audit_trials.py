@@ -33,7 +33,7 @@ def random_judge(
     crowd: tuple[float, float] = (1, 2),
     spread: float = 0.4,
     bias: float = 0.5,
-    wander: float = 0.3,
+    bias_spread: float = 0.3,
 ) -> JudgeModel:
     """Draw a judge.
 
@@ -49,7 +49,7 @@ def random_judge(
             Standard deviation of the logarithm of a group's spread.
         bias (`float`, *optional*, defaults to `0.5`):
             The largest place bias, in the unit of quality.
-        wander (`float`, *optional*, defaults to `0.3`):
+        bias_spread (`float`, *optional*, defaults to `0.3`):
             Standard deviation, over queries, of the factor that multiplies the place bias.
     """
     noise = rng.uniform(0.03, 0.3)
@@ -67,7 +67,7 @@ def random_judge(
         pair_bias=place / in_pair,
         kappa=(QUALITY**2 + factor * lasting) / (in_list * in_pair),
         spread=spread,
-        wander=wander,
+        bias_spread=bias_spread,
     )
 
 
@@ -106,7 +106,7 @@ def ask(
     gains = {size: np.array([model.gain(slot, size) for slot in range(size)]) for size in (2, n)}
     looks = []
     for q in range(queries):
-        factor = 1 + model.wander * rng.standard_normal()
+        factor = 1 + model.bias_spread * rng.standard_normal()
         shuffled, partners = rng.permutation(n), rng.permutation(n)
         turned = np.roll(shuffled, n // 2)
         shown = [shuffled, shuffled[::-1], turned, turned[::-1]][:lists]
@@ -130,7 +130,7 @@ def ask(
 def tau_once(model: JudgeModel, n: int) -> float:
     """Return Kendall's tau of the order of one prompt with `n` responses against the settled opinion."""
     turns = np.linspace(-2.5, 2.5, 11)
-    taus = [tau_of_query(model.at(1 + model.wander * turn), n) for turn in turns]
+    taus = [tau_of_query(model.at(1 + model.bias_spread * turn), n) for turn in turns]
     return float(np.average(taus, weights=np.exp(-(turns**2) / 2)))
 
 
@@ -156,7 +156,7 @@ MEASURES: dict[str, Callable[..., float]] = {
     "crowd (log)": lambda model: math.log(model.crowd),
     "kappa": lambda model: model.kappa,
     "spread": lambda model: model.spread,
-    "wander (log)": lambda model: math.log(model.wander),
+    "bias_spread (log)": lambda model: math.log(model.bias_spread),
     "tau list": lambda model: tau_once(model, CROWD),
     "tau pair": lambda model: tau_once(model, 2),
 }

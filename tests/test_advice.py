@@ -34,7 +34,14 @@ from judge_replay import ROWS, Replay, Row
 from simulated_judge import JudgeErrors, World
 
 JUDGE = JudgeModel(
-    list_noise=0.5, list_bias=0.4, list_middle=0.2, pair_noise=0.4, pair_bias=0.3, kappa=0.99, spread=0.3, wander=0.2
+    list_noise=0.5,
+    list_bias=0.4,
+    list_middle=0.2,
+    pair_noise=0.4,
+    pair_bias=0.3,
+    kappa=0.99,
+    spread=0.3,
+    bias_spread=0.2,
 )
 COSTS = MethodCosts(groups=1000, in_list=(3600, 30), in_pair=(1200, 10), tokens_per_second=2000, prices=(1.0, 5.0))
 LIST, PAIR = 3.63e6, 1.21e6  # tokens of one such question per group of the run

@@ -17,7 +17,7 @@ from scipy.stats import multivariate_normal
 from rankbuffer_trl.audit.fit import (
     CHANCES,
     NODES,
-    TURNS,
+    SIDES,
     WIDTH,
     Evidence,
     Fit,
@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import audit_trials
 from audit_trials import ask, opinions
 
-JUDGE = JudgeModel(0.5, 0.4, 0.3, 0.3, -0.3, kappa=0.8, spread=0.4, wander=0.3)
+JUDGE = JudgeModel(0.5, 0.4, 0.3, 0.3, -0.3, kappa=0.8, spread=0.4, bias_spread=0.3)
 
 
 def audit(model: JudgeModel, queries: int, seed: int = 0, n: int = 8, **kwargs) -> list[QueryLooks]:
@@ -91,11 +91,11 @@ SMALL = QueryLooks(
 
 def test_the_chance_of_verdicts_as_counted_in_a_simulation():
     evidence, rng = Evidence([SMALL]), np.random.default_rng(0)
-    for turn, node in ((0, 1), (1, 3), (1, 5)):
-        width, factor = np.exp(JUDGE.spread * NODES[node]), 1 + JUDGE.wander * TURNS[turn]
+    for side, node in ((0, 1), (1, 3), (1, 5)):
+        width, factor = np.exp(JUDGE.spread * NODES[node]), 1 + JUDGE.bias_spread * SIDES[side]
         same = simulated(JUDGE, SMALL, np.full(200_000, width), rng, factor)
         expected = [same[two[1:]].mean() for two in evidence.twos]
-        found = evidence.chances(JUDGE)[:-1, turn * len(NODES) + node]
+        found = evidence.chances(JUDGE)[:-1, side * len(NODES) + node]
         assert found == pytest.approx(expected, abs=0.004)
 
 
@@ -123,7 +123,7 @@ def test_each_two_responses_count_once():
     looks = audit(replace(JUDGE, spread=0.0), 2, n=6)
     evidence, equal = (
         Evidence(looks),
-        replace(JUDGE, spread=1e-9, wander=0.0),
+        replace(JUDGE, spread=1e-9, bias_spread=0.0),
     )  # if all queries are alike, the terms are products
     singly = np.log(evidence.chances(equal)[:-1] @ CHANCES)
     expected = np.bincount([q for q, _, _ in evidence.twos], singly)
@@ -153,7 +153,7 @@ def test_the_intervals_hold_the_judge_and_are_narrow(large):
     for field in fields(JudgeModel):
         low, high = interval(large, lambda model, name=field.name: getattr(model, name))
         assert low - 0.02 <= getattr(JUDGE, field.name) <= high + 0.02, field.name
-        assert 0.02 < high - low < (0.8 if field.name == "wander" else 0.4), field.name
+        assert 0.02 < high - low < (0.8 if field.name == "bias_spread" else 0.4), field.name
 
 
 def test_equal_groups_and_unequal_groups_differ():

@@ -141,7 +141,7 @@ class Judged:
     def __init__(self, model: JudgeModel, sample: Sample):
         self.model, self.sample = model, sample
         self.spread = np.exp(model.spread * sample.width)
-        self.factor = 1 + model.wander * sample.direction
+        self.factor = 1 + model.bias_spread * sample.direction
         self.lists = self.spread * sample.lists
         self.pairs = self.spread * (model.kappa * sample.lists + np.sqrt(1 - model.kappa**2) * sample.own)
         self.anchors = self.spread * sample.anchors

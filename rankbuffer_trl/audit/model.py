@@ -85,9 +85,9 @@ class JudgeModel:
         spread (`float`):
             Standard deviation, over groups, of the logarithm of a group's spread of settled opinion; 0 where all
             groups have the same spread. The median group has the spread 1.
-        wander (`float`):
-            Standard deviation, over queries, of the factor that multiplies all place gains of a query; 0 where a query
-            does not matter to them. The mean factor is 1.
+        bias_spread (`float`):
+            Standard deviation, over queries, of a factor that multiplies the gains of all slots; 0 where all queries
+            have the same gains. The mean of the factor is 1.
     """
 
     list_noise: float
@@ -97,7 +97,7 @@ class JudgeModel:
     pair_bias: float
     kappa: float
     spread: float
-    wander: float
+    bias_spread: float
 
     @property
     def crowd(self) -> float:
@@ -121,4 +121,4 @@ class JudgeModel:
     def at(self, factor: float) -> "JudgeModel":
         """Return the model of a query whose place gains are multiplied by `factor`."""
         gains = {name: factor * getattr(self, name) for name in ("list_bias", "list_middle", "pair_bias")}
-        return replace(self, **gains, wander=0.0)
+        return replace(self, **gains, bias_spread=0.0)
