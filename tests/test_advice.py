@@ -96,6 +96,13 @@ def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", METHODS)
+def test_a_query_multiplies_the_gains_of_all_its_places(recipe):
+    sample = draw(50)
+    doubled = Judged(replace(JUDGE, bias_spread=0.5), replace(sample, direction=np.full((50, 1), 2.0)))
+    assert doubled.tau(METHODS[recipe](doubled)) == expected_tau(JUDGE.at(2), recipe, sample)
+
+
+@pytest.mark.parametrize("recipe", METHODS)
 def test_a_judge_that_errs_less_orders_better(recipe):
     taus = [
         expected_tau(replace(JUDGE, list_noise=1.2 * noise, pair_noise=noise), recipe) for noise in (0.1, 0.3, 0.9, 3)

@@ -161,6 +161,12 @@ def test_equal_groups_and_unequal_groups_differ():
     assert equal < 0.3 < 0.5 < unequal
 
 
+def test_gains_that_vary_by_query_are_told_from_those_that_do_not():
+    biased = replace(JUDGE, list_bias=1.2, pair_bias=1.0)
+    same, varied = (fit_judge(audit(replace(biased, bias_spread=s), 70, seed=12)).model.bias_spread for s in (0, 0.7))
+    assert same < 0.25 < 0.5 < varied
+
+
 def test_lists_and_pairs_that_see_different_things_are_told_from_those_that_see_the_same():
     own, same = (fit_judge(audit(replace(JUDGE, kappa=kappa), 50, seed=4)) for kappa in (0.6, 1.0))
     assert interval(own, lambda model: model.kappa)[1] < 0.9
