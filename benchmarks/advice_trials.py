@@ -39,7 +39,7 @@ from rankbuffer_trl.audit.expected import METHODS, Errors, G, Judged, draw, tau
 from rankbuffer_trl.audit.fit import Fit, Label, fit_judge, label_agreement
 from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
 
-WANDER = 0.3  # standard deviation, over queries, of the place bias as a share of its mean
+BIAS_SPREAD = 0.3  # standard deviation, over queries, of the place bias as a share of its mean
 QUERIES, LISTS_ASKED, PAIRS_ASKED = 50, 4, 4
 BUDGETS = (0.25, 0.45, 0.8, 1.05)
 COSTS = MethodCosts(4000, in_list=(3600, 31), in_pair=(1220, 9), tokens_per_second=1000)  # docs/results/judge_cost.md
@@ -112,6 +112,7 @@ def random_judge(
         pair_bias=bias / in_pair,
         kappa=min((1 + both[0] * both[1]) / in_list / in_pair, 1.0),
         spread=0.4,
+        bias_spread=BIAS_SPREAD,
     )
     return Simulated(model, both, (alone[0], alone[1]), errors)
 
@@ -140,10 +141,10 @@ def audited(judge: Simulated, rng: np.random.Generator) -> tuple[list[QueryLooks
         turned = np.roll(shuffled, G // 2)
         shown = [shuffled, shuffled[::-1], turned, turned[::-1]]
         shown += [partners[2 * k : 2 * k + 2][::step] for k in range(PAIRS_ASKED) for step in (1, -1)]
-        direction, answers = 1 + WANDER * rng.standard_normal(), []
+        factor, answers = 1 + judge.model.bias_spread * rng.standard_normal(), []
         for ids in shown:
             n = len(ids)
-            gains = direction * np.array([judge.model.gain(slot, n) for slot in range(n)])
+            gains = factor * np.array([judge.model.gain(slot, n) for slot in range(n)])
             opinion = (spread * opinions[n == 2])[q, ids]
             order = ids[np.argsort(opinion + gains + judge.model.noise(n) * judge.errors(rng, (n,)))]
             answers.append((tuple(ids.tolist()), tuple(order.tolist())))
@@ -155,11 +156,11 @@ def audited(judge: Simulated, rng: np.random.Generator) -> tuple[list[QueryLooks
 
 def true_taus(judge: Simulated, groups: int, seed: int) -> dict[str, tuple[float, float]]:
     """Return the tau of each method with the judge's settled opinion, and with quality."""
-    rng, sample = np.random.default_rng(seed), draw(groups, seed, judge.errors)
+    rng = np.random.default_rng([seed, 1])  # `draw` uses the numbers of `seed`
+    sample = draw(groups, seed, judge.errors)
     quality, lists, pairs = judge.opinions((groups, G), rng)
     own = (pairs - judge.model.kappa * lists) / math.sqrt(max(1 - judge.model.kappa**2, 1e-12))
-    direction = 1 + WANDER * rng.standard_normal((groups, 1))
-    judged = Judged(judge.model, replace(sample, lists=lists, own=own, direction=direction))
+    judged = Judged(judge.model, replace(sample, lists=lists, own=own))
     taus = {}
     for recipe, method in METHODS.items():
         rewards = method(judged)

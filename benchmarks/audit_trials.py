@@ -3,8 +3,8 @@
     python benchmarks/audit_trials.py --trials 100
 
 Each trial draws a judge, lets the audit ask it its questions, and compares the estimate with the truth. The judges are
-those of the audit's own model, except that their place bias varies from query to query. The script prints one table
-per number of queries and per spread of the groups, and then one JSON line.
+those of the audit's own model. The script prints one table per number of queries and per spread of the groups, and
+then one JSON line.
 
 `rmse` is the root of the mean squared error of the estimate, and `covered` is the share of trials whose 95 % interval
 holds the truth. Noises and their ratio `crowd` are compared by their logarithms, so 0.1 is about 10 %. `tau list` and
@@ -16,7 +16,6 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from rich.console import Console
@@ -27,12 +26,14 @@ from rankbuffer_trl.audit.fit import fit_judge
 from rankbuffer_trl.audit.model import CROWD, JudgeModel, QueryLooks
 
 QUALITY = 0.25  # spread of quality within a typical group, the unit of `random_judge`'s ranges
-WANDER = 0.3  # standard deviation, over queries, of the place bias as a share of its mean
-GAINS = ("list_bias", "list_middle", "pair_bias")  # what wanders
 
 
 def random_judge(
-    rng: np.random.Generator, crowd: tuple[float, float] = (1, 2), spread: float = 0.4, bias: float = 0.5
+    rng: np.random.Generator,
+    crowd: tuple[float, float] = (1, 2),
+    spread: float = 0.4,
+    bias: float = 0.5,
+    bias_spread: float = 0.3,
 ) -> JudgeModel:
     """Draw a judge.
 
@@ -48,6 +49,8 @@ def random_judge(
             Standard deviation of the logarithm of a group's spread.
         bias (`float`, *optional*, defaults to `0.5`):
             The largest place bias, in the unit of quality.
+        bias_spread (`float`, *optional*, defaults to `0.3`):
+            Standard deviation, over queries, of the factor that multiplies the place bias.
     """
     noise = rng.uniform(0.03, 0.3)
     lasting = rng.uniform(0, 0.9) * noise**2
@@ -64,6 +67,7 @@ def random_judge(
         pair_bias=place / in_pair,
         kappa=(QUALITY**2 + factor * lasting) / (in_list * in_pair),
         spread=spread,
+        bias_spread=bias_spread,
     )
 
 
@@ -80,7 +84,6 @@ def ask(
     rng: np.random.Generator,
     lists: int = 4,
     pairs: int = 4,
-    wander: float = WANDER,
     missing: float = 0.0,
 ) -> list[QueryLooks]:
     """Ask a judge the questions of an audit.
@@ -96,8 +99,6 @@ def ask(
             Lists per query. They are a shuffle, its reverse, the shuffle turned by half, and the reverse of that.
         pairs (`int`, *optional*, defaults to `4`):
             Pairs per query, at most half of the responses. No response is in two pairs. Each is shown in both orders.
-        wander (`float`, *optional*, defaults to `0.3`):
-            Standard deviation, over queries, of the place bias as a share of its mean.
         missing (`float`, *optional*, defaults to `0.0`):
             Share of answers that are not valid.
     """
@@ -105,7 +106,7 @@ def ask(
     gains = {size: np.array([model.gain(slot, size) for slot in range(size)]) for size in (2, n)}
     looks = []
     for q in range(queries):
-        factor = 1 + wander * rng.standard_normal()
+        factor = 1 + model.bias_spread * rng.standard_normal()
         shuffled, partners = rng.permutation(n), rng.permutation(n)
         turned = np.roll(shuffled, n // 2)
         shown = [shuffled, shuffled[::-1], turned, turned[::-1]][:lists]
@@ -126,13 +127,15 @@ def ask(
     return looks
 
 
-def tau_once(model: JudgeModel, n: int, wander: float = 0.0) -> float:
+def tau_once(model: JudgeModel, n: int) -> float:
     """Return Kendall's tau of the order of one prompt with `n` responses against the settled opinion."""
-    if wander:
-        factors = 1 + wander * np.linspace(-2.5, 2.5, 11)
-        judges = [replace(model, **{name: factor * getattr(model, name) for name in GAINS}) for factor in factors]
-        weights = np.exp(-(np.linspace(-2.5, 2.5, 11) ** 2) / 2)
-        return float(np.average([tau_once(judge, n) for judge in judges], weights=weights))
+    turns = np.linspace(-2.5, 2.5, 11)
+    taus = [tau_of_query(model.at(1 + model.bias_spread * turn), n) for turn in turns]
+    return float(np.average(taus, weights=np.exp(-(turns**2) / 2)))
+
+
+def tau_of_query(model: JudgeModel, n: int) -> float:
+    """Return the tau of [`tau_once`] over queries that multiply the place gains of `model` by 1."""
     log_spreads = np.linspace(-3, 3, 9)
     weight = np.exp(-(log_spreads**2) / 2)
     spread = math.sqrt(2) * np.exp(model.spread * log_spreads)
@@ -145,16 +148,17 @@ def tau_once(model: JudgeModel, n: int, wander: float = 0.0) -> float:
 
 
 MEASURES: dict[str, Callable[..., float]] = {
-    "list noise (log)": lambda model, wander=0.0: math.log(model.list_noise),
-    "list bias": lambda model, wander=0.0: model.list_bias,
-    "list middle": lambda model, wander=0.0: model.list_middle,
-    "pair noise (log)": lambda model, wander=0.0: math.log(model.pair_noise),
-    "pair bias": lambda model, wander=0.0: model.pair_bias,
-    "crowd (log)": lambda model, wander=0.0: math.log(model.crowd),
-    "kappa": lambda model, wander=0.0: model.kappa,
-    "spread": lambda model, wander=0.0: model.spread,
-    "tau list": lambda model, wander=0.0: tau_once(model, CROWD, wander),
-    "tau pair": lambda model, wander=0.0: tau_once(model, 2, wander),
+    "list noise (log)": lambda model: math.log(model.list_noise),
+    "list bias": lambda model: model.list_bias,
+    "list middle": lambda model: model.list_middle,
+    "pair noise (log)": lambda model: math.log(model.pair_noise),
+    "pair bias": lambda model: model.pair_bias,
+    "crowd (log)": lambda model: math.log(model.crowd),
+    "kappa": lambda model: model.kappa,
+    "spread": lambda model: model.spread,
+    "bias_spread (log)": lambda model: math.log(model.bias_spread),
+    "tau list": lambda model: tau_once(model, CROWD),
+    "tau pair": lambda model: tau_once(model, 2),
 }
 
 
@@ -167,7 +171,7 @@ def estimator_trials(trials: int, queries: int, spread: float, seed: int) -> dic
         truth = random_judge(rng, spread=spread)
         fit = fit_judge(ask(truth, opinions(truth, queries, rng), rng))
         for name, measure in MEASURES.items():
-            true = measure(truth, WANDER)
+            true = measure(truth)
             low, high = np.quantile([measure(draw) for draw in fit.draws], [0.025, 0.975])
             errors[name].append(measure(fit.model) - true)
             covered[name].append(bool(low <= true <= high))

@@ -34,7 +34,14 @@ from judge_replay import ROWS, Replay, Row
 from simulated_judge import JudgeErrors, World
 
 JUDGE = JudgeModel(
-    list_noise=0.5, list_bias=0.4, list_middle=0.2, pair_noise=0.4, pair_bias=0.3, kappa=0.99, spread=0.3
+    list_noise=0.5,
+    list_bias=0.4,
+    list_middle=0.2,
+    pair_noise=0.4,
+    pair_bias=0.3,
+    kappa=0.99,
+    spread=0.3,
+    bias_spread=0.2,
 )
 COSTS = MethodCosts(groups=1000, in_list=(3600, 30), in_pair=(1200, 10), tokens_per_second=2000, prices=(1.0, 5.0))
 LIST, PAIR = 3.63e6, 1.21e6  # tokens of one such question per group of the run
@@ -75,7 +82,7 @@ def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
     world = World(empty=0, tokens=(10, 5, 10, 10))
     unit, bias = world.within, errors.bias / world.within
     linear, edges = (bias, 0) if errors.shape == "linear" else (0, bias)
-    model = JudgeModel(errors.deviation(8) / unit, linear, edges, errors.deviation(2) / unit, linear, 1, 0)
+    model = JudgeModel(errors.deviation(8) / unit, linear, edges, errors.deviation(2) / unit, linear, 1, 0, 0)
     judged = Judged(model, draw(1000))
     for recipe, method in METHODS.items():
         monkeypatch.setitem(ROWS, recipe, row_of(recipe))
@@ -86,6 +93,13 @@ def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
         assert rewards.prompts == pytest.approx(outcome.totals.calls / outcome.groups, rel=0.07), recipe
         room = 0.2 if recipe == "paper/rrc_scr" else 0.06  # the simulated judge calls some pairs a tie
         assert tied(rewards.places) == pytest.approx(outcome.tied / outcome.answered, abs=room), recipe
+
+
+@pytest.mark.parametrize("recipe", METHODS)
+def test_a_query_multiplies_the_gains_of_all_its_places(recipe):
+    sample = draw(50)
+    doubled = Judged(replace(JUDGE, bias_spread=0.5), replace(sample, direction=np.full((50, 1), 2.0)))
+    assert doubled.tau(METHODS[recipe](doubled)) == expected_tau(JUDGE.at(2), recipe, sample)
 
 
 @pytest.mark.parametrize("recipe", METHODS)

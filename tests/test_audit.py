@@ -535,7 +535,7 @@ def test_the_verdict_says_on_what_and_by_what_rule():
 
 
 def test_the_model_of_the_judge_is_shown_with_its_meaning_and_its_alarm():
-    model = JudgeModel(0.7, 0.2, 0.1, 0.35, 0.3, 0.8, 0.3)
+    model = JudgeModel(0.7, 0.2, 0.1, 0.35, 0.3, 0.8, 0.3, 0.2)
     fit = Fit(model, [replace(model, list_noise=x / 100, kappa=0.5 + x / 1000) for x in range(100)])
     calm, alarmed = (estimates(fit, alarm, None) for alarm in (False, True))
     assert list(calm) == list(ESTIMATES) and "lasting" in estimates(fit, False, Estimate(0.2, 0.1, 0.3))

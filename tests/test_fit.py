@@ -17,6 +17,7 @@ from scipy.stats import multivariate_normal
 from rankbuffer_trl.audit.fit import (
     CHANCES,
     NODES,
+    SIDES,
     WIDTH,
     Evidence,
     Fit,
@@ -33,12 +34,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import audit_trials
 from audit_trials import ask, opinions
 
-JUDGE = JudgeModel(0.5, 0.4, 0.3, 0.3, -0.3, kappa=0.8, spread=0.4)
+JUDGE = JudgeModel(0.5, 0.4, 0.3, 0.3, -0.3, kappa=0.8, spread=0.4, bias_spread=0.3)
 
 
 def audit(model: JudgeModel, queries: int, seed: int = 0, n: int = 8, **kwargs) -> list[QueryLooks]:
     rng = np.random.default_rng(seed)
-    return ask(model, opinions(model, queries, rng, n), rng, **{"wander": 0.0, "pairs": n // 2, **kwargs})
+    return ask(model, opinions(model, queries, rng, n), rng, **{"pairs": n // 2, **kwargs})
 
 
 def interval(fit: Fit, measure: Callable[[JudgeModel], float]) -> np.ndarray:
@@ -61,7 +62,9 @@ def test_two_correlated_normals_at_zero(h, k):
     assert both_below(np.array(h), np.array(k), np.array(0.3)) == pytest.approx(expected, abs=1e-6)
 
 
-def simulated(model: JudgeModel, looks: QueryLooks, width: np.ndarray, rng: np.random.Generator) -> dict:
+def simulated(
+    model: JudgeModel, looks: QueryLooks, width: np.ndarray, rng: np.random.Generator, factor: np.ndarray | float = 1.0
+) -> dict:
     """Simulate the query many times. Return where the verdicts on each two responses are those of `looks`."""
     n, times = looks.n, len(width)
     in_lists = width[:, None] * rng.standard_normal((times, n))
@@ -73,7 +76,7 @@ def simulated(model: JudgeModel, looks: QueryLooks, width: np.ndarray, rng: np.r
     for shown, order, opinion in asked:
         size = len(shown)
         noise = rng.standard_normal((times, size)) * model.noise(size)
-        look = {i: opinion[:, i] + model.gain(slot, size) + noise[:, slot] for slot, i in enumerate(shown)}
+        look = {i: opinion[:, i] + factor * model.gain(slot, size) + noise[:, slot] for slot, i in enumerate(shown)}
         for i, j in combinations(sorted(shown), 2):
             same[i, j] &= (look[i] > look[j]) == (order.index(i) > order.index(j))
     return same
@@ -88,15 +91,18 @@ SMALL = QueryLooks(
 
 def test_the_chance_of_verdicts_as_counted_in_a_simulation():
     evidence, rng = Evidence([SMALL]), np.random.default_rng(0)
-    for node in (1, 3, 5):
-        same = simulated(JUDGE, SMALL, np.full(200_000, np.exp(JUDGE.spread * NODES[node])), rng)
+    for side, node in ((0, 1), (1, 3), (1, 5)):
+        width, factor = np.exp(JUDGE.spread * NODES[node]), 1 + JUDGE.bias_spread * SIDES[side]
+        same = simulated(JUDGE, SMALL, np.full(200_000, width), rng, factor)
         expected = [same[two[1:]].mean() for two in evidence.twos]
-        assert evidence.chances(JUDGE)[:-1, node] == pytest.approx(expected, abs=0.004)
+        found = evidence.chances(JUDGE)[:-1, side * len(NODES) + node]
+        assert found == pytest.approx(expected, abs=0.004)
 
 
 def test_the_likelihood_of_a_query_as_counted_in_a_simulation():
     rng = np.random.default_rng(1)
-    same = simulated(JUDGE, SMALL, np.exp(JUDGE.spread * rng.standard_normal(600_000)), rng)
+    width, factor = np.exp(JUDGE.spread * rng.standard_normal(600_000)), 1 + 0.3 * rng.standard_normal(600_000)
+    same = simulated(JUDGE, SMALL, width, rng, factor)
     together = [same[0, 1] & same[2, 3], same[0, 2] & same[1, 3], same[0, 3] & same[1, 2]]
     [found] = Evidence([SMALL]).log_likelihood(JUDGE)
     assert found == pytest.approx(sum(np.log(one.mean()) for one in together), abs=0.06)
@@ -109,13 +115,16 @@ def test_the_chances_of_all_answers_about_a_pair_add_up():
     for better in (0, 1):
         assert chance(better, 0) + chance(better, 1) == pytest.approx(chance(better, None))
         assert chance(0, better) + chance(1, better) == pytest.approx(chance(None, better))
-    assert chance(0, None) + chance(1, None) == pytest.approx(np.ones(len(NODES)))
+    assert chance(0, None) + chance(1, None) == pytest.approx(np.ones(len(CHANCES)))
     assert chance(0, 0) == pytest.approx(chance(1, 1))  # the bias favours each response once
 
 
 def test_each_two_responses_count_once():
     looks = audit(replace(JUDGE, spread=0.0), 2, n=6)
-    evidence, equal = Evidence(looks), replace(JUDGE, spread=1e-9)  # without a spread, the terms are products
+    evidence, equal = (
+        Evidence(looks),
+        replace(JUDGE, spread=1e-9, bias_spread=0.0),
+    )  # if all queries are alike, the terms are products
     singly = np.log(evidence.chances(equal)[:-1] @ CHANCES)
     expected = np.bincount([q for q, _, _ in evidence.twos], singly)
     assert evidence.log_likelihood(equal) == pytest.approx(expected, rel=1e-6)
@@ -144,12 +153,18 @@ def test_the_intervals_hold_the_judge_and_are_narrow(large):
     for field in fields(JudgeModel):
         low, high = interval(large, lambda model, name=field.name: getattr(model, name))
         assert low - 0.02 <= getattr(JUDGE, field.name) <= high + 0.02, field.name
-        assert 0.02 < high - low < 0.4, field.name
+        assert 0.02 < high - low < (0.8 if field.name == "bias_spread" else 0.4), field.name
 
 
 def test_equal_groups_and_unequal_groups_differ():
     equal, unequal = (fit_judge(audit(replace(JUDGE, spread=s), 70, seed=3)).model.spread for s in (0.0, 0.7))
     assert equal < 0.3 < 0.5 < unequal
+
+
+def test_gains_that_vary_by_query_are_told_from_those_that_do_not():
+    biased = replace(JUDGE, list_bias=1.2, pair_bias=1.0)
+    same, varied = (fit_judge(audit(replace(biased, bias_spread=s), 70, seed=12)).model.bias_spread for s in (0, 0.7))
+    assert same < 0.25 < 0.5 < varied
 
 
 def test_lists_and_pairs_that_see_different_things_are_told_from_those_that_see_the_same():
@@ -295,17 +310,17 @@ def test_no_verdict_at_all_is_an_error(nothing):
 
 def test_draws_of_a_kappa_at_its_limit_are_those_of_a_normal_that_ends_there():
     rng, Q = np.random.default_rng(10), 1000
-    each = rng.standard_normal((Q, 7)) @ (np.eye(7) + 0.5)  # scores that make kappa depend on the others
-    curvature = each.T @ each * Q / (Q - 7) + np.diag(WIDTH**-2.0)
+    each = rng.standard_normal((Q, 8)) @ (np.eye(8) + 0.5)  # scores that make kappa depend on the others
+    curvature = each.T @ each * Q / (Q - 8) + np.diag(WIDTH**-2.0)
     covariance = np.linalg.inv(curvature)
     deviation = np.sqrt(np.diag(covariance))
-    peak = np.array([-1.0, 0.2, 0.1, 0.3, 0.4, 1 + deviation[5], -1.0])  # what would be best without a limit
+    peak = np.array([-1.0, 0.2, 0.1, 0.3, 0.4, 1 + deviation[5], -1.0, -1.5])  # what would be best without a limit
     best = peak - covariance[5] / covariance[5, 5] * deviation[5]
     draws = _draws(best, lambda theta: each, lambda theta: curvature @ (peak - theta), Q, rng)
     assert draws[:, 5].max() <= 1 + 1e-9
     assert np.mean(draws[:, 5] > 1 - 1e-9) == pytest.approx(0.84, abs=0.1)
     at_limit = draws[draws[:, 5] > 1 - 1e-9]
-    assert (at_limit.mean(axis=0) - best) / deviation == pytest.approx(np.zeros(7), abs=0.3)
+    assert (at_limit.mean(axis=0) - best) / deviation == pytest.approx(np.zeros(8), abs=0.3)
     assert draws.std(axis=0)[:5] / deviation[:5] == pytest.approx(np.ones(5), abs=0.3)
 
 
@@ -332,7 +347,7 @@ def labelled(share: float, queries: int, noise: float = 0.0, pairs_share: float 
     truth, error = opinions(replace(model, spread=0.0), queries, rng)[0], rng.standard_normal((2, queries, 8))
     shares = np.array([share, share if pairs_share is None else pairs_share])[:, None, None]
     settled = np.sqrt(1 - shares) * truth + np.sqrt(shares) * (error if pairs_share is not None else error[0])
-    looks = ask(model, settled, rng, wander=0.0)
+    looks = ask(model, settled, rng)
     told = truth + noise * rng.standard_normal(truth.shape)
     labels = []
     for q, one in enumerate(looks):

@@ -37,7 +37,7 @@ class Sample:
         width (`np.ndarray`):
             Standard normal numbers that decide the spread of a group; (M, 1).
         direction (`np.ndarray`):
-            A factor of all place biases; (M, 1). It is 1, except for judges whose bias varies by query.
+            Standard normal numbers that decide the factor of all place gains of a group; (M, 1).
         looks, blocks (`np.ndarray`):
             Errors of six lists, and of four lists of blocks; (6, M, 8) and (4, M, 8).
         anchors (`np.ndarray`):
@@ -87,7 +87,6 @@ def draw(groups: int = 400, seed: int = 0, errors: Errors = np.random.Generator.
         lists=lists,
         own=rng.standard_normal((groups, G)),
         width=rng.standard_normal((groups, 1)),
-        direction=np.ones((groups, 1)),
         anchors=anchors,
         looks=errors(rng, (6, groups, G)),
         blocks=errors(rng, (len(CLASSES), groups, G)),
@@ -96,6 +95,7 @@ def draw(groups: int = 400, seed: int = 0, errors: Errors = np.random.Generator.
         swapped=rng.random((groups, len(LEFT))) < 0.5,
         cups=rng.permuted(np.tile(IDS, (3, groups, 1)), axis=2),
         turned=rng.random((3, groups, G - 1)) < 0.5,
+        direction=rng.standard_normal((groups, 1)),
     )
 
 
@@ -141,6 +141,7 @@ class Judged:
     def __init__(self, model: JudgeModel, sample: Sample):
         self.model, self.sample = model, sample
         self.spread = np.exp(model.spread * sample.width)
+        self.factor = 1 + model.bias_spread * sample.direction
         self.lists = self.spread * sample.lists
         self.pairs = self.spread * (model.kappa * sample.lists + np.sqrt(1 - model.kappa**2) * sample.own)
         self.anchors = self.spread * sample.anchors
@@ -153,7 +154,7 @@ class Judged:
         """Return what a slot gains, as [`JudgeModel.gain`] says."""
         share = slot / np.maximum(n - 1, 1)
         longer = self.model.list_bias * (0.5 - share) + self.model.list_middle * (np.abs(2 * share - 1) - 1)
-        return self.sample.direction * np.where(n == 2, self.model.pair_bias * (0.5 - share), longer)
+        return self.factor * np.where(n == 2, self.model.pair_bias * (0.5 - share), longer)
 
     def look(self, errors: np.ndarray, slot: np.ndarray, n: np.ndarray) -> np.ndarray:
         """Return the looks at all rollouts, each at its slot in a prompt with `n` responses."""
@@ -165,7 +166,7 @@ class Judged:
         group = np.arange(len(self.pairs))[:, None]
         errors = self.model.pair_noise * self.sample.pairs[:, group, first, second]
         apart = self.pairs[group, first] - self.pairs[group, second] + errors[0] - errors[1]
-        won = apart + self.sample.direction * self.model.pair_bias > 0
+        won = apart + self.factor * self.model.pair_bias > 0
         return np.where(won, first, second), np.where(won, second, first)
 
     def tau(self, rewards: Rewards) -> float:

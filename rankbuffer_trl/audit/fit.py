@@ -3,20 +3,21 @@
 **The model** ([`JudgeModel`]). In a group with spread `W`, the judge has a settled opinion of every response. It is
 normal with standard deviation `W`, and `log W` is normal over groups with mean 0 and standard deviation `spread`. Each
 time the judge reads a response, it sees this opinion, plus the gain of the slot, plus fresh noise. It then orders what
-it has seen. So if `d` is the difference of two opinions, the judge of a list of `n` puts the first response above the
-second with probability `Phi((d + gain(slot 1) - gain(slot 2)) / (sqrt(2) noise(n)))`. Pairs settle on an opinion of
-their own, which has the correlation `kappa` with that of lists. Given `d`, the verdicts on a pair in both orders are
-therefore signs of two correlated normal numbers:
+it has seen. A query multiplies all gains by its factor `F`, with mean 1 and standard deviation `bias_spread`. So if
+`d` is the difference of two opinions, the judge of a list of `n` puts the first response above the second with
+probability `Phi((d + F (gain(slot 1) - gain(slot 2))) / (sqrt(2) noise(n)))`. Pairs settle on an opinion of their own,
+which has the correlation `kappa` with that of lists. Given `d`, the verdicts on a pair in both orders are therefore
+signs of two correlated normal numbers:
 
-    P(better, better | d, W) = Phi2((kappa d + pair_bias) / s, (kappa d - pair_bias) / s; v / s^2)
+    P(better, better | d, W, F) = Phi2((kappa d + F pair_bias) / s, (kappa d - F pair_bias) / s; v / s^2)
     v = 2 W^2 (1 - kappa^2),  s^2 = v + 2 pair_noise^2
 
 **The estimate.** The lists of one query would need an integral over all opinions at once. A composite likelihood
-takes responses by twos. All verdicts on two responses are independent given `d` and `W`, except for the two above.
-Their probability is an integral over `d`, a sum over a fixed grid here. What two responses show about `W` holds for
-the other responses of the group, too. So each two responses are taken together with each two others:
+takes responses by twos. All verdicts on two responses are independent given `d`, `W` and `F`, except for the two
+above. Their probability is an integral over `d`, a sum over a fixed grid here. What two responses show about `W` and
+`F` holds for the other responses of the group, too. So each two responses are taken together with each two others:
 
-    log likelihood = sum of weight * log( sum over W of P(W) P(verdicts on i, j | W) P(verdicts on k, l | W) )
+    log likelihood = sum of weight * log( sum over W, F of P(W, F) P(verdicts on i, j | W, F) P(those on k, l | W, F) )
 
 over all disjoint `{i, j}` and `{k, l}` of a query. The weights make each two responses count once. Weak normal priors
 (`CENTRE`, `WIDTH`) hold the numbers about which the verdicts say nothing, for example if no pair was asked.
@@ -49,14 +50,16 @@ Label = tuple[str, int, int]  # query, better response, worse response
 STEPS = np.linspace(-5, 5, 72)
 GRID, CELLS = 0.3 * np.sinh(STEPS), 0.3 * np.cosh(STEPS) * (STEPS[1] - STEPS[0])
 NODES, CHANCES = np.polynomial.hermite_e.hermegauss(7)  # of log W / spread
-CHANCES /= CHANCES.sum()
+SIDES = (-1, 1)  # F is 1 - bias_spread or 1 + bias_spread: two values have a mean and a standard deviation
+CHANCES = np.tile(CHANCES / CHANCES.sum(), len(SIDES)) / len(SIDES)
 
-# The parameters are log list_noise, list_bias, list_middle, log crowd, pair_bias, kappa, log spread.
-CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.4), 0, 1, np.log(0.3)])
-WIDTH = np.array([1, 1, 1, 0.5, 1, 0.3, 0.5])
-LOWEST = np.array([-3.5, -4, -4, -2, -4, -1, -4])
-HIGHEST = np.array([1.5, 4, 4, 3, 4, 1, 0])
-IS_KAPPA = np.arange(7) == 5
+# The parameters are log list_noise, list_bias, list_middle, log crowd, pair_bias, kappa, log spread,
+# log bias_spread.
+CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.4), 0, 1, np.log(0.3), np.log(0.2)])
+WIDTH = np.array([1, 1, 1, 0.5, 1, 0.3, 0.5, 0.7])
+LOWEST = np.array([-3.5, -4, -4, -2, -4, -1, -4, -4])
+HIGHEST = np.array([1.5, 4, 4, 3, 4, 1, 0, 0])
+IS_KAPPA = np.arange(8) == 5
 
 
 @dataclass(frozen=True)
@@ -170,9 +173,10 @@ def _draws(
 
 
 def _model(theta: np.ndarray) -> JudgeModel:
-    log_noise, list_bias, list_middle, log_crowd, pair_bias, kappa, log_spread = theta.tolist()
-    list_noise, pair_noise, spread = np.exp([log_noise, log_noise - log_crowd, log_spread]).tolist()
-    return JudgeModel(list_noise, list_bias, list_middle, pair_noise, pair_bias, min(max(kappa, -1.0), 1.0), spread)
+    log_noise, list_bias, list_middle, log_crowd, pair_bias, kappa, *logs = theta.tolist()
+    list_noise, pair_noise, spread, bias_spread = np.exp([log_noise, log_noise - log_crowd, *logs]).tolist()
+    kappa = min(max(kappa, -1.0), 1.0)
+    return JudgeModel(list_noise, list_bias, list_middle, pair_noise, pair_bias, kappa, spread, bias_spread)
 
 
 def lasting_bound(fit: Fit, looks: Sequence[QueryLooks], labels: Sequence[Label], seed: int = 0) -> Estimate:
@@ -299,7 +303,7 @@ class Evidence:
         longest = max(map(len, rows), default=0)
         self.rows = np.array([row + [ends[-1]] * (longest - len(row)) for row in rows], dtype=np.intp)
         self.kinds = np.array(kinds, dtype=np.intp)
-        self.list_chances = lru_cache(maxsize=5)(self._list_chances)
+        self.list_chances = lru_cache(maxsize=10)(self._list_chances)
         self._meet()
 
     def _meet(self) -> None:
@@ -332,7 +336,7 @@ class Evidence:
         return chances
 
     def chances(self, model: JudgeModel, truth: float | None = None) -> np.ndarray:
-        """Return the probability of all verdicts on each two responses, given `W` at each of `NODES`.
+        """Return the probability of all verdicts on each two responses, given a query's factor and spread.
 
         Args:
             model (`JudgeModel`):
@@ -342,8 +346,12 @@ class Evidence:
                 verdicts and of the first response being better in truth.
 
         Returns:
-            `np.ndarray`: shape `(len(twos) + 1, len(NODES))`. The last row is 1.
+            `np.ndarray`: shape `(len(twos) + 1, len(CHANCES))`: `NODES` for each of `SIDES`. The last row is 1.
         """
+        return np.hstack([self._chances(model.at(1 + side * model.bias_spread), truth) for side in SIDES])
+
+    def _chances(self, model: JudgeModel, truth: float | None) -> np.ndarray:
+        """Return the columns of [`chances`] for one factor."""
         spreads = np.sqrt(2) * np.exp(model.spread * NODES)[:, None]
         density = np.exp(-((GRID / spreads) ** 2) / 2) * CELLS
         density /= density.sum(axis=1, keepdims=True)

@@ -7,7 +7,7 @@ the verdicts of a judge alone do not hold that.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CROWD = 8  # the number of responses in the lists that `list_noise` is about
 
@@ -85,6 +85,9 @@ class JudgeModel:
         spread (`float`):
             Standard deviation, over groups, of the logarithm of a group's spread of settled opinion; 0 where all
             groups have the same spread. The median group has the spread 1.
+        bias_spread (`float`):
+            Standard deviation, over queries, of a factor that multiplies the gains of all slots; 0 where all queries
+            have the same gains. The mean of the factor is 1.
     """
 
     list_noise: float
@@ -94,6 +97,7 @@ class JudgeModel:
     pair_bias: float
     kappa: float
     spread: float
+    bias_spread: float
 
     @property
     def crowd(self) -> float:
@@ -113,3 +117,8 @@ class JudgeModel:
         if n == 2:
             return self.pair_bias * (0.5 - share)
         return self.list_bias * (0.5 - share) + self.list_middle * (abs(2 * share - 1) - 1)
+
+    def at(self, factor: float) -> "JudgeModel":
+        """Return the model of a query whose place gains are multiplied by `factor`."""
+        gains = {name: factor * getattr(self, name) for name in ("list_bias", "list_middle", "pair_bias")}
+        return replace(self, **gains, bias_spread=0.0)

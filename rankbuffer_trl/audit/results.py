@@ -111,6 +111,10 @@ ESTIMATES: dict[str, tuple[str, Callable[[JudgeModel], str]]] = {
     "list_bias": ("first place in a list", lambda m: "gain over the last place, label included; two looks cancel it"),
     "list_middle": ("ends of a list", lambda m: "gain over the middle; four looks cancel it"),
     "pair_bias": ("first place in a pair", lambda m: "gain over the second, label included; both orders cancel it"),
+    "bias_spread": (
+        "place, by query",
+        lambda m: "how much the gains above differ from query to query; 0 is none",
+    ),
     "kappa": ("kappa", lambda m: "correlation of what lists and pairs settle on; 1 is best"),
     "spread": ("groups' spreads", lambda m: f"two of three are within a factor of {math.exp(m.spread):.1f} of 1"),
 }
