@@ -319,7 +319,7 @@ def ratings_from_pairs(found: Estimates, judge: str, prompt: str, rating: str) -
 
 
 def bias_over_data(found: Estimates, judge: str, prompt: str) -> dict:
-    """Return how much the position bias of one judge differs between data sets, without the errors of the estimates."""
+    """Return how much a judge's position bias differs between data sets, without the errors of the estimates."""
     biases = {data: found[judge, data, prompt]["bias"] for who, data, how in found if (who, how) == (judge, prompt)}
     values = np.array(list(biases.values()))
     error = values[:, 1:].var(axis=1).mean()
