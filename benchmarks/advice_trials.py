@@ -6,14 +6,14 @@ Each trial draws a judge, audits it on 50 queries and asks for advice at four bu
 tokens. The answers are compared with what each method does under this judge, on other groups. The script prints tables
 and then one JSON line.
 
-**The judges.** A look is quality, plus a lasting error of the response, plus place bias, plus fresh noise. The unit of
+**The judges.** A look is quality, plus a lasting error of the response, plus position bias, plus fresh noise. The unit of
 quality is its deviation within a typical group. The deviation of a group is log-normal (0.4) over groups. A judge errs
 by 0.12 to 1.2 in a pair. Up to 90 % of the variance of this error is lasting. In a list of 8 the fresh noise is
-`crowd` times as large. Place bias goes up to 2, and it varies from query to query by 30 % of its size. There are six
+`crowd` times as large. Position bias goes up to 2, and it varies from query to query by 30 % of its size. There are six
 blocks of judges:
 
 * `crowd 1-2`, `crowd 1-4`: the range of `crowd`.
-* `bias of lists`: crowd 1 to 2. Place bias in lists is 0.5 to 4 times as large as in pairs.
+* `bias of lists`: crowd 1 to 2. Position bias in lists is 0.5 to 4 times as large as in pairs.
 * `heavy tails`: crowd 1 to 2. The noise follows Student's t with 3 degrees of freedom.
 * `own lasting`: crowd 1 to 2. Lists or pairs have a lasting error of their own, up to 1.5 times the whole error.
 * `lasting grows`: crowd 1 to 4. The lasting error is also `crowd` times as large in a list of 8.
@@ -39,7 +39,7 @@ from rankbuffer_trl.audit.expected import METHODS, Errors, G, Judged, draw, tau
 from rankbuffer_trl.audit.fit import Fit, Label, fit_judge, label_agreement
 from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
 
-BIAS_SPREAD = 0.3  # standard deviation, over queries, of the place bias as a share of its mean
+BIAS_SPREAD = 0.3  # standard deviation, over queries, of the position bias as a share of its mean
 QUERIES, LISTS_ASKED, PAIRS_ASKED = 50, 4, 4
 BUDGETS = (0.25, 0.45, 0.8, 1.05)
 COSTS = MethodCosts(4000, in_list=(3600, 31), in_pair=(1220, 9), tokens_per_second=1000)  # docs/results/judge_cost.md

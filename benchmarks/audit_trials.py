@@ -48,9 +48,9 @@ def random_judge(
         spread (`float`, *optional*, defaults to `0.4`):
             Standard deviation of the logarithm of a group's spread.
         bias (`float`, *optional*, defaults to `0.5`):
-            The largest place bias, in the unit of quality.
+            The largest position bias, in the unit of quality.
         bias_spread (`float`, *optional*, defaults to `0.3`):
-            Standard deviation, over queries, of the factor that multiplies the place bias.
+            Standard deviation, over queries, of the factor that multiplies the position bias.
     """
     noise = rng.uniform(0.03, 0.3)
     lasting = rng.uniform(0, 0.9) * noise**2

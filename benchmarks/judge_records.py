@@ -266,13 +266,13 @@ def ratings(path: Path) -> dict[str, float]:
 
 Key = tuple[str, str, str]  # judge, data set and prompt template
 Estimates = Mapping[Key, Mapping[str, Array]]
-FAR = 0.3  # with a share of firsts further from a half, the place bias leaves the other errors open
+FAR = 0.3  # with a share of firsts further from a half, the position bias leaves the other errors open
 
 
 def carried_over(found: Estimates, prompt: str, sources: Sequence[str], targets: Sequence[str]) -> dict:
     """Predict the swap consistency on one data set from the fresh noise on another one.
 
-    The place bias is that of the data set for which the consistency is predicted.
+    The position bias is that of the data set for which the consistency is predicted.
     """
     cases = []
     for judge, target, _ in [key for key in found if key[1] in targets and key[2] == prompt]:
@@ -319,7 +319,7 @@ def ratings_from_pairs(found: Estimates, judge: str, prompt: str, rating: str) -
 
 
 def bias_over_data(found: Estimates, judge: str, prompt: str) -> dict:
-    """Return how much the place bias of one judge differs between data sets, without the errors of the estimates."""
+    """Return how much a judge's position bias differs between data sets, without the errors of the estimates."""
     biases = {data: found[judge, data, prompt]["bias"] for who, data, how in found if (who, how) == (judge, prompt)}
     values = np.array(list(biases.values()))
     error = values[:, 1:].var(axis=1).mean()

@@ -6,7 +6,7 @@ if `z < -t`, and the verdict is a tie otherwise. The parts have these meanings:
 
 * `s` is the settled opinion: what the judge would say on average over presentations. It is truth plus lasting error.
 * `e` is fresh noise: what changes with the presentation, drawn anew for each look.
-* `b` is the place bias, and `t` is half the width of ties.
+* `b` is the position bias, and `t` is half the width of ties.
 
 All parts are normal around 0, and the variance of `s + e` is 1. So the variances of truth, lasting error and fresh
 noise are shares. A pair's labels decide which part of `s` is truth. Errors of the labels count as lasting error.
@@ -24,7 +24,7 @@ SAMPLES = 1000  # bootstrap samples
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(24)
 LEAST = 0.002  # shares are kept this far from 0 and 1, where the quantiles of the normal distribution are infinite
 Array = np.ndarray
-Margins = tuple[Array, Array]  # the place bias of a look, and half the width of its ties
+Margins = tuple[Array, Array]  # the position bias of a look, and half the width of its ties
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def two_looks(one: Margins, other: Margins, r: Array) -> tuple[Array, Array]:
     """Return the chances that two looks with correlation `r` name the same place, and that they name opposite places.
 
     In opposite orders, `r` is minus the share of settled opinion. In the same order, it is the share that repeats.
-    Each look has its own place bias and half the width of its ties.
+    Each look has its own position bias and half the width of its ties.
     """
     (high, low), (up, down) = ((bias - ties, -bias - ties) for bias, ties in (one, other))
     same = both_below(high, up, r) + both_below(low, down, r)
@@ -116,7 +116,7 @@ def mean(weights: Array, values: Array) -> Array:
 
 
 def bias_and_ties(first: Array, second: Array) -> Margins:
-    """Return the place bias and half the width of ties from the shares of verdicts for each place."""
+    """Return the position bias and half the width of ties from the shares of verdicts for each place."""
     first, second = (ndtri(np.clip(share, LEAST, 1 - LEAST)) for share in (first, second))
     return (first - second) / 2, -(first + second) / 2
 

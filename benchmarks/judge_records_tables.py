@@ -7,7 +7,7 @@ TITLES = {
     "accuracy": "right",
     "consistent": "same after a swap",
     "first": "first place wins",
-    "bias": "place bias b",
+    "bias": "position bias b",
     "truth": "truth",
     "lasting": "lasting error, at most",
     "fresh": "fresh noise",
@@ -61,7 +61,7 @@ def tables(found: dict) -> str:
         of_judges("The errors as settings of the simulated judge", plain, of_settings),
         of_judges("Each prompt asked three times, in both orders", repeated, of_repeats),
         of_judges("In units of the settled opinion", [*pairs, *repeated], ["pair_noise", "pair_bias"]),
-        of_biases("Place bias b of one judge on several sets", found["bias_over_data"], sets),
+        of_biases("Position bias b of one judge on several sets", found["bias_over_data"], sets),
         of_biases("The same on the two sets with repeats", found["bias_over_data"], other_sets),
         of_judges("Length crossed with truth", pairs, ["right_longer", "right_shorter", "prefers_longer"]),
     ]
@@ -99,7 +99,7 @@ def tables(found: dict) -> str:
 
 
 def of_biases(title: str, rows: Iterable[dict], sets: Sequence[str]) -> str:
-    """Return a table of the place biases over some data sets."""
+    """Return a table of the position biases over some data sets."""
     lines = [
         (row["judge"], row["prompt"], *(shown(row["bias"][name]) for name in sets), shown(row["spread"]))
         for row in rows

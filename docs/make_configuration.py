@@ -25,8 +25,8 @@ HEAD = """# Configuration
 `python docs/make_configuration.py` writes this page from the dataclasses. Do not edit it by hand.
 
 Every key can be set in a YAML file (`--config run.yaml`) or on the command line of `rankbuffer-train`, which is also
-`recipes/train_rankbuffer.py`. The command line wins. A file can name another one as its `base`, which is looked up
-beside it, then in `recipes/`. An unknown key or a value out of range is an error before anything is loaded.
+`recipes/train_rankbuffer.py`. The command line takes precedence. A file can name another file as its `base`, which is
+looked up beside it, then in `recipes/`. An unknown key or a value out of range is an error before anything is loaded.
 `rankbuffer-train --help` shows the keys of this page, and `--help_all` those of TRL, too.
 
 A run also takes the keys of three classes of TRL: [`GRPOConfig`]({trl}/grpo_trainer#trl.GRPOConfig) (rollouts, batch,

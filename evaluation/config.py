@@ -45,7 +45,7 @@ class EvaluationConfig(JudgeConfig):
             Whether to stop after the responses. No judge is needed then.
         limit (`int`, *optional*):
             Use only the first `limit` prompts of each benchmark, at least 1; in Arena-Hard, of each category. This is
-            for smoke runs: the numbers mean nothing.
+            for smoke tests: the numbers mean nothing.
         engine (`str`, *optional*, defaults to `"vllm"`):
             The engine that generates. `"vllm"` starts a server for each model unless `engine_url` names one.
             `"transformers"` generates in this process.

@@ -142,7 +142,7 @@ def read_answers(texts: Mapping[str, str], opened: bool, what: str) -> dict[str,
             What they are, for the message.
 
     Raises:
-        [`OutputError`]: if every response should start inside a thinking block and none closes it.
+        [`OutputError`]: if every response starts inside a thinking block and none closes it.
     """
     if opened and texts and not any("</think>" in text for text in texts.values()):
         raise OutputError(

@@ -100,7 +100,7 @@ class EvaluationReport:
         if comparisons := self.comparisons():
             parts += [
                 "## Side by side",
-                "Paired over the prompts that both models have. An interval without 0 is a difference.",
+                "Paired over the prompts that both models have. An interval that leaves out 0 shows a difference.",
                 table(
                     ("benchmark", "metric", "difference of", "", "prompts"),
                     [

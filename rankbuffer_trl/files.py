@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the path of a draft, and put the draft in the place of `path` once all of it is on the disk.
+    """Yield the path of a draft, and replace `path` by the draft once all of the draft is on the disk.
 
     If the block raises, `path` stays as it was and the draft is deleted.
 

@@ -69,7 +69,7 @@ class Rollout:
 
     Args:
         id (`int`):
-            The place of the rollout in the group, from 0 to G-1. The judge sees it as `[R<id>]`.
+            The index of the rollout in the group, from 0 to G-1. The judge sees it as `[R<id>]`.
         text (`str`):
             The answer alone, without the thinking. It is empty if the rollout has no answer. Such a rollout is never
             judged.
@@ -87,7 +87,7 @@ class RolloutGroup:
         query (`Query`):
             The query `x`.
         rollouts (`tuple[Rollout, ...]`):
-            All `G` rollouts, with ids 0 to G-1 in this order. Rollouts without an answer are among them.
+            All `G` rollouts, with ids 0 to G-1 in this order. Rollouts without an answer are included.
         step (`int`):
             The trainer's global step at which the rollouts were generated, from 0.
         epoch (`int`, *optional*):

@@ -26,8 +26,9 @@ def resolved_annotations(cls: type[Any]) -> dict[str, Any]:
 def fits(value: Any, annotation: Any) -> bool:
     """Return whether `value` fits an annotation, without any conversion.
 
-    Known are `bool`, `int`, `float`, `str`, `None`, `Literal`, lists and unions of them. Every value fits any other
-    annotation, since the class itself must check that. An integer fits `float`, but a bool is no number.
+    The known annotations are `bool`, `int`, `float`, `str`, `None`, `Literal`, lists and unions of them. Every value
+    fits any other annotation, since the class itself must check that. An integer fits `float`, but a bool is no
+    number.
     """
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, UnionType):

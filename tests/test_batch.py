@@ -187,7 +187,7 @@ def test_a_kill_loses_nothing_and_a_torn_line_is_dropped(tmp_path, caplog):
     whole = (tmp_path / "log").read_bytes()
     (tmp_path / "log").write_bytes(whole[:-7])
     with AnswerLog(tmp_path / "log") as log:
-        assert len(log) == 20 and "torn" in caplog.text
+        assert len(log) == 20 and "incomplete" in caplog.text
     judge = scripted_judge(add_one)
     put(judge, tmp_path / "log", *range(21))
     assert len(judge.client.seen) == 1

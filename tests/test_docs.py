@@ -289,8 +289,8 @@ def test_the_configuration_page_is_what_the_dataclasses_say():
 
 def layers() -> dict[str, int]:
     """Return the layer of each file and folder that docs/architecture.md draws."""
-    _, _, rooms = text_of(Path("docs/architecture.md")).partition("\n## The rooms\n")
-    picture = re.search(r"```\n(.*?)```", rooms, re.DOTALL)[1]
+    _, _, section = text_of(Path("docs/architecture.md")).partition("\n## The layers\n")
+    picture = re.search(r"```\n(.*?)```", section, re.DOTALL)[1]
     found = {}
     for layer, line in re.findall(r"^ (\d)  (.*)$", picture, re.MULTILINE):
         for name in re.findall(r"\b(\w+(?:/|\.py))", line):

@@ -1,4 +1,4 @@
-"""AlpacaEval's arithmetic: which output is shown first, how a judgment is read, and what preferences are worth.
+"""AlpacaEval's arithmetic: which output is shown first, how a judgment is read, and the win rate of preferences.
 
 It follows the official annotator `weighted_alpaca_eval_gpt4_turbo`, whose judge answers with one token, `m` or `M`.
 """

@@ -58,7 +58,7 @@ pandas.DataFrame.to_excel = to_json
 
 
 def writingbench_checks(assets: Assets) -> Iterator[Check]:
-    """Compare prompts and readings with `evaluate_benchmark.py`, and numbers with `calculate_scores.py`.
+    """Compare prompts and parsed scores with `evaluate_benchmark.py`, and numbers with `calculate_scores.py`.
 
     Raises:
         [`AssetError`]: if a script or all queries are missing, or a script fails.
@@ -98,7 +98,7 @@ def writingbench_checks(assets: Assets) -> Iterator[Check]:
         )
         ours, theirs = list(read_jsonl(scores_path(folder, MODEL))), list(read_jsonl(folder / "theirs.jsonl"))
         alike = sum(a == b for a, b in zip(ours, theirs, strict=True))
-        yield Check("prompts and readings like the official script's, by query", alike, len(theirs))
+        yield Check("prompts and parsed scores like the official script's, by query", alike, len(theirs))
         yield from table_checks(folder, scoring, queries, bench)
 
 

@@ -1,10 +1,10 @@
-"""Audit a judge before a run: about a thousand questions show whether it reads, how it errs, and what to ask it.
+"""Audit a judge before a run: about a thousand questions show whether it reads the responses, and how it errs.
 
     rankbuffer-audit --dataset_name data/mine.jsonl --samples data/mine_samples.jsonl \
         --judge_url http://127.0.0.1:8001/v1 --judge_model judge
 
-The samples are eight responses of the policy for each query. The judge sees them in several presentations. Where its
-verdicts change with the presentation, it errs, whatever the truth is. The audit compares this with chance, estimates
-the errors, and predicts which reward method orders groups best under a budget. It prints tables and a verdict, and
-writes `audit.json` and `audit.png`.
+The samples are eight responses of the policy for each query. The judge sees them in several presentations. Verdicts
+that change with the presentation are errors, whatever the truth is. The audit compares the verdicts with chance,
+estimates the errors, and predicts which reward method orders groups best under a budget. It prints tables and a
+verdict, and writes `audit.json` and `audit.png`.
 """

@@ -1,4 +1,4 @@
-"""The command `rankbuffer-audit`: load samples of the policy, ask the judge, measure, and write what was found."""
+"""The command `rankbuffer-audit`: load samples of the policy, ask the judge, measure, and write the results."""
 
 import asyncio
 import json
@@ -58,7 +58,8 @@ class AuditConfig(JudgeConfig):
         budget (`float`, *optional*):
             Judge tokens that the whole run may take, for the advice. Default: no limit.
         price_budget (`float`, *optional*):
-            The same as a price. It needs `judge_prompt_price` and `judge_completion_price`.
+            Price of the judge that the whole run may cost, for the advice. It needs `judge_prompt_price` and
+            `judge_completion_price`.
         epochs (`int`, *optional*, defaults to `4`):
             Epochs of the run, for the cost of each method (paper: 4).
         output_dir (`str`, *optional*, defaults to `"runs/audit"`):
@@ -127,7 +128,7 @@ class AuditConfig(JudgeConfig):
 
 
 def costs(calls: Sequence[Call]) -> list[Cost]:
-    """Average what a call costs and count what was no verdict, by kind."""
+    """Average the cost of a call and count invalid answers, by kind of question."""
     result = []
     for kind, of_kind in groupby(sorted(calls, key=lambda call: call.kind), key=lambda call: call.kind):
         group = list(of_kind)

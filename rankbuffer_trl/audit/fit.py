@@ -207,7 +207,7 @@ def label_agreement(
 ) -> tuple[Estimate, Estimate]:
     """Return the shares of labels with which the settled opinion of lists and that of pairs agree.
 
-    These are the agreements after infinitely many looks: fresh noise and place bias are taken out. Arguments and
+    These are the agreements after infinitely many looks: fresh noise and position bias are taken out. Arguments and
     errors are those of [`lasting_bound`]. Only labels count whose responses a list, or a pair, has compared.
     """
     lists, pairs = (

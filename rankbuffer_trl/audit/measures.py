@@ -47,7 +47,7 @@ def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> 
 
 
 def displacements(answers: QueryVerdicts) -> list[int]:
-    """Return how far from its place each sample is put back that has a verdict."""
+    """Return how far from its place each sample is put back, for the samples that have a verdict."""
     return [abs(given - place) for place, given in answers.put_back if given is not None]
 
 
@@ -64,8 +64,8 @@ def ordering_tau(first: Order, second: Order) -> float:
 def lists_tau(answers: QueryVerdicts) -> float | None:
     """Return the mean tau of every two of the four lists, `None` if one is missing.
 
-    A judge that ranks by place alone gets less than 0, whether it likes the first places, the ends or the middle. For
-    that all four are needed: a list and its reverse agree where a judge likes the ends.
+    A judge that ranks by position alone gets less than 0, whether it prefers early positions, the ends or the middle.
+    This needs all four lists: if a judge prefers the ends, a list and its reverse agree.
     """
     orders = answers.looks.orders
     if len(orders) < LISTS:
@@ -96,7 +96,7 @@ def in_both_orders(pairs: Mapping[Pair, int | None]) -> list[tuple[Pair, int, in
 
 
 def pairs_with_lists(answers: QueryVerdicts) -> float | None:
-    """Return the share of verdicts on pairs that the lists agree with. Two samples of one mean place count a half."""
+    """Return the share of verdicts on pairs that the lists agree with. Equal mean places count one half."""
     places = answers.places
     if places is None:
         return None

@@ -12,8 +12,8 @@ from .fit import Estimate, Fit
 from .model import JudgeModel, QueryLooks
 
 REFERENCES = (
-    "The samples are references of the data set. These are usually further apart than rollouts, so nothing is said"
-    " about rollouts here: sample the policy."
+    "The samples are references of the data set. References usually differ more in quality than rollouts, so this"
+    " audit says nothing about rollouts: sample the policy."
 )
 ALARMED = "ALARM: lists and pairs settle on different opinions"
 

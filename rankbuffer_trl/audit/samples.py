@@ -1,4 +1,4 @@
-"""Ask a judge about samples of the policy, in new presentations each time, and read what it said.
+"""Ask a judge about samples of the policy, in new presentations each time, and read the verdicts.
 
 The questions of one query with eight samples:
 
@@ -130,7 +130,7 @@ def both_orders(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def questions(group: RolloutGroup, seed: int) -> dict[tuple, Question]:
-    """Make all questions about one group but the insertions, by a key such as `("list", (3, 0, 2, 1))`."""
+    """Make all questions about one group except the insertions, by a key such as `("list", (3, 0, 2, 1))`."""
     ids = range(len(group.rollouts))
     orders = balanced(ids, LISTS, seed, group)
     pairs = both_orders(pairs_of(group, seed))

@@ -24,7 +24,7 @@ TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 
 
 class Unusable(ValueError):
-    """A query that is left out. The text is the reason, in the same words for all queries, to be counted."""
+    """The error for a query that is left out. Its text is the reason, in the same words for all queries."""
 
 
 def parse_prompt(text: str) -> Messages:

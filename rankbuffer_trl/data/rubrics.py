@@ -1,7 +1,7 @@
 """Write rubrics for a query from its ranked responses, with the paper's prompts.
 
 `prompts/rubrics_system.txt` and `prompts/rubrics_user.txt` are the paper's, word for word (appendix "Rubric
-Generation"). They speak of seven responses. For another number of responses, that word changes and nothing else.
+Generation"). They say "seven responses". For another number of responses, only the word "seven" changes.
 """
 
 import json
@@ -36,7 +36,7 @@ GENERIC = (
     Rubric("Is clearly written and well organised, in a fitting tone and form.", 2),
     Rubric("Is no longer than it needs to be, without filler or repetition.", 1),
 )
-"""Rubrics for any query. They cannot say what matters for one query, so expect a weaker reward."""
+"""Rubrics for any query. They do not say what matters for one query, so expect a weaker reward."""
 
 
 def rubric_chat(

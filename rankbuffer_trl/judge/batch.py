@@ -34,8 +34,8 @@ class AnswerLogError(RankBufferError, ValueError):
 class AnswerLog:
     """A file of answers by key, one JSON line each: `key`, `value`, and the `call` with the cost of the answer.
 
-    Lines are only ever added. A last line that was torn by a kill is dropped. Any other damage is an error, because
-    an answer that was paid for would be lost.
+    Lines are only ever added. A last line that a kill left incomplete is dropped. Any other damage is an error,
+    because an answer that was paid for would be lost.
 
     Args:
         path (`str` or `Path`, *optional*):
@@ -80,7 +80,7 @@ class AnswerLog:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):
-                    logger.warning("%s: its last line is torn and is dropped; it is asked again", path)
+                    logger.warning("%s: its last line is incomplete and is dropped; its question is asked again", path)
                     break
                 try:
                     row = json.loads(line)
@@ -88,8 +88,8 @@ class AnswerLog:
                     self._keep(row["key"], row["value"], Call(**row["call"] | costs))
                 except (ValueError, LookupError, TypeError) as error:
                     raise AnswerLogError(
-                        f"{path}, line {number}, is not an answer ({error}): mend or delete that line, and it is asked"
-                        " again"
+                        f"{path}, line {number}, is not an answer ({error}): mend that line, or delete it to ask its"
+                        " question again"
                     ) from None
                 end += len(line)
         return end

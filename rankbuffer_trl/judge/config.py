@@ -20,8 +20,8 @@ class JudgeConfig:
     Parameters:
         judge_url (`str` or `list[str]`, *optional*):
             Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8001/v1`, or several of them that serve
-            the same model. A query stays with one of several servers while that one is up. Without a URL the embedded
-            rubric judge answers, which needs no model.
+            the same model. A query stays with one of several servers while that server is up. Without a URL, the
+            embedded rubric judge answers, which needs no model.
         judge_model (`str`, *optional*):
             Name under which the servers serve the judge.
         judge_client (`str`, *optional*):
@@ -30,31 +30,33 @@ class JudgeConfig:
         judge_client_args (`dict`, *optional*):
             The arguments of `judge_client`, as JSON on the command line.
         judge_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
-            Environment variable that holds the servers' key, if they want one. Any but the default one must be set.
+            Environment variable that holds the servers' key. Any variable but the default one must be set.
         judge_decoding (`str`, *optional*, defaults to `"none"`):
-            How a verdict's form is imposed: `"regex"` (vLLM: no verdict can be malformed), `"json_schema"` (most
-            others) or `"none"` (the prompt asks for it, and a malformed answer is asked for again).
+            How the form of a verdict is enforced: `"regex"` (vLLM: no verdict can be malformed), `"json_schema"` (most
+            other servers) or `"none"` (the prompt asks for the form, and the judge is asked again after a malformed
+            answer).
         judge_free_tokens (`int`, *optional*, defaults to `256`):
-            Tokens an answer may have in addition to its verdict, for prose, a code fence or thinking. It has no effect
+            Tokens that an answer may have in addition to its verdict, for prose, a code fence or thinking. No effect
             for `"regex"`, which allows the verdict only.
         judge_request (`dict`, *optional*):
             Fields to set in every request, as JSON on the command line; `null` leaves a field out. For example
             `{"chat_template_kwargs": {"enable_thinking": false}}`.
         judge_guard (`bool`, *optional*, defaults to `True`):
-            Quote responses in prompts, so that none can imitate a prompt's headings, rubrics or instructions. `False`
-            gives the paper's prompts.
+            Quote responses in prompts, so that no response can imitate a prompt's headings, rubrics or instructions.
+            `False` gives the paper's prompts.
         judge_timeout (`float`, *optional*, defaults to `120.0`):
-            Seconds that a request may go without a byte from the server. In all it may take five times as long.
+            Seconds that a request may go without a byte from the server. The whole request may take five times as
+            long.
         judge_wait (`float`, *optional*, defaults to `600.0`):
             Seconds for which questions wait when all servers of the judge are down. After that the questions fail.
             `judge_step_timeout` also ends the wait.
         judge_step_timeout (`float`, *optional*):
             Seconds for judging one step after its last rollout, above which the run stops with an error. Default: nine
-            tenths of `ddp_timeout`, since the other processes wait for the judge and give up then.
+            tenths of `ddp_timeout`, because the other processes give up after `ddp_timeout`.
         judge_max_retries (`int`, *optional*, defaults to `4`):
             Transport retries of one request, with backoff and jitter.
         judge_max_attempts (`int`, *optional*, defaults to `3`):
-            How often one question is asked when its answers are malformed.
+            Number of times that a question is asked, at most, if its answers are malformed.
         judge_concurrency (`int`, *optional*, defaults to `64`):
             Requests in flight at once, per server.
         judge_max_failures (`float`, *optional*, defaults to `0.25`):
@@ -82,7 +84,7 @@ class JudgeConfig:
     judge_decoding: str = field(
         default="none",
         metadata={
-            "help": "How a verdict's form is imposed: 'regex' on vLLM, 'json_schema' on most others, or 'none'.",
+            "help": "How a verdict's form is enforced: 'regex' on vLLM, 'json_schema' on most others, or 'none'.",
             "choices": list(DECODINGS),
         },
     )

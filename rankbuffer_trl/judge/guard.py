@@ -1,9 +1,9 @@
 """The defence of a judge's prompt against the responses in it.
 
-A policy under optimisation pressure learns to write any text that moves its judge. There are two layers against this.
-`defuse` is always on. It breaks the markers that a judge's tokenizer would turn into control tokens. `quote` is the
-option `judge_guard`. It also removes invisible characters and begins every line of a response with `> `. No line can
-then pass for a heading, a rubric or an instruction of the prompt.
+A policy can learn to write text that manipulates its judge. There are two layers against this. `defuse` is always on.
+It breaks the markers that a judge's tokenizer would turn into control tokens. `quote` is the option `judge_guard`. It
+also removes invisible characters and begins every line of a response with `> `. No line can then pass for a heading, a
+rubric or an instruction of the prompt.
 
 Neither layer stops persuasion in plain words, or text that is tailored to the rubrics. docs/judge.md lists the attacks
 that are tested.

@@ -33,7 +33,7 @@ class Asked(Protocol):
 
     @property
     def afresh(self) -> bool:
-        """Whether a malformed answer is asked for again as if for the first time."""
+        """Whether the same question is sent again after a malformed answer, without a turn that names the fault."""
 
     def chat(self, guard: bool) -> list[dict[str, str]]:
         """Return the messages."""
@@ -76,9 +76,9 @@ def arguments_of(client: ChatClient) -> dict[str, Any]:
 class Judge:
     """Ask questions of a chat client and keep the ledger.
 
-    A malformed answer is asked for again in a follow-up turn that names the fault, so that a deterministic judge can
-    answer differently. Transport faults are retried by the client, which also limits what is in flight. When nothing
-    helps, [`Judge.ask`] returns `None`: a failure is never a score.
+    After a malformed answer, the judge is asked again in a turn that names the fault, so that a deterministic judge
+    can answer differently. The client retries transport faults and limits the requests in flight. If a question fails
+    after all attempts, [`Judge.ask`] returns `None`: a failure is never a score.
 
     Args:
         client (`ChatClient`):
@@ -257,7 +257,7 @@ def explain(call: Call) -> str:
     thinking = "<think>" in call.answer and "</think>" not in call.answer
     if CUT_OFF in call.error or thinking or not call.answer.strip():
         return (
-            f"{cause} If the judge thinks first, give it room with judge_free_tokens, or switch thinking off with"
+            f"{cause} If the judge thinks first, raise judge_free_tokens, or switch thinking off with"
             ' judge_request, such as {"chat_template_kwargs": {"enable_thinking": false}}.'
         )
     return f"{cause} Is it an instruction-tuned chat model?"

@@ -41,12 +41,13 @@ class OpenAIClient:
             How verdicts are imposed: `regex` (vLLM's structured outputs), `json_schema` (the standard
             `response_format`) or `none`.
         free_tokens (`int`, *optional*, defaults to `256`):
-            Tokens an answer may have beside its verdict, where decoding leaves room for any: prose, a code fence,
-            thinking.
+            Tokens that an answer may have in addition to its verdict, for prose, a code fence or thinking. No effect
+            for `regex`.
         request (`Mapping`, *optional*):
             Fields to set in every request; `None` leaves a field out.
         timeout (`float`, *optional*, defaults to `120.0`):
-            Seconds that a request may go without a byte from the server. In all it may take five times as long.
+            Seconds that a request may go without a byte from the server. The whole request may take five times as
+            long.
         max_retries (`int`, *optional*, defaults to `4`):
             Transport retries of one request.
         concurrency (`int`, *optional*, defaults to `64`):

@@ -145,9 +145,9 @@ def ranking_question(
         kind (`str`, *optional*, defaults to `"fine"`):
             The kind of question in the ledger.
         by_slot (`bool`, *optional*, defaults to `False`):
-            Label the candidates by their place in the prompt: `[R0]` is shown first, and the verdict is places instead
-            of ids. Then a change of the order also changes the labels. So a judge's preference for low labels cancels
-            together with its preference for early places. `False` is the paper's prompt.
+            Label the candidates by their position in the prompt: `[R0]` is shown first, and the verdict holds
+            positions instead of ids. Then a change of the order also changes the labels. So a judge's preference for
+            low labels cancels together with its preference for early positions. `False` is the paper's prompt.
     """
     ids = tuple(range(len(candidates))) if by_slot else tuple(candidate.id for candidate in candidates)
     texts = {
@@ -162,10 +162,9 @@ def ranking_question(
 def batch_question(query: Query, anchors: Sequence[str], candidates: Sequence[str]) -> Question:
     """Ask where all candidates belong among the anchors, in one prompt. This question is ours.
 
-    The verdict is an order of the candidates from worst to best, and the insertion position of each in that order,
-    see [`placement_verdict`]. A candidate is labelled by its slot, its index in `candidates`. So a judge's taste for a
-    label turns with the order of presentation, and a server needs one grammar for each number of candidates and
-    anchors.
+    The verdict is an order of the candidates from worst to best, and the insertion position of each in that order, see
+    [`placement_verdict`]. A candidate is labelled by its slot, its index in `candidates`. So a change of the order
+    also changes the labels, and a server needs one grammar for each number of candidates and anchors.
 
     Args:
         query (`Query`):

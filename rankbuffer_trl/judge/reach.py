@@ -1,4 +1,4 @@
-"""Check, before anything is paid for, that the servers of a judge are there and can read its prompts."""
+"""Check, before money is spent, that the servers of a judge can be reached and can hold its prompts."""
 
 import asyncio
 import heapq

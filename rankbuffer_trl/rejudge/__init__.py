@@ -1,1 +1,1 @@
-"""Judge the stored rollouts of a run again: what would another judge have taught, and does the last epoch win?"""
+"""Judge the stored rollouts of a run again: replays with another judge, and duels of the first and the last epoch."""

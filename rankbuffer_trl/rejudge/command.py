@@ -1,4 +1,4 @@
-"""The command `rankbuffer-rejudge`: judge the stored rollouts of a run again, and say what it costs before it asks.
+"""The command `rankbuffer-rejudge`: judge the stored rollouts of a run again, after an estimate of the cost.
 
     rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --judge_url URL --judge_model NAME
     rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --mode duel --dry_run true
@@ -64,7 +64,7 @@ class RejudgeConfig(JudgeConfig):
         seed (`int`, *optional*, defaults to `0`):
             Seed of the queries and responses drawn.
         dry_run (`bool`, *optional*, defaults to `False`):
-            Print the price and ask nothing.
+            Print the estimated cost and ask nothing.
     """
 
     run_dir: str = field(default="", metadata={"help": "Output folder of a run, a checkpoint, or a store file."})
@@ -72,7 +72,8 @@ class RejudgeConfig(JudgeConfig):
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
     dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
     mode: Literal["replay", "duel"] = field(
-        default="replay", metadata={"help": "Score recorded groups again, or let first and last epoch duel."}
+        default="replay",
+        metadata={"help": "'replay': score recorded groups again. 'duel': compare responses of first and last epoch."},
     )
     sample: int = field(default=50, metadata={"help": "Number of queries to replay."})
     epochs: int | None = field(default=None, metadata={"help": "Number of epochs to replay. Default: all."})
@@ -151,7 +152,7 @@ def rejudge(config: RejudgeConfig) -> int:
 
 
 def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
-    """Replay a run and print what it would have learned. Return the result, `None` after a dry run."""
+    """Replay a run and print the comparison with the recorded rewards. Return it, `None` after a dry run."""
     name, method = config.reward_method(run.manifest)
     queries = config.queries(method.responses_needed)
     visits = read_visits(run.store, queries, config.sample, config.epochs, config.seed)
@@ -213,7 +214,7 @@ def replay_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
-    """Let responses of the first and the last epoch duel, and print who wins. Return the result, `None` if dry."""
+    """Compare responses of the first and the last epoch, and print the result. Return it, `None` after a dry run."""
     queries, judge = config.queries(), config.judge()
     drawn = draw(run.store, config.duels, config.control, config.seed)
     questions = questions_of(drawn, queries)

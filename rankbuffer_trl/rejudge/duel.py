@@ -1,7 +1,7 @@
 """Duels between stored responses of the first and the last epoch, and a control of the judge's placements. Ours.
 
-A duel needs no model of the ladder: the judge sees two responses to one query, in both orders. Responses are drawn
-from all stored rollouts. Those that became anchors take part: without them the share would be too high.
+A duel needs no anchors: the judge sees two responses to one query, in both orders. Responses are drawn from all stored
+rollouts. Rollouts that became anchors take part, because the share would be too high without them.
 """
 
 import math

@@ -144,7 +144,7 @@ def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int)
         '<output id="advantage-number" for="advantage-step"></output></div><div id="lanes"></div>'
         f'<div class="axis"><span>&minus;{reach:g}</span><span>0</span><span>+{reach:g}</span></div>'
         "<figcaption>Rewards normalised within their group, without the format reward. A bar is the share of the"
-        " rollouts that have this advantage. Few levels tell the policy little.</figcaption></figure>"
+        " rollouts that have this advantage. Few levels give the policy little information.</figcaption></figure>"
     )
     figures = "\n".join(figure_html(chart, "all") for chart in charts)
     return f'<section><h2>{title}</h2><div class="charts">{figures}\n{lanes}</div></section>'

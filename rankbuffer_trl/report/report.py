@@ -194,7 +194,7 @@ def headlines_of(run: Run, price: Price | None) -> dict[str, str]:
     rollouts = sum(row["rollouts"] for row in rewards)
     found = gains.visits(run.store)
     compared = gains.since_last_visit(found)
-    progress, label = "-", "preferred to the visit before, in the judge's eyes; not known without shared anchors"
+    progress, label = "-", "preferred to the visit before, by the judge's opinion; not known without shared anchors"
     if compared:
         newest = max(compared)
         progress, label = str(compared[newest]), f"epoch {newest}'s responses preferred to those of the visit before"

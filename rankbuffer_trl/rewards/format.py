@@ -103,7 +103,7 @@ class AnswerReader:
 
 
 def format_reward(extracted_answer: Sequence[Answer], **kwargs) -> list[float]:
-    """Return 1 for each completion that has the required format, else 0. The paper weighs this reward by 0.2."""
+    """Return 1 for each completion that has the required format, else 0. In the paper its weight is 0.2."""
     return [float(answer.well_formed) for answer in extracted_answer]
 
 

@@ -4,12 +4,12 @@ This method is ours and not the paper's, which has no listwise baseline. With `l
 group. RULER (OpenPipe's ART) also shows all responses in one prompt, but takes a score for each.
 
 Several looks at the same list average the judge's errors. Permutation self-consistency (Tang et al. 2023,
-arXiv:2310.07712) does this and takes the central order. Here the mean places themselves are the rewards, since an
+arXiv:2310.07712) does this and takes the central order. Here the mean places themselves are the rewards, because an
 advantage needs distances. Vardasbi et al. 2025 (arXiv:2507.17788) repeat a judgment until the answers agree. Here only
 the blocks of the list on which the looks disagree are repeated, once.
 
-`blocks_of_four: true` is for judges that get lost in long lists: a prompt shows at most four rollouts. Which rollouts
-share a block follows from a classical block design, the affine geometry AG(3,2).
+`blocks_of_four: true` is for judges that err more in long lists: a prompt shows at most four rollouts. A classical
+block design, the affine geometry AG(3,2), decides which rollouts share a block.
 """
 
 from dataclasses import dataclass
@@ -43,16 +43,18 @@ class Listwise:
 
     The method asks `looks` questions at once. With `again` it then asks two more about each block of rollouts on whose
     order the looks disagree: at most `looks + 2 (n // 2)` in all. A look that failed is left out. If all looks of the
-    group failed, nobody is scored. If only one look is left, no dispute is known, so nothing is asked again.
+    group failed, no rollout is scored. If only one look is left, it shows no disagreement, so nothing is asked again.
 
     With `blocks_of_four`, each look is cut into blocks of at most four rollouts, and each block is a question. Eight
-    rollouts and four looks make eight questions. Two rollouts that never share a block are compared by those that
-    both met. A block that failed is left out. If the others do not connect all rollouts, nobody is scored.
+    rollouts and four looks make eight questions. Two rollouts that never share a block are compared through rollouts
+    that share a block with each of them. A block that failed is left out. If the others do not connect all rollouts,
+    no rollout is scored.
 
     Args:
         looks (`int`, *optional*, defaults to `2`):
             The number of rankings of the whole group, each in another order of presentation: 1 or an even number. Two
-            looks cancel a place bias that is linear in the place. Four looks also cancel a bias of the middle.
+            looks cancel a position bias that is linear in the position. Four looks also cancel a bias for or against
+            the middle.
         again (`bool`, *optional*, defaults to `True`):
             Whether blocks on which the looks disagree are ranked two more times. No effect with `looks: 1` or
             `blocks_of_four: true`.
@@ -60,7 +62,7 @@ class Listwise:
             The seed of the order of presentation. A recipe sets it to the run's seed.
         blocks_of_four (`bool`, *optional*, defaults to `False`):
             Whether a prompt shows at most four rollouts of a group. `looks` is then the number of times that each
-            rollout is shown, and must be a multiple of 4: in groups of 8, four looks balance places and partners.
+            rollout is shown, and must be a multiple of 4: in groups of 8, four looks balance positions and partners.
 
     Raises:
         [`SettingsError`]: if `looks` is neither 1 nor even, or no multiple of 4 with `blocks_of_four`.
@@ -78,7 +80,7 @@ class Listwise:
         if self.blocks_of_four and self.looks % 4:
             raise SettingsError(
                 f"with blocks_of_four: true, looks must be a multiple of 4, got {self.looks}: only four looks together"
-                " show each rollout at each place of a block"
+                " show each rollout at each position of a block"
             )
 
     @property
@@ -121,7 +123,7 @@ class Listwise:
         return look_questions(group, self._orders(group), kind="look")
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]. The least is without any dispute. The most is with a dispute about every two."""
+        """See [`RewardMethod`]. The least is without any disagreement, the most with one about every two."""
         n = len(group.answered)
         looks = len(self._orders(group))
         return looks, looks + (2 * (n // 2) if self.again and not self.blocks_of_four and looks >= 2 and n > 2 else 0)

@@ -26,22 +26,22 @@ CLASSES = (
 """Four ways to cut eight candidates into two blocks of four, each block in its order of presentation.
 
 They are four of the seven parallel classes of the affine geometry AG(3,2). Each candidate stands once at each of the
-four places of a block. Every two candidates share two blocks, in opposite orders and at the same distance. Only 0 and
-1, 2 and 3, 4 and 5, and 6 and 7 never share a block. Without the last ones of 0..7, the blocks of a class differ in
-size by at most one.
+four positions of a block. Every two candidates share two blocks, in opposite orders and at the same distance. Only 0
+and 1, 2 and 3, 4 and 5, and 6 and 7 never share a block. Without the last ones of 0..7, the blocks of a class differ
+in size by at most one.
 """
 
 
 def balanced(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup, after: int = 0) -> list[tuple[int, ...]]:
     """Return several orders of presentation that treat all candidates alike.
 
-    Look 0 is a shuffle, look 1 its reverse, look 2 the shuffle turned by half, and look 3 the reverse of look 2. Looks
-    4 to 7 come from another shuffle in the same way, and so on.
+    Look 0 is a shuffle, look 1 its reverse, look 2 the shuffle with its halves exchanged, and look 3 the reverse of
+    look 2. Looks 4 to 7 come from another shuffle in the same way, and so on.
 
-    * Each pair (an order and its reverse) gives all candidates the same mean slot. A place bias that is linear in the
-      slot therefore cancels: without other errors, a better candidate is above a worse one in at least one of the two.
+    * Each pair (an order and its reverse) gives all candidates the same mean position in the prompt. A linear position
+      bias therefore cancels: without other errors, a better candidate is above a worse one in at least one of the two.
     * Each four looks give an even number of candidates the same mean distance from the middle. A bias for or against
-      the middle cancels, too. If the number is odd, these mean distances differ by half a slot, which is the least
+      the middle cancels, too. If the number is odd, these mean distances differ by half a position, which is the least
       that two orders and their reverses allow.
 
     Args:
@@ -77,9 +77,9 @@ def cut_into_fours(ids: Iterable[int], looks: int, seed: int, group: RolloutGrou
 
     * Up to 4 candidates: one block, in the orders of [`balanced`].
     * 5 to 8: the blocks of `CLASSES`. Looks 0 to 3 share a shuffle, looks 4 to 7 have another one, and so on. With 8
-      candidates, each four looks show each of them once at each place. So they cancel a place bias of any shape in the
-      mean place over blocks, and a linear one between every two candidates that share a block.
-    * Above 8: each look has its own shuffle. Places and partners are even on average only.
+      candidates, each four looks show each of them once at each position. So they cancel a position bias of any shape
+      in the mean over blocks, and a linear one between every two candidates that share a block.
+    * Above 8: each look has its own shuffle. Positions and partners are balanced on average only.
 
     Args:
         ids (`Iterable[int]`):
@@ -119,7 +119,7 @@ def check_looks(looks: int) -> None:
     if looks != 1 and (looks < 2 or looks % 2):
         raise SettingsError(
             f"looks must be 1 or an even number, got {looks}: each order of presentation needs its reverse, so that a"
-            " judge's preference for early or late places cancels"
+            " judge's preference for early or late positions cancels"
         )
 
 
@@ -200,8 +200,8 @@ def mean_places(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
 def place_rewards(places: Mapping[int, Fraction], G: int, empty: Sequence[int] = ()) -> tuple[float | None, ...]:
     """Return rewards in [-1, 1] from mean places: `r = -1 + 2 (e + q) / (n + e - 1)`.
 
-    The places are not ranked anew. So two rollouts that change places from look to look have rewards close to each
-    other. For a single order, the rewards are those of [`rank_rewards`].
+    Mean places are not replaced by ranks. So two rollouts whose order changes from look to look have nearly equal
+    rewards. For a single order, the rewards are those of [`rank_rewards`].
 
     Args:
         places (`Mapping[int, Fraction]`):

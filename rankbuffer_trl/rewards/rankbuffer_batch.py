@@ -32,26 +32,26 @@ class RankBufferBatch(RankBuffer):
     """RankBuffer with one prompt for a whole group, which is asked `looks` times in balanced orders of presentation.
 
     A prompt shows the anchors from worst to best and then the rollouts, labelled by slot. The verdict orders the
-    rollouts and places each of them among the anchors. So it merges rollouts and anchors into one ladder. The places
-    on the ladder are averaged over the looks. The anchors have the same order in every look, so their mean places have
-    this order, too. The position of a rollout is the number of anchors whose mean place is below its own. The order
-    within an interval is that of the mean places. The update of the buffer is the paper's. With `bootstrap`, so is the
-    first visit.
+    rollouts and places each of them among the anchors. So it merges rollouts and anchors into one order, the ladder.
+    The places on the ladder are averaged over the looks. The anchors have the same order in every look, so their mean
+    places have this order, too. The position of a rollout is the number of anchors whose mean place is below its own.
+    The order within an interval is that of the mean places. The update of the buffer is the paper's. With `bootstrap`,
+    so is the first visit.
 
-    The reward is the mean place in the group, mapped to [-1, 1]. It is not ranked anew, so rollouts that change places
-    from look to look have rewards close to each other.
+    The reward is the mean place in the group, mapped to [-1, 1]. Mean places are not replaced by ranks, so rollouts
+    whose order changes from look to look have nearly equal rewards.
 
     **Failures.** A look that failed is left out. A server that refuses a prompt because of its length refuses it in
-    every look. So rollouts that no look has placed are asked about once more, in blocks of half the size. A rollout
-    that is still not placed is unscored. If no rollout is placed, the buffer only counts the visit.
+    every look. So the judge is asked once more about rollouts that no look has placed, in blocks of half the size. A
+    rollout that is still not placed is unscored. If no rollout is placed, the buffer only counts the visit.
 
     **Long groups.** With `most_tokens`, a group whose prompt would be too long is split into blocks before anything is
     asked. All blocks show the same anchors. Let a rollout be the `r`-th of the `m` rollouts of its block in interval
     `p`. Its coordinate is `p + r / (m + 1)`, and the paper's anchor `k` has the coordinate `k`. The coordinates merge
     the blocks of a look into one ladder, on which equal coordinates are a draw. A look and its reverse have the same
-    blocks, and the next two looks have others. With two blocks, every two rollouts share a block in at least one of
-    three such pairs of looks. A rollout that is too long even alone has a prompt of its own. If the server refuses
-    this prompt, that rollout alone is unscored.
+    blocks, and the next two looks have other blocks. With two blocks, every two rollouts share a block in at least one
+    of three such pairs of looks. A rollout that does not fit even with no other rollout has a prompt of its own. If
+    the server refuses this prompt, only that rollout is unscored.
 
     The method also has the arguments of [`RankBuffer`]. Of these, `fine` and `anchor_content` are ablations of
     coarse-to-fine ranking, so they cannot be `False`.
@@ -68,7 +68,7 @@ class RankBufferBatch(RankBuffer):
             its buffer has the paper's rewards.
         most_tokens (`int`, *optional*):
             The context of the judge in tokens, such as vLLM's `--max-model-len`. A group is split if its quoted prompt
-            and two answers need more, where three characters count as a token. `None` splits no group.
+            and two answers need more tokens; three characters count as a token. `None` splits no group.
 
     Raises:
         [`SettingsError`]: if an argument is out of range, or if `fine` or `anchor_content` is `False`.

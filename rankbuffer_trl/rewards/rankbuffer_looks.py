@@ -1,7 +1,7 @@
-"""RankBuffer whose crowded intervals are ranked several times in balanced orders of presentation.
+"""RankBuffer that ranks each interval with two or more rollouts several times, in balanced orders of presentation.
 
 This method is ours and not the paper's. Insertions, buffer update and bootstrap are those of [`RankBuffer`]. The paper
-decides each pair of rollouts in one interval by a single list. Here the mean place over several lists decides.
+orders the rollouts of one interval by a single list. Here their mean places over several lists order them.
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +21,8 @@ class RankBufferLooks(RankBuffer):
     """RankBuffer that ranks each interval with two or more rollouts `looks` times. It is ours, not the paper's.
 
     The orders of presentation are balanced, and prompts label rollouts by slot. The place of a rollout in its interval
-    is its mean place over the looks. The reward comes from the number of rollouts in lower intervals plus this place,
-    which is not ranked anew.
+    is its mean place over the looks. The reward comes from the number of rollouts in lower intervals plus this place.
+    These sums are not replaced by ranks.
 
     The buffer update needs a strict order. It takes the order by mean place, and equal places as in the first look
     that was answered. A look that failed is left out. If all looks of an interval failed, its rollouts are tied, as in
@@ -80,7 +80,7 @@ class RankBufferLooks(RankBuffer):
         sigma, places = [], dict[int, Fraction]()
         for p, rollouts in enumerate(coarse.sigma):
             ids = tuple(rollout.id for rollout in rollouts)
-            looks = heard.get(p) or [ids, ids[::-1]]  # if nothing was heard, all of them have the same mean place
+            looks = heard.get(p) or [ids, ids[::-1]]  # if all looks failed, all of them have the same mean place
             within = mean_places(looks)
             below = len(places)
             places.update((i, below + within[i]) for i in ids)

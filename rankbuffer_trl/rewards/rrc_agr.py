@@ -5,7 +5,7 @@ Nectar responses for its query". The judge does not see their ranks. The paper l
 reward (here `2 * rate - 1`), ties (half a win to each) and the prompt (`judge/prompts/pairwise.txt` is ours).
 
 The paper's table gives RRC-AGR and RRC-SCR the same token total, 200,817,235, for 218,914 and 104,028 calls. That is
-most likely a slip. Nothing here is tuned to it.
+probably a misprint. Nothing here is tuned to it.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The buffers, history and ledger of a run: one SQLite file, one transaction a training step.
+"""The buffers, history and ledger of a run: one SQLite file, one transaction per training step.
 
 A buffer is never overwritten. Each visit of a query adds a version, and an anchor refers to a response that is stored
 once. The newest version of a query is its buffer; all versions and the table `groups` are the run's history. Every row

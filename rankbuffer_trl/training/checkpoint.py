@@ -126,7 +126,7 @@ def fingerprint(path: Path) -> list[int | str]:
 
 
 def newest_checkpoint(output_dir: str | os.PathLike) -> Path:
-    """Return the whole checkpoint with the highest step in `output_dir`. Skip torn ones above it with a line.
+    """Return the whole checkpoint with the highest step in `output_dir`. Skip torn ones above it, and log each.
 
     Raises:
         [`StoreError`]: if there is none.

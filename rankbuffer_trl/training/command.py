@@ -3,8 +3,8 @@
     rankbuffer-train --config paper/rankbuffer.yaml --dataset_name my_queries.jsonl
     accelerate launch -m rankbuffer_trl.training.command --config paper/rankbuffer.yaml
 
-Every key of the recipe can also be given on the command line, which wins. LoRA and quantisation are TRL's own flags
-(`--use_peft`, `--load_in_4bit`).
+Every key of the recipe can also be given on the command line, which takes precedence. LoRA and quantisation are TRL's
+own flags (`--use_peft`, `--load_in_4bit`).
 
 `--dry_run --num_processes 8` prints the batch arithmetic of eight processes and refuses settings that cannot work. It
 needs no GPU, no judge and no policy. `--preflight_only` checks data and judge, prints what the run will cost, and

@@ -37,9 +37,9 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling).
         judge_during_generation (`bool`, *optional*, defaults to `True`):
-            Ask the judge about a rollout while others are still generated. With `vllm_mode: server`, each rollout is
-            then a request of its own. Otherwise judging starts when all rollouts are known, before TRL computes their
-            log-probabilities. The rewards are the same either way.
+            Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
+            rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
+            before TRL computes their log-probabilities. The rewards do not change.
 
         > Parameters that control what the run may cost
 
@@ -47,7 +47,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             Judge tokens after which the run stops with a checkpoint, as after a SIGTERM. Prompt and completion tokens
             of all attempts count, those of evaluations and of the run before a resume included. Default: no limit.
         judge_price_budget (`float`, *optional*):
-            The same for the price of these tokens. It needs `judge_prompt_price` and `judge_completion_price`.
+            Price of these tokens above which the run stops with a checkpoint. It needs `judge_prompt_price` and
+            `judge_completion_price`.
 
         > Parameters that control prompts and answers
 
@@ -259,8 +260,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     def _check_saves(self) -> None:
         """Refuse settings that save a checkpoint inside a generation, or delete the checkpoint of a SIGTERM.
 
-        A resumed run generates at once. From a checkpoint inside a generation, it would score the queries of that
-        generation a second time. `Batches` checks the end of the run, which depends on the number of queries.
+        A resumed run starts with a generation. From a checkpoint inside a generation, it would score the queries of
+        that generation a second time. `Batches` checks the end of the run, which depends on the number of queries.
         """
         if self.enable_jit_checkpoint:
             raise SettingsError(

@@ -1,7 +1,8 @@
 """Before a run: is every judge server there, does its context hold the prompts, and what will the run cost?
 
 The preflight reaches every server, checks model and context length, and asks one real question. Then it asks as many
-real questions as are in flight at once in training, and multiplies. Its calls enter no ledger. It prints their cost.
+real questions at once as training does, and estimates the cost of the run from them. Its calls enter no ledger. It
+prints their cost.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""One generation step on the judge's event loop: ask about rollouts as they arrive, score groups as they get whole.
+"""One generation step on the judge's event loop: ask about rollouts as they arrive, and score complete groups.
 
 What is asked early never decides a reward. A group is scored once all its rollouts are known, from all of them. An
 early question only has its answer ready when the method asks it.
