@@ -36,10 +36,6 @@ from judge_records_tables import tables
 
 from rankbuffer_trl.errors import RankBufferError
 
-Key = tuple[str, str, str]  # judge, data set and prompt template
-Estimates = Mapping[Key, Mapping[str, Array]]
-FAR = 0.3  # with a share of firsts further from a half, the place bias leaves the other errors open
-
 
 def rollouts(records: Path, source: Source, samples: int) -> dict[str, object]:
     """Estimate from WildBench how ratings of two rollouts of one policy differ, beside those of several policies.
@@ -67,6 +63,11 @@ def rollouts(records: Path, source: Source, samples: int) -> dict[str, object]:
     }
     about = {"judge": JUDGE, "policy": TWICE[0], "prompts": len(prompts)}
     return about | {name: interval(values) for name, values in found.items()}
+
+
+Key = tuple[str, str, str]  # judge, data set and prompt template
+Estimates = Mapping[Key, Mapping[str, Array]]
+FAR = 0.3  # with a share of firsts further from a half, the place bias leaves the other errors open
 
 
 def carried_over(found: Estimates, prompt: str, sources: Sequence[str], targets: Sequence[str]) -> dict:
