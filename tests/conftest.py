@@ -14,17 +14,20 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from faulty_server import KEY, Fault, serving
 from hypothesis import settings
 from truth import truth, unguarded
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
+from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.scorer import GroupScorer
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +109,24 @@ def ask(judge: Judge, question: Question) -> tuple[object, Call]:
     return verdict, call
 
 
+# Several servers of a judge, by their addresses.
+
+
+class Named:
+    """All that the order of servers depends on."""
+
+    def __init__(self, url: str):
+        self.url = self.name = url
+
+
+def servers(*urls: str) -> Servers:
+    return Servers([Named(url) for url in urls])
+
+
+def order(among: Servers, query_id: str) -> list[str]:
+    return [client.url for client in among.order(query_id)]
+
+
 # A judge for texts that are numbers: a higher number is a better response.
 
 
@@ -136,6 +157,27 @@ def scorer(tmp_path):
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def store(tmp_path):
+    """An empty store."""
+    store = BufferStore(tmp_path / "live.sqlite")
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def faulty_server() -> Iterator[Fault]:
+    with serving() as fault:
+        yield fault
+
+
+@pytest.fixture
+def fault(faulty_server, monkeypatch) -> Fault:
+    """A server that misbehaves as a test decides, for clients that read their key from `FAULT_KEY`."""
+    monkeypatch.setenv("FAULT_KEY", KEY)
+    return faulty_server
 
 
 @pytest.fixture
@@ -190,3 +232,65 @@ def tiny_policy(howto, tmp_path_factory) -> str:
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def whole(howto, tiny_policy, tmp_path_factory) -> tuple[Path, tuple]:
+    """The folder of a run that nobody stopped, with a checkpoint at every step, and what it ended with."""
+    from datasets import Dataset
+    from sampled import train
+
+    output_dir = tmp_path_factory.mktemp("whole")
+    return output_dir, train(output_dir, tiny_policy, Dataset.from_list(howto[:12]))
+
+
+# A run to report on.
+
+
+@pytest.fixture(name="run", scope="module")
+def run_to_report(tmp_path_factory):
+    """Four queries in four epochs, by the rules of the paper but for pruning after 2."""
+    from reports import record
+
+    return record(tmp_path_factory.mktemp("run") / LIVE_STORE)
+
+
+# An evaluation, whose model and judge are behind one address.
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory) -> dict:
+    """The settings that name the small assets of all benchmarks."""
+    from evaluation_assets import build
+
+    folder = tmp_path_factory.mktemp("assets")
+    return dict(assets_dir=str(folder), assets_manifest=str(build(folder)))
+
+
+@pytest.fixture
+def values(assets, tmp_path, tiny_policy):
+    """Make the settings of an evaluation whose model and judge are behind `url`, as a dict."""
+
+    def make(url: str, **changes) -> dict:
+        run = dict(
+            models=[f"mine={tiny_policy}"],
+            output_dir=str(tmp_path / "out"),
+            engine_url=f"{url}/v1",
+            engine_model="model",
+            judge_url=[f"{url}/v1"],
+            judge_model="judge",
+            judge_max_retries=0,
+            judge_prompt_price=1.0,
+            judge_completion_price=2.0,
+        )
+        return run | assets | changes
+
+    return make
+
+
+@pytest.fixture(name="settings")
+def settings_of_evaluation(values):
+    """Make an `EvaluationConfig` in the same way."""
+    from evaluation.config import EvaluationConfig
+
+    return lambda url, **changes: EvaluationConfig(**values(url, **changes))

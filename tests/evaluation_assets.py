@@ -17,7 +17,9 @@ import yaml
 from aiohttp import web
 
 from evaluation.assets import Assets
+from evaluation.config import EvaluationConfig
 
+ROWS = 12
 AUTHORS = ("o3-mini-2025-01-31", "gemini-2.0-flash-001")
 REFERENCES = ("gpt-4-turbo-2024-04-09", "claude-3-haiku-20240307", "Llama-2-70b-chat-hf")
 TAGS = ("Coding & Debugging", "Math", "Creative Writing", "Planning", "Information seeking")
@@ -56,7 +58,7 @@ def jsonl(rows: list[dict]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def build(folder: Path, rows: int = 12) -> Path:
+def build(folder: Path, rows: int = ROWS) -> Path:
     """Write synthetic assets below `folder`; gives the manifest that pins them."""
     manifest = Assets(folder).manifest
 
@@ -156,6 +158,35 @@ def build(folder: Path, rows: int = 12) -> Path:
     write("writingbench", "calculate_scores", "# not run here\n")
     path = folder / "assets.yaml"
     path.write_text(yaml.safe_dump(manifest))
+    return path
+
+
+def folder(config: EvaluationConfig, benchmark: str, label: str = "mine") -> Path:
+    return config.folder(label, benchmark)
+
+
+def outputs_of(config: EvaluationConfig, name: str) -> dict[str, str]:
+    """The text after the thinking that the loopback model gives to each prompt."""
+    prompts = {
+        "alpaca_eval": {f"{i}": f"Do {i}" for i in range(ROWS)},
+        "arena_hard": {f"q{i}": f"Question {i} {{braces}}" for i in range(ROWS)},
+        "wildbench": {f"s{i}": f"More {i}" for i in range(ROWS)},
+        "writingbench": {f"{i + 1}": f"Write {i}" for i in range(ROWS)},
+    }[name]
+    return {id: text_of(prompt) for id, prompt in prompts.items()}
+
+
+def rows_of(config: EvaluationConfig, name: str) -> list[dict]:
+    texts = outputs_of(config, name)
+    if name == "alpaca_eval":
+        return [{"instruction": f"Do {i}", "output": text, "generator": "mine"} for i, text in texts.items()]
+    return [{"uid": uid, "messages": [{"content": {"answer": text}}]} for uid, text in texts.items()]
+
+
+def write_outputs(config: EvaluationConfig, name: str, rows: list[dict]) -> Path:
+    path = folder(config, name) / ("model_outputs.json" if name == "alpaca_eval" else "model_answer/mine.jsonl")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(rows) if name == "alpaca_eval" else jsonl(rows))
     return path
 
 

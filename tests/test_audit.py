@@ -1,41 +1,21 @@
-"""The audit: measures by hand, judges of known behaviour, the command."""
+"""The audit of judges of known behaviour: what is asked, what is measured, what is said."""
 
 import asyncio
 import io
 import json
-import math
-import os
 import random
-import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
-from statistics import fmean
 
 import pytest
-from conftest import QUICKSTART, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rankbuffer_trl.audit.command import AuditConfig, costs, form_of, main
+from rankbuffer_trl.audit.command import costs, form_of
 from rankbuffer_trl.audit.figure import audit_figure
 from rankbuffer_trl.audit.fit import Estimate, Fit
-from rankbuffer_trl.audit.measures import (
-    MEASURES,
-    best_constant,
-    interval,
-    label_share,
-    lists_tau,
-    ordering_tau,
-    pairs_with_lists,
-    slope,
-    tau_b,
-    tied_ratings,
-)
+from rankbuffer_trl.audit.measures import MEASURES, pairs_with_lists
 from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
 from rankbuffer_trl.audit.results import ALARMED, ESTIMATES, REFERENCES, Audit, Cost, Form, Result, estimates, verdict
 from rankbuffer_trl.audit.samples import QueryVerdicts, ask_everything
@@ -44,7 +24,6 @@ from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.verdicts import order_verdict
 
-HOWTO = str(QUICKSTART / "howto.jsonl")
 N = 8
 
 # Judges of known behaviour. A sample is `worth 3`; a judge sees what a question shows, in the order shown.
@@ -364,6 +343,13 @@ def test_a_verdict_on_one_presentation_alone_is_not_measured():
     assert all(value is None for value in values([QueryVerdicts(looks)]).values())
 
 
+def test_flips_count_pairs_with_both_verdicts():
+    pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
+    measured = values([QueryVerdicts(QueryLooks("q", [], list(pairs.items())))])
+    assert measured["pairs_flip"] == 1 / 2
+    assert measured["pairs_first"] == 1 / 4  # of the four verdicts, one is for the sample shown first
+
+
 def test_first_answers_without_the_form_are_counted_by_kind_but_transport_retries_are_not():
     class Sloppy(Client):
         async def complete(self, messages, *, question, seed, tally):
@@ -408,107 +394,7 @@ def test_costs_are_means_of_all_attempts_by_kind():
     ]
 
 
-# Measures.
-
-
-def slow_tau_b(x, y):
-    """From the textbook: (P - Q) / sqrt((n0 - n1) (n0 - n2))."""
-    n = len(x)
-    concordant = discordant = 0
-    for i in range(n):
-        for j in range(n):
-            if x[i] < x[j] and y[i] < y[j]:
-                concordant += 1
-            if x[i] < x[j] and y[i] > y[j]:
-                discordant += 1
-    ties = [sum(count * (count - 1) // 2 for count in Counter(scores).values()) for scores in (x, y)]
-    n0 = n * (n - 1) // 2
-    bottom = (n0 - ties[0]) * (n0 - ties[1])
-    return (concordant - discordant) / math.sqrt(bottom) if bottom else 0.0
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12))
-def test_tau_b_is_the_textbooks(pairs):
-    x, y = [a for a, _ in pairs], [b for _, b in pairs]
-    assert tau_b(x, y) == pytest.approx(slow_tau_b(x, y), abs=1e-12)
-    assert tau_b(x, y) == pytest.approx(tau_b(y, x))
-    assert tau_b(x, [-b for b in y]) == pytest.approx(-tau_b(x, y))
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "tau"),
-    [
-        ([1, 2, 3, 4], [1, 2, 3, 4], 1),
-        ([1, 2, 3, 4], [4, 3, 2, 1], -1),
-        ([1, 2, 3, 4], [1, 3, 2, 4], 4 / 6),
-        ([1, 2, 2, 3], [1, 2, 3, 3], 4 / 5),
-        ([1, 1, 1], [1, 2, 3], 0),
-    ],
-)
-def test_tau_b_of_small_orders(x, y, tau):
-    assert tau_b(x, y) == pytest.approx(tau)
-
-
-def test_tau_of_orders_compares_places_not_names():
-    # 2 0 1 and 0 2 1, worst to best: the pair (0, 2) is turned, the two others are not
-    assert ordering_tau((2, 0, 1), (0, 2, 1)) == pytest.approx(1 / 3)
-
-
-def test_the_tau_of_lists_is_the_mean_over_every_two_of_four():
-    shown = (0, 1, 2)
-    orders = [(0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 2)]
-    looks = QueryLooks("q", [(shown, order) for order in orders], [])
-    taus = [1 / 3, -1, 1, -1 / 3, 1 / 3, -1]
-    assert lists_tau(QueryVerdicts(looks)) == pytest.approx(fmean(taus))
-    assert lists_tau(QueryVerdicts(QueryLooks("q", [*looks.lists[:3], (shown, None)], []))) is None
-
-
-def test_flips_count_pairs_with_both_verdicts():
-    pairs = {(0, 1): 1, (1, 0): 0, (0, 2): 2, (2, 0): None, (1, 2): 2, (2, 1): 2}
-    measured = values([QueryVerdicts(QueryLooks("q", [], list(pairs.items())))])
-    assert measured["pairs_flip"] == 1 / 2
-    assert measured["pairs_first"] == 1 / 4  # of the four verdicts, one is for the sample shown first
-
-
-def test_position_bias_is_the_slope_of_ranks_on_places():
-    # Shown last instead of first, response 0 gains a rank; shown first instead of last, response 2 keeps its own.
-    assert slope((0, 1, 2), (0, 1, 2), (1, 0, 2)) == pytest.approx((2 * 1 + 0 * -1 + -2 * 0) / 8)
-
-
-def test_the_share_of_a_label_counts_each_sample_once_at_each_place_with_each_label():
-    def share(straight, reverse, crossed, crossed_reverse):
-        looks = QueryLooks("q", [], [((3, 1), straight), ((1, 3), reverse)])
-        return label_share(QueryVerdicts(looks, {(3, 1): crossed, (1, 3): crossed_reverse}))
-
-    assert share(3, 3, 3, 3) == 1 / 2  # the better sample
-    assert share(3, 1, 3, 1) == 1 / 2  # the first one
-    assert share(3, 1, 1, 3) == 1  # R0
-    assert share(1, 3, 3, 1) == 0  # R1
-    assert share(3, 3, 1, 3) == 3 / 4
-    assert share(3, 3, 1, None) is None
-
-
-def test_ties_are_samples_whose_rating_another_one_has():
-    assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, 3, 7]))) == 1 / 2
-    assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, None, 7]))) is None
-
-
-@pytest.mark.parametrize(("n", "distance"), [(2, 1 / 2), (3, 2 / 3), (4, 4 / 4), (7, 12 / 7)])
-def test_the_best_constant_position_is_the_middle(n, distance):
-    assert best_constant(n) == pytest.approx(distance)
-
-
-@given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.integers(0, 5))
-def test_an_interval_lies_within_the_values_and_repeats(numbers, seed):
-    low, high = interval(numbers, seed, resamples=50)
-    assert min(numbers) - 1e-9 <= low <= high <= max(numbers) + 1e-9
-    assert interval(numbers, seed, resamples=50) == (low, high)
-
-
-def test_an_interval_is_as_wide_as_theory_says():
-    low, high = interval([0.0, 1.0] * 50, seed=0)
-    assert (low, high) == (pytest.approx(0.5 - 1.96 * 0.05, abs=0.02), pytest.approx(0.5 + 1.96 * 0.05, abs=0.02))
-    assert interval([0.5], seed=0) is None
+# What is said of a judge
 
 
 @pytest.mark.parametrize(
@@ -559,143 +445,3 @@ def test_queries_of_several_lengths_have_their_own_chance_and_the_figure_shows_o
     answers, calls = examine(Client(true_position, true_order), groups)
     assert results(answers)["put_back"].chance == pytest.approx((1 / 5 + 1 / 5 + 1 / 4) / 3)
     audit_figure(tmp_path / "audit.png", make_audit(answers, calls))
-
-
-# The command, on the references of the quickstart. Samples of a policy are in test_audit_samples.py.
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `rankbuffer-audit` with arguments: what it printed, or its error."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rankbuffer-audit", *map(str, arguments)])
-        main()
-        return capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def refusal(command, capsys):
-    """The one line with which `rankbuffer-audit` ends."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            command(*arguments)
-        message = stop.value.code  # the interpreter prints a text and exits with 1
-        assert isinstance(message, str)
-        assert message.startswith("rankbuffer-audit: ")
-        assert "\n" not in message
-        said = capsys.readouterr().out
-        assert all(line.startswith("[price] ") for line in said.splitlines())
-        return message
-
-    return run
-
-
-REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)
-
-
-def test_the_command_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path):
-    out = tmp_path / "deep" / "audit"
-    printed = command(*REFERENCE, "--queries", 4, "--output_dir", out, "--seed", 3)
-    assert printed.err == ""
-    assert printed.out.startswith("[price] 4 queries: 104 questions, about ")
-    assert "embedded rubric judge" in printed.out
-    assert "Clearly better than chance on 5 of 5." in printed.out
-    assert re.search(r"put back +1\.00 +1\.00 to 1\.00 +0\.14 +yes", printed.out)
-    assert (out / "audit.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    found = json.loads((out / "audit.json").read_text())
-    assert found["config"]["seed"] == 3
-    assert (found["queries"], found["clearly_better"], found["of"]) == (4, 5, 5)
-    assert list(found["measures"]) == [measure.name for measure in MEASURES]
-    assert found["measures"]["lists_tau"]["value"] == 1
-    assert len(found["measures"]["put_back"]["values"]) == 4
-    calls = {kind: cost["form"]["questions"] for kind, cost in found["cost"].items()}
-    assert calls == {"insert": 28, "look": 16, "pair": 4 * 8, "score": 28}
-    assert all(cost["form"]["first_answers"] == calls[kind] for kind, cost in found["cost"].items())
-    assert len(found["put_back"]) == 4 * 7
-    assert [len(look["lists"]) for look in found["looks"]] == [4] * 4
-
-
-def test_references_are_told_from_samples_and_the_judge_is_not_estimated_on_them(command, tmp_path):
-    printed = command(*REFERENCE, "--queries", 4, "--output_dir", tmp_path)
-    assert "The samples are references of the data set." in " ".join(printed.out.split())
-    found = json.loads((tmp_path / "audit.json").read_text())
-    assert (found["references"], found["model"], found["advice"]) == (True, None, None)
-
-
-def test_a_yaml_gives_the_settings_and_the_command_line_wins(command, tmp_path):
-    (tmp_path / "audit.yaml").write_text(
-        f"dataset_name: {HOWTO}\nsamples: {HOWTO}\nqueries: 9\noutput_dir: {tmp_path}\njudge_guard: false\n"
-    )
-    command("--config", tmp_path / "audit.yaml", "--queries", 2, "--judge_request", '{"top_p": 1}')
-    config = json.loads((tmp_path / "audit.json").read_text())["config"]
-    assert (config["queries"], config["judge_guard"], config["judge_request"]) == (2, False, {"top_p": 1})
-
-
-def test_queries_are_drawn_by_the_seed_each_at_most_once():
-    def drawn(**kwargs):
-        groups, _, _ = AuditConfig(dataset_name=HOWTO, samples=HOWTO, **kwargs).load()
-        return [group.query.id for group in groups]
-
-    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
-    assert len(set(drawn(queries=20))) == 20
-    assert sorted(drawn()) == sorted(json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines())
-
-
-def test_a_dead_judge_is_refused_in_one_line(refusal, tmp_path):
-    message = refusal(
-        *REFERENCE, "--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "judge",
-        "--judge_max_retries", 0, "--output_dir", tmp_path / "out",
-    )  # fmt: skip
-    assert "judge at http://127.0.0.1:9/v1" in message
-    assert "failed its first question" in message
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ((), "dataset_name is not set"),
-        (("--dataset_name", HOWTO), "samples is not set: name a file of eight responses of your policy per query"),
-        (("--dataset_name", "nowhere.jsonl", "--samples", HOWTO), "nowhere.jsonl does not exist"),
-        ((*REFERENCE, "--queries", "0"), "queries must be at least 1"),
-        ((*REFERENCE, "--epochs", "0"), "epochs must be at least 1"),
-        ((*REFERENCE, "--budget", "0"), "budget must be above 0"),
-        ((*REFERENCE, "--budget", "1", "--price_budget", "1"), "budget and price_budget are both set"),
-        ((*REFERENCE, "--price_budget", "1"), "price_budget needs judge_prompt_price and judge_completion_price"),
-        ((*REFERENCE, "--judge_model", "judge"), "judge_url is not set"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_in_one_line(refusal, arguments, part):
-    assert part in refusal(*arguments)
-
-
-def test_an_interrupted_audit_says_how_to_continue(refusal, monkeypatch):
-    def interrupted(config):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("rankbuffer_trl.audit.command.audit", interrupted)
-    assert "interrupted. The answers so far are kept; run the same command again" in refusal(*REFERENCE)
-
-
-def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
-    (tmp_path / "bare.jsonl").write_text(json.dumps({"query_id": "q", "prompt": howto[0]["prompt"]}) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "rankbuffer_trl.audit", "--dataset_name", HOWTO]
-        + ["--samples", str(tmp_path / "bare.jsonl")],
-        cwd=ROOT,
-        env=os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")},  # no bar for reading the file either
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*\n", done.stderr)
-
-
-def test_the_console_script_names_the_command():
-    module, function = re.search(r"rankbuffer-audit = ([\w.]+):(\w+)", (ROOT / "setup.py").read_text()).groups()
-    assert getattr(import_module(module), function) is main

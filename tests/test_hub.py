@@ -8,8 +8,8 @@ from datasets import load_dataset
 from fake_hub import FolderHub
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from sampled import InterruptAt, same
 from scripted import config, contents, run
-from test_resume import InterruptAt, same
 
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.report.card import on_hub, public, write_card

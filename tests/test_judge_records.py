@@ -14,26 +14,21 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from judge_records import (
+from judge_records import bias_over_data, carried_over, measured, ratings_from_pairs, rollouts, rounded
+from judge_records_fit import Verdicts, both_below, consistency, estimate, interval, points_of, rated, same_opinion
+from judge_records_sources import (
     LLMBAR,
     REPEATS,
     SOURCES,
     WILDBENCH,
     RecordsError,
-    bias_over_data,
     by_rating,
     by_winner,
-    carried_over,
     choice,
     digest,
     llmbar,
-    measured,
-    ratings_from_pairs,
     repeats,
-    rollouts,
-    rounded,
 )
-from judge_records_fit import Verdicts, both_below, consistency, estimate, interval, points_of, rated, same_opinion
 from judge_records_tables import tables
 
 TRUTH, LASTING, NOISE, BIAS = 0.5, 0.3, 0.2, 0.3

@@ -13,8 +13,8 @@ from fake_hub import FolderHub
 from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
+from sampled import InterruptAt, same
 from scripted import config, contents
-from test_resume import InterruptAt, same
 from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN

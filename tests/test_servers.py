@@ -1,38 +1,28 @@
 """Several judge servers: a query stays with its own, moves when that one dies, returns with it, and loses nothing.
 
-The last part trains, and kills one of two real server processes with questions in flight.
+A training run whose server is killed is in `test_servers_in_training.py`.
 """
 
 import asyncio
-import os
-import signal
-import socket
-import sqlite3
-import subprocess
-import sys
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import count
 
 import pytest
 from aiohttp import web
-from conftest import ROOT
+from conftest import order, servers
 from http_server import served
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import ScriptedTrainer, config, contents
-from transformers import TrainerCallback
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, RubricJudge, Tally, insertion_question
+from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, RubricJudge, insertion_question
 from rankbuffer_trl.judge.openai_client import PING, OpenAIClient
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.judge.servers import HOLDS, Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.scorer import GroupScorer
 
 PATIENCE = 30.0  # seconds for what should happen at once
@@ -40,22 +30,6 @@ FOR_EVER = 1e9
 
 
 # Which server: pure functions of the addresses and the query.
-
-
-class Named:
-    """All that the order of servers depends on."""
-
-    def __init__(self, url: str):
-        self.url = self.name = url
-
-
-def servers(*urls: str) -> Servers:
-    return Servers([Named(url) for url in urls])
-
-
-def order(among: Servers, query_id: str) -> list[str]:
-    return [client.url for client in among.order(query_id)]
-
 
 URLS = st.lists(st.integers(1, 999).map("http://judge-{}/v1".format), min_size=1, max_size=6, unique=True)
 FOUR = [f"http://127.0.0.1:{port}/v1" for port in (8001, 8002, 8003, 8004)]
@@ -743,180 +717,3 @@ def test_the_limit_holds_for_the_server_that_takes_over(two):
 
     run(judge, test())
     assert other.asked == 12 and other.most_in_flight <= 3
-
-
-# A training run whose server is killed.
-
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-QUERIES, STEPS_PER_EPOCH = 6, 2  # 3 queries a step
-DIES, RETURNS = STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH
-
-
-class Process:
-    """The rubric judge's server as a process of its own."""
-
-    def __init__(self, port: int):
-        self.port, self.url = port, f"http://127.0.0.1:{port}/v1"
-        self.process: subprocess.Popen | None = None
-
-    def start(self) -> None:
-        """Returns when it listens."""
-        command = [sys.executable, "-m", "rankbuffer_trl.judge.serve", "--port", str(self.port)]
-        self.process = subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert any("Running on" in line for line in self.process.stdout), "it ended before it listened"
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=PATIENCE) as response:
-            assert response.status == 200
-
-    def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def kill(self) -> None:
-        if self.process:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdout.close()
-
-
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-@contextmanager
-def processes(ids: list[str]) -> Iterator[list[Process]]:
-    """Two of them, each the home of at least two of the queries."""
-    homes = [0]
-    while min(homes) < 2:
-        pair = [Process(port) for port in free_ports(2)]
-        among = servers(*(process.url for process in pair))
-        homes = [sum(order(among, id)[0] == process.url for id in ids) for process in pair]
-    try:
-        for process in pair:
-            process.start()
-        yield pair
-    finally:
-        for process in pair:
-            process.kill()
-
-
-class Outage(TrainerCallback):
-    """Freezes a server before one epoch, kills it with questions in flight, starts it again before the next epoch.
-
-    A single server is started again as soon as it is dead.
-    """
-
-    IN_FLIGHT = 5
-
-    def __init__(self, process: Process, judge: Judge):
-        self.process, self.servers, self.trainer = process, judge.client, None
-        self.asked, self.frozen, self.killed = 0, False, False
-        self.complete, judge.client.complete = judge.client.complete, self.watch
-
-    async def watch(self, messages, *, question, **kwargs):
-        if self.frozen and self.servers.order(question.query_id)[0].url == self.process.url:
-            self.asked += 1
-            if self.asked == self.IN_FLIGHT:
-                asyncio.get_running_loop().call_soon(self.kill)
-        return await self.complete(messages, question=question, **kwargs)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.frozen, self.killed = False, True
-        if len(self.servers.clients) == 1:
-            self.restarted = asyncio.get_running_loop().run_in_executor(None, self.process.start)
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == DIES:
-            self.process.freeze()
-            self.frozen = True
-        if state.global_step == RETURNS:
-            assert self.killed
-        if state.global_step == RETURNS and len(self.servers.clients) > 1:
-            self.process.start()
-            self.trainer.rank_reward.scorer.run(self.until_back())
-
-    async def until_back(self) -> None:
-        """Ask until the server answers; none of it goes into the ledger."""
-        table, tally = self.trainer.rank_reward.queries, Tally()
-        home = next(table[id] for id in table.ids if self.servers.order(id)[0].url == self.process.url)
-        question = insertion_question(home, ["no", "yes"], "perhaps")
-        messages = [{"role": "user", "content": question.prompt()}]
-        async with asyncio.timeout(PATIENCE):
-            while tally.server != self.process.url:
-                await self.complete(messages, question=question, seed=0, tally=tally)
-
-
-def train(output_dir, policy, rows, pair: list[Process], dies: Process | None = None) -> dict:
-    """A run with known rollouts; everything in its store but the ledger, and its rewards."""
-    settings = config(
-        output_dir,
-        num_train_epochs=3,
-        judge_url=[process.url for process in pair],
-        judge_model="rubric-judge",
-        judge_max_retries=1,
-    )
-    judge = Judge(Servers(settings.judge().client.clients, probe_every=0.0, wait=PATIENCE), guard=True)
-    outages = [Outage(dies, judge)] if dies else []
-    trainer = ScriptedTrainer(policy, settings, rows, judge=judge, callbacks=outages)
-    for outage in outages:
-        outage.trainer = trainer
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
-    tables = contents(output_dir / LIVE_STORE)
-    del tables["calls"]
-    return tables | {"rewards": (output_dir / "rewards.json").read_text()}
-
-
-def ledger(output_dir, columns: str) -> list[tuple]:
-    with sqlite3.connect(output_dir / LIVE_STORE) as db:
-        return sorted(db.execute(f"SELECT {columns} FROM calls"))
-
-
-EVERYTHING_ELSE = (
-    "step, phase, method, kind, query_id, outcome, error, prompt_tokens, cached_tokens, completion_tokens,"
-    " spent_prompt_tokens, spent_cached_tokens, spent_completion_tokens"
-)
-
-
-@pytest.mark.slow
-def test_a_run_whose_server_is_killed_and_restarted_loses_nothing(tmp_path, tiny_policy, rows):
-    rows = rows.select(range(QUERIES))
-    with processes(rows["query_id"]) as pair:
-        untroubled = train(tmp_path / "untroubled", tiny_policy, rows, pair)
-        assert train(tmp_path / "killed", tiny_policy, rows, pair, dies=pair[0]) == untroubled
-    assert ledger(tmp_path / "killed", EVERYTHING_ELSE) == ledger(tmp_path / "untroubled", EVERYTHING_ELSE)
-    assert {outcome for (outcome,) in ledger(tmp_path / "killed", "outcome")} == {"parsed"}
-
-    lost, other = (process.url for process in pair)
-    among = servers(lost, other)
-    home = {id: order(among, id)[0] for id in rows["query_id"]}
-    assert all(server == home[id] for id, server in ledger(tmp_path / "untroubled", "query_id, server"))
-    assert {attempts for (attempts,) in ledger(tmp_path / "untroubled", "attempts")} == {1}
-
-    moved = []
-    for step, id, server, attempts in ledger(tmp_path / "killed", "step, query_id, server, attempts"):
-        if DIES <= step < RETURNS and home[id] == lost:
-            assert server == other
-            moved.append((id, attempts))
-        else:
-            assert (server, attempts) == (home[id], 1)
-    assert {id for id, _ in moved} == {id for id in home if home[id] == lost}, "all moved, and in the end returned"
-    assert {attempts for _, attempts in moved} == {1, 2}
-    assert sum(attempts == 2 for _, attempts in moved) >= Outage.IN_FLIGHT, "what was in flight was asked again"
-
-
-@pytest.mark.slow
-def test_a_run_whose_only_server_is_killed_and_restarted_loses_nothing(tmp_path, tiny_policy, rows):
-    rows = rows.select(range(QUERIES))
-    with processes(rows["query_id"]) as (only, _):
-        untroubled = train(tmp_path / "untroubled", tiny_policy, rows, [only])
-        assert train(tmp_path / "killed", tiny_policy, rows, [only], dies=only) == untroubled
-    assert ledger(tmp_path / "killed", EVERYTHING_ELSE) == ledger(tmp_path / "untroubled", EVERYTHING_ELSE)
-    assert {outcome for (outcome,) in ledger(tmp_path / "killed", "outcome")} == {"parsed"}
-    asked = [attempts for (attempts,) in ledger(tmp_path / "killed", "attempts")]
-    assert sum(attempts > 1 for attempts in asked) >= Outage.IN_FLIGHT, "what was in flight was asked again"

@@ -1,6 +1,6 @@
 """Verdicts imposed on a server: each form admits the valid answers and no other, shown against slow oracles.
 
-How answers are read is tested in `test_questions.py`.
+How answers are read is tested in `test_verdicts_read.py`.
 """
 
 import json

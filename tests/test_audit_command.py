@@ -1,0 +1,157 @@
+"""The command `rankbuffer-audit`, on the references of the quickstart.
+
+Samples of a policy are in `test_audit_samples.py`.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from conftest import QUICKSTART, ROOT
+
+from rankbuffer_trl.audit.command import AuditConfig, main
+from rankbuffer_trl.audit.measures import MEASURES
+
+HOWTO = str(QUICKSTART / "howto.jsonl")
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `rankbuffer-audit` with arguments: what it printed, or its error."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rankbuffer-audit", *map(str, arguments)])
+        main()
+        return capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refusal(command, capsys):
+    """The one line with which `rankbuffer-audit` ends."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            command(*arguments)
+        message = stop.value.code  # the interpreter prints a text and exits with 1
+        assert isinstance(message, str)
+        assert message.startswith("rankbuffer-audit: ")
+        assert "\n" not in message
+        said = capsys.readouterr().out
+        assert all(line.startswith("[price] ") for line in said.splitlines())
+        return message
+
+    return run
+
+
+REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)
+
+
+def test_the_command_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path):
+    out = tmp_path / "deep" / "audit"
+    printed = command(*REFERENCE, "--queries", 4, "--output_dir", out, "--seed", 3)
+    assert printed.err == ""
+    assert printed.out.startswith("[price] 4 queries: 104 questions, about ")
+    assert "embedded rubric judge" in printed.out
+    assert "Clearly better than chance on 5 of 5." in printed.out
+    assert re.search(r"put back +1\.00 +1\.00 to 1\.00 +0\.14 +yes", printed.out)
+    assert (out / "audit.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    found = json.loads((out / "audit.json").read_text())
+    assert found["config"]["seed"] == 3
+    assert (found["queries"], found["clearly_better"], found["of"]) == (4, 5, 5)
+    assert list(found["measures"]) == [measure.name for measure in MEASURES]
+    assert found["measures"]["lists_tau"]["value"] == 1
+    assert len(found["measures"]["put_back"]["values"]) == 4
+    calls = {kind: cost["form"]["questions"] for kind, cost in found["cost"].items()}
+    assert calls == {"insert": 28, "look": 16, "pair": 4 * 8, "score": 28}
+    assert all(cost["form"]["first_answers"] == calls[kind] for kind, cost in found["cost"].items())
+    assert len(found["put_back"]) == 4 * 7
+    assert [len(look["lists"]) for look in found["looks"]] == [4] * 4
+
+
+def test_references_are_told_from_samples_and_the_judge_is_not_estimated_on_them(command, tmp_path):
+    printed = command(*REFERENCE, "--queries", 4, "--output_dir", tmp_path)
+    assert "The samples are references of the data set." in " ".join(printed.out.split())
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert (found["references"], found["model"], found["advice"]) == (True, None, None)
+
+
+def test_a_yaml_gives_the_settings_and_the_command_line_wins(command, tmp_path):
+    (tmp_path / "audit.yaml").write_text(
+        f"dataset_name: {HOWTO}\nsamples: {HOWTO}\nqueries: 9\noutput_dir: {tmp_path}\njudge_guard: false\n"
+    )
+    command("--config", tmp_path / "audit.yaml", "--queries", 2, "--judge_request", '{"top_p": 1}')
+    config = json.loads((tmp_path / "audit.json").read_text())["config"]
+    assert (config["queries"], config["judge_guard"], config["judge_request"]) == (2, False, {"top_p": 1})
+
+
+def test_queries_are_drawn_by_the_seed_each_at_most_once():
+    def drawn(**kwargs):
+        groups, _, _ = AuditConfig(dataset_name=HOWTO, samples=HOWTO, **kwargs).load()
+        return [group.query.id for group in groups]
+
+    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
+    assert len(set(drawn(queries=20))) == 20
+    assert sorted(drawn()) == sorted(json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines())
+
+
+def test_a_dead_judge_is_refused_in_one_line(refusal, tmp_path):
+    message = refusal(
+        *REFERENCE, "--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "judge",
+        "--judge_max_retries", 0, "--output_dir", tmp_path / "out",
+    )  # fmt: skip
+    assert "judge at http://127.0.0.1:9/v1" in message
+    assert "failed its first question" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ((), "dataset_name is not set"),
+        (("--dataset_name", HOWTO), "samples is not set: name a file of eight responses of your policy per query"),
+        (("--dataset_name", "nowhere.jsonl", "--samples", HOWTO), "nowhere.jsonl does not exist"),
+        ((*REFERENCE, "--queries", "0"), "queries must be at least 1"),
+        ((*REFERENCE, "--epochs", "0"), "epochs must be at least 1"),
+        ((*REFERENCE, "--budget", "0"), "budget must be above 0"),
+        ((*REFERENCE, "--budget", "1", "--price_budget", "1"), "budget and price_budget are both set"),
+        ((*REFERENCE, "--price_budget", "1"), "price_budget needs judge_prompt_price and judge_completion_price"),
+        ((*REFERENCE, "--judge_model", "judge"), "judge_url is not set"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_one_line(refusal, arguments, part):
+    assert part in refusal(*arguments)
+
+
+def test_an_interrupted_audit_says_how_to_continue(refusal, monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankbuffer_trl.audit.command.audit", interrupted)
+    assert "interrupted. The answers so far are kept; run the same command again" in refusal(*REFERENCE)
+
+
+def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
+    (tmp_path / "bare.jsonl").write_text(json.dumps({"query_id": "q", "prompt": howto[0]["prompt"]}) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "rankbuffer_trl.audit", "--dataset_name", HOWTO]
+        + ["--samples", str(tmp_path / "bare.jsonl")],
+        cwd=ROOT,
+        env=os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")},  # no bar for reading the file either
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*\n", done.stderr)
+
+
+def test_the_console_script_names_the_command():
+    module, function = re.search(r"rankbuffer-audit = ([\w.]+):(\w+)", (ROOT / "setup.py").read_text()).groups()
+    assert getattr(import_module(module), function) is main

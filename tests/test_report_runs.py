@@ -1,0 +1,92 @@
+"""A report opens runs: finished, being written, killed, or a checkpoint; and it names what is no run."""
+
+import json
+import shutil
+import sqlite3
+
+import pytest
+
+from rankbuffer_trl.report.runs import open_runs, run_names, trainer_log
+from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
+
+
+def test_a_run_that_is_being_written_can_be_read_and_is_not_held_up(run, tmp_path):
+    live = tmp_path / "run" / LIVE_STORE
+    live.parent.mkdir(parents=True)
+    shutil.copyfile(run.path, live)
+    writer = sqlite3.connect(live, timeout=0.1, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("INSERT INTO responses VALUES ('new', '99-0', 99, 'half a step')")
+    with open_runs([tmp_path / "run"]) as (opened,):
+        writer.execute("COMMIT")  # would raise "database is locked" if the report held the file
+        assert opened.store.last_step() == run.visits[-1][0].step
+        assert not list(opened.store.rows("SELECT 1 FROM responses WHERE query_id = 'new'"))
+    writer.close()
+    with open_runs([tmp_path / "run"]) as (opened,):
+        assert list(opened.store.rows("SELECT text FROM responses WHERE query_id = 'new'")) == [("half a step",)]
+
+
+def test_a_run_that_was_killed_while_it_wrote_is_rolled_back_in_the_copy(run, tmp_path):
+    (tmp_path / "at").mkdir()
+    writing = tmp_path / "at" / "live.sqlite"
+    shutil.copyfile(run.path, writing)
+    writer = sqlite3.connect(writing, isolation_level=None)
+    writer.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA cache_size = 2; PRAGMA cache_spill = 2;")
+    writer.execute("BEGIN")
+    for i in range(500):
+        writer.execute("INSERT INTO responses VALUES ('half', ?, 99, ?)", (f"99-{i}", "x" * 2000))
+    killed = tmp_path / "run" / LIVE_STORE.parent
+    shutil.copytree(writing.parent, killed)
+    writer.execute("ROLLBACK")
+    writer.close()
+    before = {path.name: path.read_bytes() for path in killed.iterdir()}
+    assert before["live.sqlite-journal"] and before["live.sqlite"] != run.path.read_bytes()
+    with open_runs([tmp_path / "run"]) as (opened,):
+        assert not list(opened.store.rows("SELECT 1 FROM responses WHERE query_id = 'half'"))
+        assert opened.store.last_step() == run.visits[-1][0].step
+    assert {path.name: path.read_bytes() for path in killed.iterdir()} == before
+
+
+def test_a_checkpoint_is_a_run_too_with_its_log(run, tmp_path):
+    log = [{"step": 1, "judge/seconds": 2.0, "entropy": 1.0}]
+    for step in (2, 10, 11):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        store = BufferStore(run.path)
+        store.save(folder / FOLDER)
+        store.close()
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": log * step}))
+        if step < 11:  # the last one is just being written: it has no manifest yet
+            (folder / FOLDER / RUN).write_text("{}")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "trainer_state.json").write_text('{"log_hist')
+    assert trainer_log(tmp_path / "half") == []
+    store = BufferStore(run.path)
+    store.save(tmp_path / "pulled" / FOLDER)
+    store.close()
+    with open_runs([tmp_path, tmp_path / "checkpoint-2", run.path, tmp_path / "pulled"]) as (whole, second, file, end):
+        assert (len(whole.log), len(second.log), len(file.log), len(end.log)) == (10, 2, 0, 0)
+        assert list(whole.store.rows("SELECT * FROM groups")) == list(end.store.rows("SELECT * FROM groups"))
+        assert list(whole.store.rows("SELECT * FROM groups")) == list(file.store.rows("SELECT * FROM groups"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "is not a run"),
+        (lambda path: BufferStore(path / LIVE_STORE).close(), "no scored group yet"),
+        (lambda path: path.write_text("hello"), "cannot"),
+    ],
+)
+def test_what_is_no_run_is_named(tmp_path, make, message):
+    make(tmp_path / "it")
+    with pytest.raises(StoreError, match=message), open_runs([tmp_path / "it"]):
+        pass
+
+
+def test_runs_are_named_by_what_tells_them_apart(tmp_path):
+    paths = [tmp_path / name for name in ("a/train", "b/train", "c/other", "c/other")]
+    assert run_names(paths) == ["a/train", "b/train", "other", "other (2)"]
+    assert run_names(paths[:1]) == ["train"]

@@ -1,0 +1,353 @@
+"""What a judge that misbehaves does to a whole step. Real sockets, a real store."""
+
+import asyncio
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from aiohttp import web
+from conftest import by_number, group, numbers, scripted_judge, unreachable
+from contents import contents
+from faulty_server import EVENT_LIMIT, PATIENT, SURROGATE, close, completion, hang, refusing
+from http_server import served
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage
+from rankbuffer_trl.judge.ledger import MOST_TOKENS
+from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.scorer import GroupScorer
+
+
+@contextmanager
+def judged_by(handler: Callable) -> Iterator[str]:
+    """A server that answers `handler(request, prompt)`; gives its address."""
+
+    async def chat(request: web.Request) -> web.Response:
+        prompt = (await request.json())["messages"][0]["content"]
+        response = handler(request, prompt)
+        return await response if asyncio.iscoroutine(response) else response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    with served(app) as address:
+        yield address + "/v1"
+
+
+def number(prompt: str) -> web.Response:
+    return completion(by_number([{"content": prompt}]))
+
+
+def ledger(scorer: GroupScorer) -> Counter:
+    return Counter(outcome for (outcome,) in scorer.store.rows("SELECT outcome FROM calls"))
+
+
+def nothing_else(scorer: GroupScorer) -> bool:
+    return not any(contents(scorer.store, ("responses", "buffers", "groups")).values())
+
+
+def test_a_step_that_cannot_succeed_ends_before_all_is_asked(scorer):
+    requests = []
+
+    def refuse(request, prompt):
+        requests.append(prompt)
+        return refusing(404, "no such model")(request, 0)
+
+    with judged_by(refuse) as url:
+        made = scorer(Judge(OpenAIClient(url, "m", concurrency=4), guard=False))
+        groups = [group(numbers(f"q{i}"), "1 2 3 4 5 6 7 8", 3) for i in range(8)]
+        with pytest.raises(JudgeError) as error:
+            made.score(groups, 3)
+        # 64 insertions and at most 32 fine rankings: 24 failures are allowed
+        parts = [f"m at {url}", "failed 25 of 25", "(25 unreachable)", "judge_max_failures=0.25", "no such model"]
+        assert [part for part in parts if part not in str(error.value)] == []
+        found = ledger(made)
+        sent = sum(found.values())
+        assert set(found) <= {"unreachable", "cancelled"}
+        assert found["unreachable"] >= 25
+        assert found["unreachable"] <= len(requests) <= sent < 64, "a question that was not sent left a call"
+        assert list(made.store.rows("SELECT min(attempts), max(attempts) FROM calls")) == [(1, 1)]
+        assert nothing_else(made)
+
+
+def failing(insertions: frozenset[str], rankings: frozenset[str]) -> Callable:
+    """The number judge, which fails these candidates, and the fine rankings that hold one of those."""
+
+    def respond(messages):
+        _, is_ranking, block = messages[0]["content"].partition("\n\nCANDIDATES\n")
+        if is_ranking:
+            return "Hm." if rankings & set(block.split()) else by_number(messages)
+        candidate = messages[0]["content"].rpartition("\n\nCANDIDATE\n")[2].partition("\n")[0]
+        return unreachable(messages) if candidate in insertions else by_number(messages)
+
+    return respond
+
+
+@pytest.fixture(scope="module")
+def tester(tmp_path_factory) -> Iterator[GroupScorer]:
+    """Evaluates alone, so that every step is the first."""
+    store = BufferStore(tmp_path_factory.mktemp("tester") / "store.sqlite")
+    store.rows("PRAGMA synchronous = OFF")  # hundreds of steps, and none has to outlast a power cut
+    made = GroupScorer(RankBuffer(), scripted_judge(by_number, max_attempts=1), store)
+    yield made
+    made.close()
+
+
+TEXTS = st.sampled_from("5 15 16 17 25 26 45 46 47 48 -".split())
+
+
+@settings(max_examples=150)
+@given(
+    texts=st.lists(st.lists(TEXTS, min_size=1, max_size=8).map(" ".join), min_size=1, max_size=4),
+    insertions=st.frozensets(TEXTS),
+    rankings=st.frozensets(TEXTS),
+    share=st.integers(0, 32).map(lambda n: n / 32),
+    method=st.sampled_from([RankBuffer(), RankBuffer(fine=False), RankBuffer(bootstrap=True)]),
+)
+def test_an_early_end_is_never_a_wrong_end(tester, texts, insertions, rankings, share, method):
+    tester.method = method
+    tester.judge.client.answer = failing(insertions, rankings)
+    groups = [group(numbers(f"q{i}"), line, 0) for i, line in enumerate(texts)]
+    tester.max_failures = 1.0
+    calls = tester.score(groups, 0, update=False).calls
+    failed = sum(call.failed for call in calls)
+    for allowed in (share, failed / max(len(calls), 1)):
+        tester.max_failures = allowed
+        try:
+            tester.score(groups, 0, update=False)
+        except JudgeError:
+            stopped = True
+        else:
+            stopped = False
+        assert stopped == (failed / max(len(calls), 1) > allowed)
+
+
+class Hanging:
+    """The number judge, which for a while says nothing about some candidates."""
+
+    name = "hanging judge"
+
+    def __init__(self, *candidates: str):
+        self.candidates = candidates
+
+    async def complete(self, messages, *, question, seed, tally):
+        tally.server, tally.attempts = self.name, tally.attempts + 1
+        if any(f"\n\nCANDIDATE\n{text}\n" in messages[0]["content"] for text in self.candidates):
+            await asyncio.sleep(EVENT_LIMIT)  # so that a step without an end would fail its test
+        return by_number(messages), Usage(10, 4, 3)
+
+    async def close(self):
+        pass
+
+
+def test_a_step_that_lasts_too_long_ends_and_can_be_scored_again(scorer):
+    client = Hanging("50")
+    made = scorer(Judge(client, guard=False), step_timeout=1.0)
+    groups = [group(numbers("n"), "50 5", 4, 0), group(numbers("m"), "60 61 4", 4, 0)]
+    with pytest.raises(JudgeError) as error:
+        made.score(groups, 4)
+    parts = ["hanging judge", "judge_step_timeout=1 s", "5 judgments were answered", "0 failed"]
+    assert [part for part in parts if part not in str(error.value)] == []
+    calls = list(made.store.rows("SELECT step, phase, query_id, kind, outcome, attempts FROM calls ORDER BY rowid"))
+    assert calls == [
+        (4, "train", "m", "fine", "parsed", 1),
+        *[(4, "train", "m", "insert", "parsed", 1)] * 3,
+        (4, "train", "n", "insert", "cancelled", 1),
+        (4, "train", "n", "insert", "parsed", 1),
+    ]
+    assert nothing_else(made)
+    assert (made.store.totals().calls, made.store.totals().failures) == (5, 0)
+    client.candidates = ()
+    assert [score.rewards for score in made.score(groups, 4).scores] == [(1.0, -1.0), (0.0, 1.0, -1.0)]
+    assert made.store.load("n").visits == made.store.load("m").visits == 1
+
+
+def test_a_hanging_evaluation_ends_too(scorer):
+    made = scorer(Judge(Hanging("50"), guard=False), step_timeout=0.5)
+    with pytest.raises(JudgeError, match="judge_step_timeout"):
+        made.score([group(numbers(), "50 5", 0)], 0, update=False)
+    assert list(made.store.rows("SELECT phase, outcome FROM calls ORDER BY outcome")) == [
+        ("eval", "cancelled"),
+        ("eval", "parsed"),
+    ]
+
+
+class Withheld:
+    """A server that holds all requests back until all of them are there, and notes whose connection is dropped."""
+
+    def __init__(self, requests: int, then: Callable[[], None] = lambda: None, failing: str = ""):
+        self.requests, self.then, self.failing = requests, then, failing
+        self.arrived = self.dropped = 0
+        self.all_here, self.all_gone = asyncio.Event(), threading.Event()
+
+    async def __call__(self, request: web.Request, prompt: str) -> web.Response:
+        self.arrived += 1
+        if self.arrived == self.requests:
+            self.all_here.set()
+            self.then()
+        if self.failing and f"\n\nCANDIDATE\n{self.failing}\n" in prompt:
+            await self.all_here.wait()
+            return web.Response(status=404)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.dropped += 1
+            if self.dropped == self.requests - bool(self.failing):
+                self.all_gone.set()
+            raise
+
+
+EIGHT = "1 2 3 4 5 6 7 8"
+
+
+def test_a_step_that_ends_early_drops_what_is_in_flight(scorer):
+    withheld = Withheld(8, failing="5")
+    with judged_by(withheld) as url:
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), max_failures=0.0)
+        with pytest.raises(JudgeError, match=r"failed 1 of 1 judgments"):
+            made.score([group(numbers(), EIGHT, 0)], 0)
+        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 7 were dropped"
+        assert ledger(made) == {"unreachable": 1, "cancelled": 7}
+        assert withheld.arrived == 8
+
+
+def test_a_step_that_lasts_too_long_drops_what_is_in_flight(scorer):
+    withheld = Withheld(8)
+    with judged_by(withheld) as url:
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), step_timeout=2.0)
+        with pytest.raises(JudgeError, match="judge_step_timeout=2 s: 0 judgments were answered, 0 failed"):
+            made.score([group(numbers(), EIGHT, 0)], 0)
+        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
+        assert ledger(made) == {"cancelled": 8}
+
+
+def test_an_interrupt_drops_what_is_in_flight(scorer):
+    main = threading.main_thread().ident
+    withheld = Withheld(8, then=lambda: signal.pthread_kill(main, signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
+    try:
+        with judged_by(withheld) as url:
+            made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False))
+            with pytest.raises(KeyboardInterrupt):
+                made.score([group(numbers(), EIGHT, 0)], 0)
+            assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
+            assert nothing_else(made)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_dropped_step_frees_all_slots(scorer):
+    answering = False
+
+    async def later(request, prompt):
+        return number(prompt) if answering else await hang(request, 0)
+
+    with judged_by(later) as url:
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=0, concurrency=2), guard=False), step_timeout=0.5)
+        with pytest.raises(JudgeError, match="judge_step_timeout"):
+            made.score([group(numbers(), EIGHT, 0, 0)], 0)
+        assert ledger(made) == {"cancelled": 2}, "what waited for its turn was not sent, so it leaves no call"
+        answering, made.step_timeout = True, PATIENT
+        outcome = made.score([group(numbers(), EIGHT, 0, 0)], 0)
+        assert outcome.scores[0].rewards == tuple(-1 + 2 * i / 7 for i in range(8))
+        assert Counter(call.outcome for call in outcome.calls) == {"parsed": 9}
+
+
+def test_a_server_that_only_keeps_the_line_open_is_ended_with_the_step(scorer):
+    async def keep_open(request, prompt):
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        while True:  # as some proxies do while a model thinks
+            await response.write(b" ")
+            await asyncio.sleep(0.05)
+
+    with judged_by(keep_open) as url:
+        made = scorer(Judge(OpenAIClient(url, "m", timeout=PATIENT), guard=False), step_timeout=0.5)
+        with pytest.raises(JudgeError, match="judge_step_timeout"):
+            made.score([group(numbers(), "50 5", 0)], 0)
+        assert ledger(made) == {"cancelled": 2}
+
+
+def test_a_server_that_dies_within_a_step_stops_the_run_and_is_named(scorer):
+    requests = []
+
+    def die(request, prompt):
+        requests.append(prompt)
+        return number(prompt) if len(requests) <= 4 else close(request, 0)
+
+    with judged_by(die) as url:
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=0, concurrency=1), guard=False))
+        with pytest.raises(JudgeError, match=f"m at {url}.*4 of 8 judgments.*4 unreachable.*disconnected"):
+            made.score([group(numbers(), EIGHT, 0)], 0)
+        assert {outcome: n for outcome, n in ledger(made).items() if outcome != "cancelled"} == {
+            "parsed": 4,
+            "unreachable": 4,
+        }
+        assert nothing_else(made)
+
+
+def test_an_error_of_the_program_is_not_taken_for_the_judges(scorer):
+    made = scorer(scripted_judge(lambda messages: KeyError("a bug")))
+    with pytest.raises(KeyError, match="a bug"):
+        made.score([group(numbers(), EIGHT, 0), group(numbers("m"), EIGHT, 0)], 0)
+    assert nothing_else(made)
+
+
+def test_the_calls_of_a_step_that_crashed_do_not_count_in_the_next(scorer):
+    def crash(messages):
+        return KeyError("a bug") if "\n8\n" in messages[0]["content"] else by_number(messages)
+
+    made = scorer(scripted_judge(crash))
+    with pytest.raises(KeyError):
+        made.score([group(numbers(), EIGHT, 0)], 0)
+    made.judge.client.answer = by_number
+    assert len(made.score([group(numbers(), "50 5", 1)], 1).calls) == 2
+    assert list(made.store.rows("SELECT count(*) FROM calls WHERE step = 1")) == [(2,)]
+
+
+# Answers that no server should give
+
+
+@pytest.mark.parametrize("answer", [SURROGATE, TransportError(SURROGATE)], ids=["answer", "error"])
+def test_half_an_emoji_from_any_client_does_not_end_a_step(scorer, answer):
+    made = scorer(
+        scripted_judge(lambda messages: answer if "\n5\n" in messages[0]["content"] else by_number(messages))
+    )
+    outcome = made.score([group(numbers(), EIGHT, 0)], 0)
+    assert sum(call.failed for call in outcome.calls) == 1
+    assert [reward is None for reward in outcome.scores[0].rewards] == [False] * 4 + [True] + [False] * 3
+    ((error,),) = made.store.rows("SELECT error FROM calls WHERE outcome != 'parsed'")
+    assert error.isprintable()
+
+
+class Counting:
+    """The number judge, which reports the same usage for every answer."""
+
+    name = "counting judge"
+
+    def __init__(self, usage: Usage):
+        self.usage = usage
+
+    async def complete(self, messages, *, question, seed, tally):
+        tally.server, tally.attempts = self.name, tally.attempts + 1
+        return by_number(messages), self.usage
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize("count", [5 * 10**18, 10**30, float("inf"), -1, True, None, MOST_TOKENS], ids=str)
+def test_no_token_count_makes_the_ledger_overflow(scorer, tmp_path, count):
+    made = scorer(Judge(Counting(Usage(count, count, count))))
+    for step in range(3):
+        made.score([group(numbers(), EIGHT, step)], step)
+    totals = made.store.totals()
+    expected = totals.calls * MOST_TOKENS if count == MOST_TOKENS else 0
+    assert totals.calls > 24
+    assert (totals.prompt_tokens, totals.spent_completion_tokens) == (expected, expected)
+    made.store.save(tmp_path / "saved")

@@ -1,0 +1,233 @@
+"""The file of a buffer store: one process writes, any number read, and what is no store is refused by name."""
+
+import os
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import contents as stored
+import pytest
+from visits import call, killed_in_a_commit, visit, visit_all
+
+from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.buffer_store import STORE
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
+
+contents = partial(stored.contents, seconds=True)
+
+
+# Several processes
+
+HOLDER = """
+import sys
+from rankbuffer_trl.store import BufferStore
+store = BufferStore(sys.argv[1])
+print("mine", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_has_one_writer_until_that_ends(tmp_path):
+    path = tmp_path / LIVE_STORE
+    path.parent.mkdir()
+    path.with_suffix(".lock").write_text(f"process 1234567 on {'a-host-with-a-long-name' * 9}")  # of an earlier run
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "mine\n"
+        message = rf"live\.sqlite is in use by process {holder.pid} on {re.escape(socket.gethostname())}: .*output_dir"
+        with pytest.raises(StoreError, match=message):
+            BufferStore(path)
+        BufferStore(path, read_only=True).close()
+    finally:
+        holder.kill()
+        holder.communicate()
+    store = BufferStore(path)  # what a killed process had is free
+    visit_all(store, "a", range(1))
+    store.close()
+    done = subprocess.run([sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0, "and so is what was closed"
+
+
+def test_a_second_store_of_a_process_does_not_give_its_claim_away(tmp_path):
+    """As in a notebook, where a cell that opens a store was run twice."""
+    program = f"from rankbuffer_trl import BufferStore; BufferStore({str(tmp_path / 'live.sqlite')!r})"
+
+    def another_gets_it() -> bool:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert not done.returncode or f"is in use by process {os.getpid()} on" in done.stderr
+        return not done.returncode
+
+    first, second = (BufferStore(tmp_path / "live.sqlite") for _ in range(2))
+    second.close()
+    assert not another_gets_it()
+    first.close()
+    assert another_gets_it()
+
+
+def test_rows_that_are_not_read_hold_nobody_up(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
+    store.rows("PRAGMA busy_timeout = 1")
+    visit_all(store, "ab", range(2))
+    reading = BufferStore(store.path, read_only=True)
+    rows = reading.rows("SELECT * FROM responses")
+    next(rows)
+    visit_all(store, "ab", range(2, 3))
+    reading.close()
+
+
+def test_a_commit_waits_for_a_reader_and_says_so(store, monkeypatch, caplog):
+    visit_all(store, "ab", range(2))
+    store.rows("PRAGMA busy_timeout = 1")
+    reader = sqlite3.connect(store.path)
+    rows = reader.execute("SELECT * FROM responses")
+    next(rows)
+    warnings = []
+
+    def warn(message):
+        warnings.append(message)
+        if len(warnings) == 3:
+            rows.close()
+
+    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.logger.warning", warn)
+    visit_all(store, "ab", range(2, 3))
+    assert len(warnings) == 3 and "live.sqlite is locked by another process" in warnings[0]
+    assert store.last_step() == 2 and store.totals() == Totals.of([call()] * 6)
+    reader.close()
+
+
+def test_a_commit_does_not_wait_for_ever(tmp_path, store, monkeypatch):
+    visit_all(store, "ab", range(2))
+    store.rows("PRAGMA busy_timeout = 1")
+    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
+    reader = sqlite3.connect(store.path)
+    rows = reader.execute("SELECT * FROM responses")
+    next(rows)
+    before = contents(store)
+    with pytest.raises(StoreError, match=r"cannot write the buffer store .*locked"):
+        store.commit(2, [visit("a", 2)])
+    rows.close()
+    reader.close()
+    assert contents(store) == before
+    visit_all(store, "ab", range(2, 3))
+
+
+# Reading for reports
+
+
+def test_a_store_killed_in_a_commit_can_be_read_without_a_change_to_it(tmp_path, store):
+    path = tmp_path / "run" / "killed.sqlite"
+    path.parent.mkdir()
+    killed_in_a_commit(path)
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    visit_all(store, "ab", range(2))
+    reading = BufferStore(path, read_only=True)
+    assert contents(reading) == contents(store)
+    assert reading.load("a") == store.load("a")
+    reading.close()
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+
+
+def naming(path: Path) -> bytes:
+    """What SQLite puts at the end of a journal of several databases: the name of a file that it then deletes."""
+    name = str(path).encode()
+    checksum = sum(name).to_bytes(4, "big")
+    return bytes([0, 4, 0, 1]) + name + len(name).to_bytes(4, "big") + checksum + bytes.fromhex("d9d505f920a163d7")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda path, store: BufferStore(path, read_only=True),
+        lambda path, store: BufferStore(path),
+        lambda path, store: store.restore(path.parent),
+    ],
+    ids=["read", "write", "restore"],
+)
+def test_a_journal_from_elsewhere_deletes_no_file(tmp_path, store, use):
+    path, victim = tmp_path / "run" / STORE, tmp_path / "victim"
+    path.parent.mkdir()
+    killed_in_a_commit(path)
+    victim.write_text("precious")
+    journal = path.with_name(path.name + "-journal")
+    with journal.open("ab") as file:
+        file.write(naming(victim))
+    with pytest.raises(StoreError, match=r"store\.sqlite-journal was not written by this program: move"):
+        use(path, store)
+    assert victim.read_text() == "precious"
+    with sqlite3.connect(path) as db:  # as any other program would
+        db.execute("SELECT count(*) FROM calls")
+    db.close()
+    assert not victim.exists(), "the journal is one that deletes"
+
+
+def test_reading_takes_no_part_in_writing(tmp_path, store):
+    visit_all(store, "ab", range(2))
+    reading = BufferStore(tmp_path / "live.sqlite", read_only=True)
+    with pytest.raises(StoreError, match="readonly"):
+        reading.commit(2, [visit("a", 2)])
+    visit_all(store, "ab", range(2, 3))
+    assert contents(reading) == contents(store)
+    reading.close()
+    with pytest.raises(StoreError, match=r"nothing\.sqlite is missing: there is no buffer store here"):
+        BufferStore(tmp_path / "nothing.sqlite", read_only=True)
+
+
+def test_read_store_takes_a_run_a_checkpoint_or_a_file(tmp_path):
+    live = BufferStore(tmp_path / LIVE_STORE)
+    visit_all(live, "ab", range(2))
+    live.save(tmp_path / "checkpoint-2" / FOLDER)
+    older = contents(live)
+    visit_all(live, "ab", range(2, 3))
+    expected = {tmp_path: contents(live), tmp_path / LIVE_STORE: contents(live), tmp_path / "checkpoint-2": older}
+    for path, rows in expected.items():
+        reading = read_store(path)
+        assert contents(reading) == rows
+        assert reading.query_ids() == ["a", "b"]
+        reading.close()
+    live.close()
+    with pytest.raises(StoreError, match=r"elsewhere/rankbuffer/store\.sqlite is missing"):
+        read_store(tmp_path / "elsewhere")
+
+
+# Files that cannot be used
+
+
+def another_version(path: Path) -> None:
+    BufferStore(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+
+
+def test_another_format_version_is_refused(tmp_path):
+    another_version(tmp_path / "store.sqlite")
+    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1; this program reads version 4"):
+        BufferStore(tmp_path / "store.sqlite")
+    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1"):
+        BufferStore(tmp_path / "store.sqlite", read_only=True)
+
+
+def test_a_path_below_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StoreError, match=r"cannot open the buffer store .*file/below/store\.sqlite"):
+        BufferStore(tmp_path / "file" / "below" / "store.sqlite")
+
+
+def test_a_folder_is_no_store(tmp_path):
+    with pytest.raises(StoreError, match="cannot open the buffer store"):
+        BufferStore(tmp_path)
+
+
+def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("Dear diary, " * 100)
+    with pytest.raises(StoreError, match=r"cannot open the buffer store .*notes\.txt"):
+        BufferStore(path)
+    assert path.read_text() == "Dear diary, " * 100
