@@ -6,11 +6,11 @@ Each trial draws a judge, audits it on 50 queries and asks for advice at four bu
 tokens. The answers are compared with what each method does under this judge, on other groups. The script prints tables
 and then one JSON line.
 
-**The judges.** A look is quality, plus a lasting error of the response, plus position bias, plus fresh noise. The unit of
-quality is its deviation within a typical group. The deviation of a group is log-normal (0.4) over groups. A judge errs
-by 0.12 to 1.2 in a pair. Up to 90 % of the variance of this error is lasting. In a list of 8 the fresh noise is
-`crowd` times as large. Position bias goes up to 2, and it varies from query to query by 30 % of its size. There are six
-blocks of judges:
+**The judges.** A look is quality, plus a lasting error of the response, plus position bias, plus fresh noise. The unit
+of quality is its deviation within a typical group. The deviation of a group is log-normal (0.4) over groups. A judge
+errs by 0.12 to 1.2 in a pair. Up to 90 % of the variance of this error is lasting. In a list of 8 the fresh noise is
+`crowd` times as large. Position bias goes up to 2, and it varies from query to query by 30 % of its size. There are
+six blocks of judges:
 
 * `crowd 1-2`, `crowd 1-4`: the range of `crowd`.
 * `bias of lists`: crowd 1 to 2. Position bias in lists is 0.5 to 4 times as large as in pairs.
