@@ -152,8 +152,9 @@ def test_slots_are_those_of_balanced_orders(n):
     for look, order in enumerate(others, 1):
         assert [slot(look, first.index(i), n) for i in order] == list(range(n))
     judged = Judged(JUDGE, draw(4))
-    gains = judged.gain(np.arange(n), np.array(n))[0]
-    assert gains == pytest.approx([JUDGE.gain(place, n) for place in range(n)])
+    gains = judged.gain(np.arange(n), np.array(n))
+    for factor, group_gains in zip(judged.factor[:, 0], gains, strict=True):
+        assert group_gains == pytest.approx([JUDGE.at(factor).gain(place, n) for place in range(n)])
 
 
 def test_tau_and_ties_are_those_of_the_audit():
