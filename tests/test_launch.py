@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import shlex
 import shutil
@@ -251,6 +252,31 @@ def test_sigterm_reaches_the_training_processes_alone_and_their_checkpoint_is_wa
     assert told == ["rank"] * ranks, "the launcher kills its children after 30 seconds"
     if script == "slurm.sh":
         assert done.of("scontrol")[-1].argv == ["requeue", "7"]
+
+
+SOON_OVER = """
+source recipes/launch/servers.sh
+children() { kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.01; done; }  # the training ends while `warn` runs
+status=0
+train "$PYTHON" -c 'import os, signal
+signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+print("started", flush=True)
+signal.pause()' || status=$?
+echo "status $status"
+"""
+
+
+def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status():
+    command = ["bash", "-euo", "pipefail", "-c", SOON_OVER]
+    run = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"PYTHON": sys.executable}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert run.stdout.readline() == "started\n"
+        run.terminate()
+        assert run.communicate(timeout=60)[0] == "status 3\n"
+    finally:
+        run.kill()
 
 
 def test_slurm_goes_on_from_a_checkpoint(tmp_path):

@@ -116,11 +116,8 @@ train() {
     say "training: $*"
     setsid "$@" </dev/null &
     TRAINING=$!
-    while true; do
-        status=0
-        wait "$TRAINING" || status=$?
-        kill -0 "$TRAINING" 2>/dev/null || break # otherwise a signal ended the wait, and the training still runs
-    done
+    while kill -0 "$TRAINING" 2>/dev/null; do wait "$TRAINING" || true; done # a signal ends a wait, with its own status
+    wait "$TRAINING" || status=$?
     TRAINING=
     return "$status"
 }
