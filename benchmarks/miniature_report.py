@@ -21,9 +21,10 @@ BUFFERS = (
     "llm_buffer_look_ahead",
 )
 OURS = ("listwise_one", "listwise_two", "listwise", "rankbuffer_batch", "rankbuffer_looks")
-CLAIMED = (  # a row for each comparison; RRC-SCR is the strongest ranking method of the paper
+CLAIMED = (  # a row for each comparison; RRC-SCR is the paper's strongest ranking method, Tournament-GRPO is it here
     "grpo",
     "gdpo",
+    "tournament_grpo",
     "rrc_scr",
     "rankbuffer",
     "rankbuffer_static",
