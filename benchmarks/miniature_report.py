@@ -21,7 +21,7 @@ BUFFERS = (
     "llm_buffer_look_ahead",
 )
 OURS = ("listwise_one", "listwise_two", "listwise", "rankbuffer_batch", "rankbuffer_looks")
-CLAIMED = (  # a row for each comparison; RRC-SCR is the paper's strongest ranking method, Tournament-GRPO is it here
+CLAIMED = (  # a row for each comparison; the strongest ranking: RRC-SCR in the paper, Tournament-GRPO or RRC-SCR here
     "grpo",
     "gdpo",
     "tournament_grpo",

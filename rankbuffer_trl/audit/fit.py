@@ -53,8 +53,7 @@ NODES, CHANCES = np.polynomial.hermite_e.hermegauss(7)  # of log W / spread
 SIDES = (-1, 1)  # F is 1 - bias_spread or 1 + bias_spread: two values have a mean and a standard deviation
 CHANCES = np.tile(CHANCES / CHANCES.sum(), len(SIDES)) / len(SIDES)
 
-# The parameters are log list_noise, list_bias, list_middle, log crowd, pair_bias, kappa, log spread,
-# log bias_spread.
+# The parameters are log list_noise, list_bias, list_middle, log crowd, pair_bias, kappa, log spread, log bias_spread.
 CENTRE = np.array([np.log(0.5), 0, 0, np.log(1.4), 0, 1, np.log(0.3), np.log(0.2)])
 WIDTH = np.array([1, 1, 1, 0.5, 1, 0.3, 0.5, 0.7])
 LOWEST = np.array([-3.5, -4, -4, -2, -4, -1, -4, -4])

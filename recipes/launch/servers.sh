@@ -2,8 +2,8 @@
 # Functions for the other scripts in this folder: start servers, wait until they are ready, train, and end everything.
 #
 # A server runs in its own process group and writes to $LOGS/NAME.log. Everything that a script started ends with the
-# script, for any reason. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which
-# finish their step, write a checkpoint and end. A second signal ends everything at once.
+# script, for any reason. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which finish their step, write
+# a checkpoint and end. A second signal ends everything at once.
 
 LOGS=${LOGS:-runs/logs}
 START_SECONDS=${START_SECONDS:-1200} # for a server to be ready, loading its weights included
@@ -116,7 +116,8 @@ train() {
     say "training: $*"
     setsid "$@" </dev/null &
     TRAINING=$!
-    while kill -0 "$TRAINING" 2>/dev/null; do wait "$TRAINING" || true; done # a signal ends a wait, with its own status
+    # A signal ends a wait with a status of its own. Once the training has ended, `wait` still returns its status.
+    while kill -0 "$TRAINING" 2>/dev/null; do wait "$TRAINING" || true; done
     wait "$TRAINING" || status=$?
     TRAINING=
     return "$status"
