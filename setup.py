@@ -25,14 +25,13 @@ REQUIREMENTS = [
     "httpx>=0.28",
     "httpx2>=2.12",
     "huggingface_hub>=1.31",
-    "matplotlib>=3.10",
     "numpy>=2.0",
     "pyarrow>=24",
     "pyyaml>=6.0.1",
     "rich>=15.0",
     "safetensors>=0.8",
-    "scipy>=1.13",
 ]
+LAB = ["matplotlib>=3.10", "scipy>=1.13"]
 # AlpacaEval's library imports pkg_resources, which setuptools 81 removed. Its fit passes an argument that
 # scikit-learn 1.10 removed.
 EVALUATION = ["alpaca_eval>=0.6.6", "pandas>=2.2", "setuptools<81", "scikit-learn<1.10"]
@@ -45,32 +44,35 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[*find_packages(include=["rankbuffer_trl", "rankbuffer_trl.*"]), "rankbuffer_trl.recipes"],
+    packages=[*find_packages(include=["rankbuffer_*"]), "rankbuffer_trl.recipes"],
     package_dir={"rankbuffer_trl.recipes": "recipes"},
     package_data={
         "rankbuffer_trl": ["py.typed"],
         "rankbuffer_trl.recipes": ["*.yaml", "*/*.yaml"],
         "rankbuffer_trl.data": ["prompts/*.txt", "card.md"],
         "rankbuffer_trl.judge": ["prompts/*.txt"],
-        "rankbuffer_trl.report": ["card.md", "page.html", "page.css", "page.js", "browser.js"],
+        "rankbuffer_trl.training": ["card.md"],
+        "rankbuffer_lab.report": ["page.html", "page.css", "page.js", "browser.js"],
     },
     entry_points={
         "console_scripts": [
-            "rankbuffer-audit = rankbuffer_trl.audit.command:main",
+            "rankbuffer-audit = rankbuffer_lab.audit.command:main",
             "rankbuffer-data = rankbuffer_trl.data.command:main",
-            "rankbuffer-rejudge = rankbuffer_trl.rejudge.command:main",
-            "rankbuffer-report = rankbuffer_trl.report.command:main",
+            "rankbuffer-rejudge = rankbuffer_lab.rejudge.command:main",
+            "rankbuffer-report = rankbuffer_lab.report.command:main",
             "rankbuffer-train = rankbuffer_trl.training.command:main",
         ]
     },
     install_requires=REQUIREMENTS,
     extras_require={
         "vllm": ["vllm>=0.31.0,<0.32"],  # TRL 1.16 supports vLLM up to 0.31.0
+        "lab": LAB,  # audit, re-judging and the report
         "trackio": ["trackio>=0.30"],
         "wandb": ["wandb>=0.28"],
         "evaluation": EVALUATION,
         "dev": [  # for this repository alone, so the versions are exact
             *EVALUATION,
+            *LAB,
             "hypothesis==6.170.15",
             "mypy==2.4.1",
             "pytest==9.2.0",

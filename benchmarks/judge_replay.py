@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from simulated_judge import JudgeErrors, World, answer, first_word
 
-from rankbuffer_trl.audit.measures import tau_b
+from rankbuffer_lab.audit.measures import tau_b
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, Totals, Usage
 from rankbuffer_trl.rewards.method import GroupScore, load_method

@@ -59,13 +59,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from transformers.utils import logging
 
+from rankbuffer_lab.report.tables import quality_table
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.report import gains
-from rankbuffer_trl.report.tables import growth_table, quality_table
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, gains, numbers
+from rankbuffer_trl.store.growth import growth_table
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.trainer import RankBufferTrainer

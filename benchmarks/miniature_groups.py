@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rankbuffer_trl.audit.measures import tau_b
+from rankbuffer_lab.audit.measures import tau_b
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from faulty_server import KEY, Fault, serving
+from helpers.faulty_server import KEY, Fault, serving
+from helpers.truth import truth, unguarded
 from hypothesis import settings
-from truth import truth, unguarded
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
@@ -238,7 +238,7 @@ def tiny_policy(howto, tmp_path_factory) -> str:
 def whole(howto, tiny_policy, tmp_path_factory) -> tuple[Path, tuple]:
     """The folder of a run that nobody stopped, with a checkpoint at every step, and what it ended with."""
     from datasets import Dataset
-    from sampled import train
+    from helpers.sampled import train
 
     output_dir = tmp_path_factory.mktemp("whole")
     return output_dir, train(output_dir, tiny_policy, Dataset.from_list(howto[:12]))
@@ -250,7 +250,7 @@ def whole(howto, tiny_policy, tmp_path_factory) -> tuple[Path, tuple]:
 @pytest.fixture(name="run", scope="module")
 def run_to_report(tmp_path_factory):
     """Four queries in four epochs, by the rules of the paper but for pruning after 2."""
-    from reports import record
+    from helpers.reports import record
 
     return record(tmp_path_factory.mktemp("run") / LIVE_STORE)
 
@@ -261,7 +261,7 @@ def run_to_report(tmp_path_factory):
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory) -> dict:
     """The settings that name the small assets of all benchmarks."""
-    from evaluation_assets import build
+    from helpers.evaluation_assets import build
 
     folder = tmp_path_factory.mktemp("assets")
     return dict(assets_dir=str(folder), assets_manifest=str(build(folder)))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from rankbuffer_trl.audit.advice import (
+from rankbuffer_lab.audit.advice import (
     ALARM,
     LISTS,
     POINTWISE,
@@ -20,10 +20,10 @@ from rankbuffer_trl.audit.advice import (
     advise,
     disattenuated,
 )
-from rankbuffer_trl.audit.expected import METHODS, G, Judged, draw, expected_tau, slot, tau, tied
-from rankbuffer_trl.audit.fit import LABELS, Fit, Label
-from rankbuffer_trl.audit.measures import tau_b
-from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
+from rankbuffer_lab.audit.expected import METHODS, G, Judged, draw, expected_tau, slot, tau, tied
+from rankbuffer_lab.audit.fit import LABELS, Fit, Label
+from rankbuffer_lab.audit.measures import tau_b
+from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query, RolloutGroup
 from rankbuffer_trl.rewards.looks import balanced

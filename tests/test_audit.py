@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rankbuffer_trl.audit.command import costs, form_of
-from rankbuffer_trl.audit.figure import audit_figure
-from rankbuffer_trl.audit.fit import Estimate, Fit
-from rankbuffer_trl.audit.measures import MEASURES, pairs_with_lists
-from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
-from rankbuffer_trl.audit.results import ALARMED, ESTIMATES, REFERENCES, Audit, Cost, Form, Result, estimates, verdict
-from rankbuffer_trl.audit.samples import QueryVerdicts, ask_everything
-from rankbuffer_trl.audit.terminal import estimate_table, measure_table
+from rankbuffer_lab.audit.command import costs, form_of
+from rankbuffer_lab.audit.figure import audit_figure
+from rankbuffer_lab.audit.fit import Estimate, Fit
+from rankbuffer_lab.audit.measures import MEASURES, pairs_with_lists
+from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
+from rankbuffer_lab.audit.results import ALARMED, ESTIMATES, REFERENCES, Audit, Cost, Form, Result, estimates, verdict
+from rankbuffer_lab.audit.samples import QueryVerdicts, ask_everything
+from rankbuffer_lab.audit.terminal import estimate_table, measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.verdicts import order_verdict

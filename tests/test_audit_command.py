@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import QUICKSTART, ROOT
 
-from rankbuffer_trl.audit.command import AuditConfig, main
-from rankbuffer_trl.audit.measures import MEASURES
+from rankbuffer_lab.audit.command import AuditConfig, main
+from rankbuffer_lab.audit.measures import MEASURES
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
 
@@ -133,14 +133,14 @@ def test_an_interrupted_audit_says_how_to_continue(refusal, monkeypatch):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankbuffer_trl.audit.command.audit", interrupted)
+    monkeypatch.setattr("rankbuffer_lab.audit.command.audit", interrupted)
     assert "interrupted. The answers so far are kept; run the same command again" in refusal(*REFERENCE)
 
 
 def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
     (tmp_path / "bare.jsonl").write_text(json.dumps({"query_id": "q", "prompt": howto[0]["prompt"]}) + "\n")
     done = subprocess.run(
-        [sys.executable, "-m", "rankbuffer_trl.audit", "--dataset_name", HOWTO]
+        [sys.executable, "-m", "rankbuffer_lab.audit", "--dataset_name", HOWTO]
         + ["--samples", str(tmp_path / "bare.jsonl")],
         cwd=ROOT,
         env=os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")},  # no bar for reading the file either

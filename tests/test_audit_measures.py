@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.audit.measures import (
+from rankbuffer_lab.audit.measures import (
     best_constant,
     interval,
     label_share,
@@ -18,8 +18,8 @@ from rankbuffer_trl.audit.measures import (
     tau_b,
     tied_ratings,
 )
-from rankbuffer_trl.audit.model import QueryLooks
-from rankbuffer_trl.audit.samples import QueryVerdicts
+from rankbuffer_lab.audit.model import QueryLooks
+from rankbuffer_lab.audit.samples import QueryVerdicts
 
 
 def slow_tau_b(x, y):

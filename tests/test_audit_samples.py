@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import ROOT
-from http_server import served
-from nectar_rows import Model
+from helpers.http_server import served
+from helpers.nectar_rows import Model
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from simulated_judge import JudgeErrors, World, answer
 
-from rankbuffer_trl.audit.command import AuditConfig, audit, main
-from rankbuffer_trl.audit.labels import read_labels
-from rankbuffer_trl.audit.results import ESTIMATES, verdict
-from rankbuffer_trl.audit.samples import INSERTED, insertions, pairs_of, questions, read_samples
+from rankbuffer_lab.audit.command import AuditConfig, audit, main
+from rankbuffer_lab.audit.labels import read_labels
+from rankbuffer_lab.audit.results import ESTIMATES, verdict
+from rankbuffer_lab.audit.samples import INSERTED, insertions, pairs_of, questions, read_samples
 from rankbuffer_trl.data.output import write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Judge, Usage
@@ -60,7 +60,7 @@ def arguments(world, out: Path, *more) -> list[str]:
 
 def run(capsys, monkeypatch, *words) -> str:
     """Run the command without its figure, and return what it printed."""
-    monkeypatch.setattr("rankbuffer_trl.audit.command.audit_figure", lambda *_: None)
+    monkeypatch.setattr("rankbuffer_lab.audit.command.audit_figure", lambda *_: None)
     monkeypatch.setattr(sys, "argv", list(*words))
     main()
     return capsys.readouterr().out

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from conftest import ask, numbers, scripted_judge, unreachable
-from http_server import served
+from helpers.http_server import served
 
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import (

@@ -5,9 +5,9 @@ import re
 
 import pytest
 from conftest import QUICKSTART, ROOT
+from helpers.scripted import config
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scripted import config
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 

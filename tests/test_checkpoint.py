@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from sampled import InterruptAt, train
-from scripted import config
+from helpers.sampled import InterruptAt, train
+from helpers.scripted import config
 
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE

@@ -13,7 +13,7 @@ from dataclasses import fields
 import pytest
 import yaml
 from conftest import QUICKSTART, ROOT
-from scripted import ScriptedTrainer, config, contents
+from helpers.scripted import ScriptedTrainer, config, contents
 from trl import GRPOTrainer
 
 from rankbuffer_trl.data.queries import DataError

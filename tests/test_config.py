@@ -12,7 +12,7 @@ import yaml
 from conftest import ROOT
 from trl import GRPOConfig
 
-from rankbuffer_trl.audit.command import AuditConfig
+from rankbuffer_lab.audit.command import AuditConfig
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig

@@ -12,14 +12,14 @@ from conftest import QUICKSTART
 from datasets import Dataset
 from generate_responses import ResponsesConfig
 from generate_rubrics import RubricsConfig
-from http_server import served
-from nectar_rows import RUBRICS, Model, raw_row, rubrics_text
+from helpers.http_server import served
+from helpers.nectar_rows import RUBRICS, Model, raw_row, rubrics_text
+from helpers.scripted import contents
 from prepare_nectar import NectarConfig
-from scripted import contents
 from test_recipes import commands
 from trl import TrlParser
 
-from rankbuffer_trl.audit import command as audit_command
+from rankbuffer_lab.audit import command as audit_command
 from rankbuffer_trl.buffer import select_k0
 from rankbuffer_trl.data import command, publish, recipe
 from rankbuffer_trl.data.check import CheckSettings, anchors, check_dataset
@@ -276,7 +276,7 @@ def test_a_bug_keeps_its_traceback_in_every_command(monkeypatch):
     with pytest.raises(ValueError, match="zip"):
         recipe.run(NectarConfig, a_bug)
     monkeypatch.setattr("sys.argv", ["rankbuffer-audit", "--dataset_name", "a.jsonl", "--samples", "b.jsonl"])
-    monkeypatch.setattr("rankbuffer_trl.audit.command.audit", a_bug)
+    monkeypatch.setattr("rankbuffer_lab.audit.command.audit", a_bug)
     with pytest.raises(ValueError, match="zip"):
         audit_command.main()
 

@@ -8,19 +8,19 @@ import sys
 
 import pytest
 from conftest import ROOT
+from helpers.scripted import contents
 from safetensors.torch import load_file
-from scripted import contents
 
 from rankbuffer_trl.store.places import LIVE_STORE
 
 pytestmark = pytest.mark.slow
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 
 
 def torchrun(processes: int, *arguments: object, timeout: int = 240) -> subprocess.CompletedProcess:
-    """Run tests/scripted.py over gloo."""
+    """Run tests/helpers/scripted.py over gloo."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", processes]
-    command += [ROOT / "tests" / "scripted.py", *arguments]
+    command += [ROOT / "tests" / "helpers" / "scripted.py", *arguments]
     return subprocess.run(
         [str(part) for part in command], env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -35,7 +35,7 @@ def test_an_error_of_the_main_process_stops_every_process(tmp_path, tiny_policy,
 
 def test_ctrl_c_while_the_judge_hangs_ends_the_run_and_loses_nothing(tmp_path, tiny_policy, data_file):
     arguments = ["--policy", tiny_policy, "--data", str(data_file), "--per_device", "24", "--answers", "80", "--hang"]
-    command = [sys.executable, str(ROOT / "tests" / "scripted.py"), str(tmp_path), *arguments]
+    command = [sys.executable, str(ROOT / "tests" / "helpers" / "scripted.py"), str(tmp_path), *arguments]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert any("the judge hangs" in line for line in run.stdout)
         run.send_signal(signal.SIGINT)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, scripted_judge
-from http_server import served
+from helpers.http_server import served
 from test_recipes import READMES, commands
 
 FOLDERS = ("docs/**", "recipes/**", "benchmarks", "evaluation/**", ".")
@@ -361,8 +361,8 @@ def beats_best(tmp_path, monkeypatch) -> str:
 def test_the_method_that_extending_shows_ranks(tmp_path, monkeypatch):
     import asyncio
 
-    from quality import make
-    from truth import truth
+    from helpers.quality import make
+    from helpers.truth import truth
 
     from rankbuffer_trl.rewards.method import load_method
 
@@ -412,7 +412,7 @@ def test_the_question_that_extending_shows_is_asked(tmp_path, monkeypatch):
     import asyncio
     import json
 
-    from quality import make
+    from helpers.quality import make
 
     from rankbuffer_trl.judge import VerdictError
     from rankbuffer_trl.rewards.method import load_method
@@ -443,7 +443,7 @@ def test_the_question_that_extending_shows_is_asked(tmp_path, monkeypatch):
 def test_the_judge_that_extending_shows_is_named_in_a_recipe(tmp_path, monkeypatch, tiny_policy, rows):
     import yaml
     from aiohttp import web
-    from scripted import ScriptedTrainer, config
+    from helpers.scripted import ScriptedTrainer, config
 
     from rankbuffer_trl.judge.rubric_judge import judge
 
@@ -474,7 +474,7 @@ def test_the_judge_that_extending_shows_is_named_in_a_recipe(tmp_path, monkeypat
 
 def test_the_rewards_that_extending_shows_stand_beside_the_rank(tmp_path, monkeypatch, tiny_policy, rows):
     import yaml
-    from scripted import ScriptedTrainer, config
+    from helpers.scripted import ScriptedTrainer, config
 
     own_file(tmp_path, monkeypatch, "sources.py")
     blocks = re.findall(r"```yaml\n(.*?)```", text_of(Path("docs/extending.md")), re.DOTALL)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
-from contents import contents
+from helpers.contents import contents
+from helpers.quality import CASES, QUALITIES, QUERY, faulty, make
+from helpers.truth import truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quality import CASES, QUALITIES, QUERY, faulty, make
 from test_methods import METHODS
-from truth import truth
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas
 import pytest
 from aiohttp import web
-from evaluation_assets import ROWS, Loopback, folder, logprobs, rows_of, text_of, write_outputs
-from http_server import served
+from helpers.evaluation_assets import ROWS, Loopback, folder, logprobs, rows_of, text_of, write_outputs
+from helpers.http_server import served
 
 from evaluation.alpaca_eval.scores import is_switched
 from evaluation.metric import mean
@@ -42,7 +42,7 @@ def test_a_judge_without_logprobs_is_refused_after_four_questions(settings):
 def test_a_thinking_judge_is_refused_after_four_questions(settings, monkeypatch):
     thought = {"token": "<think>", "bytes": None, "logprob": -0.1}
     monkeypatch.setattr(
-        "evaluation_assets.logprobs", lambda messages: {"content": [thought | {"top_logprobs": [thought]}]}
+        "helpers.evaluation_assets.logprobs", lambda messages: {"content": [thought | {"top_logprobs": [thought]}]}
     )
     server = Loopback()
     with served(server.app) as url, pytest.raises(JudgeError, match=r"it said '<think>'.*enable_thinking"):
@@ -51,7 +51,7 @@ def test_a_thinking_judge_is_refused_after_four_questions(settings, monkeypatch)
 
 
 def test_unreadable_tokens_are_counted_and_shown(settings, monkeypatch):
-    import evaluation_assets
+    from helpers import evaluation_assets
 
     real = evaluation_assets.logprobs
     nothing = {"token": "x", "bytes": None, "logprob": -0.1}
@@ -195,7 +195,7 @@ def test_official_judgments_replayed_give_the_official_preferences(settings, ass
             re.search(r'"instruction": """(.*?)""",\n}', messages[-1]["content"], re.DOTALL).group(1).strip()
         ]
 
-    monkeypatch.setattr("evaluation_assets.logprobs", replay)
+    monkeypatch.setattr("helpers.evaluation_assets.logprobs", replay)
     with served(Loopback().app) as url:
         config = settings(url, benchmarks=["alpaca_eval"], limit=40, assets_dir=official, assets_manifest=None)
         place = folder(config, "alpaca_eval")

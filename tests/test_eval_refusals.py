@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from evaluation_assets import ROWS, Loopback, folder, rows_of, write_outputs
-from http_server import served
+from helpers.evaluation_assets import ROWS, Loopback, folder, rows_of, write_outputs
+from helpers.http_server import served
 
 from evaluation.assets import AssetError
 from evaluation.benchmark import OutputError

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pyarrow
 import pytest
-from evaluation_assets import Loopback, build, goodness
-from http_server import served
+from helpers.evaluation_assets import Loopback, build, goodness
+from helpers.http_server import served
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.parquet import write_table

@@ -5,8 +5,8 @@ import os
 from contextlib import suppress
 
 import pytest
-from evaluation_assets import Loopback, build, goodness
-from http_server import served
+from helpers.evaluation_assets import Loopback, build, goodness
+from helpers.http_server import served
 from hypothesis import given
 from hypothesis import strategies as st
 

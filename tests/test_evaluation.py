@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 import yaml
 from aiohttp import web
-from evaluation_assets import ROWS, Loopback, folder, goodness, jsonl, outputs_of, rows_of, text_of, write_outputs
-from http_server import served
+from helpers.evaluation_assets import (
+    ROWS,
+    Loopback,
+    folder,
+    goodness,
+    jsonl,
+    outputs_of,
+    rows_of,
+    text_of,
+    write_outputs,
+)
+from helpers.http_server import served
 from trl import TrlParser
 
 from evaluation.asking import ask_judge

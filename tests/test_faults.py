@@ -16,7 +16,7 @@ from email.utils import formatdate
 import pytest
 from aiohttp import web
 from conftest import ask, ask_all, by_number, group, numbers, scripted_judge
-from faulty_server import (
+from helpers.faulty_server import (
     CANDIDATE,
     EVENT_LIMIT,
     GOOD,
@@ -40,7 +40,7 @@ from faulty_server import (
     status,
     within,
 )
-from http_server import served
+from helpers.http_server import served
 
 from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, openai_client

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
-from rankbuffer_trl.audit.fit import (
+from rankbuffer_lab.audit.fit import (
     CHANCES,
     NODES,
     SIDES,
@@ -27,7 +27,7 @@ from rankbuffer_trl.audit.fit import (
     label_agreement,
     lasting_bound,
 )
-from rankbuffer_trl.audit.model import JudgeModel, QueryLooks
+from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
 from rankbuffer_trl.errors import RankBufferError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

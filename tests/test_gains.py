@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Rollout
-from rankbuffer_trl.report.gains import (
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.store.gains import (
     FLOOR,
     LEAST_QUERIES,
     Visit,
@@ -26,7 +27,6 @@ from rankbuffer_trl.report.gains import (
     since_last_visit,
     visits,
 )
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 
 REFERENCES, ROLLOUTS = 7, 8
 

@@ -1,6 +1,6 @@
 """Hostile responses: none gets a line of its own into a prompt, a control token into a chat, or a word for the judge.
 
-The corpus is `tests/attacks.py`. Its last part is what the guard does not stop, and these tests say so too.
+The corpus is `tests/helpers/attacks.py`. Its last part is what the guard does not stop, and these tests say so too.
 """
 
 import asyncio
@@ -8,8 +8,20 @@ import re
 import unicodedata
 
 import pytest
-from attacks import ANCHORS, BAD, BREAKS, CONTROL_TOKENS, FAIR, GOOD, HIDDEN, MARKERS, NOT_STOPPED, QUERY, STOPPED
 from conftest import scripted_judge
+from helpers.attacks import (
+    ANCHORS,
+    BAD,
+    BREAKS,
+    CONTROL_TOKENS,
+    FAIR,
+    GOOD,
+    HIDDEN,
+    MARKERS,
+    NOT_STOPPED,
+    QUERY,
+    STOPPED,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

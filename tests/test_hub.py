@@ -5,17 +5,17 @@ import re
 import pytest
 import transformers.trainer
 from datasets import load_dataset
-from fake_hub import FolderHub
+from helpers.fake_hub import FolderHub
+from helpers.sampled import InterruptAt, same
+from helpers.scripted import config, contents, run
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from sampled import InterruptAt, same
-from scripted import config, contents, run
 
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.report.card import on_hub, public, write_card
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.export import FILE
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, read_store
+from rankbuffer_trl.training.card import on_hub, public, write_card
 from rankbuffer_trl.training.checkpoint import why_torn
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from aiohttp import web
 from conftest import ScriptedClient, ask, ask_all, scripted_judge, unreachable
-from http_server import served
+from helpers.http_server import served
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage, openai_client

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from aiohttp import web
 from conftest import ask
-from faulty_server import CANDIDATE, GOOD, KEY, PATIENT, ask_first, completion, refusing, within
+from helpers.faulty_server import CANDIDATE, GOOD, KEY, PATIENT, ask_first, completion, refusing, within
 from hypothesis import given
 from hypothesis import strategies as st
 

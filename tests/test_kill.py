@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import ROOT, run_program
-from scripted import config, contents
+from helpers.scripted import config, contents
 from transformers import TrainerCallback
 
 from rankbuffer_trl.store import StoreError
@@ -22,7 +22,9 @@ STEPS = 6  # 12 queries, 3 a step; one and a half epochs
 
 def test_thirty_kills_in_every_phase_change_nothing(tmp_path, tiny_policy, data_file):
     arguments = (tmp_path / "runs", "--policy", tiny_policy, "--data", data_file, "--kills", 30)
-    told = json.loads(run_program(ROOT / "tests" / "kill_loop.py", *arguments, timeout=500).splitlines()[-1])
+    told = json.loads(
+        run_program(ROOT / "tests" / "helpers" / "kill_loop.py", *arguments, timeout=500).splitlines()[-1]
+    )
     print(told)
     assert sum(told["kills"].values()) >= 30
     assert all(told["kills"][phase] for phase in ("generation", "judging", "commit", "checkpoint", "push"))

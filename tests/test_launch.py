@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from launching import ROOT, Launch, launch
+from helpers.launching import ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
 from rankbuffer_trl.data.check import CheckSettings, later

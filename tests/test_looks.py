@@ -10,10 +10,10 @@ from itertools import combinations, pairwise, permutations, product
 from statistics import fmean
 
 import pytest
+from helpers.quality import EIGHT, QUALITIES, make, play
+from helpers.truth import quality, truth, unguarded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from quality import EIGHT, QUALITIES, make, play
-from truth import quality, truth, unguarded
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout

@@ -9,12 +9,12 @@ import sys
 import pytest
 import transformers.trainer
 from conftest import ROOT
-from fake_hub import FolderHub
+from helpers.fake_hub import FolderHub
+from helpers.sampled import InterruptAt, same
+from helpers.scripted import config, contents
 from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
-from sampled import InterruptAt, same
-from scripted import config, contents
 from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN

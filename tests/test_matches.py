@@ -13,10 +13,10 @@ from statistics import fmean
 
 import pytest
 from conftest import ROOT
+from helpers.quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
+from helpers.truth import SHOWN, quality, truth
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
-from truth import SHOWN, quality, truth
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.rewards.arenarl import ArenaRL

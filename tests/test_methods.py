@@ -11,10 +11,10 @@ from typing import Literal, Optional
 
 import pytest
 from conftest import ROOT, scripted_judge
+from helpers.quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
+from helpers.truth import RUBRICS, SHOWN, quality, truth, unguarded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
-from truth import RUBRICS, SHOWN, quality, truth, unguarded
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.errors import SettingsError

@@ -18,10 +18,9 @@ from rankbuffer_trl import GroupScore
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
-from rankbuffer_trl.report import gains
 from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, gains, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import prepare_nectar
 import pytest
 from datasets import Dataset, load_dataset
+from helpers.nectar_rows import raw_row
 from hypothesis import given
 from hypothesis import strategies as st
-from nectar_rows import raw_row
 
 from rankbuffer_trl.data.nectar import Unusable, parse_prompt, place_of, render_prompt, sample, to_row
 from rankbuffer_trl.data.queries import DataError, QueryTable, iterate, load_queries

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from scripted import ScriptedTrainer, config
+from helpers.scripted import ScriptedTrainer, config
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 from aiohttp import web
 from conftest import QUICKSTART
-from http_server import served
-from scripted import config, run
+from helpers.http_server import served
+from helpers.scripted import config, run
 
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError

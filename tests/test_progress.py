@@ -5,8 +5,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from helpers.scripted import ScriptedTrainer, config
 from rich.console import Console
-from scripted import ScriptedTrainer, config
 from transformers import ProgressCallback
 
 from rankbuffer_trl.judge import Totals

@@ -11,10 +11,10 @@ from itertools import combinations, pairwise
 
 import pytest
 from conftest import scripted_judge
+from helpers.quality import EIGHT, QUERY, make
+from helpers.truth import quality, truth
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from quality import EIGHT, QUERY, make
-from truth import quality, truth
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
 from rankbuffer_trl.errors import SettingsError

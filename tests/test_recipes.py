@@ -10,8 +10,8 @@ import sys
 import pytest
 import yaml
 from conftest import QUICKSTART, ROOT
-from gpu_commands import RUNS, gpu_command
-from http_server import served
+from helpers.gpu_commands import RUNS, gpu_command
+from helpers.http_server import served
 
 FOLDERS = (".", "docs", "docs/*", "recipes", "recipes/*")
 READMES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
@@ -107,7 +107,7 @@ def test_a_fault_that_a_user_can_mend_ends_the_recipe_in_one_line(fault, line):
 
 @pytest.mark.slow
 def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judge_url):
-    from scripted import contents
+    from helpers.scripted import contents
 
     from rankbuffer_trl.training import command
     from rankbuffer_trl.training.parser import RecipeParser
@@ -204,7 +204,7 @@ def test_the_papers_settings_stand_in_the_recipe():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAPER + BEYOND, ids=lambda path: path.stem)
 def test_a_recipe_trains(tmp_path, tiny_policy, judge_url, path):
-    from scripted import contents
+    from helpers.scripted import contents
 
     from rankbuffer_trl.training import command
     from rankbuffer_trl.training.parser import RecipeParser

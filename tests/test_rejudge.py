@@ -17,27 +17,27 @@ from typing import ClassVar
 
 import pytest
 from conftest import QUICKSTART, group, numbers, scripted_judge
-from http_server import served
+from helpers.http_server import served
+from helpers.reports import answer, record
+from helpers.scripted import run as train
+from helpers.truth import quality, truth, unguarded
 from hypothesis import given
 from hypothesis import strategies as st
-from reports import answer, record
-from scripted import run as train
-from truth import quality, truth, unguarded
 
+from rankbuffer_lab.rejudge.command import main
+from rankbuffer_lab.rejudge.duel import draw, questions_of, read_answers, share_of, visit_of
+from rankbuffer_lab.rejudge.replay import compare_group, measure, price_of, read_visits, replay
+from rankbuffer_lab.report.report import headlines_of
+from rankbuffer_lab.report.runs import Run, open_runs
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge import Judge, JudgeError, Totals, TransportError, Usage
 from rankbuffer_trl.judge.serve import make_app
-from rankbuffer_trl.rejudge.command import main
-from rankbuffer_trl.rejudge.duel import draw, questions_of, read_answers, share_of, visit_of
-from rankbuffer_trl.rejudge.replay import compare_group, measure, price_of, read_visits, replay
-from rankbuffer_trl.report.gains import Z, visits
-from rankbuffer_trl.report.report import headlines_of
-from rankbuffer_trl.report.runs import DUEL, REPORT, Run, duel_of, open_runs
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store import numbers as ledger
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.store.gains import Z, duel_of, visits
+from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
 from rankbuffer_trl.training.scorer import GroupScorer
 
 METHODS = [

@@ -13,27 +13,28 @@ from html.parser import HTMLParser
 import conftest
 import pytest
 from conftest import QUICKSTART
+from helpers.reports import HOSTILE, anchor_rows, record, record_hostile
 from huggingface_hub import ModelCard
-from reports import HOSTILE, anchor_rows, record, record_hostile
 from transformers import TrainerState
 
+from rankbuffer_lab.report import tables
+from rankbuffer_lab.report.browser import query_pages, visits_of
+from rankbuffer_lab.report.chart import Chart, panels, plain, thousands
+from rankbuffer_lab.report.charts import advantage_chart, run_charts, score_chart
+from rankbuffer_lab.report.command import main
+from rankbuffer_lab.report.page import format_number, pack
+from rankbuffer_lab.report.report import example_of, facts_of, headlines_of, write_report
+from rankbuffer_lab.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.report import tables
-from rankbuffer_trl.report.browser import query_pages, visits_of
-from rankbuffer_trl.report.card import CardFacts, write_card
-from rankbuffer_trl.report.chart import Chart, panels, plain, thousands
-from rankbuffer_trl.report.charts import advantage_chart, run_charts, score_chart
-from rankbuffer_trl.report.command import main
-from rankbuffer_trl.report.gains import visits as visits_by_query
-from rankbuffer_trl.report.gains import weigh
-from rankbuffer_trl.report.page import format_number, pack
-from rankbuffer_trl.report.report import example_of, facts_of, headlines_of, write_report
-from rankbuffer_trl.report.runs import DUEL, REPORT, Run
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, numbers
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.store.gains import visits as visits_by_query
+from rankbuffer_trl.store.gains import weigh
+from rankbuffer_trl.store.growth import growth_table
+from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
+from rankbuffer_trl.training.card import CardFacts, write_card
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +232,7 @@ def test_a_bug_keeps_its_traceback(run, tmp_path, monkeypatch):
     def broken(*arguments):
         raise ValueError("zip() argument 2 is shorter than argument 1")
 
-    monkeypatch.setattr("rankbuffer_trl.report.command.write_report", broken)
+    monkeypatch.setattr("rankbuffer_lab.report.command.write_report", broken)
     monkeypatch.setattr("sys.argv", ["rankbuffer-report", str(run.path), "--output", str(tmp_path)])
     with pytest.raises(ValueError, match="shorter"):
         main()
@@ -254,7 +255,7 @@ def test_a_card_needs_no_trainer(run, store, tmp_path):
     (tmp_path / "run" / REPORT / DUEL).write_text(json.dumps(duel))
     write_card(tmp_path / "run", store, facts)
     card = ModelCard.load(tmp_path / "run" / "README.md")
-    totals, last = Totals.of(call for _, call in run.calls), tables.growth_table(store)[-1]
+    totals, last = Totals.of(call for _, call in run.calls), growth_table(store)[-1]
     for part in (
         "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4, ", "4 queries", "| judge | judge;", "2 queries a gen",
         f"| all | {totals.calls:,} | {totals.tokens:,} |", f"| 3 | {last['anchors']:.2f} |", "@misc{paper}",

@@ -6,11 +6,12 @@ from statistics import fmean, stdev
 
 import pytest
 
+from rankbuffer_lab.report import tables
+from rankbuffer_lab.report.charts import judge_charts
+from rankbuffer_lab.report.report import advantage_lanes
 from rankbuffer_trl.buffer import SOURCES
-from rankbuffer_trl.report import tables
-from rankbuffer_trl.report.charts import judge_charts
-from rankbuffer_trl.report.report import advantage_lanes
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store.growth import growth_table
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
 
 
 def test_anchors_by_source_at_the_end_of_each_epoch(run, store):
-    for row in tables.growth_table(store):
+    for row in growth_table(store):
         buffers = last_buffers(run, row["epoch"]).values()
         assert row["anchors"] == fmean(map(len, buffers))
         for source in SOURCES:

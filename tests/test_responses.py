@@ -5,8 +5,8 @@ import re
 
 import generate_responses
 import pytest
-from http_server import served
-from nectar_rows import Model
+from helpers.http_server import served
+from helpers.nectar_rows import Model
 
 from rankbuffer_trl.data.output import write_rows
 from rankbuffer_trl.data.queries import DataError, load_queries, prompt_id

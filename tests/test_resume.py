@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 from datasets import Dataset, load_dataset
-from sampled import EPOCHS, InterruptAt, same, train
-from scripted import config, contents
+from helpers.sampled import EPOCHS, InterruptAt, same, train
+from helpers.scripted import config, contents
 from transformers import TrainerCallback
 
 from rankbuffer_trl.store import BufferStore, StoreError

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from conftest import ROOT, run_program
-from contents import contents
-from early_runs import CASES, Case
-from http_server import served
-from rollout_server import RolloutServer, allow_client, server_config
+from helpers.contents import contents
+from helpers.early_runs import CASES, Case
+from helpers.http_server import served
+from helpers.rollout_server import RolloutServer, allow_client, server_config
 from safetensors.torch import load_file
 from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -469,7 +469,7 @@ def test_ctrl_c_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_
     assert outcome(resumed) == outcome(late)
 
 
-# Several processes; tests/early_runs.py runs all cases
+# Several processes; tests/helpers/early_runs.py runs all cases
 
 
 @pytest.fixture(scope="module")
@@ -477,7 +477,7 @@ def ran(tmp_path_factory, tiny_policy, data_file, server):
     folder = tmp_path_factory.mktemp("runs")
     with server() as (_, url), server(fault=lambda number: number % 7 == 0) as (_, faulty):
         arguments = ("--policy", tiny_policy, "--data", data_file, "--url", url, "--faulty", faulty)
-        print(run_program(ROOT / "tests" / "early_runs.py", folder, *arguments, timeout=500))
+        print(run_program(ROOT / "tests" / "helpers" / "early_runs.py", folder, *arguments, timeout=500))
     return folder
 
 

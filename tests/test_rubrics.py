@@ -15,10 +15,10 @@ import generate_rubrics
 import pytest
 from aiohttp import web
 from conftest import ROOT
-from http_server import served
+from helpers.http_server import served
+from helpers.nectar_rows import RUBRICS, Model, asked_queries, raw_row, rubrics_text
 from hypothesis import given
 from hypothesis import strategies as st
-from nectar_rows import RUBRICS, Model, asked_queries, raw_row, rubrics_text
 
 from rankbuffer_trl.data.nectar import to_row
 from rankbuffer_trl.data.output import beside, write_rows

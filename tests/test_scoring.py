@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
-from contents import contents
-from http_server import served
+from helpers.contents import contents
+from helpers.http_server import served
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric

@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 from aiohttp import web
 from conftest import order, servers
-from http_server import served
+from helpers.http_server import served
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from conftest import ROOT, order, servers
-from scripted import ScriptedTrainer, config, contents
+from helpers.scripted import ScriptedTrainer, config, contents
 from transformers import TrainerCallback
 
 from rankbuffer_trl.judge import Judge, Tally, insertion_question

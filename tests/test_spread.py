@@ -1,6 +1,6 @@
 """The same rollouts give the same visits, rewards, buffers and ledger on 1, 2 and 4 processes, plain and under ZeRO-3.
 
-`tests/spread.py` runs all cases. The tests compare each case with the run of its family that has one process.
+`tests/helpers/spread.py` runs all cases. The tests compare each case with the run of its family that has one process.
 """
 
 import json
@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 from conftest import ROOT, run_program
+from helpers.scripted import contents
+from helpers.spread import CASES, Case
 from safetensors.torch import load_file
-from scripted import contents
-from spread import CASES, Case
 
 from rankbuffer_trl.store.places import FOLDER, RUN
 
@@ -26,7 +26,9 @@ def ran(tmp_path_factory, tiny_policy, howto):
     data = folder / "ten.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in howto[:QUERIES]))
     arguments = (folder, "--policy", tiny_policy, "--data", data)
-    return folder, json.loads(run_program(ROOT / "tests" / "spread.py", *arguments, timeout=500).splitlines()[-1])
+    return folder, json.loads(
+        run_program(ROOT / "tests" / "helpers" / "spread.py", *arguments, timeout=500).splitlines()[-1]
+    )
 
 
 def reference(case: Case) -> Case:

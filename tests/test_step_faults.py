@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 from aiohttp import web
 from conftest import by_number, group, numbers, scripted_judge, unreachable
-from contents import contents
-from faulty_server import EVENT_LIMIT, PATIENT, SURROGATE, close, completion, hang, refusing
-from http_server import served
+from helpers.contents import contents
+from helpers.faulty_server import EVENT_LIMIT, PATIENT, SURROGATE, close, completion, hang, refusing
+from helpers.http_server import served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

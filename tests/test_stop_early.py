@@ -5,8 +5,8 @@ import signal
 
 import pytest
 from conftest import QUICKSTART
-from sampled import InterruptAt, train
-from scripted import config, contents
+from helpers.sampled import InterruptAt, train
+from helpers.scripted import config, contents
 from transformers import TrainerCallback
 
 from rankbuffer_trl.training.callbacks import StopEarly

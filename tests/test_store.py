@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import contents as stored
 import pytest
+from helpers import contents as stored
+from helpers.visits import KILLED, call, visit, visit_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from visits import KILLED, call, visit, visit_all
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric

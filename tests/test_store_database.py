@@ -9,9 +9,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import contents as stored
 import pytest
-from visits import call, killed_in_a_commit, visit, visit_all
+from helpers import contents as stored
+from helpers.visits import call, killed_in_a_commit, visit, visit_all
 
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.store import BufferStore, StoreError

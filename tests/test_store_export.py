@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 from datasets import load_dataset
-from visits import visit_all
+from helpers.visits import visit_all
 
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.export import export_buffers

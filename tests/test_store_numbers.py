@@ -12,8 +12,8 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankbuffer_lab.report import tables
 from rankbuffer_trl.judge import Call, Totals, Usage
-from rankbuffer_trl.report import tables
 from rankbuffer_trl.store import BufferStore, numbers
 
 

@@ -8,11 +8,11 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import contents as stored
 import pytest
+from helpers import contents as stored
+from helpers.visits import call, visit_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from visits import call, visit_all
 
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.store import BufferStore, StoreError

@@ -6,7 +6,7 @@ import re
 import pytest
 import trl.chat_template_utils
 from conftest import scripted_judge
-from scripted import ScriptedTrainer, config, contents
+from helpers.scripted import ScriptedTrainer, config, contents
 from test_format import TEMPLATES
 from transformers import AutoTokenizer
 

@@ -9,7 +9,7 @@ import pandas
 import pytest
 import torch
 from conftest import QUICKSTART, scripted_judge
-from scripted import ScriptedTrainer, config, contents, run
+from helpers.scripted import ScriptedTrainer, config, contents, run
 from trl import GRPOConfig, GRPOTrainer
 
 from rankbuffer_trl.data.queries import DataError, QueryTable

@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
+from helpers.scripted import config
 from huggingface_hub._local_folder import get_local_download_paths
-from scripted import config
 
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.training.checkpoint import check_trusted

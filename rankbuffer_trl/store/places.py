@@ -14,6 +14,8 @@ FOLDER = "rankbuffer"
 RUN = "run.json"  # the manifest
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
 STATE = "trainer_state.json"
+REPORT = "_report"  # the folder of pages and results about a run, which the upload skips too
+DUEL = "duel.json"
 
 
 def checkpoint_step(path: Path) -> int | None:
@@ -50,3 +52,8 @@ def read_store(path: str | os.PathLike) -> BufferStore:
     path = Path(path)
     places = (path, path / LIVE_STORE, path / FOLDER / STORE)
     return BufferStore(next((place for place in places if place.is_file()), places[-1]), read_only=True)
+
+
+def report_folder(path: Path) -> Path:
+    """Return the folder for what is found out about a run: `_report` in its folder, or beside its store file."""
+    return (path.parent if path.is_file() else path) / REPORT

@@ -17,7 +17,6 @@ from ..data.queries import QueryTable, normal_row
 from ..errors import SettingsError
 from ..groups import Query, Rollout, RolloutGroup, storable
 from ..judge import Judge
-from ..report.gains import newest_window
 from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
@@ -112,8 +111,6 @@ class GroupReward:
             self._start(training, step)
             outcome = self.scorer.score(groups, step, update=training)
             metrics = step_metrics(groups, outcome)
-            if training and (window := newest_window(self.scorer.store)) and window.probability is not None:
-                metrics["progress/beats_last_visit"] = window.probability
             rewards = [reward for score in outcome.scores for reward in score.rewards]
             return rewards, metrics, placement_columns(outcome.scores)
 

@@ -23,7 +23,6 @@ from trl import GRPOTrainer
 from ..data.queries import DataError, QueryTable
 from ..errors import SettingsError
 from ..judge import Judge
-from ..report.card import CardFacts, public, write_card
 from ..rewards.format import Answer, AnswerReader, format_reward
 from ..rewards.functions import load_functions
 from ..store import BufferStore, StoreError
@@ -31,7 +30,8 @@ from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
 from ..store.places import FOLDER, LIVE_STORE
 from .batches import Batches
-from .callbacks import BeforePush, StopEarly
+from .callbacks import BeforePush, LogProgress, StopEarly
+from .card import CardFacts, public, write_card
 from .checkpoint import (
     check_not_uploaded,
     check_resumable,
@@ -152,6 +152,7 @@ class RankBufferTrainer(GRPOTrainer):
         self._stop = StopEarly(self._batches.ends_generation, self._over_budget)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._stop)
+        self.add_callback(LogProgress(lambda: self.rank_reward.scorer.store, self._log_metric))
         on_main_process(self._check_prompts)
 
     def _check_prompts(self) -> None:

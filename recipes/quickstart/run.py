@@ -21,14 +21,15 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
+from rankbuffer_lab.report.chart import save
+from rankbuffer_lab.report.charts import curve_chart, growth_chart
+from rankbuffer_lab.report.report import write_report
+from rankbuffer_lab.report.tables import Row, quality_table
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge.rubric_judge import WORD, score
-from rankbuffer_trl.report.chart import save
-from rankbuffer_trl.report.charts import curve_chart, growth_chart
-from rankbuffer_trl.report.report import write_report
-from rankbuffer_trl.report.tables import Row, growth_table, quality_table
 from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store.growth import growth_table
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.command import build_trainer, load_data
 from rankbuffer_trl.training.config import RankBufferConfig

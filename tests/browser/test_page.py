@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from reports import HOSTILE, Recorded, record, record_hostile
+from helpers.reports import HOSTILE, Recorded, record, record_hostile
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from rankbuffer_lab.report.report import write_report
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.report.report import write_report
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore

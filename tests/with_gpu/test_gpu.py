@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from contents import contents
-from gpu_commands import gpu_command
+from helpers.contents import contents
+from helpers.gpu_commands import gpu_command
 from safetensors.torch import load_file
 
 from rankbuffer_trl.store.places import LIVE_STORE, STATE, read_store

@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import Path
 
-from scripted import config
+from helpers.scripted import config
 from trl.generation.vllm_client import VLLMClient
 
 from rankbuffer_trl.data.queries import load_queries

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import launch
+from helpers.launching import launch
 
 ROOT = Path(__file__).parent.parent.parent
 PARSER = """

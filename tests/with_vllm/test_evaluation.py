@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from evaluation_assets import build
+from helpers.evaluation_assets import build
 
 from evaluation.config import EvaluationConfig
 from evaluation.metric import mean

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from scripted import contents
+from helpers.scripted import contents
 from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.store.places import LIVE_STORE

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scripted import config
+from helpers.scripted import config
 from transformers import TrainerCallback
 
 from rankbuffer_trl.store import BufferStore

@@ -1,0 +1,1 @@
+"""The laboratory: what is found out about a judge or a run. Training imports nothing of it."""

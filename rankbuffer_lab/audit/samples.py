@@ -1,0 +1,226 @@
+"""Ask a judge about samples of the policy, in new presentations each time, and read the verdicts.
+
+The questions of one query with eight samples:
+
+* four lists of all samples, in balanced orders of presentation (see [`balanced`]), labelled by slot;
+* four pairs without a common sample, each in both orders, labelled by slot;
+* the first of these pairs once more in both orders, with the two labels exchanged;
+* one rating of each sample.
+
+For the first six queries, the judge then inserts each sample among the others, which stand as the lists ranked them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rankbuffer_trl.data.lines import rows_of
+from rankbuffer_trl.data.queries import (
+    DataError,
+    QueryTable,
+    normal_row,
+    prompt_id,
+    response_faults,
+    shorten,
+    text_faults,
+)
+from rankbuffer_trl.groups import Rollout, RolloutGroup
+from rankbuffer_trl.judge import (
+    Call,
+    Judge,
+    Question,
+    ask_many,
+    insertion_question,
+    pointwise_question,
+    ranking_question,
+)
+from rankbuffer_trl.rewards.looks import balanced, look_questions, mean_places
+from rankbuffer_trl.rewards.presentation import shuffle
+
+from .model import CROWD, QueryLooks
+
+LISTS = 4
+FEWEST = 4
+INSERTED = 6
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class QueryVerdicts:
+    """The verdicts about the samples of one query, which have the numbers `0..n-1`.
+
+    Args:
+        looks (`QueryLooks`):
+            The verdicts on lists and pairs, and the ratings. `lists` holds each order before its reverse.
+        crossed (`Mapping[tuple[int, int], int | None]`, *optional*):
+            The better sample by (shown first as R1, shown second as R0); `None` if there is no verdict.
+        put_back (`Sequence[tuple[int, int | None]]`, *optional*):
+            The place of a sample among all, and the place where the judge inserted it among the others.
+    """
+
+    looks: QueryLooks
+    crossed: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
+    put_back: Sequence[tuple[int, int | None]] = ()
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return self.looks.n
+
+    @property
+    def reversed_lists(self) -> list[tuple[Order, Order, Order]]:
+        """The order shown, the verdict on it and the verdict on its reverse, where both verdicts are there."""
+        pairs = zip(self.looks.lists[::2], self.looks.lists[1::2], strict=True)
+        return [(shown, one, other) for (shown, one), (_, other) in pairs if one is not None and other is not None]
+
+    @property
+    def places(self) -> list[float] | None:
+        """The mean place of each sample over the lists, from 0 for the worst; `None` without `reversed_lists`."""
+        places = mean_places([order for _, one, other in self.reversed_lists for order in (one, other)])
+        return [float(places[i]) for i in range(self.n)] if places else None
+
+
+def rows_in(key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a file that the setting `key` names, each after its place.
+
+    Raises:
+        [`DataError`]: if there is no such file, or a row is not a JSON object.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"{key}={path} is not a file")
+    for place, row, fault in rows_of(path, "train"):
+        if fault or not isinstance(row, dict):
+            raise DataError(f"{key}={path}, {place}: {fault or f'must be a JSON object, got {shorten(row)}'}")
+        yield f"{key}={path}, {place}", row
+
+
+def read_samples(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
+    """Read the samples of each query as a group. Of more than eight different samples, the first eight are taken.
+
+    Args:
+        path (`str`):
+            A `.jsonl`, `.json` or `.parquet` file with `query_id` (or `prompt`) and `responses`, in any order.
+        table (`QueryTable`):
+            The data set with prompts and rubrics.
+
+    Raises:
+        [`DataError`]: for the first row that cannot be used, or if there are no rows.
+    """
+    groups: dict[str, RolloutGroup] = {}
+    for place, row in rows_in("samples", path):
+        row = normal_row(row)
+        query_id, responses = row["query_id"], row.get("responses")
+        for key, problem, value in chain(text_faults("query_id", query_id), response_faults(responses, 0)):
+            raise DataError(f"{place}: {key} {problem}, got {shorten(value)}")
+        texts = list(dict.fromkeys(responses))[:CROWD]  # type: ignore[arg-type]  # checked above
+        if len(texts) < FEWEST:
+            raise DataError(
+                f"{place}: query {query_id!r} has {len(texts)} different responses, and the audit needs {FEWEST} to"
+                f" {CROWD}: sample more, or delete the row"
+            )
+        own = table[query_id].prompt if query_id in table else None
+        if own is None or prompt_id(row["prompt"] or own) != prompt_id(own):
+            raise DataError(
+                f"{place}: query {query_id!r} is not in the data set, or has another prompt there: sample from the"
+                " data set that dataset_name names"
+            )
+        if query_id in groups:
+            raise DataError(f"{place}: query {query_id!r} has samples in a row before")
+        groups[query_id] = RolloutGroup(table[query_id], tuple(Rollout(i, text) for i, text in enumerate(texts)), 0)
+    if not groups:
+        raise DataError(f"samples={path} has no rows")
+    return groups
+
+
+def pairs_of(group: RolloutGroup, seed: int) -> list[tuple[int, int]]:
+    """Draw pairs without a common sample, as many as there are."""
+    shuffled = shuffle(range(len(group.rollouts)), seed, group, "pairs")  # not a list's order: its slots are free
+    return list(zip(shuffled[::2], shuffled[1::2], strict=False))
+
+
+def both_orders(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return each pair and then its reverse."""
+    return [each for a, b in pairs for each in ((a, b), (b, a))]
+
+
+def questions(group: RolloutGroup, seed: int) -> dict[tuple, Question]:
+    """Make all questions about one group except the insertions, by a key such as `("list", (3, 0, 2, 1))`."""
+    ids = range(len(group.rollouts))
+    orders = balanced(ids, LISTS, seed, group)
+    pairs = both_orders(pairs_of(group, seed))
+    asked = {("list", order): one for order, one in zip(orders, look_questions(group, orders, "look"), strict=True)}
+    asked |= {("pair", pair): one for pair, one in zip(pairs, look_questions(group, pairs, "pair"), strict=True)}
+    for first, second in pairs[:2]:
+        shown = [Rollout(1, group.rollouts[first].text), Rollout(0, group.rollouts[second].text)]
+        asked["crossed", (first, second)] = ranking_question(group.query, shown, "pair")
+    return asked | {("score", i): pointwise_question(group.query, group.rollouts[i].text) for i in ids}
+
+
+def insertions(group: RolloutGroup, order: Sequence[int]) -> dict[tuple, Question]:
+    """Make the questions that take each sample out of an order, worst to best, and put it back, by its place."""
+    texts = [group.rollouts[i].text for i in order]
+    others = {place: texts[:place] + texts[place + 1 :] for place in range(len(texts))}
+    return {("insert", place): insertion_question(group.query, others[place], texts[place]) for place in others}
+
+
+def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
+    """Put the verdicts on the questions about one query together."""
+
+    def of(what: str) -> dict[Any, Any]:
+        return {key[1]: verdict for key, verdict in answers.items() if key[0] == what}
+
+    looks = QueryLooks(
+        query_id,
+        lists=[(shown, slots and tuple(shown[slot] for slot in slots)) for shown, slots in of("list").items()],
+        pairs=[(pair, slots and pair[slots[-1]]) for pair, slots in of("pair").items()],
+        scores=list(of("score").values()),
+    )
+    crossed = {pair: labels and pair[1 - labels[-1]] for pair, labels in of("crossed").items()}  # the first is R1
+    return QueryVerdicts(looks, crossed, list(of("insert").items()))
+
+
+async def ask_everything(
+    make_judge: Callable[[], Judge], groups: Sequence[RolloutGroup], log: Path | None, seed: int
+) -> tuple[list[QueryVerdicts], list[Call]]:
+    """Ask all questions about all groups.
+
+    Args:
+        make_judge (`Callable[[], Judge]`):
+            Makes the judge. The insertions have a judge of their own, because [`ask_many`] closes the first one.
+        groups (`Sequence[RolloutGroup]`):
+            The samples, one group per query.
+        log (`Path`, *optional*):
+            File of the answers. A question whose answer is there is not asked again.
+        seed (`int`):
+            Seed of the orders of presentation.
+
+    Returns:
+        `tuple[list[QueryVerdicts], list[Call]]`: the verdicts by query, and what each question cost.
+
+    Raises:
+        [`JudgeError`]: if the judge is not there, or the very first question fails.
+    """
+    asked = {group.query.id: questions(group, seed) for group in groups}
+    judge = make_judge()
+    if log is None or not log.exists():
+        try:
+            await judge.first_question(next(iter(asked[groups[0].query.id].values())))
+        except BaseException:
+            await judge.client.close()
+            raise
+    named = {f"{query_id} {key}": one for query_id, each in asked.items() for key, one in each.items()}
+    answers = await ask_many(judge, named, log, "asking the judge")
+    said = {id: {key: answers.values.get(f"{id} {key}") for key in each} for id, each in asked.items()}
+
+    inserted = {}
+    for group in groups[:INSERTED]:
+        if places := read_verdicts(group.query.id, said[group.query.id]).places:
+            inserted[group.query.id] = insertions(group, sorted(range(len(places)), key=lambda i: places[i]))
+    named = {f"{query_id} {key}": one for query_id, each in inserted.items() for key, one in each.items()}
+    again = await ask_many(make_judge(), named, log, "putting samples back")
+    for id, each in inserted.items():
+        said[id] |= {key: again.values.get(f"{id} {key}") for key in each}
+    return [read_verdicts(id, each) for id, each in said.items()], [*answers.asked.values(), *again.asked.values()]

@@ -1,0 +1,73 @@
+"""The data of the page's buffer browser: for each query its visits, the buffer before and after each, and texts."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store.numbers import AnchorRow
+
+
+def visits_of(store: BufferStore, query_id: str) -> list[dict[str, Any]]:
+    """Return all visits of a query, the oldest first, by the names that the page reads.
+
+    A visit is a scored group, see [`GroupRow`], with the anchors `before` it, empty if there was no buffer, and
+    `after` it, from worst to best.
+    """
+    versions = {version.step: version.anchors for version in numbers.buffers(store, query_id=query_id)}
+    # The store has no version of a buffer before its first visit: the data set's responses are its anchors then.
+    initial = numbers.initial_anchors(store, query_id=query_id).get(query_id, [])
+    visits, buffer = [], [AnchorRow(id, "initial", 0, 0) for id in initial]
+    for group in numbers.groups(store, query_id=query_id):
+        before = buffer if group.k else []
+        buffer = versions.get(group.step, before)
+        visits.append(
+            {
+                "step": group.step,
+                "epoch": group.epoch,
+                "before": [asdict(anchor) for anchor in before],
+                "after": [asdict(anchor) for anchor in buffer],
+                "positions": group.positions,
+                "order": group.order,
+                "rewards": group.rewards,
+            }
+        )
+    return visits
+
+
+def query_pages(
+    store: BufferStore,
+    queries: QueryTable | None = None,
+    quality: Callable[[str, str], float] | None = None,
+    limit: int = 4000,
+) -> Iterator[tuple[dict, dict]]:
+    """Yield index entry and page of each query in the order of their first visits, both ready for JSON.
+
+    Args:
+        store (`BufferStore`):
+            The store of the run.
+        queries (`QueryTable`, *optional*):
+            The data set, for prompts and rubrics.
+        quality (`Callable[[str, str], float]`, *optional*):
+            A measure `quality(query_id, text)` to show next to each response.
+        limit (`int`, *optional*, defaults to `4000`):
+            Number of characters of a response that are kept.
+    """
+    for id in numbers.query_ids(store):
+        query = queries[id] if queries is not None and id in queries else None
+        visits, responses = visits_of(store, id), numbers.responses(store, id)
+        index = {"id": id, "prompt": query.text[:200] if query else "", "visits": len(visits)}
+        index["anchors"] = len(visits[-1]["after"])
+        spreads = [len(set(visit["positions"].values())) for visit in visits]
+        index["spread"] = max(spreads)  # of all visits, the most intervals in which responses were placed
+        index["widest"] = max(range(len(visits)), key=lambda number: (spreads[number], number))
+        page: dict[str, Any] = {
+            "prompt": query.text if query else None,
+            "rubrics": [asdict(rubric) for rubric in query.rubrics] if query else [],
+            "texts": {r.id: r.text if len(r.text) <= limit else r.text[:limit] + " […]" for r in responses},
+            "visits": visits,
+        }
+        if quality and query:
+            page["quality"] = {r.id: round(quality(id, r.text), 1) for r in responses}
+        yield index, page

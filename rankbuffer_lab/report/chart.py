@@ -1,0 +1,134 @@
+"""The drawing kit: colours, axes and the `Chart`, which is drawn once from a table and saved as PNG, SVG and CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rankbuffer_trl.files import replacing
+
+from .tables import Row
+
+BLUE, GREEN, RED, GOLD, GREY = "#3d7ea6", "#2e8b57", "#b5485d", "#c9a227", "#9aa5b1"
+PURPLE, ORANGE, TEAL, SLATE = "#8265a7", "#c77b3b", "#4aa3a2", "#7d8794"
+INK, LINE = "#2b3036", "#dfe3e8"  # the page replaces these two by the colours of its theme
+STYLE = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "axes.titlesize": 10,
+    "font.size": 10,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with the numbers behind it.
+
+    Args:
+        name (`str`):
+            Name of its files, without suffix.
+        title (`str`):
+            What it shows.
+        caption (`str`):
+            How to read it.
+        figure (`Figure`):
+            The picture.
+        table (`list[dict]`):
+            The numbers.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+    table: Sequence[Row]
+
+    def png(self) -> bytes:
+        """Return the picture on white, for documents."""
+        file = io.BytesIO()
+        with matplotlib.rc_context(STYLE):
+            self.figure.savefig(file, format="png", dpi=150)
+        return file.getvalue()
+
+    def svg(self, salt: str = "") -> str:
+        """Return the picture for the page: without background, ink and lines in the colours of the page's theme.
+
+        Two pictures with different `salt` share no id, so that one page can hold both.
+        """
+        file = io.StringIO()
+        with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"{self.name} {salt}"}):
+            self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        svg = file.getvalue()[file.getvalue().index("<svg") :]
+        svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
+        svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2).replace('<g id="', '<g data-part="')
+        return svg.replace(INK, "currentColor").replace(LINE, "var(--line)")
+
+    def csv(self) -> str:
+        """Return the table, numbers with all their digits."""
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(self.table[0]) if self.table else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.table)
+        return file.getvalue()
+
+
+def save(path: Path, content: bytes) -> None:
+    """Write a file whole, so that no reader sees a part of it. Make its folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        draft.write_bytes(content)
+
+
+def column(table: Sequence[Row], name: str) -> list[float]:
+    """Return one column, with `nan` where there is no value, which leaves a gap in a line."""
+    return [float("nan") if row[name] is None else row[name] for row in table]
+
+
+def plain(text: str) -> str:
+    """Escape `text` for matplotlib, which reads `$...$` as a formula and hides labels that start with `_`."""
+    return ("\u200b" + text if text.startswith("_") else text).replace("$", r"\$")
+
+
+def thousands(value: float, _: float = 0) -> str:
+    """Format a tick of a cost, such as 1.5k or 20M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def panels(rows: int = 1, columns: int = 1, height: float = 3.6, **kwargs) -> tuple[Figure, list[Axes]]:
+    """Make a figure and its axes."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, height), layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False, **kwargs).flat)
+    for each in axes:
+        each.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    return figure, axes
+
+
+def legend(*axes: Axes, columns: int = 2) -> None:
+    """Put one legend of all `axes` under the picture, with each label once."""
+    named = [each.get_legend_handles_labels() for each in axes]
+    unique = {label: handle for handles, labels in named for handle, label in zip(handles, labels, strict=True)}
+    if unique:
+        with matplotlib.rc_context(STYLE):
+            axes[0].figure.legend(unique.values(), unique, loc="outside lower center", ncols=columns, fontsize=9)

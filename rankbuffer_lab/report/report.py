@@ -1,0 +1,273 @@
+"""The report: the page, with its charts and tables as files."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from rankbuffer_trl.data.queries import DataError, QueryTable
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.store import gains, numbers
+from rankbuffer_trl.store.growth import growth_table
+
+from . import tables
+from .browser import query_pages
+from .chart import Chart, save
+from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
+from .page import RunSection, browser_index, format_number, pack, render
+from .runs import Run, open_runs
+
+MEASURE = "rubric score"
+REACH = 2.5  # the least end of the axis of advantages
+Quality = Callable[[str, str], float]
+Price = Callable[[Totals], float | None]
+Advantages = dict[int, list[list[float | None]]]
+
+
+def write_report(
+    run_dirs: Sequence[str | Path],
+    output: str | Path,
+    queries: QueryTable | None = None,
+    step: int | None = None,
+    scores: dict[str, float] | None = None,
+    text_limit: int = 4000,
+    price: Price | None = None,
+) -> Path:
+    """Write the page `index.html` and, to the folder `charts`, a PNG and a CSV file per chart.
+
+    With several runs, the charts of each run are in their own folder below `charts`.
+
+    Args:
+        run_dirs (`Sequence[str | Path]`):
+            Output folders, checkpoints or store files, see [`open_runs`].
+        output (`str` or `Path`):
+            The folder to write to.
+        queries (`QueryTable`, *optional*):
+            The data set of the runs. With it the page has prompts and rubrics, and a quality curve: the embedded
+            judge's score of every rollout.
+        step (`int`, *optional*):
+            The step whose advantages are drawn, from 0; by default the last one that all runs have.
+        scores (`dict[str, float]`, *optional*):
+            A final score by name of the run, such as a mean over benchmarks, to draw against judging cost.
+        text_limit (`int`, *optional*, defaults to `4000`):
+            Number of characters of a response that the page keeps.
+        price (`Callable[[Totals], float | None]`, *optional*):
+            The cost of the judge's work, such as [`Endpoint.price`].
+
+    Returns:
+        `Path`: the page.
+
+    Raises:
+        [`StoreError`]: if a run cannot be read.
+        [`DataError`]: if the data set lacks a query of the runs.
+        [`SettingsError`]: if `step` or a run named in `scores` does not exist.
+    """
+    output = Path(output)
+    with open_runs(run_dirs) as runs:
+        quality = None
+        if queries is not None:
+            quality = cache(rubric_quality(queries))
+            for run in runs:
+                check_queries(run, queries)
+        signals = {run.name: tables.advantages(run.store) for run in runs}
+        step = chosen_step(step, signals)
+        comparison = comparison_charts(runs, quality, scores or {})
+        fixed = advantage_chart({name: steps[step] for name, steps in signals.items()}, step)
+        sections = [section_of(run, queries, quality, text_limit, price) for run in runs]
+        made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
+        page = render(sections, comparison, advantage_lanes(signals), step, made)
+        save(output / "index.html", page.encode("utf-8"))
+    write_charts(output / "charts", [*comparison, fixed])
+    for number, one in enumerate(sections):
+        folder = f"run-{number}" if len(sections) > 1 else ""
+        write_charts(output / "charts" / folder, one.charts)
+    return output / "index.html"
+
+
+def write_charts(folder: Path, charts: Sequence[Chart]) -> None:
+    """Write a PNG and a CSV file for each chart."""
+    for chart in charts:
+        save(folder / f"{chart.name}.png", chart.png())
+        save(folder / f"{chart.name}.csv", chart.csv().encode("utf-8", "replace"))
+
+
+def rubric_quality(queries: QueryTable) -> Quality:
+    """Return a function that scores a response as the embedded judge does, from 0 to 100."""
+    rubrics = cache(lambda query_id: [(rubric.weight, rubric.text) for rubric in queries[query_id].rubrics])
+    return lambda query_id, text: 100 * score(text, rubrics(query_id))
+
+
+def check_queries(run: Run, queries: QueryTable) -> None:
+    """Refuse a data set that lacks a query of the run."""
+    for query_id in numbers.query_ids(run.store):
+        if query_id not in queries:
+            raise DataError(
+                f"the data set has no query {query_id!r}, but {run.path} was trained on it: name the run's data set"
+            )
+
+
+def chosen_step(step: int | None, signals: dict[str, Advantages]) -> int:
+    """Return the wanted step, or the last one that all runs have."""
+    shared = set.intersection(*(set(steps) for steps in signals.values()))
+    if step is None and shared:
+        step = max(shared)
+    if step is None or step not in shared:
+        have = ", ".join(f"{name} {min(steps)} to {max(steps)}" for name, steps in signals.items())
+        what = "the runs have no step in common" if step is None else f"step {step} is not in every run"
+        raise SettingsError(f"{what}: {have}")
+    return step
+
+
+def advantage_lanes(signals: dict[str, Advantages]) -> dict:
+    """Return what the page draws as advantages at any step: one lane of bins per run."""
+    lanes = [{step: lane(groups) for step, groups in steps.items()} for steps in signals.values()]
+    ends = (abs(row["advantage"]) for steps in lanes for one in steps.values() for row in one["bins"])
+    return {
+        "reach": max(REACH, *ends),
+        "runs": [
+            {"name": name, "colour": run_colour(number), "steps": steps}
+            for number, (name, steps) in enumerate(zip(signals, lanes, strict=True))
+        ],
+    }
+
+
+def lane(groups: Sequence[Sequence[float | None]]) -> dict:
+    """Return the advantages of one run at one step: its bins, levels in a group, and rollouts that have a reward."""
+    rollouts = sum(value is not None for group in groups for value in group)
+    return {"bins": tables.advantage_bins(groups), "levels": tables.distinct(groups), "rollouts": rollouts}
+
+
+def comparison_charts(runs: Sequence[Run], quality: Quality | None, scores: dict[str, float]) -> list[Chart]:
+    """Draw quality and efficiency if there is a measure, and the given scores."""
+    charts = []
+    if quality:
+        curves = {run.name: tables.quality_table(run.store, quality) for run in track_rows(runs, "measuring rollouts")}
+        caption = "Score by the embedded judge, from 0 to 100, of each rollout that has an answer."
+        charts.append(curve_chart("quality", "Quality of the rollouts", caption, MEASURE, curves))
+        costs = {
+            run.name: tables.efficiency_table(
+                tables.judge_table(run.store), curves[run.name], smoothing(len(curves[run.name]))
+            )
+            for run in runs
+        }
+        charts.append(efficiency_chart(costs, MEASURE))
+    if scores:
+        names = [run.name for run in runs]
+        for name in scores:
+            if name not in names:
+                raise SettingsError(f"scores names a run {name!r} that is not shown; the runs are {', '.join(names)}")
+        totals = {run.name: numbers.totals(run.store) for run in runs}
+        charts.append(score_chart(scores, {name: (sums.tokens, sums.calls) for name, sums in totals.items()}))
+    return charts
+
+
+def section_of(
+    run: Run, queries: QueryTable | None, quality: Quality | None, text_limit: int, price: Price | None
+) -> RunSection:
+    """Return the part of the page that shows a run."""
+    total = len(numbers.query_ids(run.store))
+    entries, pages = [], []
+    for index, page in track_rows(query_pages(run.store, queries, quality, text_limit), run.name, total):
+        entries.append(index)
+        pages.append(pack(page))
+    return RunSection(
+        name=run.name,
+        headlines=headlines_of(run, price),
+        facts=facts_of(run, total),
+        charts=run_charts(run.store, run.log),
+        kinds=tables.kind_table(run.store),
+        index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run)),
+        pages=pages,
+    )
+
+
+def headlines_of(run: Run, price: Price | None) -> dict[str, str]:
+    """Return the three numbers that a run's section opens with, by label: progress, reach and cost.
+
+    Progress is the share of duels that were won, if `rankbuffer-rejudge` has asked for duels.
+    """
+    totals, rewards = numbers.totals(run.store), tables.reward_table(run.store)
+    rollouts = sum(row["rollouts"] for row in rewards)
+    found = gains.visits(run.store)
+    compared = gains.since_last_visit(found)
+    progress, label = "-", "preferred to the visit before, by the judge's opinion; not known without shared anchors"
+    if compared:
+        newest = max(compared)
+        progress, label = str(compared[newest]), f"epoch {newest}'s responses preferred to those of the visit before"
+    if run.duel:
+        first, last = run.duel["epochs"]
+        progress = str(gains.Comparison(**run.duel["won"]))
+        label = f"of {run.duel['duels']} duels won by epoch {last} against epoch {first}; judge: {run.duel['judge']}"
+    shares = gains.above_initial(found)
+    best = [share for share in shares if share.anchor == shares[-1].anchor]
+    if len(best) > 1:
+        reach = f"{gains.percent(best[0].share)} to {gains.percent(best[-1].share)}"
+        reached = f"of the responses above the data set's best, epoch {best[0].epoch} to {best[-1].epoch}"
+    else:
+        reach, reached = f"{rollouts:,}", "responses of the policy judged"
+    cost = price(totals) if price else None
+    spent = f"{cost:,.2f}" if cost is not None else format_number(totals.tokens)
+    calls = totals.calls / rollouts
+    judged = f"{'cost of the judge' if cost is not None else 'judge tokens'}; {calls:.1f} judgments a response"
+    return {label: progress, reached: reach, judged: spent}
+
+
+def facts_of(run: Run, queries: int) -> dict[str, str]:
+    """Return what the table of a run says, by label: what was trained, by what, and how far."""
+    rewards, totals, growth = tables.reward_table(run.store), numbers.totals(run.store), growth_table(run.store)
+    rollouts = sum(row["rollouts"] for row in rewards)
+    unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
+    known, config = run.manifest, run.manifest.get("config", {})
+    arguments = known.get("method_args", {})
+    shown = ", ".join(f"{key} {value}" for key, value in arguments.items())
+    methods = ", ".join(numbers.totals_by(run.store, "method"))
+    rows = {
+        "policy": known.get("policy"),
+        "data": known.get("data"),
+        "judge": known.get("judge"),
+        "method": (known.get("method") or methods) + (f" ({shown})" if shown else ""),
+        "learning rate": config.get("learning_rate"),
+        "responses per query and visit": known.get("num_generations"),
+        "steps so far": f"{len(rewards):,}, up to epoch {rewards[-1]['epoch']} (counted from 0)",
+        "queries visited": f"{queries:,}",
+        "responses": f"{rollouts:,}, {unscored:,.0f} of these without a reward",
+        "anchors per query": f"{growth[-1]['anchors']:.2f}" if growth else None,
+        "judgments": f"{totals.calls:,}, and {totals.failures:,} that failed",
+        "judge tokens": f"{totals.tokens:,}, {totals.tokens / rollouts:,.0f} per response",
+    }
+    return {label: str(value) for label, value in rows.items() if value is not None}
+
+
+def example_of(run: Run) -> dict[str, Any] | None:
+    """Return which responses to show as an example of before and after, by query id, visits and rollout ids.
+
+    The query is the one whose gain is in the middle of all queries. Of its first and its last visit it is the response
+    in the middle of the group. So nothing is chosen for its quality. `None` if no query was visited twice.
+    """
+    revisited = {
+        id: gains.weigh(each[0], each[-1])
+        for id, each in gains.placements(run.store).items()
+        if len(each) > 1 and each[0].placed and each[-1].placed
+    }
+    if not revisited:
+        return None
+    ranked = sorted(revisited, key=lambda id: (revisited[id][0] - revisited[id][1], id))
+    query_id = ranked[len(ranked) // 2]
+    groups = numbers.groups(run.store, query_id=query_id)
+    shown = []
+    for visit in (0, len(groups) - 1):
+        order = [id for tier in groups[visit].order for id in tier]
+        shown.append((visit, order[len(order) // 2]))
+    return {"query": query_id, "shown": shown}
+
+
+def track_rows(rows: Iterable, title: str, total: int | None = None) -> Iterable:
+    """Return the rows with a progress bar, if standard error is a terminal."""
+    console = Console(stderr=True)
+    return track(rows, title, total, console=console, transient=True, disable=not console.is_terminal)

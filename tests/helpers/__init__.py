@@ -1,0 +1,1 @@
+"""What several test files share: judges, servers, runs, stores. None of it holds a test."""

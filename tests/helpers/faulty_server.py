@@ -1,0 +1,180 @@
+"""A judge server that misbehaves as a test decides, on a real socket."""
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from helpers.http_server import served
+from rankbuffer_trl.judge import Judge, TransportError
+from rankbuffer_trl.judge.openai_client import OpenAIClient
+
+KEY = "sk-a-key-that-nobody-may-see"
+CANDIDATE = "a candidate that nobody else may see"
+GOOD = '{"position": 1}'
+SURROGATE = "I would say \ud83d"  # what is left of an emoji that was cut in two
+PATIENT = 20.0  # seconds; a slow machine needs less
+EVENT_LIMIT = 30.0  # seconds for what should happen at once
+
+
+# What a server can do wrong. A handler gets the request and its number, from 1.
+
+
+def completion(content: object, usage: object = "default") -> web.Response:
+    if usage == "default":
+        usage = {"prompt_tokens": 20, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 16}}
+    message = {"role": "assistant", "content": content}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    return web.json_response(body)
+
+
+def saying(content: object) -> Callable:
+    return lambda request, n: completion(content)
+
+
+SOON = {"Retry-After-Ms": "1"}  # a backoff of half a second per row would be long
+
+
+def status(code: int, text: str = "", headers: dict[str, str] = SOON) -> Callable:
+    return lambda request, n: web.Response(status=code, text=text, headers=headers)
+
+
+def refusing(code: int, message: str) -> Callable:
+    """An error in the form of OpenAI and vLLM."""
+    error = {"error": {"message": message, "code": code}}
+    return lambda request, n: web.json_response(error, status=code, headers=SOON)
+
+
+def body(content: bytes, kind: str = "application/json", headers: dict[str, str] | None = None) -> Callable:
+    return lambda request, n: web.Response(body=content, content_type=kind, headers=headers)
+
+
+def in_turn(*handlers: Callable) -> Callable:
+    """One handler after the other; the last one stays."""
+    return lambda request, n: handlers[min(n, len(handlers)) - 1](request, n)
+
+
+def once(fault: Callable) -> Callable:
+    return in_turn(fault, saying(GOOD))
+
+
+def close(request: web.Request, n: int) -> web.Response:
+    request.transport.close()
+    return web.Response()
+
+
+def reset(request: web.Request, n: int) -> web.Response:
+    """A TCP reset, as from a process that was killed."""
+    linger = struct.pack("ii", 1, 0)
+    request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    request.transport.abort()
+    return web.Response()
+
+
+async def cut_off(request: web.Request, n: int) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b'{"choices": [')
+    request.transport.close()
+    return response
+
+
+async def slow(request: web.Request, n: int) -> web.StreamResponse:
+    """Headers at once, then the body in pieces."""
+    answer = completion(GOOD).body
+    response = web.StreamResponse(headers={"Content-Length": str(len(answer)), "Content-Type": "application/json"})
+    await response.prepare(request)
+    for start in range(0, len(answer), 100):
+        await asyncio.sleep(0.05)
+        await response.write(answer[start : start + 100])
+    return response
+
+
+async def hang(request: web.Request, n: int) -> web.Response:
+    await asyncio.sleep(EVENT_LIMIT)
+    return completion(GOOD)  # so that a client without a timeout would fail its test
+
+
+async def hang_in_the_body(request: web.Request, n: int) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b" ")
+    await asyncio.sleep(EVENT_LIMIT)
+    await response.write(completion(GOOD).body)
+    return response
+
+
+class Fault:
+    """Plays one handler and remembers the requests."""
+
+    def __init__(self):
+        self.handler: Callable = saying(GOOD)
+        self.seen: list[dict] = []
+        self.times: list[float] = []
+        self.url = ""
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.times.append(time.time())
+        self.seen.append(await request.json() if request.can_read_body else {})
+        response = self.handler(request, len(self.seen))
+        return await response if asyncio.iscoroutine(response) else response
+
+    def client(self, handler: Callable, retries: int, timeout: float = PATIENT, **kwargs) -> "Noting":
+        self.handler, self.seen, self.times = handler, [], []
+        return Noting(self.url, "m", api_key_env="FAULT_KEY", timeout=timeout, max_retries=retries, **kwargs)
+
+    def judge(self, *args, **kwargs) -> Judge:
+        return Judge(self.client(*args, **kwargs), max_attempts=2, guard=False)
+
+
+class Noting(OpenAIClient):
+    """Keeps the last fault, of which a judge tells the text alone."""
+
+    fault: TransportError | None = None
+
+    async def complete(self, messages, **kwargs):
+        try:
+            return await super().complete(messages, **kwargs)
+        except TransportError as fault:
+            self.fault = fault
+            raise
+
+
+@contextmanager
+def serving() -> Iterator[Fault]:
+    fault = Fault()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", fault)
+    app.router.add_get("/v1/models", fault)
+    app.router.add_post("/tokenize", fault)
+    with served(app) as address:
+        fault.url = address + "/v1"
+        yield fault
+
+
+def within(seconds: float, client: OpenAIClient, what: Callable) -> object:
+    """What `what` gives, if it needs no longer; the client is closed then."""
+
+    async def run():
+        try:
+            async with asyncio.timeout(seconds):
+                return await what()
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def ask_first(judge: Judge, question) -> None:
+    async def run():
+        try:
+            await judge.first_question(question)
+        finally:
+            await judge.client.close()
+
+    asyncio.run(run())

@@ -1,0 +1,128 @@
+"""A training run with known rollouts, as a function or as a program for `torchrun`.
+
+torchrun --nproc_per_node 2 tests/helpers/scripted.py OUTPUT_DIR --policy POLICY --data DATA --per_device 12
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+
+from datasets import Dataset
+
+from helpers.contents import contents
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
+from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.trainer import RankBufferTrainer
+
+
+class ScriptedTrainer(RankBufferTrainer):
+    """A trainer whose rollouts are known: the text depends on the step, the query and the place in the group.
+
+    The trainer also writes the rank rewards that TRL receives to `rewards.json`: one line per step, with the rewards
+    of all processes in order.
+    """
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        first = self.accelerator.process_index * len(prompt_ids)
+        group = self.num_generations if self.model.training else self.num_generations_eval
+        texts = [
+            self.script(self.state.global_step, tuple(ids), (first + row) % group)
+            for row, ids in enumerate(prompt_ids)
+        ]
+        ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
+        return ids, None
+
+    def _calculate_rewards(self, *args):
+        rewards = super()._calculate_rewards(*args)
+        if self.model.training and self.accelerator.is_main_process:
+            with (Path(self.args.output_dir) / "rewards.json").open("a") as file:
+                file.write(json.dumps([self.state.global_step, rewards[:, 0].tolist()]) + "\n")
+        return rewards
+
+    def script(self, step: int, prompt: tuple[int, ...], place: int) -> str:
+        question = self._tokenizer.decode(prompt).split("user\n")[1].split("<|im_end|>")[0]
+        table = self._train_queries
+        query = next(table[id] for id in table.ids if table[id].text == question)
+        digest = hashlib.sha256(f"{step} {query.id} {place}".encode()).digest()
+        if digest[0] < 16:
+            return ""
+        text = query.responses[digest[1] % len(query.responses)]
+        return text[: len(text) // 2] if digest[0] > 220 else text
+
+
+def config(output_dir: Path, **overrides) -> RankBufferConfig:
+    """Return the settings of a small, silent run on the CPU."""
+    values = dict(
+        output_dir=str(output_dir),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        num_generations=8,
+        per_device_train_batch_size=24,
+        max_completion_length=24,
+        num_train_epochs=2,
+        learning_rate=1e-3,
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=3,
+    )
+    return RankBufferConfig(**(values | overrides))
+
+
+def run(output_dir: Path, policy: str, rows: Dataset, eval_rows: Dataset | None = None, **overrides) -> dict:
+    """Train with scripted rollouts and return the contents of the store."""
+    trainer = ScriptedTrainer(policy, config(output_dir, **overrides), rows, eval_rows)
+    try:
+        trainer.train()
+        trainer.accelerator.wait_for_everyone()
+    finally:
+        trainer.close()
+    return contents(output_dir / LIVE_STORE)
+
+
+class FailingJudge:
+    """A chat client that fails after a number of answers: it raises an error, or it never answers again."""
+
+    name = "failing judge at nowhere"
+
+    def __init__(self, answers: int, hang: bool = False):
+        self.judge, self.left, self.hang = RubricJudge(), answers, hang
+
+    async def complete(self, messages, **kwargs):
+        self.left -= 1
+        if self.left < 0 and self.hang:
+            print("the judge hangs", flush=True)
+            await asyncio.Event().wait()
+        if self.left < 0:
+            raise TransportError("it stopped answering")
+        return await self.judge.complete(messages, **kwargs)
+
+    async def close(self):
+        pass
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output_dir", type=Path)
+    parser.add_argument("--policy")
+    parser.add_argument("--data")
+    parser.add_argument("--per_device", type=int)
+    parser.add_argument("--answers", type=int, help="number of answers after which the judge fails")
+    parser.add_argument("--hang", action="store_true", help="let the judge hang instead of failing")
+    arguments = parser.parse_args()
+    settings = config(arguments.output_dir, per_device_train_batch_size=arguments.per_device)
+    rows = load_queries(arguments.data)
+    judge = None if arguments.answers is None else Judge(FailingJudge(arguments.answers, arguments.hang))
+    trainer = ScriptedTrainer(arguments.policy, settings, rows, judge=judge)
+    trainer.train()
+    trainer.accelerator.wait_for_everyone()
+    trainer.close()
+    os._exit(0)  # the threads of gloo sometimes abort an interpreter that exits the usual way
