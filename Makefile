@@ -5,6 +5,7 @@
 # make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
 # make test-browser run the tests of the report page in a headless Chromium
 # make lint         check style and types
+# make mutants FILE=<module> TESTS=<test files>   change the module in many small ways; do these tests notice?
 # make benchmarks   measure costs and speed
 #
 # The first target that you make installs what it needs into .venv. You need make and Python 3.11 or newer.
@@ -34,7 +35,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' setup.py)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-all test-vllm test-gpu test-browser lint benchmarks clean
+.PHONY: quickstart test test-all test-vllm test-gpu test-browser lint mutants benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -63,6 +64,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/shellcheck -x recipes/launch/*.sh .ci/run
 	$(BIN)/mypy
+
+mutants: $(VENV)/installed-dev
+	$(BIN)/python tests/mutants.py $(FILE) --tests $(TESTS)
 
 benchmarks: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/trainer_overhead.py
