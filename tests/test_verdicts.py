@@ -325,6 +325,7 @@ def test_verdict_token_limit_cuts_no_answer_off_and_each_decoding_sends_its_form
     assert form.imposed(*json.loads(verdict.longest).values())
     assert len(verdict.longest) >= max(len(json.dumps(value)) for value in form.answers)
     most = len(verdict.longest) + 1  # a token a byte, and one for the end
+    assert DECODINGS == ("regex", "json_schema", "none")
     for decoding, free in product(DECODINGS, (0, 7, 500)):
         assert max_tokens(verdict, decoding, free) == most + (0 if decoding == "regex" else free)
     schema = {"name": "verdict", "strict": True, "schema": verdict.schema}
