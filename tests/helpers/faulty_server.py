@@ -155,13 +155,14 @@ class Noting(OpenAIClient):
 
 
 @contextmanager
-def serving() -> Iterator[Fault]:
-    fault = Fault()
+def serving(fault: Fault | None = None, port: int = 0) -> Iterator[Fault]:
+    """Serve a fault on a port; 0 means any free one."""
+    fault = fault or Fault()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", fault)
     app.router.add_get("/v1/models", fault)
     app.router.add_post("/tokenize", fault)
-    with served(app) as address:
+    with served(app, port) as address:
         fault.url = address + "/v1"
         yield fault
 
