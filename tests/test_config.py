@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -486,30 +486,10 @@ def test_a_bad_value_in_a_recipe_is_refused_by_name(parse, tmp_path):
         parse(path)
 
 
-# Documentation of the fields
+# Defaults
 
 
-@pytest.mark.parametrize("field", OWN, ids=lambda field: field.name)
-def test_every_field_has_help_and_is_documented_with_its_default(field):
-    assert len(field.metadata["help"]) > 10
-    assert field.default is not MISSING
-    entry = re.search(
-        rf"^\s+{field.name} \(`[^`]+`(?: or `[^`]+`)?, \*optional\*(?:, defaults to `(.*)`)?\):$", DOCS, re.M
-    )
-    assert entry, f"{field.name} is not in the docstring"
-    documented = entry[1].strip('"') if entry[1] else "None"
-    assert documented == str(field.default)
-
-
-def test_the_docstring_names_no_field_that_is_gone():
-    judge = re.findall(r"^        (\w+) \(`", JudgeConfig.__doc__, re.M)
-    own = re.findall(r"^        (\w+) \(`", RankBufferConfig.__doc__, re.M)
-    assert judge == [field.name for field in fields(JudgeConfig)]
-    assert judge + own == [field.name for field in OWN]
-    assert len(judge) > 10
-    assert own
-
-
-def test_stock_defaults_are_left_alone():
+def test_stock_defaults_are_left_alone_but_for_private_pushes():
     ours = {field.name: (field.default, field.default_factory) for field in fields(RankBufferConfig)}
-    assert {f.name: (f.default, f.default_factory) for f in fields(GRPOConfig)}.items() <= ours.items()
+    stock = {field.name: (field.default, field.default_factory) for field in fields(GRPOConfig)}
+    assert {name for name in stock if stock[name] != ours[name]} == {"hub_private_repo"}

@@ -65,6 +65,12 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         max_prompt_length (`int`, *optional*):
             Largest number of tokens in a rendered prompt. A longer prompt is refused at start. Default: no check.
 
+        > Parameters that control pushes to the Hub
+
+        hub_private_repo (`bool`, *optional*, defaults to `True`):
+            Make the repository private if a push creates it. `False` makes it public. TRL's default is that of the
+            account. A repository that exists stays as it is.
+
         > Parameters that control the start
 
         preflight_only (`bool`, *optional*, defaults to `False`):
@@ -133,6 +139,9 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     max_prompt_length: int | None = field(
         default=None,
         metadata={"help": "Largest number of tokens in a rendered prompt; a longer prompt is refused at start."},
+    )
+    hub_private_repo: bool = field(
+        default=True, metadata={"help": "Make a repository that a push creates private. False makes it public."}
     )
     preflight_only: bool = field(
         default=False, metadata={"help": "Check data and judge, print what the run will cost, and stop."}
