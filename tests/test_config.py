@@ -178,7 +178,7 @@ def test_a_path_that_holds_no_key_is_taken(make, path):
 
 
 def test_a_client_refuses_an_address_with_a_key_too():
-    with pytest.raises(SettingsError, match="the server's address has a user, a query or a key in it") as error:
+    with pytest.raises(SettingsError, match="judge_url has a user, a query or a key in it") as error:
         OpenAIClient("http://judge/v1?api_key=s3cret", "judge")
     assert "s3cret" not in str(error.value)
 
@@ -333,8 +333,13 @@ def test_the_judge_is_what_the_fields_say(make):
     assert isinstance(client, OpenAIClient)
     assert (judge.max_attempts, judge.client.wait) == (7, 77.0)
     assert judge.guard
-    assert (client.model, client.free_tokens, client.max_retries, client.concurrency) == ("judge", 33, 2, 9)
-    assert (client.decoding, client.request) == ("regex", {"top_p": None, "seed": 5})
+    assert (client.model, client.free_tokens, client.endpoint.max_retries, client.endpoint.concurrency) == (
+        "judge",
+        33,
+        2,
+        9,
+    )
+    assert (client.decoding, client.endpoint.request) == ("regex", {"top_p": None, "seed": 5})
     assert (client.url, client.name) == ("http://127.0.0.1:8001/v1", "judge at http://127.0.0.1:8001/v1")
     inner = client._client
     assert (str(inner.base_url), inner.timeout, inner.max_retries) == ("http://127.0.0.1:8001/v1/", 4.5, 2)
@@ -393,7 +398,9 @@ def test_several_servers_share_all_settings(make):
     servers = make(judge_url=urls, judge_model="judge", judge_free_tokens=33, judge_concurrency=9).judge().client
     assert isinstance(servers, Servers)
     assert [client.url for client in servers.clients] == urls
-    assert {(client.model, client.free_tokens, client.concurrency) for client in servers.clients} == {("judge", 33, 9)}
+    assert {(client.model, client.free_tokens, client.endpoint.concurrency) for client in servers.clients} == {
+        ("judge", 33, 9)
+    }
 
 
 @pytest.mark.parametrize(
