@@ -4,7 +4,7 @@
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
 # make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
 # make test-browser run the tests of the report page in a headless Chromium
-# make lint         check style and types
+# make lint         check style, types and imports
 # make mutants FILE=<module> TESTS=<test files>   change the module in many small ways; do these tests notice?
 # make benchmarks   measure costs and speed
 #
@@ -64,6 +64,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/shellcheck -x recipes/launch/*.sh .ci/run
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 mutants: $(VENV)/installed-dev
 	$(BIN)/python tests/mutants.py $(FILE) --tests $(TESTS)
