@@ -8,15 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import yaml
+from comparison import Check, worst
 
+from evaluation.assets import Assets
+from evaluation.files import read_json, read_jsonl
+from evaluation.metric import mean
+from evaluation.official import run_official
+from evaluation.writingbench.benchmark import WritingBench, outputs_path, scores_path
 from rankbuffer_trl.judge import Chat
 from rankbuffer_trl.judge.verdicts import VerdictError
-
-from ..assets import Assets
-from ..files import read_json, read_jsonl
-from ..metric import mean
-from ..official import Check, run_official, worst
-from .benchmark import WritingBench, outputs_path, scores_path
 
 PARTS = "WritingBench/benchmark_query/requirement"
 """Folder with parts of the queries, used if the whole benchmark is missing."""

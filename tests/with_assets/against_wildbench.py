@@ -14,17 +14,17 @@ from typing import Any
 
 import pyarrow
 import yaml
+from comparison import Check, worst
 from pyarrow.parquet import write_table
 
+from evaluation.assets import Assets
+from evaluation.files import read_json
+from evaluation.metric import Rows, mean
+from evaluation.official import ScriptError, run_official
+from evaluation.wildbench.benchmark import REFERENCES, WildBench, pairwise_path, score_path
+from evaluation.wildbench.prompts import read_conversations
+from evaluation.wildbench.scores import GROUP_OF, REWARDS, Judged, is_whole, score_judged, score_wildbench
 from rankbuffer_trl.judge.verdicts import VerdictError
-
-from ..assets import Assets
-from ..files import read_json
-from ..metric import Rows, mean
-from ..official import Check, ScriptError, run_official, worst
-from .benchmark import REFERENCES, WildBench, pairwise_path, score_path
-from .prompts import read_conversations
-from .scores import GROUP_OF, REWARDS, Judged, is_whole, score_judged, score_wildbench
 
 MODEL = "candidate"
 ROWS = 200

@@ -9,25 +9,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import yaml
+from comparison import Check
 
+from evaluation.arena_hard.benchmark import ArenaHard
+from evaluation.arena_hard.scores import BATTLE_SCORES, OFFICIAL_RESAMPLES, score_judgments
+from evaluation.arena_hard.style_control import BENCH, JUDGE, NOTHING, official_layout
+from evaluation.assets import AssetError, Assets
+from evaluation.files import read_jsonl, write_json, write_jsonl
+from evaluation.metric import Row, mean
+from evaluation.official import run_official
 from rankbuffer_trl.judge import Chat
 
-from ..assets import AssetError, Assets
-from ..files import file_name, read_jsonl, write_json, write_jsonl
-from ..metric import Row, mean
-from ..official import Check, run_official
-from .benchmark import ArenaHard
-from .scores import BATTLE_SCORES, OFFICIAL_RESAMPLES, score_judgments
-
-BENCH = "arena-hard-v2.0"
-MODEL, JUDGE = "candidate", "judge"
+MODEL = "candidate"
 SEED = 0
 ROUNDING = 1e-9
 PUBLISHED = {"deepseek-r1": 77.0, "qwq-32b": 60.9}
 """Creative writing without style control, judged by GPT-4.1 and Gemini 2.5 together, from the official README."""
 
 MADE_UP_LABELS = (*BATTLE_SCORES, "A>>>B", "A > B", "AB", "")
-NOTHING = {"boto3": "", "shortuuid": ""}
 ANSWER = """
 import hashlib, json
 import utils.completion as completion
@@ -122,59 +121,6 @@ def published_checks(assets: Assets) -> Iterator[Check]:
             judged = score_judgments(file, categories).rows["creative_writing"]
             rows |= {f"{file.parent.name} {uid}": row for uid, row in judged.items()}
         yield Check(f"creative_writing of {model}, both judges", mean(rows), score, 0.3)
-
-
-def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, str] = NOTHING) -> str:
-    """Return what the official scripts print for a run's judgments with style control.
-
-    The normalisation is pooled over all judged models. Here there is one, so the number is not the leaderboard's.
-
-    Args:
-        assets (`Assets`):
-            The official files.
-        folder (`Path`):
-            The folder of the model and this benchmark in a run.
-        model (`str`):
-            The model's label.
-        stubs (`Mapping[str, str]`, *optional*):
-            See [`run_official`]. The scripts need `tiktoken`, which downloads its vocabulary on first use.
-
-    Raises:
-        [`AssetError`]: if a script fails, or the run has no judgments.
-    """
-    checkout = assets.path("arena_hard", "show_result").parent
-    found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
-    if len(found) != 1:
-        raise AssetError(
-            f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(found)}"
-        )
-    with TemporaryDirectory() as place:
-        there = official_layout(Path(place) / "official", checkout)
-        rows = [row for row in read_jsonl(found[0]) if all(g and g["score"] in BATTLE_SCORES for g in row["games"])]
-        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / found[0].name, rows)
-        plain = there / "plain"
-        plain.mkdir()
-        for name in {row["baseline"] for row in rows}:
-            (plain / f"{name}.jsonl").write_bytes(assets.path("arena_hard", name).read_bytes())
-        (plain / found[0].name).write_bytes((folder / "model_answer" / found[0].name).read_bytes())
-        answers = there / "data" / BENCH / "model_answer"
-        script = assets.path("arena_hard", "add_markdown_info")
-        run_official(script, "--dir", str(plain), "--output-dir", str(answers), cwd=there, stubs=stubs)
-        printed = []
-        for category in dict.fromkeys(row["category"] for row in rows):
-            arguments = ("-j", JUDGE, "-c", category, "-f", "markdown", "length")
-            printed.append(run_official(there / "show_result.py", *arguments, cwd=there, stubs=stubs))
-        return "\n".join(printed)
-
-
-def official_layout(place: Path, checkout: Path) -> Path:
-    """Make a folder in which the official scripts find their code and the questions. Other data can be added."""
-    data = place / "data" / BENCH
-    data.mkdir(parents=True)
-    for path in ("utils", "show_result.py"):
-        (place / path).symlink_to((checkout / path).absolute())
-    (data / "question.jsonl").symlink_to((checkout / "data" / BENCH / "question.jsonl").absolute())
-    return place
 
 
 def judge_officially(
