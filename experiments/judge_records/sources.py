@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from judge_records_fit import Verdicts
 
+from experiments.judge_records.fit import Verdicts
 from rankbuffer_trl.errors import RankBufferError
 
 csv.field_size_limit(2**31 - 1)

@@ -14,8 +14,7 @@ rubric; there, a response has one quality. Responses of one prompt with the same
 from hashlib import blake2b
 from random import Random
 
-from simulated_judge import World, verdict
-
+from experiments.simulated_judge import World, verdict
 from rankbuffer_trl.judge import Question, Tally, Usage
 from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
 

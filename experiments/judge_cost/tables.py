@@ -1,12 +1,12 @@
-"""The tables of `judge_cost.py`, from the outcomes of its replays."""
+"""The tables of `run.py`, from the outcomes of its replays."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TypeVar
 
-from judge_replay import OURS, PAPER, Outcome
 from rich.table import Column, Table
 
+from experiments.judge_cost.replay import OURS, PAPER, Outcome
 from rankbuffer_trl.buffer import SOURCES
 
 COMPARED = ("RRC-SCR", "RankBuffer", *OURS)

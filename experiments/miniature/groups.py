@@ -1,8 +1,8 @@
 """How well do the rewards of each method order the miniature's groups, before any training?
 
-    python benchmarks/miniature_groups.py
+    python -m experiments.miniature.groups
 
-The policy and the judge are the miniature's, and so are the rows (`benchmarks/miniature.py`). The rewards are those of
+The policy and the judge are the miniature's, and so are the rows (`run.py`). The rewards are those of
 a first visit: every query has its first anchors. They are compared with the true qualities of the group by Kendall's
 tau-b and by the cosine, which says how far an advantage points in the right direction. Groups of one true quality do
 not count.
@@ -20,7 +20,12 @@ from pathlib import Path
 from statistics import fmean
 
 from datasets import Dataset
-from miniature import (
+from rich.console import Console
+from rich.table import Column, Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.miniature.judge import NoisyRubricJudge
+from experiments.miniature.run import (
     ALL,
     BESIDE,
     OURS,
@@ -36,12 +41,6 @@ from miniature import (
     sample,
     true_quality,
 )
-from miniature_judge import NoisyRubricJudge
-from miniature_report import refresh
-from rich.console import Console
-from rich.table import Column, Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from rankbuffer_lab.audit.measures import tau_b
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.groups import Rollout, RolloutGroup
@@ -84,7 +83,6 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=4, help="groups of each query")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top_p", type=float, default=0.95)
-    parser.add_argument("--docs", type=Path, help="folder of the documentation, whose results/miniature.md is updated")
     arguments = parser.parse_args()
     quieten()
     queries = load_queries(str(policy.DATA))
@@ -115,8 +113,6 @@ def main() -> None:
         table.add_row(name, *(f"{tau:.2f} / {cos:.2f}" for tau, cos in found))
         line["methods"][name] = [[round(x, 4) for x in each] for each in found]
     Console(width=140, highlight=False).print(table)
-    if arguments.docs:
-        refresh(arguments.docs / "results" / "miniature.md", [table], name=f"groups-{arguments.temperature:g}")
     print(json.dumps(line))
 
 

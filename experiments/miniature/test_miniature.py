@@ -9,27 +9,15 @@ from dataclasses import asdict, replace
 from statistics import fmean
 
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rankbuffer_trl import GroupScore
-from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
-from rankbuffer_trl.rewards.listwise import Listwise
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, gains, numbers
-from rankbuffer_trl.store.places import LIVE_STORE
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import miniature
-import miniature_groups
-import policy
-from miniature_judge import NoisyRubricJudge
-from miniature_references import REFERENCES, WITHHELD, with_references
-from miniature_report import (
+from experiments.miniature import groups as groups_script
+from experiments.miniature import run as miniature
+from experiments.miniature.judge import NoisyRubricJudge
+from experiments.miniature.references import REFERENCES, WITHHELD, with_references
+from experiments.miniature.report import (
     CLAIMED,
     OURS,
     Interval,
@@ -45,10 +33,17 @@ from miniature_report import (
     judge_claims,
     methods_table,
     outgrown_table,
-    refresh,
     student_p,
     whole_seeds,
 )
+from rankbuffer_trl import GroupScore
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
+from rankbuffer_trl.rewards.listwise import Listwise
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.store import BufferStore, gains, numbers
+from rankbuffer_trl.store.places import LIVE_STORE
+from recipes.quickstart import policy
 
 
 def result(method: str, seed: int, quality: float, tokens: int = 100) -> Result:
@@ -68,7 +63,7 @@ def verdicts(found: list[Result], start: float = 50.0) -> dict[str, str]:
     return {outcome.claim: outcome.verdict for outcome in judge_claims(found, start)}
 
 
-def test_an_interval_is_students():
+def test_interval_is_students():
     interval = Interval.of([1.0, 2.0, 3.0])
     assert interval.mean == 2.0
     assert interval.half == pytest.approx(4.303 / 3**0.5)
@@ -76,16 +71,14 @@ def test_an_interval_is_students():
     assert Interval.of([0.0, 2.0] * 20).half == pytest.approx(2.131 * 1.0127 / 40**0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("values", "verdict"),
-    [([1, 1.1, 0.9], "holds"), ([-1, -1.1, -0.9], "does not hold"), ([-1, 1, 0.5], "open"), ([9], "open: one seed")],
-)
-def test_a_difference_counts_only_beyond_its_interval(values, verdict):
-    (alone,) = compare([values])
-    assert alone.verdict == verdict
+def test_compare_counts_a_difference_only_beyond_its_interval():
+    cases = {(1, 1.1, 0.9): "holds", (-1, -1.1, -0.9): "does not hold", (-1, 1, 0.5): "open", (9,): "open: one seed"}
+    for values, verdict in cases.items():
+        (alone,) = compare([list(values)])
+        assert alone.verdict == verdict, values
 
 
-def test_a_difference_of_many_needs_more_than_its_own_interval():
+def test_compare_asks_more_of_a_difference_among_many():
     values = [1.0, 1.1, 0.3, 1.6]
     interval = Interval.of(values)
     assert interval.mean > interval.half
@@ -98,7 +91,7 @@ def test_a_difference_of_many_needs_more_than_its_own_interval():
     assert compare([[0.0, 0.0]])[0].seeds == "1,000 or more"
 
 
-def test_the_claims_come_out_as_made():
+def test_judge_claims_come_out_as_made():
     made = dict(
         rankbuffer=[80, 70, 75],
         grpo=[70, 60, 65.1],  # seeds differ more than methods: only the comparison by seed sees it
@@ -124,7 +117,7 @@ def test_the_claims_come_out_as_made():
     assert dear["at less than half its tokens"] == "does not hold", "ArenaRL is the strongest and as cheap"
 
 
-def test_only_whole_seeds_count(tmp_path):
+def test_whole_seeds_are_those_of_all_methods(tmp_path):
     found = [*results(rankbuffer=[80, 81], grpo=[70, 71]), result("grpo", 2, 72)]
     whole = whole_seeds(reversed(found), ("rankbuffer", "grpo"))
     assert [(r.method, r.seed) for r in whole] == [("grpo", 0), ("rankbuffer", 0), ("grpo", 1), ("rankbuffer", 1)]
@@ -148,29 +141,7 @@ def test_tables_and_figures_show_every_method(tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_page_takes_the_tables(tmp_path):
-    page = tmp_path / "miniature.md"
-    ours = "<!-- noise-0.3: begin -->\nkept\n<!-- noise-0.3: end -->\n"
-    page.write_text(f"Above.\n\n<!-- tables: begin -->\nstale\n<!-- tables: end -->\n\nBelow.\n{ours}")
-    found = results(rankbuffer=[80, 81], grpo=[70, 70])
-    for _ in range(2):  # twice is as once
-        refresh(page, [methods_table(found, 50.0), claims_table(judge_claims(found, 50.0))])
-        text = page.read_text()
-        assert (
-            text.startswith("Above.")
-            and text.endswith(f"<!-- tables: end -->\n\nBelow.\n{ours}")
-            and "stale" not in text
-        )
-        assert text.count("| rankbuffer | buffer | 80.50 ± 6.35 | 10 | 100 |  | 1 |") == 1
-        assert text.count("| above all pointwise methods | rankbuffer - grpo | 10.50 ± 6.35 | 0.030 | holds |  |") == 1
-    refresh(page, [groups_table(found)], "noise-0.3")
-    assert page.read_text().startswith(text.removesuffix(ours)) and "kept" not in page.read_text()
-    page.write_text("no marks")
-    with pytest.raises(ValueError, match="no place for tables"):
-        refresh(page, [])
-
-
-def test_a_p_value_is_students_and_survives_constant_differences():
+def test_student_p_is_students_and_survives_constant_differences():
     for values in ([0.1, 0.4, -0.2, 0.9], [5.0, 5.1], [-1.0, -2.0, -1.5]):
         expected = stats.ttest_1samp(values, 0).pvalue
         deviation = stats.tstd(values)
@@ -179,7 +150,7 @@ def test_a_p_value_is_students_and_survives_constant_differences():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.999))
-def test_holms_method_rejects_what_stepping_down_rejects(p_values, level):
+def test_holm_rejects_what_stepping_down_rejects(p_values, level):
     """Holm's method as it is told: from the smallest p-value on, until one is too large for what is left."""
     rejected, left = set(), len(p_values)
     for i in sorted(range(len(p_values)), key=lambda i: p_values[i]):
@@ -190,7 +161,7 @@ def test_holms_method_rejects_what_stepping_down_rejects(p_values, level):
     assert {i for i, p in enumerate(holm(p_values)) if p <= level} == rejected
 
 
-def test_our_rows_are_compared_with_the_papers_seed_by_seed():
+def test_compare_ours_takes_differences_seed_by_seed():
     made = dict(
         listwise=[80, 70.5, 75, 90],  # always five above, but for 0.5
         rankbuffer_batch=[76, 64.5, 71, 84.9],
@@ -216,7 +187,7 @@ def test_our_rows_are_compared_with_the_papers_seed_by_seed():
     assert list(groups_table(results(grpo=[1, 2])).rows) and family("listwise") == "ours"
 
 
-def test_the_claims_are_adjusted_for_all_their_differences():
+def test_claims_table_adjusts_for_all_differences():
     made = dict(rankbuffer=[80, 70, 75], rankbuffer_static=[79, 69.3, 73.8], coarse_only=[78.9, 69, 74])
     outcomes = judge_claims(results(**made), 50.0)
     found = [next(iter(each.comparisons.values())) for each in outcomes]
@@ -228,7 +199,7 @@ def test_the_claims_are_adjusted_for_all_their_differences():
 
 
 @pytest.mark.parametrize("references", REFERENCES)
-def test_references_are_as_many_and_in_order(howto, references):
+def test_with_references_are_as_many_and_in_order(howto, references):
     queries = miniature.Dataset.from_list(howto)
     quality = miniature.true_quality(queries)
     for row, written in zip(with_references(queries, references), howto, strict=True):
@@ -243,44 +214,13 @@ def test_references_are_as_many_and_in_order(howto, references):
             assert not set(withheld) & set(row["responses"])
 
 
-def test_runs_of_different_references_are_never_mixed(tmp_path, tiny_policy, monkeypatch):
-    monkeypatch.setattr(miniature, "measure_start", lambda settings: (0.5, 0.1))
-    monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
-    settings = miniature.Settings("p", 3, 2, learning_rate=1e-3, samples=1, noise=0.1)
-    made = tmp_path / "settings.json"
-    assert miniature.prepare(tmp_path, settings) == (0.5, 0.1)
-    older = json.loads(made.read_text())
-    assert older.pop("references") == "written"
-    made.write_text(json.dumps(older))
-    assert miniature.prepare(tmp_path, settings) == (0.5, 0.1), "made before there was a choice"
-    with pytest.raises(ValueError, match="other settings \\(references\\)"):
-        miniature.prepare(tmp_path, replace(settings, references="weak"))
-
-
-def test_a_comparison_of_claims_has_a_row_for_each():
+def test_parse_claims_has_a_row_for_each_comparison():
     assert miniature.parse(["--claims"]).methods == CLAIMED and set(CLAIMED) < set(miniature.ALL)
     outcomes = judge_claims(results(**{method: [1.0, 2.0] for method in CLAIMED}), 0.0)
     assert sum(len(outcome.comparisons) for outcome in outcomes) == 12, "16 less DAPO, Dr. GRPO, GPG and look-ahead"
 
 
-def test_the_report_of_weak_references_has_a_place_of_its_own(tmp_path):
-    page, folder = tmp_path / "results" / "miniature.md", tmp_path / "weak-0.09"
-    page.parent.mkdir()
-    folder.mkdir()
-    page.write_text(
-        "<!-- tables: begin -->\nkept\n<!-- tables: end -->\n<!-- weak-0.09: begin -->\n<!-- weak-0.09: end -->\n"
-    )
-    words = ["--claims", "--references", "weak", "--seeds", "2", "--output_dir", folder, "--docs", tmp_path]
-    arguments = miniature.parse([str(word) for word in words])
-    found = results(**{method: [60 + i, 61 + i] for i, method in enumerate(CLAIMED)})
-    line = miniature.report(found, arguments, 25.0, miniature.Console(width=200))
-    assert line["claims"]["order-only below"] == "does not hold" and line["seeds"] == 2
-    kept, _, ours = page.read_text().partition("<!-- weak-0.09: begin -->")
-    assert "kept" in kept and "| rankbuffer_k0_7 |" in ours and "rollouts truly better than the best reference" in ours
-    assert (folder / "miniature_tokens.png").is_file(), "the images of the page show the first comparison"
-
-
-def test_rollouts_above_all_anchors_are_counted_by_epoch(tmp_path, howto):
+def test_measure_saturation_counts_rollouts_above_all_anchors_by_epoch(tmp_path, howto):
     row = howto[0]
     weak, best = with_references(miniature.Dataset.from_list(howto[:1]), "weak")[0], row["responses"][-1]
     rubrics = tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row["rubrics"])
@@ -304,7 +244,7 @@ def test_rollouts_above_all_anchors_are_counted_by_epoch(tmp_path, howto):
     assert cells == [["50% 50%", ""], ["50% 0%", ""], ["0.90 0.80", "0.90 0.80"]]
 
 
-def test_repeats_and_accuracy_of_a_run_are_read_from_its_store(tmp_path, howto):
+def test_measure_groups_reads_repeats_and_accuracy_from_the_store(tmp_path, howto):
     row = howto[0]
     store = BufferStore(tmp_path / "live.sqlite")
     best, worst = max(row["responses"], key=len), "no."
@@ -328,47 +268,40 @@ def test_repeats_and_accuracy_of_a_run_are_read_from_its_store(tmp_path, howto):
     assert cosines[1] == 0, "equal rewards say nothing"
 
 
-def test_every_row_of_the_papers_tables_is_a_method_and_keeps_its_objective():
+def test_recipe_arguments_are_those_of_the_recipe_but_small():
     assert len(miniature.ALL) == 23
     assert {family(method) for method in miniature.ALL} == {"pointwise", "ranking", "buffer", "ablation"}
-    settings = miniature.Settings("p", steps=3, queries_per_step=2, learning_rate=1e-3, samples=1, noise=0.1)
+    settings = miniature.Settings("p", 3, 2, learning_rate=1e-3, samples=1, noise=0.1, temperature=1.3, top_p=1.0)
     run = miniature.Run("dr_grpo", 7, settings, 0.5, 0.1, "out")
     args = miniature.recipe_arguments(run)
     assert (args.method, args.loss_type, args.scale_rewards, args.seed) == ("pointwise", "dr_grpo", "none", 7)
-    assert (args.max_steps, args.per_device_train_batch_size, args.temperature) == (3, 16, 1.0)
+    assert (args.max_steps, args.per_device_train_batch_size, args.temperature, args.top_p) == (3, 16, 1.3, 1.0)
     args = miniature.recipe_arguments(replace(run, method="order_only_bootstrap"))
     assert args.method_args == {"bootstrap": True, "anchor_content": False}
-
-
-def test_every_row_of_ours_is_a_recipe_of_its_own_folder():
-    settings = miniature.Settings("p", 3, 2, learning_rate=1e-3, samples=1, noise=0.1, temperature=1.3, top_p=1.0)
     for method in OURS:
-        assert family(method) == "ours" and (ROOT / "recipes" / "beyond" / f"{method}.yaml").is_file()
-        args = miniature.recipe_arguments(miniature.Run(method, 7, settings, 0.5, 0.1, "out"))
-        assert (args.temperature, args.top_p, args.seed) == (1.3, 1.0, 7)
-    assert (args.method, args.method_args["looks"]) == ("rankbuffer_looks", 2)
+        assert family(method) == "ours" and miniature.recipe_arguments(replace(run, method=method)).seed == 7
 
 
-def test_groups_of_different_words_have_no_repeats(howto):
+def test_cut_groups_of_different_words_have_no_repeats(howto):
     texts = [f"{word}." for word in "a b a c d e f g h i j k l m n o p a a a".split()]
     queries = miniature.Dataset.from_list(howto[:2])
-    sampled = miniature_groups.cut([texts, texts[:9]], queries, 2, "as sampled")
-    different = miniature_groups.cut([texts, texts[:9]], queries, 2, "different words")
+    sampled = groups_script.cut([texts, texts[:9]], queries, 2, "as sampled")
+    different = groups_script.cut([texts, texts[:9]], queries, 2, "different words")
     shown = ["".join(rollout.text[0] for rollout in group.rollouts) for group in (*sampled, *different)]
     assert shown == ["abacdefg", "hijklmno", "abacdefg", "abcdefgh", "ijklmnop", "abcdefgh"]
     assert [group.query.id for group in different] == [howto[0]["query_id"]] * 2 + [howto[1]["query_id"]]
     assert miniature.repeated("abac") == [True, False, True, False]
 
 
-def test_rewards_of_first_groups_are_compared_with_the_truth(howto):
+def test_measure_compares_first_groups_with_the_truth(howto):
     queries = miniature.Dataset.from_list(howto[:1])
     quality = miniature.true_quality(queries)
     texts = [*howto[0]["responses"][:7], "", *["Same."] * 8]
-    groups = miniature_groups.cut([texts], queries, 2, "as sampled")
+    groups = groups_script.cut([texts], queries, 2, "as sampled")
     judge = Judge(NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.3))
     rewards = asyncio.run(Listwise().score(groups[0], None, judge)).rewards
     worth = [quality(howto[0]["query_id"], text) for text in texts[:7]]
-    tau, cosine = asyncio.run(miniature_groups.measure(Listwise(), groups, judge, quality))
+    tau, cosine = asyncio.run(groups_script.measure(Listwise(), groups, judge, quality))
     assert tau == pytest.approx(stats.kendalltau(rewards[:7], worth).statistic), "the second group does not count"
     assert cosine == pytest.approx(stats.pearsonr(rewards[:7], worth).statistic)
 
@@ -377,7 +310,7 @@ def ask(client: NoisyRubricJudge, question) -> object:
     return asyncio.run(Judge(client).ask(question))
 
 
-def test_without_noise_the_judge_knows_the_truth(query):
+def test_judge_without_noise_knows_the_truth(query):
     good, middle, bad = "Wait three minutes.", "Boil the water.", "hot water"
     sharp = NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.0)
     assert ask(sharp, pairwise_question(query, good, bad)) == "A"
@@ -388,7 +321,7 @@ def test_without_noise_the_judge_knows_the_truth(query):
     assert ask(sharp, ranking_question(query, rollouts)) == [1, 2, 0]
 
 
-def test_the_judge_errs_by_its_noise_and_the_same_each_time(query):
+def test_judge_errs_by_its_noise_and_the_same_each_time(query):
     first, second = "Boil water.", "Boil the water."
     blunt = NoisyRubricJudge(mean=0.5, deviation=0.2, noise=5.0)
     texts = [f"{first}{' ' * i}" for i in range(60)]
@@ -398,7 +331,7 @@ def test_the_judge_errs_by_its_noise_and_the_same_each_time(query):
     assert {ask(blunt, pairwise_question(query, text, text)) for text in texts} == {"tie"}
 
 
-def test_a_look_stands_on_the_scale_of_the_simulated_world(query):
+def test_worth_stands_on_the_scale_of_the_simulated_world(query):
     rubrics = [(1, "Is written in complete sentences.")]
     judge = NoisyRubricJudge(mean=0.5, deviation=0.25, noise=0.0)
     assert judge.worth("Boil the water.", rubrics) == pytest.approx(1.2 + 0.25 * (1 - 0.5) / 0.25)
@@ -410,7 +343,7 @@ def test_a_look_stands_on_the_scale_of_the_simulated_world(query):
 
 
 @pytest.mark.slow
-def test_a_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
+def test_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
     settings = miniature.Settings(tiny_policy, steps=1, queries_per_step=1, learning_rate=1e-3, samples=1, noise=0.1)
     folder = tmp_path / "run"
     run = miniature.Run("rankbuffer", 3, settings, 0.5, 0.2, str(folder))
@@ -425,22 +358,18 @@ def test_a_run_trains_measures_and_cleans_up(tmp_path, tiny_policy):
 
 
 @pytest.mark.slow
-def test_first_groups_are_scored_for_every_method_that_is_asked_for(tiny_policy, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
-    page = tmp_path / "results" / "miniature.md"
-    page.parent.mkdir()
-    page.write_text("<!-- groups-1.2: begin -->\n<!-- groups-1.2: end -->")
-    options = f"--policy {tiny_policy} --groups 1 --noise 0.3 --temperature 1.2 --docs {tmp_path}"
-    monkeypatch.setattr(sys, "argv", ["miniature_groups.py", *options.split(), "--methods", "rankbuffer", "grpo"])
-    miniature_groups.main()
+def test_groups_main_scores_every_method_that_is_asked_for(tiny_policy, monkeypatch, capsys):
+    monkeypatch.setattr(policy, "build_policy", lambda path, queries: None)
+    options = f"--policy {tiny_policy} --groups 1 --noise 0.3 --temperature 1.2 --methods rankbuffer grpo"
+    monkeypatch.setattr(sys, "argv", ["groups.py", *options.split()])
+    groups_script.main()
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["methods"].keys() == {"rankbuffer", "grpo"} and 0 <= line["repeated"] < 0.1
     assert all(-1 <= number <= 1 for found in line["methods"].values() for pair in found for number in pair)
-    assert page.read_text().count("| rankbuffer |") == 1
 
 
 @pytest.mark.slow
-def test_a_run_that_a_sigterm_ends_is_not_written_down(tmp_path, tiny_policy, monkeypatch):
+def test_main_does_not_write_down_a_run_that_a_sigterm_ended(tmp_path, tiny_policy, monkeypatch):
     answer = NoisyRubricJudge.complete
 
     async def terminated(self, *args, **kwargs):
@@ -452,7 +381,7 @@ def test_a_run_that_a_sigterm_ends_is_not_written_down(tmp_path, tiny_policy, mo
     asked: list[int] = []
     monkeypatch.setattr(NoisyRubricJudge, "complete", terminated)
     monkeypatch.setattr(miniature, "measure_start", lambda settings: (0.5, 0.1))
-    monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
+    monkeypatch.setattr(policy, "build_policy", lambda path, queries: None)
     options = {"policy": tiny_policy, "output_dir": tmp_path, "steps": 3, "queries_per_step": 1, "samples": 1}
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     monkeypatch.setattr(sys, "argv", ["miniature.py", *words, "--methods", "grpo"])
@@ -464,7 +393,7 @@ def test_a_run_that_a_sigterm_ends_is_not_written_down(tmp_path, tiny_policy, mo
     assert len(json.loads(line)["curve"]) == 3
 
 
-def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, capsys):
+def test_main_does_not_repeat_what_is_finished_or_mix_settings(tmp_path, tiny_policy, monkeypatch, capsys):
     done = []
 
     def instead(self) -> Result:
@@ -473,17 +402,8 @@ def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, 
 
     monkeypatch.setattr(miniature.Run, "__call__", instead)
     monkeypatch.setattr(miniature, "measure_start", lambda settings: (0.5, 0.1))
-    monkeypatch.setattr(miniature.policy, "build_policy", lambda path, queries: None)
-    command = [
-        "miniature.py",
-        "--output_dir",
-        str(tmp_path),
-        "--policy",
-        tiny_policy,
-        "--methods",
-        "grpo",
-        "rankbuffer",
-    ]
+    monkeypatch.setattr(policy, "build_policy", lambda path, queries: None)
+    command = ["run.py", "--output_dir", str(tmp_path), "--policy", tiny_policy, "--methods", "grpo", "rankbuffer"]
     for seeds, new in ((2, 4), (2, 0), (3, 2)):
         monkeypatch.setattr(sys, "argv", [*command, "--seeds", str(seeds)])
         before = len(done)
@@ -493,9 +413,10 @@ def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, 
         assert line["seeds"] == seeds and line["methods"].keys() == {"grpo", "rankbuffer"}
     by_seed = [(method, seed) for seed in range(3) for method in ("grpo", "rankbuffer")]
     assert done == by_seed, "seeds are the outer loop"
-    monkeypatch.setattr(sys, "argv", [*command, "--steps", "7"])
-    with pytest.raises(ValueError, match="other settings \\(steps\\)"):
-        miniature.main()
+    for option, value in (("steps", "7"), ("references", "weak")):
+        monkeypatch.setattr(sys, "argv", [*command, f"--{option}", value])
+        with pytest.raises(ValueError, match=f"other settings \\({option}\\)"):
+            miniature.main()
     monkeypatch.setattr(sys, "argv", [*command[:2], str(tmp_path / "nothing"), "--report_only"])
     with pytest.raises(SystemExit, match="no runs"):
         miniature.main()
@@ -504,7 +425,7 @@ def test_what_is_finished_is_not_done_again(tmp_path, tiny_policy, monkeypatch, 
 @pytest.mark.slow
 def test_progress_follows_the_true_scores_of_a_training(tmp_path):
     """The estimate by shared anchors, against responses whose true scores are known; the miniature's own settings."""
-    queries = load_queries(str(policy.DATA))
+    queries = policy.load_queries(str(policy.DATA))
     policy.build_policy(tmp_path / "policy", queries)
     settings = miniature.Settings(str(tmp_path / "policy"), 36, 6, 2e-4, 1, 0.09, 1.0, 0.95)
     mean, deviation = miniature.measure_start(settings)

@@ -48,7 +48,7 @@ def of_judges(title: str, rows: Iterable[dict], names: Sequence[str]) -> str:
 
 
 def tables(found: dict) -> str:
-    """Return all tables for the estimates of `judge_records.py`."""
+    """Return all tables for the estimates of `run.py`."""
     pairs = [row for row in found["estimates"] if row["prompt"] == PAIRS]
     repeated = [row for row in found["estimates"] if row["prompt"] == "repeated"]
     plain = [row for row in pairs if row["data"] != "Adversarial" and row["truth"]]

@@ -17,8 +17,7 @@ from multiprocessing import Pool
 from statistics import fmean
 from typing import TypeVar
 
-from simulated_judge import JudgeErrors, World, answer, first_word
-
+from experiments.simulated_judge import JudgeErrors, World, answer, first_word
 from rankbuffer_lab.audit.measures import tau_b
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, Totals, Usage

@@ -1,6 +1,6 @@
 """Simulate audits of judges whose errors are known, and measure how well the audit finds them.
 
-    python benchmarks/audit_trials.py --trials 100
+    python -m experiments.audit_trials.estimates --trials 100
 
 Each trial draws a judge, lets the audit ask it its questions, and compares the estimate with the truth. The judges are
 those of the audit's own model. The script prints one table per number of queries and per spread of the groups, and

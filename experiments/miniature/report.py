@@ -40,7 +40,6 @@ CLAIMED = (  # a row for each comparison; the strongest ranking: RRC-SCR in the 
 BESIDE = ("grpo", "rrc_scr", "rankbuffer")  # the rows of the paper that ours are compared with
 FAMILY_COLOURS = {"pointwise": "#c9822b", "ranking": "#3d7ea6", "buffer": "#2e8b57", "ablation": "#9aa5b1"}
 MARKERS = "osD^vP"
-PAPER = "tables"  # name of the place on the page for the paper's rows
 NEAR = 0.95  # a method is near the strongest one from this share of its gain; the paper's RankBuffer has 0.98
 HALF = 0.5  # share of the strongest method's tokens
 LEVEL = 0.05  # a difference holds if its adjusted p-value is below
@@ -382,28 +381,6 @@ def claims_table(outcomes: Sequence[Outcome]) -> Table:
             measured = str(Interval.of(each.values)), f"{each.p:.3f}", each.verdict, each.seeds
             table.add_row(claim, what, *measured, end_section=last)
     return table
-
-
-def markdown(table: Table) -> str:
-    """Return a table in Markdown, with its title as a sentence above it."""
-    marks = ("---:" if column.justify == "right" else "---" for column in table.columns)
-    rows = zip(*(column.cells for column in table.columns), strict=True)
-    lines = ([str(column.header) for column in table.columns], marks, *rows)
-    return f"{table.title}.\n\n" + "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def refresh(page: Path, tables: Sequence[Table], name: str = PAPER) -> None:
-    """Put tables between the two marks of a page that have a name.
-
-    Raises:
-        `ValueError`: if a mark is missing.
-    """
-    marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, begin, rest = page.read_text().partition(marks[0])
-    _, end, after = rest.partition(marks[1])
-    if not begin or not end:
-        raise ValueError(f"{page} has no place for tables: it needs the lines {marks[0]} and {marks[1]}")
-    page.write_text("\n\n".join([before + begin, *map(markdown, tables), end + after]))
 
 
 def efficiency_figures(results: Sequence[Result], start: float, folder: Path) -> list[Path]:

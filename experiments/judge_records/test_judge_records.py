@@ -2,21 +2,27 @@
 
 import csv
 import json
-import subprocess
-import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from judge_records import bias_over_data, carried_over, measured, ratings_from_pairs, rollouts, rounded
-from judge_records_fit import Verdicts, both_below, consistency, estimate, interval, points_of, rated, same_opinion
-from judge_records_sources import (
+from experiments.judge_records.fit import (
+    Verdicts,
+    both_below,
+    consistency,
+    estimate,
+    interval,
+    points_of,
+    rated,
+    same_opinion,
+)
+from experiments.judge_records.run import bias_over_data, carried_over, measured, ratings_from_pairs, rollouts, rounded
+from experiments.judge_records.sources import (
     LLMBAR,
     REPEATS,
     SOURCES,
@@ -29,7 +35,7 @@ from judge_records_sources import (
     llmbar,
     repeats,
 )
-from judge_records_tables import tables
+from experiments.judge_records.tables import tables
 
 TRUTH, LASTING, NOISE, BIAS = 0.5, 0.3, 0.2, 0.3
 
@@ -49,13 +55,13 @@ def judged(pairs, seed=0, bias=BIAS, ties=0.0, repeats=1, again=0.3, opinion=Non
 
 
 @given(st.floats(-3, 3), st.floats(-3, 3), st.floats(-0.99, 0.99))
-def test_the_bivariate_normal_agrees_with_scipy(h, k, r):
+def test_both_below_agrees_with_scipy(h, k, r):
     expected = multivariate_normal.cdf([h, k], cov=[[1, r], [r, 1]])
     assert both_below(np.array([h]), np.array([k]), np.array([r]))[0] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("ties", [0.0, 0.2])
-def test_the_errors_of_a_simulated_judge_are_found_again(ties):
+def test_estimate_finds_the_errors_of_a_simulated_judge_again(ties):
     verdicts, _ = judged(60_000, ties=ties, repeats=3)
     found = {name: values[0] for name, values in estimate(verdicts, samples=2).items()}
     expected = {"truth": TRUTH, "lasting": LASTING, "fresh": NOISE, "settled": TRUTH + LASTING, "bias": BIAS}
@@ -81,7 +87,18 @@ def test_the_errors_of_a_simulated_judge_are_found_again(ties):
     assert consistency(*wide)[0] == pytest.approx(found["consistent"], abs=0.01)
 
 
-def test_intervals_cover_the_truth_and_resample_whole_prompts():
+def test_estimate_leaves_out_answers_that_cannot_be_read():
+    verdicts, _ = judged(3000)
+    torn = verdicts.looks.copy()
+    torn[::3, 0] = np.nan
+    found = estimate(replace(verdicts, looks=torn), samples=2)
+    kept = np.arange(3000) % 3 != 0
+    only = Verdicts("", "", "", verdicts.asked[kept], verdicts.looks[kept], verdicts.labels[kept])
+    assert found["unreadable"][0] == pytest.approx(1 / 6)
+    assert found["consistent"][0] == pytest.approx(estimate(only, samples=2)["consistent"][0])
+
+
+def test_interval_covers_the_truth_and_resamples_whole_prompts():
     hits = []
     for seed in range(60):
         found = estimate(judged(200, seed)[0], seed, samples=100)
@@ -96,18 +113,7 @@ def test_intervals_cover_the_truth_and_resample_whole_prompts():
     assert nine == pytest.approx(one), "copies of a pair under the same prompt say nothing new"
 
 
-def test_answers_that_cannot_be_read_are_left_out():
-    verdicts, _ = judged(3000)
-    torn = verdicts.looks.copy()
-    torn[::3, 0] = np.nan
-    found = estimate(replace(verdicts, looks=torn), samples=2)
-    kept = np.arange(3000) % 3 != 0
-    only = Verdicts("", "", "", verdicts.asked[kept], verdicts.looks[kept], verdicts.labels[kept])
-    assert found["unreadable"][0] == pytest.approx(1 / 6)
-    assert found["consistent"][0] == pytest.approx(estimate(only, samples=2)["consistent"][0])
-
-
-def test_a_taste_for_length_is_told_from_truth():
+def test_estimate_tells_a_taste_for_length_from_truth():
     verdicts, settled = judged(60_000, bias=0.0)
     longer = np.where(np.random.default_rng(1).random(60_000) < 0.5, 1.0, -1.0)
     drawn, _ = judged(60_000, seed=1, bias=0.0, opinion=settled + 0.3 * longer)
@@ -120,7 +126,7 @@ def test_a_taste_for_length_is_told_from_truth():
     assert neutral["prefers_longer"][0] == pytest.approx(0.5, abs=0.01)
 
 
-def test_two_ways_of_asking_share_an_opinion_or_not():
+def test_same_opinion_of_two_ways_of_asking():
     one, settled = judged(60_000)
     other, _ = judged(60_000, seed=1, bias=-0.2, opinion=settled)
     assert same_opinion(one, other, samples=2)[0] == pytest.approx(TRUTH + LASTING, abs=0.02)
@@ -128,7 +134,7 @@ def test_two_ways_of_asking_share_an_opinion_or_not():
     assert same_opinion(one, apart, samples=2)[0] == pytest.approx(0, abs=0.02)
 
 
-def test_ties_and_accuracy_of_rounded_ratings_are_predicted():
+def test_rated_predicts_ties_and_accuracy_of_rounded_ratings():
     random = np.random.default_rng(0)
     looks = random.normal(size=(200_000, 2)) * 1.5 / 2**0.5  # the difference has deviation 1.5 points
     looks += random.random((200_000, 1))  # and rounding has no preferred place
@@ -142,7 +148,7 @@ def test_ties_and_accuracy_of_rounded_ratings_are_predicted():
     assert points_of(tied)[0] == pytest.approx(1.5, abs=0.01)
 
 
-def test_predictions_carry_noise_and_not_bias_from_one_set_to_another():
+def test_carried_over_takes_noise_and_not_bias_to_another_set():
     sets = {"MT-Bench": 0.0, "Natural": 0.5, "FairEval": -0.5}
     found = {
         ("judge", data, "plain"): estimate(judged(4000, seed, bias)[0], seed, samples=50)
@@ -160,7 +166,7 @@ def test_predictions_carry_noise_and_not_bias_from_one_set_to_another():
     assert (case["cases"], case["within"]) == (2, 0), "noise of another size is seen"
 
 
-def test_ratings_are_predicted_from_pairs_where_one_look_is_behind_both():
+def test_ratings_from_pairs_where_one_look_is_behind_both():
     found = {}
     for seed, data in enumerate(("Natural", "Adversarial")):
         verdicts, settled = judged(4000, seed)
@@ -182,7 +188,7 @@ def test_ratings_are_predicted_from_pairs_where_one_look_is_behind_both():
     assert not case["accuracy"]["within"]
 
 
-def test_odd_verdicts_are_read_as_such():
+def test_readers_take_odd_verdicts_as_such():
     swaps = {"swap = False": {"winner": "2"}, "swap = True": {"winner": None}}
     assert by_winner(swaps) == pytest.approx([-1, np.nan], nan_ok=True)
     assert by_winner({"swap = False": {}, "swap = True": {"winner": "12"}}) == pytest.approx([np.nan] * 2, nan_ok=True)
@@ -298,7 +304,7 @@ def test_records_are_read_from_their_layouts(clones):
     assert rollouts(folder, scores, samples=5)["prompts"] == 40
 
 
-def test_all_estimates_of_small_clones_fill_the_tables(clones):
+def test_measured_fills_the_tables_from_small_clones(clones):
     folder, sources = clones
     found = rounded(measured(folder, sources, samples=10))
     assert len(found["estimates"]) == 4 * 5 * 3 + 2 * 2 * 2 + 4 * 2
@@ -310,7 +316,7 @@ def test_all_estimates_of_small_clones_fill_the_tables(clones):
     assert json.loads(json.dumps(found)) == found
 
 
-def test_a_changed_or_missing_clone_is_refused_in_one_line(clones, tmp_path_factory):
+def test_measured_refuses_a_changed_or_missing_clone(clones, tmp_path_factory):
     folder, sources = clones
     path = next(folder.glob("LLMBar/Dataset/LLMBar/Natural/evaluators/GPT-4/Rating/result.json"))
     path.write_text(path.read_text(encoding="utf-8").replace('"6"', '"7"', 1), encoding="utf-8")
@@ -321,21 +327,12 @@ def test_a_changed_or_missing_clone_is_refused_in_one_line(clones, tmp_path_fact
         f" https://github.com/princeton-nlp/LLMBar {folder / 'LLMBar'} ; git -C {folder / 'LLMBar'} checkout"
         f" {LLMBAR.commit}"
     )
-    command = [sys.executable, ROOT / "benchmarks/judge_records.py", "--records", tmp_path_factory.mktemp("empty")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "LLMBar is missing; get it with: git clone" in line
+    with pytest.raises(RecordsError, match="LLMBar is missing; get it with: git clone"):
+        measured(tmp_path_factory.mktemp("empty"), sources, samples=2)
 
 
-def test_the_page_shows_the_stored_estimates():
-    found = json.loads((ROOT / "benchmarks/judge_records.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs/results/real_judges.md").read_text(encoding="utf-8")
-    assert tables(found) in page
-    for source, stored in zip(SOURCES, found["sources"], strict=True):
-        name, commit, licence = source.repository, source.commit, source.licence
-        assert stored == {"repository": name, "commit": commit, "licence": licence}
-        assert f"[{name}](https://github.com/{name}) | `{commit[:7]}` | {licence} |" in page
-        assert f"checkout {commit}\n" in page
-    for case in found["carried_over"]:
-        assert f"{case['within']} of {case['cases']}" in page
+def test_stored_estimates_name_their_sources_and_fill_the_tables():
+    found = json.loads((Path(__file__).parent / "judge_records.json").read_text(encoding="utf-8"))
+    sources = [dict(repository=each.repository, commit=each.commit, licence=each.licence) for each in SOURCES]
+    assert found["sources"] == sources
+    assert tables(found).count("### ") == 12

@@ -225,7 +225,7 @@ WORLDS = {
 The records give errors as multiples of the spread of true quality over responses. Here that spread is 0.25, the
 deviation within a group of [`World`]. So rollouts are taken to differ as much as the responses of the records, which
 are of different models. `lasting` is an upper bound, because errors of the labels count as lasting. No record says how
-much a judge errs in a list of eight, so `crowd` is left open. docs/results/judge_cost.md has sources and ranges.
+much a judge errs in a list of eight, so `crowd` is left open. experiments/judge_cost/README.md has sources and ranges.
 """
 
 

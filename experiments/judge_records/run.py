@@ -1,12 +1,12 @@
 """Estimate the errors of real judges from public records of their verdicts.
 
-    python benchmarks/judge_records.py --records DIR
+    python -m experiments.judge_records.run --records DIR
 
-DIR holds clones of three public repositories, which `judge_records_sources.py` names and reads. For a clone that is
+DIR holds clones of three public repositories, which `sources.py` names and reads. For a clone that is
 missing or is at another commit, the script says which command gets it. Nothing is downloaded, and no record is a part
-of this project. `judge_records_fit.py` has the model. The intervals are at 95 %, from a bootstrap over prompts.
+of this project. `fit.py` has the model. The intervals are at 95 %, from a bootstrap over prompts.
 
-The script prints the tables of `docs/results/real_judges.md`, and then the estimates as one JSON line. These are also
+The script prints the tables of README.md, and then the estimates as one JSON line. These are also
 in `judge_records.json`.
 """
 
@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from judge_records_fit import (
+
+from experiments.judge_records.fit import (
     SAMPLES,
     Array,
     Verdicts,
@@ -31,9 +32,8 @@ from judge_records_fit import (
     same_opinion,
     within,
 )
-from judge_records_sources import JUDGE, SOURCES, TWICE, Source, llmbar, repeats, wildbench
-from judge_records_tables import tables
-
+from experiments.judge_records.sources import JUDGE, SOURCES, TWICE, Source, llmbar, repeats, wildbench
+from experiments.judge_records.tables import tables
 from rankbuffer_trl.errors import RankBufferError
 
 

@@ -1,6 +1,6 @@
 """Simulate judges, audit each of them, and measure what the advice is worth.
 
-    python benchmarks/advice_trials.py --judges 34
+    python -m experiments.audit_trials.advice --judges 34
 
 Each trial draws a judge, audits it on 50 queries and asks for advice at four budgets. A budget is a share of RRC-SCR's
 tokens. The answers are compared with what each method does under this judge, on other groups. The script prints tables
@@ -42,9 +42,9 @@ from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
 BIAS_SPREAD = 0.3  # standard deviation, over queries, of the position bias as a share of its mean
 QUERIES, LISTS_ASKED, PAIRS_ASKED = 50, 4, 4
 BUDGETS = (0.25, 0.45, 0.8, 1.05)
-COSTS = MethodCosts(4000, in_list=(3600, 31), in_pair=(1220, 9), tokens_per_second=1000)  # docs/results/judge_cost.md
+COSTS = MethodCosts(4000, in_list=(3600, 31), in_pair=(1220, 9), tokens_per_second=1000)  # of experiments/judge_cost
 RRC_SCR = COSTS.groups * 28 * 1229
-PAPER_RUN = 95.94e6  # RankBuffer's tokens in docs/results/judge_cost.md
+PAPER_RUN = 95.94e6  # RankBuffer's tokens in experiments/judge_cost
 LABELLED = 200
 
 

@@ -1,15 +1,15 @@
 """The paper's comparison in small: every method trains the same tiny policy, whose true quality is known.
 
-    python benchmarks/miniature.py                      # three methods, one seed: minutes
-    python benchmarks/miniature.py --full --seeds 5     # all rows of the paper's tables: an hour, resumable
-    python benchmarks/miniature.py --beyond --seeds 8   # our own rows beside three of the paper's
-    python benchmarks/miniature.py --claims --seeds 10 --references weak   # a policy that outgrows its references
+    python -m experiments.miniature.run                      # three methods, one seed: minutes
+    python -m experiments.miniature.run --full --seeds 5     # all rows of the paper's tables: an hour, resumable
+    python -m experiments.miniature.run --beyond --seeds 8   # our own rows beside three of the paper's
+    python -m experiments.miniature.run --claims --seeds 10 --references weak   # a policy that outgrows its references
 
 TRL's trainer trains the quickstart's policy (`recipes/quickstart/policy.py`), which is warm-started once and shared by
 all runs. A row of the tables is a file of `recipes/paper`. A row that is ours and not the paper's is a file of
 `recipes/beyond`. Method, arguments and objective are read from this file; only the settings that make a run small are
 overridden, and they are the same for all. The judge makes errors of a known size, the same for all
-(`miniature_judge.py`). The result is a number that no method sees: the rubric score, without error, of responses
+(`judge.py`). The result is a number that no method sees: the rubric score, without error, of responses
 sampled from the trained policy. Runs of one seed share data order and sampling seeds, so methods are compared seed by
 seed.
 
@@ -34,13 +34,17 @@ from statistics import fmean, stdev
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from miniature_judge import NOISE, NoisyRubricJudge
-from miniature_references import REFERENCES, with_references
-from miniature_report import (
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers.utils import logging
+
+from experiments.miniature.judge import NOISE, NoisyRubricJudge
+from experiments.miniature.references import REFERENCES, with_references
+from experiments.miniature.report import (
     BESIDE,
     CLAIMED,
     OURS,
-    PAPER,
     Result,
     claims_table,
     compare_ours,
@@ -51,14 +55,8 @@ from miniature_report import (
     mean_of,
     methods_table,
     outgrown_table,
-    refresh,
     whole_seeds,
 )
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
-from transformers.utils import logging
-
 from rankbuffer_lab.report.tables import quality_table
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
@@ -69,10 +67,9 @@ from rankbuffer_trl.store.growth import growth_table
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.trainer import RankBufferTrainer
+from recipes.quickstart import policy
 
-RECIPES = Path(__file__).parent.parent / "recipes"
-sys.path.insert(0, str(RECIPES / "quickstart"))
-import policy  # noqa: E402
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 ALL = tuple(path.stem for path in sorted((RECIPES / "paper").glob("*.yaml")))
 SHORT = ("grpo", "rrc_scr", "rankbuffer")
@@ -122,11 +119,11 @@ class Settings:
         samples (`int`):
             Number of responses per query that measure a policy.
         noise (`float`):
-            The judge's error, see `miniature_judge.py`.
+            The judge's error, see `judge.py`.
         temperature, top_p (`float`):
             How responses are sampled, in training and for the measurement.
         references (`str`):
-            The references of the queries, one of `REFERENCES`, see `miniature_references.py`.
+            The references of the queries, one of `REFERENCES`, see `references.py`.
     """
 
     policy: str
@@ -427,7 +424,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--queries_per_step", type=int, default=6, help="queries in a step, with 8 rollouts each")
     parser.add_argument("--learning_rate", type=float, default=2e-4, help="constant learning rate of the policy")
     parser.add_argument("--samples", type=int, default=16, help="responses per query that measure a policy")
-    parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in benchmarks/judge_cost.py")
+    parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in experiments/judge_cost")
     parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the rollouts")
     parser.add_argument("--top_p", type=float, default=0.95, help="nucleus of the rollouts")
     parser.add_argument(
@@ -439,9 +436,6 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--keep_runs", action="store_true", help="keep each run's folder, for rankbuffer-report")
     parser.add_argument(
         "--report_only", action="store_true", help="train nothing; make tables and figures of the finished runs"
-    )
-    parser.add_argument(
-        "--docs", type=Path, help="folder of the documentation, whose results/miniature.md and images are updated"
     )
     arguments = parser.parse_args(words)
     named = {arguments.full: ALL, arguments.claims: CLAIMED, arguments.beyond: (*BESIDE, *OURS)}
@@ -466,26 +460,16 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
         for method in arguments.methods
     }
     line |= {"start": round(start, 2), "methods": means}
-    page = arguments.docs / "results" / "miniature.md" if arguments.docs else None
     if set(arguments.methods) & set(OURS):
         found = compare_ours(complete)
-        tables = methods_table(complete, start), differences_table(found), groups_table(complete)
-        console.print(*tables)
-        if page:
-            refresh(page, tables, name=arguments.output_dir.name)
+        console.print(methods_table(complete, start), differences_table(found), groups_table(complete))
         return line | {"differences": {f"{each.ours} - {each.other}": each.verdict for each in found}}
     outcomes = judge_claims(complete, start)
     tables = [methods_table(complete, start), claims_table(outcomes)]
     if arguments.references == "weak":
         tables.append(outgrown_table(complete))
     console.print(*tables)
-    first = arguments.full and arguments.references == "written"
-    name = PAPER if first else arguments.output_dir.name
-    figures = efficiency_figures(
-        complete, start, arguments.docs / "images" if arguments.docs and first else arguments.output_dir
-    )
-    if page:
-        refresh(page, tables, name)
+    figures = efficiency_figures(complete, start, arguments.output_dir)
     console.print("Figures: " + ", ".join(map(str, figures)))
     return line | {"claims": {outcome.claim: outcome.verdict for outcome in outcomes}}
 

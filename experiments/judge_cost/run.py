@@ -1,10 +1,10 @@
 """Measure what each method asks of a judge, and how well its rewards order a group: the paper's cost tables, replayed.
 
-    python benchmarks/judge_cost.py
-    python benchmarks/judge_cost.py --paper
-    python benchmarks/judge_cost.py --worlds
+    python -m experiments.judge_cost.run
+    python -m experiments.judge_cost.run --paper
+    python -m experiments.judge_cost.run --worlds
 
-Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries (`judge_replay.py`).
+Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries (`replay.py`).
 World and judge are simulated (`simulated_judge.py`): the quality of each response is known, and so is the judge's
 error. No policy is trained, so all methods see the same rollouts. Only the world was chosen so that RankBuffer's calls
 and buffer sizes come out roughly as in the paper: where rollouts lie among the references, and how they drift. World
@@ -40,7 +40,11 @@ import json
 import time
 from dataclasses import replace
 
-from judge_cost_tables import (
+from rich.console import Console
+from rich.table import Table
+
+from experiments.judge_cost.replay import LADDER, OURS, PAPER, Replay, run_all
+from experiments.judge_cost.tables import (
     COMPARED,
     ByNoise,
     acuity_table,
@@ -57,10 +61,7 @@ from judge_cost_tables import (
     weight_table,
     winner,
 )
-from judge_replay import LADDER, OURS, PAPER, Replay, run_all
-from rich.console import Console
-from rich.table import Table
-from simulated_judge import WORLDS, JudgeErrors, World
+from experiments.simulated_judge import WORLDS, JudgeErrors, World
 
 NOISES = (0.03, 0.06, 0.09, 0.15, 0.3)  # standard deviation of the error of one look
 SETTINGS: dict[str, dict] = {

@@ -1,17 +1,16 @@
 """The model of judging during generation: cases computed by hand, slow oracles, and what holds for any workload."""
 
+import json
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import overlap_model
-from overlap_model import ORDERS, THINKING, Batch, Draw, Span, Workload, latency_for, predict, simulate
+from benchmarks.overlap_model import ORDERS, Batch, Draw, Span, Workload, draws_of, simulate
+from experiments.overlap_model import run
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Known(Workload):
 def known(*draws: tuple[int, int], G: int, **settings) -> Known:
     """Rollouts given by length and position. By default the server makes one token per second."""
     values = {"cap": 100, "step_seconds": 1.0, "sequence_seconds": 0.0} | settings
-    return Known("known", queries=len(draws) // G, G=G, draws=tuple(Draw(*each) for each in draws), **values)
+    return Known(queries=len(draws) // G, G=G, draws=tuple(Draw(*each) for each in draws), **values)
 
 
 # By hand
@@ -44,14 +43,14 @@ def known(*draws: tuple[int, int], G: int, **settings) -> Known:
         ("rollouts", 13.0),
     ],
 )
-def test_two_groups_of_two_and_one_slot(order, last):
+def test_simulate_two_groups_of_two_and_one_slot(order, last):
     workload = known((1, 0), (3, 0), (2, 0), (6, 0), G=2, slots=1)
     line = simulate(workload, 0, latency=2.0, order=order)
     assert line.generated == [1.0, 3.0, 2.0, 6.0]
     assert (line.generation, line.visible) == (6.0, last - 6.0)
 
 
-def test_each_question_of_a_step():
+def test_simulate_asks_each_question_of_a_step():
     """The truncated rollout of the first group is not judged, but its group waits for it."""
     workload = known((1, 0), (9, 0), (2, 0), (2, 1), (3, 1), (4, 0), G=3, cap=9, slots=2)
     line = simulate(workload, 0, latency=3.0, order="rollouts")
@@ -64,20 +63,6 @@ def test_each_question_of_a_step():
         Span("insert", 4, 3.0, 5.0, 8.0),
         Span("insert", 5, 4.0, 7.0, 10.0),
     ]
-
-
-def test_each_running_sequence_slows_the_others_down():
-    batch = Batch(known((1, 0), G=1, step_seconds=1.0, sequence_seconds=0.5))
-    batch.submit(0, 2)
-    batch.submit(1, 4)
-    assert batch.advance(100.0) == [(0, 4.0), (1, 7.0)]  # 2 tokens at 2 s, then 2 tokens at 1.5 s
-
-
-def test_a_sequence_above_the_capacity_waits():
-    batch = Batch(known((1, 0), G=1, capacity=1, step_seconds=1.0, sequence_seconds=0.5))
-    batch.submit(0, 2)
-    batch.submit(1, 4)
-    assert batch.advance(100.0) == [(0, 3.0), (1, 9.0)]
 
 
 # Oracles
@@ -100,7 +85,7 @@ def token_by_token(lengths: list[int], workload: Workload) -> dict[int, float]:
 
 
 @given(LENGTHS, st.integers(1, 12), st.lists(st.floats(0, 5), max_size=20))
-def test_a_batch_ends_like_a_server_that_counts_every_token(lengths, capacity, looks):
+def test_batch_ends_like_a_server_that_counts_every_token(lengths, capacity, looks):
     workload = known((1, 0), G=1, capacity=capacity, step_seconds=0.25, sequence_seconds=0.125)
     batch, ends = Batch(workload), {}
     for sequence, tokens in enumerate(lengths):
@@ -111,11 +96,11 @@ def test_a_batch_ends_like_a_server_that_counts_every_token(lengths, capacity, l
 
 
 STEPS = st.integers(0, 10**6)
-SMALL = replace(THINKING, queries=4)
+SMALL = Workload(queries=4)
 
 
 @given(STEPS, st.floats(0.01, 20))
-def test_with_a_slot_for_every_question_only_latencies_are_left(step, latency):
+def test_simulate_with_a_slot_for_every_question_leaves_only_latencies(step, latency):
     workload = replace(SMALL, slots=10**4)
     draws = [[workload.draw(step, query, place) for place in range(workload.G)] for query in range(workload.queries)]
     for order in ORDERS:
@@ -134,17 +119,12 @@ def test_with_a_slot_for_every_question_only_latencies_are_left(step, latency):
 
 
 @given(STEPS, st.sampled_from(ORDERS))
-def test_a_judge_that_takes_no_time_leaves_generation_alone(step, order):
+def test_simulate_a_judge_that_takes_no_time_leaves_generation_alone(step, order):
     assert simulate(SMALL, step, 0.0, order).visible == 0.0
 
 
-def test_with_only_truncated_rollouts_there_is_no_question():
-    line = simulate(known((9, 0), (9, 0), G=2, cap=9), 0, 1.0, "rollouts")
-    assert (line.questions, line.generation, line.visible) == ([], 9.0, 0.0)
-
-
 @given(STEPS, st.floats(0.01, 20), st.integers(1, 40))
-def test_every_order_asks_the_same_questions_and_keeps_the_slots(step, latency, slots):
+def test_simulate_asks_the_same_questions_in_every_order_and_keeps_the_slots(step, latency, slots):
     workload = replace(SMALL, slots=slots)
     lines = [simulate(workload, step, latency, order) for order in ORDERS]
     assert len({tuple(sorted((span.kind, span.place) for span in line.questions)) for line in lines}) == 1
@@ -156,15 +136,28 @@ def test_every_order_asks_the_same_questions_and_keeps_the_slots(step, latency, 
 
 @settings(max_examples=20)
 @given(st.floats(0.05, 5))
-def test_the_latency_gives_the_wanted_ratio(ratio):
-    row = predict(SMALL, ratio, range(3))
+def test_at_ratio_the_serial_judge_takes_the_wanted_time(ratio):
+    row = run.at_ratio(SMALL, ratio, range(3))
     assert row.visible["serial"] / row.generation == pytest.approx(ratio)
-    assert row.latency == latency_for(SMALL, ratio, range(3))
     assert row.step("serial") == pytest.approx(1 + ratio)
 
 
-def test_the_workloads_are_what_their_titles_say():
-    for workload, share in ((overlap_model.THINKING, 0.02), (overlap_model.LONG, 0.11)):
-        draws = [draw for step in range(60) for draw in overlap_model.draws_of(workload, step)]
-        assert sum(draw.tokens == workload.cap for draw in draws) / len(draws) == pytest.approx(share, abs=0.005)
-        assert f"{share:.0%}".replace("%", " %") in workload.title
+def test_workloads_are_what_their_titles_say():
+    for title, workload in run.WORKLOADS.items():
+        draws = [draw for step in range(60) for draw in draws_of(workload, step)]
+        share = sum(draw.tokens == workload.cap for draw in draws) / len(draws)
+        assert f"{share:.0%}".replace("%", " %") in title
+
+
+def test_at_ratio_gives_the_figures_of_the_readme_again():
+    row = run.at_ratio(run.THINKING, 0.5, range(run.STEPS))
+    assert (round(row.share("rollouts"), 2), round(row.step("rollouts"), 2)) == (0.10, 1.05)
+
+
+def test_main_prints_all_tables_and_draws_the_figure(tmp_path, monkeypatch, capsys):
+    figure = tmp_path / "overlap.png"
+    monkeypatch.setattr(sys, "argv", ["run.py", "--steps", "1", "--figure", str(figure)])
+    run.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert all(list(found[title]) == [f"{ratio:g}" for ratio in run.RATIOS] for title in run.WORKLOADS)
+    assert figure.read_bytes().startswith(b"\x89PNG")
