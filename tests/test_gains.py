@@ -80,7 +80,7 @@ def test_compare_is_the_estimator_by_brute_force(pairs):
         return
     won, lost = (math.fsum(column) for column in zip(*terms, strict=True))
     log_odds = math.log(won / lost)
-    assert found.probability == pytest.approx(preference(log_odds))
+    assert found.probability == pytest.approx(preference(log_odds)) and FLOOR == 0.015
     n = len(terms)
     spread = math.sqrt(n / (n - 1) * sum((w / won - x / lost) ** 2 for w, x in terms))
     ends = [preference(log_odds + 1.96 * z * spread) for z in (-1, 1)]
@@ -251,6 +251,7 @@ def test_newest_window_logs_each_full_window_of_the_page(scorer):
     found = visits(made.store)
     assert logged == by_window(found, least=9)
     assert list(by_window(found, least=12)) == [11], "what is left of an epoch joins the window before it"
+    assert by_window(found, least=100) == {11: since_last_visit(found)[1]}, "a window of a small epoch stays short"
 
 
 def test_above_initial_is_the_share_over_the_same_queries(scorer):
