@@ -365,6 +365,7 @@ def test_a_save_that_fails_names_the_checkpoint_and_a_bug_in_it_keeps_its_traceb
     unwritable = [
         OSError(28, "No space left on device"),
         SafetensorError("Error while serializing: I/O error"),
+        StoreError("cannot save the buffer store"),
         *(fault_of(partial(torch.save, weights, path)) for path in ("/dev/full", "/nowhere/x", "/proc/x")),
         fault_of(partial(torch.save, {"a": torch.zeros(10)}, "/dev/full")),
         fault_of(partial(torch.save, weights, "/dev/full", _use_new_zipfile_serialization=False)),
@@ -397,7 +398,7 @@ def test_a_policy_that_does_not_exist_is_named(tmp_path, data_file):
     words = ["--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--per_device_train_batch_size", "8"]
     settings = parse(*words, "--model_name_or_path", "nobody/nothing")
     with pytest.raises(SettingsError, match="the trainer for nobody/nothing cannot be built: ") as error:
-        command.build_trainer(*settings, *command.load_data(*settings[:2]))
+        command.build_trainer(settings[0], settings[2], command.make_plan(*settings[:2]))
     assert "\n" not in str(error.value)
 
 

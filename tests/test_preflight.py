@@ -16,6 +16,7 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, RubricJudge
 from rankbuffer_trl.judge.serve import make_app
+from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.preflight import preflight
 
 
@@ -59,7 +60,7 @@ def vllm_like(context: int, answer=None, **listed):
 
 
 def check(args, queries) -> str:
-    return "\n".join(asyncio.run(preflight(args, queries)))
+    return "\n".join(asyncio.run(preflight(RunPlan.of(args, queries, None))))
 
 
 def settings(tmp_path, url=None, **overrides):
@@ -309,7 +310,7 @@ def test_a_request_can_be_given_as_json(tmp_path):
     text = json.dumps({"chat_template_kwargs": {"enable_thinking": False}, "seed": None})
     with vllm_like(4096) as (url, asked):
         args = settings(tmp_path, url, judge_request=text)
-        asyncio.run(preflight(args, QueryTable(load(QUICKSTART / "howto.jsonl"), 4)))
+        asyncio.run(preflight(RunPlan.of(args, load(QUICKSTART / "howto.jsonl"), None)))
     assert asked[0]["chat_template_kwargs"] == {"enable_thinking": False}
     assert "seed" not in asked[0] and "temperature" in asked[0]
 
