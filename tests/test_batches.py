@@ -161,7 +161,7 @@ def test_what_cannot_work_is_refused_with_what_would(changes, message):
 
 
 def test_processes_are_named_for_a_dry_run_only():
-    with pytest.raises(ValueError, match="num_processes is for dry_run; the processes of a run"):
+    with pytest.raises(ValueError, match="num_processes is for dry_run and preflight_only; the processes of a run"):
         RankBufferConfig("out", use_cpu=True, bf16=False, num_processes=8)
 
 
