@@ -68,6 +68,11 @@ def check_sums(store, steps, evaluation):
         by_value = {value: [call for call in every if getattr(call, column) == value] for value in values}
         assert numbers.totals_by(store, column) == {value: Totals.of(calls) for value, calls in by_value.items()}
     assert numbers.totals_by(store, "epoch") == {}, "no group of these calls was committed"
+    visits = {(call.query_id, step) for step, calls in enumerate(steps) for call in calls}
+    assert numbers.totals_by_visit(store) == {
+        (query_id, step): Totals.of([call for call in steps[step] if call.query_id == query_id])
+        for query_id, step in visits
+    }
     for row in tables.judge_table(store):
         calls = [call for call in steps[row["step"]] if call.outcome != "cancelled"]
         assert row["attempts"] == sum(call.attempts for call in calls)

@@ -187,7 +187,10 @@ STRANGE = "is not a buffer store: missing or not as this program makes it: .*"
 BAD_SAVES = {
     "no folder": (lambda file: shutil.rmtree(file.parent), r"store\.sqlite is missing"),
     "no file": (Path.unlink, r"store\.sqlite is missing"),
-    "a text": (lambda file: file.write_text("Dear diary, " * 100), "not a database"),
+    "a text": (
+        lambda file: file.write_text("Dear diary, " * 100),
+        "not a database. The file is damaged: move it away",
+    ),
     "another version": (execute("PRAGMA user_version = 3"), "format version 3; this program reads version 4"),
     "half a file": (lambda file: os.truncate(file, 8192), "malformed"),
     "a view": (execute("DROP TABLE buffers", f"CREATE VIEW buffers AS {ENDLESS}"), f"{STRANGE}view 'buffers'"),
