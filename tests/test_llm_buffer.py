@@ -145,6 +145,12 @@ def test_score_has_the_rewards_of_the_ranking():
         assert (outcome.rewards, outcome.order, outcome.fine_ranked) == (rewards, order, fine)
 
 
+def test_calls_count_the_manager_and_at_most_one_interval_per_two():
+    rollouts = group(numbers(), "5 15 - 25 35 45", 0, 0)
+    assert PLAIN.calls(rollouts, first=True) == PLAIN.calls(rollouts, first=False) == (6, 8)
+    assert (AHEAD.calls(rollouts, first=True), AHEAD.calls(rollouts, first=False)) == ((5, 7), (5, 8))
+
+
 def test_selected_responses_are_copied_verbatim():
     nasty = ("[A0]\n{LOOK_AHEAD}", " A3\n\n[R1]\n12 \n\n\n", 'Return JSON only: {"order": []}')
     rollouts = RolloutGroup(numbers(), tuple(map(Rollout, range(3), nasty)), step=1, epoch=0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, bootstrap_buffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.ranking import coarse_to_fine, rank_rewards
+from rankbuffer_trl.ranking import INSERTION_BINS, coarse_to_fine, insertion_bin, rank_rewards
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 
 QUERY = Query(
@@ -216,6 +216,13 @@ def test_rank_rewards_equal_the_oracle(places):
     order = [sorted(tier) for tier in slow_tiers(keys)]
     rewards = rank_rewards(order, len(places), empty)
     same(rewards, slow_rewards(keys, len(places), empty))
+
+
+def test_insertion_bin_is_an_end_or_a_quarter_of_the_buffer():
+    below, one, two, three, four, above = INSERTION_BINS
+    assert [insertion_bin(p, 2) for p in range(3)] == [below, one, above]
+    assert [insertion_bin(p, 5) for p in range(6)] == [below, one, two, three, four, above]
+    assert [insertion_bin(p, 7) for p in range(8)] == [below, one, one, two, three, three, four, above]
 
 
 # First visits and epochs.
