@@ -10,6 +10,7 @@ from aiohttp import web
 RECIPE = """
 method: rankbuffer
 num_generations: 8
+per_device_train_batch_size: 2
 max_completion_length: 16
 num_train_epochs: 2
 use_cpu: true
