@@ -259,24 +259,14 @@ def test_our_own_recipes_stand_apart_and_say_so():
 
 
 @pytest.mark.slow
-def test_the_benchmarks_run_and_end_with_one_json_line(tmp_path):
+def test_the_benchmarks_run_and_end_with_one_json_line():
     overhead = run("benchmarks/trainer_overhead.py", "--queries", 2, "--tokens", 4, "--steps", 2, "--turns", 1)
     assert json.loads(overhead.stdout.splitlines()[-1])["ratio"] > 0
     judge = run("benchmarks/judge_throughput.py", "--latency", 0.05, "--turns", 1)
     assert json.loads(judge.stdout.splitlines()[-1]).keys() >= {"ratio", "cpu_ms_per_call", "computed_prompt_share"}
-    cost = run("benchmarks/judge_cost.py", "--queries", 2, "--acuity_queries", 1)
-    assert json.loads(cost.stdout.splitlines()[-1]).keys() >= {"token_ratio", "call_ratio", "tau_ratio", "goals"}
-    small = ("--rows", 30, "--estimate_only", "--queries", 8, "--latency", 0.05, "--turns", 1)
-    data = run("benchmarks/prepare_data.py", *small)
-    assert json.loads(data.stdout.splitlines()[-1]).keys() >= {"seconds", "memory_mb", "saturation"}
     store = run("benchmarks/buffer_store.py", "--queries", 20, 40, "--visits", 5, "--saves", 2)
     last = json.loads(store.stdout.splitlines()[-1])
     assert last["ratio"] > 0 and last["checkpoint_ratio"] > 0 and "memory_mb" in last
-    page, figure = tmp_path / "overlap.md", tmp_path / "overlap.png"
-    page.write_text("<!-- tables: begin --><!-- tables: end -->")
-    overlap = run("benchmarks/overlap.py", "--queries", 2, "--scale", 0.02, "--ratios", 0.5, "--page", page)
-    assert json.loads(overlap.stdout.splitlines()[-1])["same"] is True
-    assert page.read_text().count("same results") == 2
-    model = run("benchmarks/overlap_model.py", "--steps", 2, "--figure", figure)
-    assert json.loads(model.stdout.splitlines()[-1]).keys() >= {"steps", "2 % truncated", "11 % truncated"}
-    assert figure.stat().st_size > 0
+    overlap = run("benchmarks/overlap.py", "--queries", 2, "--scale", 0.02, "--measure")
+    last = json.loads(overlap.stdout.splitlines()[-1])
+    assert last["same"] is True and last["model"].keys() == last["measured"].keys()

@@ -16,7 +16,7 @@ from rankbuffer_trl.store.places import FOLDER, RUN
 
 pytestmark = pytest.mark.slow
 QUERIES, EVALUATED, EPOCHS, STEPS = 10, 5, 2, {"aligned": 4, "straddling": 6, "several": 24}
-WEIGHTS = 1e-4  # sums of float32 in another order, through AdamW; docs/results/checkpoints.md has what was measured
+WEIGHTS = 1e-4  # sums of float32 in another order, through AdamW; docs/results.md has what was measured
 
 
 @pytest.fixture(scope="module")
