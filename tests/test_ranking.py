@@ -164,8 +164,17 @@ def all_fail(fate):
     return 3, 3, frozenset(), table
 
 
+def crowd_fails(fate):
+    """A group of five, four of them in an interval that nobody could rank."""
+    ids = range(5)
+    position, quality = dict.fromkeys(ids, 1) | {4: 4}, dict.fromkeys(ids, 0)
+    return 4, 5, frozenset(), Table(position, quality, dict.fromkeys(ids, FINE), dict.fromkeys(ids, fate))
+
+
 @given(worlds(), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 3), st.integers(1, 3), st.integers(2, 4))
 @example(all_fail(MALFORMED), True, True, False, 1, 1, 2)
+@example(crowd_fails(MALFORMED), True, True, False, 1, 3, 3)
+@example(crowd_fails(DOWN), True, True, False, 1, 3, 3)
 def test_coarse_to_fine_and_score_equal_the_oracle(world, fine, anchor_content, bootstrap, epoch, H, refine_at):
     """With `bootstrap`, a query that has a buffer is ranked like any other."""
     K, G, empty, table = world
