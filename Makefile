@@ -6,7 +6,7 @@
 # make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI does not run it
 # make test-browser run the tests of the report page in a headless Chromium
 # make test-experiments  run the tests of experiments/: about ten minutes; CI runs it every week
-# make lint         check style and types
+# make lint         check style, types and imports
 # make mutants FILE=<module> TESTS=<test files>   change the module in many small ways; do these tests notice?
 # make benchmarks   measure costs and speed
 #
@@ -73,6 +73,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/shellcheck -x recipes/launch/*.sh .ci/run
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 mutants: $(VENV)/installed-dev
 	$(BIN)/python tests/mutants.py $(FILE) --tests $(TESTS)

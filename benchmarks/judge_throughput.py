@@ -28,7 +28,7 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -132,7 +132,8 @@ class Contest:
     def turn(self, number: int) -> tuple[Turn, Turn]:
         """Judge one step with RankBuffer, then send the same requests with the floor."""
         recorder = self.scorer.judge.client = Recorder(self.client)
-        self.client.request = {"cache_salt": f"ours-{number}"} if self.salted else {}
+        salt = {"cache_salt": f"ours-{number}"} if self.salted else {}
+        self.client.endpoint = replace(self.client.endpoint, request=salt)
         groups = make_groups(number)
         before, cpu, started = self.counters(), time.process_time(), time.perf_counter()
         outcome = self.scorer.score(groups, step=number)

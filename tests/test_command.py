@@ -9,14 +9,21 @@ import subprocess
 import sys
 import types
 from dataclasses import fields
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
+import torch
 import yaml
 from conftest import QUICKSTART, ROOT
+from datasets.exceptions import DefunctDatasetError
 from helpers.scripted import ScriptedTrainer, config, contents
+from httpx import ConnectError
+from pyarrow import ArrowNotImplementedError
+from safetensors import SafetensorError
 from trl import GRPOTrainer
 
-from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.store import StoreError
@@ -188,12 +195,20 @@ def test_the_dry_run_says_what_is_pushed_where(tmp_path, monkeypatch, capsys):
     here = "policy, buffers and card go to ranked of your account (private), every_save; a login is there"
     assert hub("--push_to_hub") == here
     other = hub("--push_to_hub", "--hub_model_id", "me/mine", "--hub_private_repo", "false")
-    assert "go to me/mine (public" in other and "secret" not in other
+    assert "go to me/mine (public: everybody can read it)" in other and "secret" not in other
 
 
-def test_no_recipe_pushes_by_itself():
-    for path in RECIPES.rglob("*.yaml"):
-        assert not read_recipe(path).get("push_to_hub"), path
+def test_a_push_is_private_unless_told_and_no_recipe_pushes_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "get_token", lambda: "hf_secret")
+    assert RankBufferConfig(str(tmp_path), dry_run=True, push_to_hub=True).hub_private_repo is True
+    for path in [None, *RECIPES.rglob("*.yaml")]:
+        words = ["--config", str(path)] if path else ["--output_dir", str(tmp_path)]
+        args = parse(*words, "--dry_run", "--num_processes", "8")[1]
+        assert command.push_line(args).startswith("hub: nothing is pushed"), path
+        args = parse(*words, "--dry_run", "--num_processes", "8", "--push_to_hub")[1]
+        assert args.hub_private_repo is True and "(private)" in command.push_line(args), path
+        args = parse(*words, "--dry_run", "--num_processes", "8", "--push_to_hub", "--hub_private_repo", "false")[1]
+        assert args.hub_private_repo is False and "(public: everybody" in command.push_line(args), path
 
 
 # Weights & Biases
@@ -332,6 +347,50 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(command, "run", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         command.main(["--output_dir", "out", *CPU])
+
+
+def fault_of(work) -> Exception:
+    """Return the error that torch itself raises."""
+    try:
+        work()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_a_save_that_fails_names_the_checkpoint_and_a_bug_in_it_keeps_its_traceback(
+    tmp_path, tiny_policy, rows, monkeypatch
+):
+    weights = {"a": torch.zeros(10**6)}
+    unwritable = [
+        OSError(28, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error"),
+        *(fault_of(partial(torch.save, weights, path)) for path in ("/dev/full", "/nowhere/x", "/proc/x")),
+        fault_of(partial(torch.save, {"a": torch.zeros(10)}, "/dev/full")),
+        fault_of(partial(torch.save, weights, "/dev/full", _use_new_zipfile_serialization=False)),
+    ]
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows)
+    bugs = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("NCCL error"), IndexError("a bug")]
+    for error in [*unwritable, *bugs]:
+        monkeypatch.setattr(GRPOTrainer, "_save_checkpoint", Mock(side_effect=error))
+        found = fault_of(partial(trainer._save_checkpoint, trainer.model, None))
+        assert (found is error) == (error in bugs), error
+        assert error in bugs or (type(found) is StoreError and "checkpoint-0 could not be written" in str(found))
+    trainer.close()
+
+
+def test_load_queries_names_what_cannot_be_read_and_a_bug_keeps_its_traceback(monkeypatch):
+    unreadable = [ConnectionError("down"), ArrowNotImplementedError("codec"), ConnectError("down"), StopIteration()]
+    unreadable += [
+        DefunctDatasetError("gone"),
+        RuntimeError("Dataset scripts are no longer supported"),
+    ]
+    bugs = [KeyError("a bug"), RuntimeError("a bug"), RecursionError("a bug")]
+    for error in [*unreadable, *bugs]:
+        monkeypatch.setattr("rankbuffer_trl.data.queries.load_dataset", Mock(side_effect=error))
+        found = fault_of(partial(load_queries, "me/mine"))
+        assert (found is error) == (error in bugs), error
+        assert error in bugs or (type(found) is DataError and "data set me/mine cannot be read" in str(found))
 
 
 def test_a_policy_that_does_not_exist_is_named(tmp_path, data_file):

@@ -6,9 +6,12 @@ with a copy of the store and the manifest, which names run and step. A repositor
 
 import os
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from .buffer_store import STORE, BufferStore
+from .database import StoreError, open_to_read
 
 FOLDER = "rankbuffer"
 RUN = "run.json"  # the manifest
@@ -52,6 +55,20 @@ def read_store(path: str | os.PathLike) -> BufferStore:
     path = Path(path)
     places = (path, path / LIVE_STORE, path / FOLDER / STORE)
     return BufferStore(next((place for place in places if place.is_file()), places[-1]), read_only=True)
+
+
+def copy_live(live: Path, target: Path) -> BufferStore:
+    """Copy a live store. A run that wants to write waits only while the copy is made.
+
+    Raises:
+        [`StoreError`]: if it cannot be read.
+    """
+    try:
+        with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
+            reader.backup(copy, pages=4096)  # in parts, between which the run can write
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot read the buffer store {live}: {error}") from error
+    return BufferStore(target, read_only=True)
 
 
 def report_folder(path: Path) -> Path:

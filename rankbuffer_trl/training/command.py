@@ -105,7 +105,7 @@ def push_line(args: RankBufferConfig) -> str:
         )
     name = args.hub_model_id or Path(args.output_dir).absolute().name
     where = name if "/" in name else f"{name} of your account"
-    readers = "private" if args.hub_private_repo else "public, unless your organisation's repositories are private"
+    readers = "private" if args.hub_private_repo else "public: everybody can read it"
     return f"hub: policy, buffers and card go to {where} ({readers}), {args.hub_strategy.value}; a login is there"
 
 

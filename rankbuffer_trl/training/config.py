@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
@@ -10,14 +10,16 @@ from trl import GRPOConfig
 from ..errors import SettingsError
 from ..judge import Totals
 from ..judge.config import JudgeConfig, read_object
+from ..judge.endpoint import check_seconds
 from ..rewards.format import check_format
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
-from ..settings import check_own_fields
+from ..settings import documented
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")  # of TRL, which checks while it trains
 
 
+@documented
 @dataclass
 class RankBufferConfig(JudgeConfig, GRPOConfig):
     r"""
@@ -49,6 +51,9 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         judge_price_budget (`float`, *optional*):
             Price of these tokens above which the run stops with a checkpoint. It needs `judge_prompt_price` and
             `judge_completion_price`.
+        judge_step_timeout (`float`, *optional*):
+            Seconds for judging one step after its last rollout, above which the run stops with an error. `judge_wait`
+            counts. Default: nine tenths of `ddp_timeout`, because the other processes give up after `ddp_timeout`.
 
         > Parameters that control prompts and answers
 
@@ -64,6 +69,12 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             (`docs/extending.md`).
         max_prompt_length (`int`, *optional*):
             Largest number of tokens in a rendered prompt. A longer prompt is refused at start. Default: no check.
+
+        > Parameters that control pushes to the Hub
+
+        hub_private_repo (`bool`, *optional*, defaults to `True`):
+            Make the repository private if a push creates it. `False` makes it public. TRL's default is that of the
+            account. A repository that exists stays as it is.
 
         > Parameters that control the start
 
@@ -98,64 +109,26 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     ```
     """
 
-    method: str = field(
-        default="rankbuffer",
-        metadata={"help": "The reward method: a file in rankbuffer_trl/rewards, or the dotted path of a class."},
-    )
-    method_args: dict | str | None = field(
-        default=None, metadata={"help": "JSON object with the arguments of the reward method."}
-    )
-    scale_by_signal: bool = field(
-        default=False,
-        metadata={"help": "Divide a generation's rewards by the share of its groups whose rewards differ (GPG)."},
-    )
-    judge_during_generation: bool = field(
-        default=True,
-        metadata={"help": "Ask the judge about a rollout while others are still generated. Rewards stay the same."},
-    )
-    judge_token_budget: int | None = field(
-        default=None, metadata={"help": "Judge tokens after which the run stops with a checkpoint."}
-    )
-    judge_price_budget: float | None = field(
-        default=None, metadata={"help": "Price of judge tokens at which the run stops with a checkpoint."}
-    )
-    format_check: str = field(
-        default="none",
-        metadata={"help": "Required format: 'think', 'none', or a regular expression with a group 'answer'."},
-    )
-    format_weight: float = field(
-        default=0.2, metadata={"help": "Weight of the format reward. The rank reward has the weight 1."}
-    )
-    reward_functions: list | str | None = field(
-        default=None,
-        metadata={"help": "JSON list of more reward functions, each an object with function, weight and args."},
-    )
-    max_prompt_length: int | None = field(
-        default=None,
-        metadata={"help": "Largest number of tokens in a rendered prompt; a longer prompt is refused at start."},
-    )
-    preflight_only: bool = field(
-        default=False, metadata={"help": "Check data and judge, print what the run will cost, and stop."}
-    )
-    resume_with_changes: bool = field(
-        default=False,
-        metadata={"help": "Resume although data, method or judge model has changed since the checkpoint was saved."},
-    )
-    trust_checkpoint: bool = field(
-        default=False,
-        metadata={"help": "Resume from a DeepSpeed or FSDP checkpoint from elsewhere, whose code is executed."},
-    )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Check settings and data, print the batch arithmetic, and stop."}
-    )
-    num_processes: int | None = field(
-        default=None, metadata={"help": "Number of processes that a dry run computes for. Default: those that run."}
-    )
+    method: str = "rankbuffer"
+    method_args: dict | str | None = None
+    scale_by_signal: bool = False
+    judge_during_generation: bool = True
+    judge_token_budget: int | None = None
+    judge_price_budget: float | None = None
+    judge_step_timeout: float | None = None
+    format_check: str = "none"
+    format_weight: float = 0.2
+    reward_functions: list | str | None = None
+    max_prompt_length: int | None = None
+    hub_private_repo: bool = True
+    preflight_only: bool = False
+    resume_with_changes: bool = False
+    trust_checkpoint: bool = False
+    dry_run: bool = False
+    num_processes: int | None = None
 
     def __post_init__(self):
-        if isinstance(self.judge_url, str):
-            self.judge_url = [self.judge_url]
-        check_own_fields(self, JudgeConfig)
+        super().__post_init__()  # of the judge, which checks the types of all settings but TRL's
         load_functions(self.reward_functions)  # raises for what cannot be loaded
         self._check_numbers()
         self._check_processes()
@@ -164,7 +137,6 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             GRPOConfig.__post_init__(self)
         except ValueError as error:
             raise SettingsError(f"{error}{self._what_fits()}") from error
-        JudgeConfig.__post_init__(self)
         self._check_step_timeout()
         self._check_saves()
         check_backends(self.report_to)
@@ -202,6 +174,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         check_format(self.format_check)
+        check_seconds("judge_step_timeout", self.judge_step_timeout)
         for key in ("judge_token_budget", "judge_price_budget"):
             if getattr(self, key) is not None and getattr(self, key) <= 0:
                 raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")

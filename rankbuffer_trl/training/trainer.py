@@ -55,6 +55,14 @@ from .scorer import GroupScorer
 
 logger = get_logger(__name__)
 
+# What torch says when a file cannot be written. It has no error class for it, and most of its RuntimeErrors are bugs.
+TORCH_CANNOT_WRITE = (
+    "inline_container.cc",
+    "PytorchStreamWriter",
+    "iostream error",
+    "write(): fd",
+    "Parent directory",
+)
 RANK, FORMAT = 0, 1  # columns of the rank reward and the format reward
 
 
@@ -375,6 +383,8 @@ class RankBufferTrainer(GRPOTrainer):
             self.accelerator.wait_for_everyone()  # until all processes have written their files
             on_main_process(lambda: self._write_manifest(checkpoint, files_of(checkpoint)))
         except (OSError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, RuntimeError) and not any(text in str(error) for text in TORCH_CANNOT_WRITE):
+                raise
             raise StoreError(
                 f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
                 " checkpoints before it are as they were: once the cause is gone, set resume_from_checkpoint to true"
