@@ -46,9 +46,9 @@ test: $(VENV)/installed-dev
 	@echo "One file: $(PYTEST) tests/test_buffer.py    One test: $(PYTEST) tests/test_buffer.py -k NAME"
 	$(PYTEST) -m "not slow" $(PARALLEL)
 
-# The slow tests start several processes each, so they run one after another.
+# The slow tests start up to four processes each, so two files run at a time, whatever the number of cores.
 test-all: test
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --numprocesses 2 --dist loadfile
 
 test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 	$(PYTEST) tests/with_vllm $(VLLM_SERVER)
