@@ -264,7 +264,7 @@ async def test_servers_leave_a_busy_one_its_queries(two, caplog, code):
 
 @played
 async def test_servers_move_the_queries_of_a_busy_one_that_then_dies(two, caplog):
-    judge = two.judge()
+    judge = two.judge(probe_every=FOR_EVER)
     two.lost.fault = lambda request, n: status(429 if n == 1 else 503)(request, n)
     assert await answered(judge, *at_home(judge, two.lost, 1)) == {(two.other.url, 3)}
     assert len(log(caplog)) == 1
