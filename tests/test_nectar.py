@@ -257,8 +257,8 @@ def test_prepare_nectar_takes_the_same_queries_from_any_file_streamed_or_not(tmp
     assert len(first) == 38 and report["left_out"] == {RANKS: 1, "the prompt ends in an assistant turn": 1}
     printed = capsys.readouterr()
     assert "40 rows read, 40 looked at, 38 taken" in printed.out and f"left out: 1 because {RANKS}, 1" in printed.out
-    assert "note:" not in printed.err
     first, report = prepare(tmp_path, jsonl, queries=10)
+    assert "note:" not in printed.err + capsys.readouterr().err and report["step"] == "nectar"
     for source, name, streaming in (
         (jsonl, "b.jsonl", True),
         (parquet, "c.parquet", False),
