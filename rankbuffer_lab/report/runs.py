@@ -10,7 +10,16 @@ from typing import Any
 
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.gains import duel_of
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, STATE, checkpoints, copy_live, read_store
+from rankbuffer_trl.store.places import (
+    FOLDER,
+    LIVE_STORE,
+    RUN,
+    STATE,
+    checkpoints,
+    copy_live,
+    read_manifest,
+    read_store,
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,6 @@ def manifest_of(path: Path) -> dict[str, Any]:
     if folder is None:
         return {}
     try:
-        found = json.loads((folder / FOLDER / RUN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it was just replaced, or is damaged; the rest of the report does not need it
+        return read_manifest(folder)
+    except ValueError:  # it was just replaced, or is damaged; the rest of the report does not need it
         return {}
-    return found if isinstance(found, dict) else {}

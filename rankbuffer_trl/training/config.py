@@ -79,7 +79,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         > Parameters that control the start
 
         preflight_only (`bool`, *optional*, defaults to `False`):
-            Check data and judge, print what the run will cost, and stop (`rankbuffer-train`).
+            Check settings, data and judge, print the plan and what the run will cost, and stop. It needs no GPU and no
+            policy, and asks the judge real questions (`rankbuffer-train`).
         resume_with_changes (`bool`, *optional*, defaults to `False`):
             Resume from a checkpoint although the data, the method, the judge model or another setting that the buffers
             depend on has changed (`docs/checkpoints.md`).
@@ -87,9 +88,11 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             Resume from a DeepSpeed or FSDP checkpoint that this `output_dir` did not write. Loading it executes code
             that the checkpoint contains (`docs/checkpoints.md`).
         dry_run (`bool`, *optional*, defaults to `False`):
-            Check settings and data, print the batch arithmetic, and stop. It needs no GPU, no judge and no policy.
+            Check settings and data, print the plan with an estimate of the cost, and stop. It needs no GPU, no judge
+            and no policy.
         num_processes (`int`, *optional*):
-            Number of processes that a dry run computes for. Default: the number of running processes.
+            Number of processes that `dry_run` or `preflight_only` computes for. Default: the number of running
+            processes.
 
     Example:
 
@@ -143,8 +146,13 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
 
     @property
     def world_size(self) -> int:
-        """The number of processes that train. In a dry run, the number that the dry run computes for."""
+        """The number of processes that train, or for which a dry run or a preflight computes."""
         return self.num_processes or super().world_size
+
+    @property
+    def only_checks(self) -> bool:
+        """Whether the run stops before it trains."""
+        return self.dry_run or self.preflight_only
 
     @property
     def queries_per_generation(self) -> int:
@@ -190,13 +198,14 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             raise SettingsError(f"there is no loss {self.loss_type!r}: set loss_type to one of {', '.join(LOSSES)}")
 
     def _check_processes(self) -> None:
-        if self.num_processes is not None and not self.dry_run:
+        if self.num_processes is not None and not self.only_checks:
             raise SettingsError(
-                "num_processes is for dry_run; the processes of a run are those of `accelerate launch --num_processes`"
+                "num_processes is for dry_run and preflight_only; the processes of a run are those of"
+                " `accelerate launch --num_processes`"
             )
         if self.num_processes is not None and self.num_processes < 1:
             raise SettingsError(f"num_processes must be at least 1, got {self.num_processes}")
-        if self.dry_run:  # the settings may be meant for another machine, with a GPU
+        if self.only_checks:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
 
     def _what_fits(self) -> str:

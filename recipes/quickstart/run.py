@@ -31,7 +31,7 @@ from rankbuffer_trl.judge.rubric_judge import WORD, score
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.growth import growth_table
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.command import build_trainer, load_data
+from rankbuffer_trl.training.command import build_trainer, make_plan
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.progress import RunProgress
@@ -119,8 +119,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
     command = ["--config", str(HERE / "quickstart.yaml"), "--model_name_or_path", str(model_path)]
     arguments = RecipeParser().parse_args_and_config([*command, "--output_dir", str(output_dir), *extra])
     script_args, training_args, model_args = arguments
-    data = load_data(script_args, training_args)
-    trainer = build_trainer(script_args, training_args, model_args, *data)
+    trainer = build_trainer(script_args, model_args, make_plan(script_args, training_args))
     for callback in (ProgressCallback, PrinterCallback):  # they print a dictionary per step
         trainer.remove_callback(callback)
     totals = trainer.rank_reward.scorer.store.totals
