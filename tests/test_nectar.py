@@ -225,7 +225,11 @@ def howto_rows(howto):
 
 def test_sample_depends_on_the_seed_and_not_on_the_order_of_the_rows(howto):
     raws = [raw_row(i, howto) for i in range(60)]
+    for raw in raws[::3]:
+        raw["answers"][0]["rank"] = 8.0
     straight = sample(raws, 20, 42)
+    order = sorted(range(60), key=lambda i: place_of(raws[i]["prompt"], 42))
+    assert straight.dropped == {RANKS: order.index([i for i in order if i % 3][19]) - 19}
     random.Random(0).shuffle(raws)
     assert sample(raws, 20, 42) == straight
     assert sample(raws, 20, 43).rows != straight.rows
