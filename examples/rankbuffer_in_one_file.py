@@ -231,8 +231,10 @@ def fill(template: str, values: dict) -> str:
 
 def read(answer: str, key: str, valid: Callable) -> object:
     """Return the valid value of `key` in the one JSON object of an answer, or raise `ValueError`."""
-    objects = re.findall(r"\{[^{}]*\}", after_thinking(answer))
-    pairs = json.loads(objects[0], object_pairs_hook=list) if len(objects) == 1 else []
+    said = after_thinking(answer)
+    objects = re.findall(r"\{[^{}]*\}", said)
+    alone = len(objects) == 1 and said.index("{") == said.index(objects[0])  # and not inside another object
+    pairs = json.loads(objects[0], object_pairs_hook=list) if alone else []
     values = [value for name, value in pairs if name == key]
     if len(values) != 1 or not valid(values[0]):
         raise ValueError(f"it needs exactly one JSON object, with a `{key}` as the question asks for it")

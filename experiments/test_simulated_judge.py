@@ -78,10 +78,10 @@ def test_looks_at_draws_normal_errors_from_the_prompt_and_a_crowd_makes_them_lar
         for word in words:
             fresh = error.gauss(0, 0.2 * math.sqrt(1 - lasting))
             expected.append(fresh + (Random(word).gauss(0, 0.2 * math.sqrt(lasting)) if lasting else 0.0))
-        for crowd, factor in ((1.0, 1.0), (1.4, CROWDED[kind])):
-            looks = looks_at(prompt, QUALITY, JudgeErrors(noise=0.2, lasting=lasting, crowd=crowd)).values()
+        for errors, factor in (({}, 1.0), ({"crowd": 1.4}, CROWDED[kind])):
+            looks = looks_at(prompt, QUALITY, JudgeErrors(noise=0.2, lasting=lasting, **errors)).values()
             found = [look - QUALITY[word] for look, word in zip(looks, words, strict=True)]
-            assert found == pytest.approx([factor * each for each in expected]), (lasting, crowd)
+            assert found == pytest.approx([factor * each for each in expected]), (lasting, errors)
 
 
 @settings(max_examples=30)

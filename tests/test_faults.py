@@ -96,7 +96,7 @@ PASSING = {  # what the server does: (handler, transport retries allowed, reques
     "with thoughts": (saying([THOUGHTS, text_part(GOOD)]), 0, 1),
 }
 # seconds that a request may go without a byte
-HANGING = {"hanging once": 1.0, "hanging": 0.5, "hanging in the body": 0.5, "dripping": 0.1}
+HANGING = {"hanging once": 1.0, "hanging": 0.5, "hanging in the body": 0.5, "dripping": 0.2}
 
 NO_CHAT = "not a chat completion"
 HERE = "/v1/chat/completions?"
@@ -106,7 +106,7 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     "cut off": (cut_off, 0, 1, "down", "ContentLengthError"),
     "hanging": (hang, 1, 2, "down", "Timeout"),
     "hanging in the body": (hang_in_the_body, 0, 1, "down", "Timeout"),
-    "dripping": (drip, 1, 2, "down", "no whole answer within 0.5 s"),
+    "dripping": (drip, 1, 2, "down", "no whole answer within 1 s"),
     "always 502": (status(502), 1, 2, "down", "HTTP 502"),
     "always 503": (refusing(503, "no upstream"), 1, 2, "down", "HTTP 503: no upstream"),
     "always 504": (status(504), 1, 2, "down", "HTTP 504"),

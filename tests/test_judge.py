@@ -74,14 +74,13 @@ def test_ask_returns_none_after_max_attempts_malformed_answers(question):
         assert len(judge.client.seen) == most
 
 
-def test_ask_returns_none_when_the_judge_is_unreachable(question):
-    """What was answered before counts."""
-    for answered, spent in ((0, Usage()), (1, Usage(10, 4, 3))):
-        judge = scripted_judge(lambda messages: "no" if len(judge.client.seen) <= answered else unreachable(messages))
-        verdict, call = ask(judge, question)
-        assert verdict is None
-        assert (call.outcome, call.attempts, call.usage, call.spent) == ("unreachable", answered + 1, Usage(), spent)
-        assert call.error == "connection refused"
+@pytest.mark.parametrize(("answered", "spent"), [(0, Usage()), (1, Usage(10, 4, 3))])
+def test_ask_returns_none_when_the_judge_is_unreachable_and_counts_what_was_answered(question, answered, spent):
+    judge = scripted_judge(lambda messages: "no" if len(judge.client.seen) <= answered else unreachable(messages))
+    verdict, call = ask(judge, question)
+    assert verdict is None
+    assert (call.outcome, call.attempts, call.usage, call.spent) == ("unreachable", answered + 1, Usage(), spent)
+    assert call.error == "connection refused"
 
 
 class Crowd(ScriptedClient):

@@ -22,7 +22,6 @@ from rankbuffer_trl.training.parser import RecipeParser
 
 pytestmark = pytest.mark.slow
 
-FOLDER = ROOT / "recipes" / "launch"
 POLICY, JUDGE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B-Instruct-2507"
 SLURM = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_JOB_ID": "7"}
 HOSTS = {"SERVE_HOST": "10.0.0.2", "TRAIN_HOST": "10.0.0.1"}
@@ -86,6 +85,9 @@ def test_one_node_shares_its_gpus_and_stays_on_loopback(tmp_path):
         done = launch(tmp_path, "one_node.sh", *SEED, there=SERVED, **environment)
         _, args, _ = training(done, 4)
         assert devices(done) == gpus
+        models = [POLICY] if url else [POLICY, JUDGE]
+        assert [call.argv for call in done.of("hf")] == [["download", model] for model in models]
+        assert max(done.calls.index(c) for c in done.of("hf")) < min(done.calls.index(c) for c in done.of("vllm"))
         assert done.of("accelerate")[0].env == {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "VLLM_HOST_IP": "127.0.0.1"}
         assert {call.value("--host") for call in done.of("vllm")} == {"127.0.0.1"}
         assert servers(done)["8000"].env["VLLM_HOST_IP"] == "127.0.0.1"
@@ -152,18 +154,17 @@ def test_one_gpu_gives_the_memory_of_a_judge_elsewhere_to_the_rollouts(tmp_path)
         assert model.use_peft and model.lora_r == 32
 
 
-def test_a_judge_that_wants_a_key_is_left_to_the_training(tmp_path):
-    done = launch(tmp_path, "one_node.sh", *SEED, there={9001: "401"}, JUDGE_URL=AWAY)
-    assert done.status == 0 and f"the training checks whether it serves {JUDGE}" in done.output
-
-
-def test_a_policy_that_is_served_already_writes_the_responses(tmp_path):
+def test_a_policy_that_is_served_already_writes_the_responses_and_a_judge_may_want_a_key(tmp_path):
     environment = {"SAMPLER_URL": "http://10.0.0.8/v1", "JUDGE_URL": AWAY}
-    done = launch(tmp_path, "one_node.sh", "data", "in.jsonl", "out.jsonl", there=SERVED, **environment)
+    done = launch(tmp_path, "one_node.sh", "data", "in.jsonl", "out.jsonl", there={9001: "401"}, **environment)
     assert done.status == 0 and done.of("vllm") == done.of("hf") == []
+    assert f"the training checks whether it serves {JUDGE}" in done.output
     responses, rubrics = done.of("python")
     assert responses.value("--sampler_url") == "http://10.0.0.8/v1"
     assert responses.value("--output_file") == rubrics.value("--dataset_name") == "out_no_rubrics.jsonl"
+    own = launch(tmp_path, "one_node.sh", "data", "in", "out", there=SERVED, POLICY=str(tmp_path), JUDGE_URL=AWAY)
+    assert own.of("hf") == [], "a policy in a folder is not downloaded"
+    assert own.of("vllm")[0].env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 
 def test_trls_command_starts_the_same_rollout_server(tmp_path):
@@ -179,13 +180,6 @@ def test_trls_command_starts_the_same_rollout_server(tmp_path):
         for option in [word for word in ours.argv if word.startswith("--")]:
             assert ours.value(option) == command[command.index(option) + 1], option
     assert '"--enable-scale-out"' in inspect.getsource(build_command), "recipes/README.md says that TRL adds it"
-
-
-def test_weights_are_there_before_a_server_starts(tmp_path):
-    done = launch(tmp_path, "one_node.sh", *SEED, POLICY=str(tmp_path))
-    names = [call.name for call in done.calls if call.name in ("python", "hf", "vllm")]
-    assert names == ["python", "hf", "vllm", "vllm"], "a policy in a folder is not downloaded"
-    assert done.of("hf")[0].argv == ["download", JUDGE]
 
 
 def test_a_missing_command_is_named_before_anything_starts(tmp_path):
@@ -273,10 +267,8 @@ TRAIN, DATA = ("two_nodes.sh", "train"), ("one_node.sh", "data", "in", "out")
         (["one_node.sh"], {}, {8001: JUDGE}, "something already listens at http://127.0.0.1:8001", "python"),
         (["one_node.sh", "judge"], {}, {8001: JUDGE}, "something already listens at http://127.0.0.1:8001", None),
         (DATA, {"JUDGE_URL": HERE}, SERVED | {8000: POLICY}, "already listens at http://127.0.0.1:8000", None),
-        (["one_node.sh"], {"STOLEN": "8001"}, {}, "address already in use", "vllm"),
-        (["one_node.sh"], {"STOLEN": "8001"}, {}, "judge ended before it was ready", "vllm"),
-        (["one_node.sh"], {"FAILS": "8000"}, {}, "out of memory, of course", "vllm"),
-        (["one_node.sh"], {"FAILS": "8000"}, {}, "rollouts ended before it was ready", "vllm"),
+        (["one_node.sh"], {"STOLEN": "8001"}, {}, "address already in use .* judge ended before it was ready", "vllm"),
+        (["one_node.sh"], {"FAILS": "8000"}, {}, "out of memory, .* rollouts ended before it was ready", "vllm"),
         (TRAIN, HOSTS, {8000: "other", 8001: JUDGE}, "does not serve Qwen/Qwen3-8B, so it is not our rollouts", "hf"),
         (TRAIN, HOSTS | {"START_SECONDS": "1"}, {8001: JUDGE}, "rollouts at http://10.0.0.2:8000 was not ready", "hf"),
         (TRAIN, HOSTS | {"START_SECONDS": "1"}, {}, "no judge answers at http://10.0.0.2:8001/v1", "hf"),
@@ -286,22 +278,8 @@ TRAIN, DATA = ("two_nodes.sh", "train"), ("one_node.sh", "data", "in", "out")
 )
 def test_a_fault_is_named_and_ends_everything(tmp_path, words, environment, there, message, reaches):
     done = launch(tmp_path, *words, there=there, **environment)
-    assert done.status == 1 and message in done.output
-    assert done.left == []
+    assert done.status == 1 and done.left == []
+    assert all(part in done.output for part in message.split(" .* ")), done.output
     started = {call.name for call in done.calls}
     order = ["scontrol", "srun", "python", "hf", "vllm", "engine", "accelerate"]
     assert max(started, key=order.index, default=None) in (reaches, "engine" if reaches == "vllm" else reaches)
-
-
-def test_the_scripts_are_sound():
-    shellcheck = shutil.which("shellcheck", path=f"{sys.prefix}/bin") or shutil.which("shellcheck")
-    scripts = sorted(FOLDER.glob("*.sh"))
-    names = ["one_node.sh", "servers.sh", "single_gpu_lora.sh", "slurm.sh", "two_nodes.sh"]
-    assert [script.name for script in scripts] == names
-    done = subprocess.run([shellcheck, "-x", *scripts], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout
-    for script in scripts:
-        text = script.read_text()
-        assert "pkill" not in text and "killall" not in text
-        if script.name != "servers.sh":
-            assert "by arithmetic" in text and "160 rollouts" in text and "has not been run" in text

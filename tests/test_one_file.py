@@ -110,6 +110,8 @@ ANSWERS = st.lists(
 @example('{"position": 1} {"position": 1}')
 @example('{"position": 1, "position": 1}')
 @example('{"position": 1, "why": "x"}')
+@example('{"verdict": {"position": 1}}')
+@example('{"position": 1} {')
 @example('{"position": true}')
 @example('{"position": 1.0}')
 @example('{"position": -1}')

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
     Question,
+    Usage,
     Verdict,
     VerdictError,
     batch_question,
@@ -31,6 +32,8 @@ from rankbuffer_trl.judge import (
     winner_verdict,
 )
 from rankbuffer_trl.judge.guard import MARKER
+from rankbuffer_trl.judge.ledger import Reply
+from rankbuffer_trl.judge.verdicts import constrain
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = {  # what stands in the golden prompts
@@ -92,6 +95,7 @@ def test_question_prompt_kind_and_verdict(name):
     assert (question.kind, question.query_id, question.verdict, question.afresh) == (
         ASKED[name][0], "tea", ASKED[name][1], False,
     )  # fmt: skip
+    assert question.fields("regex", 7) == constrain(question.verdict, "regex", 7)
     assert set(ASKED) == set(questions(**TEXTS))
 
 
@@ -163,5 +167,7 @@ def test_batch_question_shares_all_before_the_candidates_and_no_answer_to_copy()
     first, other = (batch_question(query, ["x", "y"], texts) for texts in (["a", "b"], ["b", "a", "c"]))
     assert other.prompt().startswith(first.prompt().partition("CANDIDATES")[0])
     assert re.findall(r"^\[(R.*)\]$", other.prompt(), flags=re.MULTILINE) == ["R0", "R1", "R2"]
+    answer = '{"order": [1, 0, 2], "positions": [0, 0, 2]}'
+    assert other.read_reply(Reply(answer, Usage())) == other.read(answer) == ([1, 0, 2], [0, 0, 2])
     with pytest.raises(VerdictError):
         other.read(other.prompt().splitlines()[-1])

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import sys
 from dataclasses import asdict, replace
 from statistics import fmean
@@ -366,31 +364,6 @@ def test_groups_main_scores_every_method_that_is_asked_for(tiny_policy, monkeypa
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["methods"].keys() == {"rankbuffer", "grpo"} and 0 <= line["repeated"] < 0.1
     assert all(-1 <= number <= 1 for found in line["methods"].values() for pair in found for number in pair)
-
-
-@pytest.mark.slow
-def test_main_does_not_write_down_a_run_that_a_sigterm_ended(tmp_path, tiny_policy, monkeypatch):
-    answer = NoisyRubricJudge.complete
-
-    async def terminated(self, *args, **kwargs):
-        asked.append(1)
-        if len(asked) == 2:  # the first question is asked before training
-            os.kill(os.getpid(), signal.SIGTERM)
-        return await answer(self, *args, **kwargs)
-
-    asked: list[int] = []
-    monkeypatch.setattr(NoisyRubricJudge, "complete", terminated)
-    monkeypatch.setattr(miniature, "measure_start", lambda settings: (0.5, 0.1))
-    monkeypatch.setattr(policy, "build_policy", lambda path, queries: None)
-    options = {"policy": tiny_policy, "output_dir": tmp_path, "steps": 3, "queries_per_step": 1, "samples": 1}
-    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    monkeypatch.setattr(sys, "argv", ["miniature.py", *words, "--methods", "grpo"])
-    with pytest.raises(SystemExit, match=r"a SIGTERM ended the run of grpo with seed 0: the same command"):
-        miniature.main()
-    assert (tmp_path / "results.jsonl").read_text() == ""
-    miniature.main()
-    (line,) = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert len(json.loads(line)["curve"]) == 3
 
 
 def test_main_does_not_repeat_what_is_finished_or_mix_settings(tmp_path, tiny_policy, monkeypatch, capsys):
