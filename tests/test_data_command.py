@@ -302,6 +302,8 @@ def test_push_refuses_what_is_not_finished_and_says_what_the_hub_refuses(tmp_pat
     write_rows(path, howto)
     with pytest.raises(DataError, match=r"mine\.jsonl cannot be pushed to me/x: 401"):
         publish.push(str(path), "me/x", api=Refusing())
+    publish.push(str(path), "me/x", api=FakeHub(tmp_path / "bare"))
+    assert {path.name for path in (tmp_path / "bare").iterdir()} == {"train.jsonl", "README.md"}
     for text in ("{}", "[]", "{"):
         beside(path, "provenance.json").write_text(text)
         with pytest.raises(DataError, match=r"the record .*mine\.jsonl\.provenance\.json cannot be read .* delete it"):
