@@ -18,6 +18,7 @@ from rankbuffer_trl.data.check import CheckSettings, anchors, check_dataset
 from rankbuffer_trl.data.output import beside, write_provenance, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TokenCounter
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import insertion_question
 from rankbuffer_trl.judge.reach import TURN_TOKENS
 from rankbuffer_trl.training import command as train
@@ -56,6 +57,7 @@ def test_check_counts_the_sample_that_ships(capsys):
     ):
         assert said in out, said
     assert re.search(r"judge prompt at 2 K0 +36", out) and "NOT READY" not in out
+    assert re.search(r"of a +counted +least +median +95 % +most *\n", out)
     assert re.search(r"weights: 1 \(\d+\), .*; mean \d\.\d\d\n", out)
 
 
@@ -87,6 +89,13 @@ def test_check_dataset_measures_the_real_prompts(howto, tiny_policy):
     chat = [{"role": "user", "content": queries[0].text}]
     rendered = f"<|im_start|>user\n{queries[0].text}<|im_end|>\n<|im_start|>assistant\n"
     assert found.lengths["prompt"][0] == tokens.chat(chat) == tokens.text(rendered)
+
+
+def test_check_settings_refuse_what_cannot_be_counted():
+    for key, least in (("k0", 2), ("sample", 1), ("most_shown", 1)):
+        assert getattr(CheckSettings(**{key: least}), key) == least
+        with pytest.raises(SettingsError, match=f"{key} must be at least {least}, got {least - 1}"):
+            CheckSettings(**{key: least - 1})
 
 
 def test_token_counter_without_a_template_counts_the_texts(tmp_path, tiny_policy):
@@ -293,6 +302,8 @@ def test_push_refuses_what_is_not_finished_and_says_what_the_hub_refuses(tmp_pat
     write_rows(path, howto)
     with pytest.raises(DataError, match=r"mine\.jsonl cannot be pushed to me/x: 401"):
         publish.push(str(path), "me/x", api=Refusing())
+    publish.push(str(path), "me/x", api=FakeHub(tmp_path / "bare"))
+    assert {path.name for path in (tmp_path / "bare").iterdir()} == {"train.jsonl", "README.md"}
     for text in ("{}", "[]", "{"):
         beside(path, "provenance.json").write_text(text)
         with pytest.raises(DataError, match=r"the record .*mine\.jsonl\.provenance\.json cannot be read .* delete it"):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from helpers.evaluation_assets import (
     write_outputs,
 )
 from helpers.http_server import served
-from trl import TrlParser
 
 from evaluation.asking import ask_judge
 from evaluation.assets import Assets
@@ -260,18 +258,6 @@ def test_a_bug_keeps_its_traceback(values, monkeypatch, tmp_path):
     monkeypatch.setattr("evaluation.run.need_judge", broken)
     with pytest.raises(ValueError, match=r"zip\(\) argument 2 is shorter"):
         main()
-
-
-def test_the_commands_of_the_readme_parse():
-    text = (ROOT / "evaluation" / "README.md").read_text()
-    lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
-    ours = [shlex.split(line)[3:] for line in lines if re.match(r"python -m evaluation.run ", line)]
-    assert len(ours) >= 3
-    for arguments in ours:
-        (config,) = TrlParser((EvaluationConfig,)).parse_args_and_config(arguments)
-        assert config.judge_model == "Qwen/Qwen3-30B-A3B-Instruct-2507"
-    for path in re.findall(r"`(evaluation/[\w/.]+)`", text):
-        assert (ROOT / path).exists(), path
 
 
 def test_the_papers_numbers():

@@ -91,21 +91,6 @@ def test_one_group_prints_visits_that_are_those_of_the_reward_method(printed, ex
     assert [int(i) for i, _ in placed] == list(first.positions)
 
 
-def test_one_group_shows_everything_that_can_happen_to_an_answer_or_an_anchor(printed):
-    for sight in (
-        r"^  R\d  below A0 ",
-        r"^  R\d  between A\d and A\d ",
-        r"^  R\d  above A3 ",
-        r"^  R\d  no answer$",
-        r"^  between A\d and A\d: R\d < R\d < R\d$",
-        r"\+ 0-\d: the worst answer below",
-        r"\+ 0-\d: the best answer above",
-        r"\+ 0-\d: the lower median",
-        r"- initial-\d: no answer next to it in 2 epochs",
-    ):
-        assert re.search(sight, printed, re.MULTILINE), sight
-
-
 # Examples of use in docstrings
 
 

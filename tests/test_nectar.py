@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import re
 from pathlib import Path
 
 import prepare_nectar
@@ -13,15 +12,16 @@ from helpers.nectar_rows import raw_row
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.data.nectar import Unusable, parse_prompt, place_of, render_prompt, sample, to_row
+from rankbuffer_trl.data.nectar import Unusable, parse_prompt, place_of, sample, to_row
 from rankbuffer_trl.data.output import write_rows
-from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 # The prompt
 
+LONG = "a\n" * 500_000 + "b"  # a megabyte, which a careless regular expression would read for hours
 UNUSABLE = {
     "": "no turn of a Human",
     "How do I make tea?": "no turn of a Human",
@@ -38,10 +38,10 @@ def test_parse_prompt_says_why_a_text_is_no_prompt():
     for text, reason in UNUSABLE.items():
         with pytest.raises(Unusable, match=reason):
             parse_prompt(text)
+    assert parse_prompt(f"\n\nHuman: {LONG}\n\nAssistant: ")[0]["content"] == LONG
 
 
 PIECES = ["\n\nHuman:", "\n\nAssistant:", "Human:", "Assistant:", " ", "\n", "\n\n", "\r\n", "\ufeff", "a", "é", "ß:"]
-turn = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join)
 calm = st.lists(st.sampled_from([piece for piece in PIECES if len(piece) < 5 or piece[0] != "\n"]), max_size=5)
 
 
@@ -58,16 +58,6 @@ prompts = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=16).map("".join),  # mostly refused
     st.lists(calm, min_size=1, max_size=5).map(lambda turns: speak(odd(turns))),
 )
-
-
-@given(st.lists(turn, min_size=1, max_size=5))
-def test_render_prompt_is_the_inverse_of_parse_prompt(contents):
-    """Any conversation of an odd number of turns that holds no marker after an empty line is read back."""
-    contents = [re.sub(r"\n\n(?=Human:|Assistant:)", " ", c.replace("\r\n", "").strip()) for c in odd(contents)]
-    if not all(contents):
-        return
-    messages = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
-    assert parse_prompt(render_prompt(messages)) == messages
 
 
 @given(prompts)
@@ -99,10 +89,6 @@ def test_parse_prompt_agrees_with_a_slow_reader(text):
         assert good
         assert [message["content"] for message in messages] == [content for _, content in turns]
         assert [message["role"] for message in messages] == [("user", "assistant")[i % 2] for i in range(len(turns))]
-
-
-def test_parse_prompt_reads_a_megabyte():
-    assert parse_prompt("\n\nHuman: " + "a\n" * 500_000 + "b\n\nAssistant: ")[0]["content"] == "a\n" * 500_000 + "b"
 
 
 # A row
@@ -239,7 +225,11 @@ def howto_rows(howto):
 
 def test_sample_depends_on_the_seed_and_not_on_the_order_of_the_rows(howto):
     raws = [raw_row(i, howto) for i in range(60)]
+    for raw in raws[::3]:
+        raw["answers"][0]["rank"] = 8.0
     straight = sample(raws, 20, 42)
+    order = sorted(range(60), key=lambda i: place_of(raws[i]["prompt"], 42))
+    assert straight.dropped == {RANKS: order.index([i for i in order if i % 3][19]) - 19}
     random.Random(0).shuffle(raws)
     assert sample(raws, 20, 42) == straight
     assert sample(raws, 20, 43).rows != straight.rows
@@ -271,8 +261,8 @@ def test_prepare_nectar_takes_the_same_queries_from_any_file_streamed_or_not(tmp
     assert len(first) == 38 and report["left_out"] == {RANKS: 1, "the prompt ends in an assistant turn": 1}
     printed = capsys.readouterr()
     assert "40 rows read, 40 looked at, 38 taken" in printed.out and f"left out: 1 because {RANKS}, 1" in printed.out
-    assert "note:" not in printed.err
     first, report = prepare(tmp_path, jsonl, queries=10)
+    assert "note:" not in printed.err + capsys.readouterr().err and report["step"] == "nectar"
     for source, name, streaming in (
         (jsonl, "b.jsonl", True),
         (parquet, "c.parquet", False),
@@ -283,8 +273,9 @@ def test_prepare_nectar_takes_the_same_queries_from_any_file_streamed_or_not(tmp
         assert rows == first and other["left_out"] == report["left_out"]
     assert report["rows_read"] == 40 and report["queries_taken"] == 10 and report["seed"] == 42
     assert load_dataset("parquet", data_files=str(tmp_path / "c.parquet"), split="train").to_list() == first
-    with pytest.raises(DataError, match=r"no column 'rubrics' .*generate_rubrics"):
-        QueryTable(load_queries(str(tmp_path / "b.jsonl")), anchors_needed=7)
+    unusable = write(tmp_path / "plain.jsonl", [raws[0] | {"prompt": "plain"}])
+    with pytest.raises(DataError, match=r"none of the 1 rows .* can be used.*no turn of a Human"):
+        prepare(tmp_path, unusable)
 
 
 def test_prepare_nectar_counts_prompts_in_the_policys_template(tmp_path, howto, tiny_policy, capsys):
@@ -317,20 +308,6 @@ def test_prepare_nectar_asks_the_hub_for_nectar(tmp_path, howto, monkeypatch):
     assert prepare_nectar.main(config) == 0
     assert asked == [("berkeley-nest/Nectar", {"name": None, "split": "train", "streaming": False})]
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
-
-
-def test_prepare_nectar_passes_responses_of_a_megabyte_through(tmp_path, howto):
-    raw = raw_row(0, howto)
-    for answer in raw["answers"]:
-        answer["answer"] = answer["model"] + " wörds" * 150_000
-    rows, _ = prepare(tmp_path, write(tmp_path / "raw.jsonl", [raw]))
-    assert [len(response) for response in rows[0]["responses"]] == [7 + 900_000] * 7
-
-
-def test_prepare_nectar_says_why_nothing_can_be_used(tmp_path, howto):
-    raw = raw_row(0, howto) | {"prompt": "plain"}
-    with pytest.raises(DataError, match=r"none of the 1 rows .* can be used.*no turn of a Human"):
-        prepare(tmp_path, write(tmp_path / "raw.jsonl", [raw]))
 
 
 def test_prepare_nectar_on_a_full_disk_leaves_the_old_file(tmp_path, howto, monkeypatch):

@@ -123,7 +123,7 @@ def test_the_workflow_runs_what_every_change_must_pass():
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
 
 
-def test_the_citation_is_of_this_version_and_of_the_paper():
+def test_citation_and_changelog_are_of_this_version_and_of_the_paper():
     from rankbuffer_trl.training.trainer import RankBufferTrainer
 
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
@@ -132,7 +132,4 @@ def test_the_citation_is_of_this_version_and_of_the_paper():
     assert paper["title"] == RankBufferTrainer._paper["title"] == citation["title"].partition(" on TRL")[0]
     authors = " and ".join(f"{one['given-names']} {one['family-names']}" for one in paper["authors"])
     assert f"author = {{{authors}}}" in RankBufferTrainer._paper["citation"]
-
-
-def test_the_changelog_begins_with_this_version():
     assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == __version__

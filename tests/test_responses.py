@@ -73,6 +73,7 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "21 of 21 responses: 21 requests" in printed and "order of 3 queries' responses: 3 requests" in printed
 
+    assert all((tmp_path / f"out.jsonl.{what}.jsonl").is_file() for what in ("samples", "orders"))
     again = Model(numbered)
     assert generate(own_queries(tmp_path, 4), tmp_path, again, judge, sampler_request={"top_k": 20}) == 0
     assert len(again.bodies) == 7 and len(judge.bodies) == 4, "only the new query is asked about"

@@ -191,6 +191,8 @@ def test_generate_rubrics_adds_them_and_leaves_the_rest(tmp_path, howto, capsys)
     assert rows == [row | {"rubrics": RUBRICS} for row in rows_of_nectar(howto, 12)]
     assert len(QueryTable(load_queries(str(tmp_path / "out.jsonl")), 7)) == 12
     assert set(asked_queries(model).values()) == {1}
+    assert "[Rank 1 | model=model-1]" in model.bodies[0]["messages"][1]["content"]
+    assert beside(tmp_path / "out.jsonl", "answers.jsonl").is_file()
     body = model.bodies[0]
     assert body["temperature"] == 0.2 and body["max_tokens"] == 1024 and body["messages"][0]["content"] == SYSTEM
     out = capsys.readouterr().out

@@ -19,7 +19,6 @@ from .queries import DataError, text_fault
 
 RANKS = 7
 ROLES = {"Human": "user", "Assistant": "assistant"}
-MARKERS = {role: f"\n\n{name}: " for name, role in ROLES.items()}
 TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 
 
@@ -31,7 +30,7 @@ def parse_prompt(text: str) -> Messages:
     """Read Nectar's prompt as messages, of which the last is the user's.
 
     A turn begins with `Human:` or `Assistant:` after an empty line. Elsewhere these words are text. White space around
-    a turn and a byte order mark are dropped, and CRLF becomes LF. [`render_prompt`] is the inverse.
+    a turn and a byte order mark are dropped, and CRLF becomes LF.
 
     Raises:
         [`Unusable`]: if it is not a conversation whose next turn is the assistant's.
@@ -54,12 +53,6 @@ def parse_prompt(text: str) -> Messages:
     if not all(message["content"] for message in messages):
         raise Unusable("the prompt has an empty turn")
     return messages
-
-
-def render_prompt(messages: Messages) -> str:
-    """Write messages as Nectar does."""
-    turns = "".join(MARKERS[message["role"]] + message["content"] for message in messages)
-    return turns + MARKERS["assistant"]
 
 
 def to_row(raw: dict) -> dict:
