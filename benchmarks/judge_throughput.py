@@ -28,7 +28,7 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -36,7 +36,6 @@ import loopback
 from aiohttp import web
 from rich.console import Console
 from rich.table import Table
-from simulated_judge import WORDS
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge
@@ -48,6 +47,7 @@ from rankbuffer_trl.training.scorer import GroupScorer
 
 QUERIES, G, K = 20, 8, 6
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400
+WORDS = "the a water heat pan rice cook stir slow well then until soft salt add cup boil drain cover minute".split()
 COUNTERS = {"prompt": "vllm:prompt_tokens_total", "cached": "vllm:prefix_cache_hits_total"}
 
 
@@ -132,7 +132,8 @@ class Contest:
     def turn(self, number: int) -> tuple[Turn, Turn]:
         """Judge one step with RankBuffer, then send the same requests with the floor."""
         recorder = self.scorer.judge.client = Recorder(self.client)
-        self.client.request = {"cache_salt": f"ours-{number}"} if self.salted else {}
+        salt = {"cache_salt": f"ours-{number}"} if self.salted else {}
+        self.client.endpoint = replace(self.client.endpoint, request=salt)
         groups = make_groups(number)
         before, cpu, started = self.counters(), time.process_time(), time.perf_counter()
         outcome = self.scorer.score(groups, step=number)

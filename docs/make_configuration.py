@@ -10,15 +10,16 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
-from textwrap import dedent
 
 import rankbuffer_trl.rewards
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import ClientConfig, FailureLimit, ServersConfig, VerdictConfig
+from rankbuffer_trl.settings import described
 from rankbuffer_trl.training.config import RankBufferConfig
 
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "configuration.md"
 ENTRY = re.compile(r"^(\w+) \(`([^)]*)\):\n((?:    .*\n|\n)+)", re.MULTILINE)
+JUDGE = (ServersConfig, ClientConfig, VerdictConfig, FailureLimit)
 TRL = "https://huggingface.co/docs/trl/v{version}/en"
 HEAD = """# Configuration
 
@@ -46,21 +47,6 @@ def fields(cls: type) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(cls) if field.name in vars(cls).get("__annotations__", {})]
 
 
-def entries(cls: type) -> dict[str, tuple[str, str]]:
-    """Read type and text of each field from the docstring.
-
-    Raises:
-        `ValueError`: if a field is not in the docstring.
-    """
-    text = inspect.cleandoc(cls.__doc__ or "") + "\n"
-    body = re.split(r"^(?:Parameters|Args):\n", text, maxsplit=1, flags=re.MULTILINE)[-1]
-    body = dedent(re.split(r"^(?:Raises|Example):\n", body, maxsplit=1, flags=re.MULTILINE)[0])
-    found = {name: (kind.split("`, ")[0].strip("`"), text) for name, kind, text in ENTRY.findall(body)}
-    if missing := [field.name for field in fields(cls) if field.name not in found]:
-        raise ValueError(f"the docstring of {cls.__name__} says nothing of {', '.join(missing)}")
-    return found
-
-
 def default(field: dataclasses.Field) -> str:
     """Format the default of a field as in YAML."""
     value = field.default
@@ -69,14 +55,15 @@ def default(field: dataclasses.Field) -> str:
     return "" if value in (None, dataclasses.MISSING) else f"`{value}`"
 
 
-def table(cls: type) -> str:
-    """Build a table of the fields that a class declares."""
-    found = entries(cls)
+def table(*classes: type) -> str:
+    """Build a table of the fields that classes declare."""
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for field in fields(cls):
-        kind, text = found[field.name]
-        meaning = " ".join(text.split()).replace("|", "\\|")
-        rows.append(f"| `{field.name}` | {kind.replace('`', '')} | {default(field)} | {meaning} |")
+    for cls in classes:
+        texts = described(cls)
+        for field in fields(cls):
+            kind, text = texts[field.name]
+            kind = kind.split("`, ")[0].replace("`", "")
+            rows.append(f"| `{field.name}` | {kind} | {default(field)} | {text.replace('|', chr(92) + '|')} |")
     return "\n".join(rows)
 
 
@@ -99,7 +86,7 @@ def page() -> str:
     parts = [
         HEAD.format(trl=TRL.format(version=version)),
         f"## The reward, prompts and answers, the start\n\n{table(RankBufferConfig)}\n",
-        f"## The judge\n\n[`docs/judge.md`](judge.md) helps to choose.\n\n{table(JudgeConfig)}\n",
+        f"## The judge\n\n[`docs/judge.md`](judge.md) helps to choose.\n\n{table(*JUDGE)}\n",
         METHODS,
         *method_sections(),
     ]

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rankbuffer_trl.judge import Answers, Chat, JudgeError, ask_many
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import FailureLimit
 
 from .benchmark import shortened
 
 
-def ask_judge(settings: JudgeConfig, chats: Mapping[str, Chat], log: Path, what: str) -> Answers:
+def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what: str) -> Answers:
     """Ask the judge all chats of a benchmark that are not answered yet.
 
     Args:
-        settings (`JudgeConfig`):
+        settings (`FailureLimit`):
             The judge. Its `judge_max_failures` limits the share of chats that may fail.
         chats (`Mapping[str, Chat]`):
             What to ask, by key. An answer is reused only for the same messages, request and judge.
@@ -37,7 +37,7 @@ def ask_judge(settings: JudgeConfig, chats: Mapping[str, Chat], log: Path, what:
     return answers
 
 
-def need_judge(settings: JudgeConfig) -> str:
+def need_judge(settings: FailureLimit) -> str:
     """Return the name of the judge's model, and refuse to evaluate without a server.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.guard import defuse
 from rankbuffer_trl.judge.verdicts import VerdictError
 
@@ -94,7 +94,7 @@ class Benchmark(Protocol):
             [`OutputError`]: if any of them cannot be judged.
         """
 
-    def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
+    def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """Judge what is not judged yet and write the official result format.
 
         Returns:

@@ -3,16 +3,16 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge.config import JudgeConfig, read_object
+from rankbuffer_trl.judge.config import FailureLimit, read_object
+from rankbuffer_trl.settings import documented
 
 from .assets import Assets
 from .files import read_json, write_json
 from .rooms import ROOMS
 
-ENGINES = ("vllm", "transformers")
 KEPT = (
     *("limit", "temperature", "top_p", "top_k", "max_new_tokens", "chat_template_kwargs", "seed"),
     *("judge_model", "judge_request", "wildbench_reward"),
@@ -20,14 +20,14 @@ KEPT = (
 """Settings that all results in one folder share."""
 
 
+@documented
 @dataclass
-class EvaluationConfig(JudgeConfig):
+class EvaluationConfig(FailureLimit):
     r"""
     Configuration of an evaluation.
 
-    It adds the parameters below to those of [`JudgeConfig`]. Of those, `judge_decoding`, `judge_free_tokens`,
-    `judge_guard` and `judge_step_timeout` have no effect here, because the benchmarks define their own prompts and
-    verdicts.
+    It adds the parameters below to those of [`FailureLimit`] and [`ServersConfig`]. The benchmarks define their own
+    prompts and verdicts.
 
     Parameters:
         models (`list[str]`):
@@ -81,57 +81,29 @@ class EvaluationConfig(JudgeConfig):
             Label of the model against which the others are compared. Default: the first of `models`.
     """
 
-    models: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Models to evaluate: ids on the Hub, folders of checkpoints or adapters, or label=path."},
-    )
-    benchmarks: list[str] = field(
-        default_factory=lambda: list(ROOMS), metadata={"help": f"Any of {', '.join(ROOMS)}."}
-    )
-    assets_dir: str = field(default="assets", metadata={"help": "Folder with the official files."})
-    assets_manifest: str | None = field(
-        default=None, metadata={"help": "YAML file whose entries replace those of the benchmarks' assets.yaml."}
-    )
-    output_dir: str = field(default="runs/evaluation", metadata={"help": "Folder of outputs, judgments and scores."})
-    generate_only: bool = field(
-        default=False, metadata={"help": "Whether to stop after the responses. No judge is needed then."}
-    )
-    limit: int | None = field(
-        default=None,
-        metadata={"help": "Use only this many first prompts of each benchmark. The numbers then mean nothing."},
-    )
-    engine: str = field(
-        default="vllm",
-        metadata={
-            "help": "The engine: 'vllm' starts a server, 'transformers' generates in this process.",
-            "choices": ENGINES,
-        },
-    )
-    engine_url: str | None = field(
-        default=None, metadata={"help": "Base URL of a running vLLM server for the one model."}
-    )
-    engine_model: str | None = field(default=None, metadata={"help": "The model's name on that server."})
-    engine_command: str = field(default="vllm serve", metadata={"help": "The command that starts a vLLM server."})
-    engine_arguments: list[str] = field(
-        default_factory=list, metadata={"help": "More arguments for vllm serve, such as --tensor-parallel-size=8."}
-    )
-    engine_batch_size: int = field(default=8, metadata={"help": "Prompts in a batch, for 'transformers'."})
-    engine_concurrency: int = field(default=128, metadata={"help": "Requests in flight at once, for 'vllm'."})
-    temperature: float = field(default=0.6, metadata={"help": "Sampling temperature; 0 is greedy."})
-    top_p: float = field(default=0.95, metadata={"help": "Probability mass of nucleus sampling."})
-    top_k: int = field(default=20, metadata={"help": "Number of likeliest tokens to sample from; 0: all."})
-    max_new_tokens: int = field(default=4096, metadata={"help": "Maximum tokens of a response with its thinking."})
-    chat_template_kwargs: dict | str | None = field(
-        default=None, metadata={"help": 'JSON object for the chat template, such as {"enable_thinking": false}.'}
-    )
-    seed: int | None = field(default=0, metadata={"help": "Seed of generation; null sends none."})
-    wildbench_reward: bool = field(default=False, metadata={"help": "Whether to judge WB-Reward as well."})
-    paper_rows: list[str] = field(
-        default_factory=lambda: ["Base", "RankBuffer"], metadata={"help": "Rows of the paper's tables to show."}
-    )
-    compare_with: str | None = field(
-        default=None, metadata={"help": "Label of the model against which the others are compared."}
-    )
+    models: list[str] = field(default_factory=list)
+    benchmarks: list[str] = field(default_factory=lambda: list(ROOMS))
+    assets_dir: str = "assets"
+    assets_manifest: str | None = None
+    output_dir: str = "runs/evaluation"
+    generate_only: bool = False
+    limit: int | None = None
+    engine: Literal["vllm", "transformers"] = "vllm"
+    engine_url: str | None = None
+    engine_model: str | None = None
+    engine_command: str = "vllm serve"
+    engine_arguments: list[str] = field(default_factory=list)
+    engine_batch_size: int = 8
+    engine_concurrency: int = 128
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 20
+    max_new_tokens: int = 4096
+    chat_template_kwargs: dict | str | None = None
+    seed: int | None = 0
+    wildbench_reward: bool = False
+    paper_rows: list[str] = field(default_factory=lambda: ["Base", "RankBuffer"])
+    compare_with: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -150,8 +122,6 @@ class EvaluationConfig(JudgeConfig):
         for key in ("limit", "engine_batch_size", "engine_concurrency", "max_new_tokens"):
             if (value := getattr(self, key)) is not None and value < 1:
                 raise SettingsError(f"{key} must be at least 1, got {value}")
-        if self.engine not in ENGINES:
-            raise SettingsError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise SettingsError(
                 "temperature and top_k must not be below 0 and top_p must be above 0 and at most 1, got"

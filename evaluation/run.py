@@ -12,8 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trl import TrlParser
-
+from rankbuffer_trl.data.recipe import read_settings
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge.reach import check_judge
 
@@ -38,7 +37,7 @@ def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Bench
     faults = []
     for name in config.benchmarks:
         try:
-            loaded[name] = ROOMS[name].benchmark(assets, config.limit, **options.get(name, {}))
+            loaded[name] = ROOMS[name](assets, config.limit, **options.get(name, {}))
         except AssetError as fault:
             faults.append(str(fault))
     if faults:
@@ -102,22 +101,9 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
     return report
 
 
-def read_config() -> EvaluationConfig:
-    """Read the settings from the command line and its YAML file.
-
-    Raises:
-        [`SettingsError`]: if a key is unknown or a value cannot be meant.
-    """
-    try:
-        (config,) = TrlParser((EvaluationConfig,)).parse_args_and_config()
-    except ValueError as error:  # TRL's parser has no exception of its own
-        raise SettingsError(str(error)) from error
-    return config
-
-
 def main() -> None:
     try:
-        config = read_config()
+        config = read_settings(EvaluationConfig)
         if config.generate_only:
             generate_outputs(config)
             return

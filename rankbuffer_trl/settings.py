@@ -1,18 +1,44 @@
 """Check the values of settings against the annotations of their fields, and load what a recipe names by its path."""
 
+import inspect
 import json
+import re
 import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from importlib import import_module
 from inspect import get_annotations
-from types import NoneType, UnionType
-from typing import Any, Literal
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, TypeVar
 
 from .errors import SettingsError
 
+Class = TypeVar("Class", bound=type)
+ENTRY = re.compile(r"^    (\w+) \((`.*)\):\n((?: {8}.*\n)+)", re.MULTILINE)
 WORDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "a text", NoneType: "null"}
+
+
+def described(cls: type[Any]) -> dict[str, tuple[str, str]]:
+    """Return the type and the text of each field that the docstring of a class describes."""
+    entries = ENTRY.findall(inspect.cleandoc(cls.__doc__ or "") + "\n")
+    return {name: (kind, " ".join(text.split())) for name, kind, text in entries}
+
+
+def documented(cls: Class) -> Class:
+    """Give each field of a dataclass its help for the command line: the first sentence of its text in the docstring.
+
+    Raises:
+        `ValueError`: if the docstring says nothing of a field that the class declares.
+    """
+    texts = described(cls)
+    for each in fields(cls):
+        if each.name in get_annotations(cls):
+            if each.name not in texts:
+                raise ValueError(f"the docstring of {cls.__name__} says nothing of {each.name}")
+            sentence = re.split(r"(?<=\.) ", texts[each.name][1])[0]
+            each.metadata = MappingProxyType({"help": sentence.replace("%", "%%")})
+    return cls
 
 
 def resolved_annotations(cls: type[Any]) -> dict[str, Any]:
@@ -136,5 +162,7 @@ def check_own_fields(config: Any, base: type[Any]) -> None:
         for key in get_annotations(cls) if issubclass(cls, base) else ():
             value, annotation = getattr(config, key), annotations[key]
             if not fits(value, annotation):
-                got = repr(value) if isinstance(value, int | float | None) else f"a {type(value).__name__}"
+                choice = typing.get_origin(annotation) is Literal and isinstance(value, str)
+                shown = choice or isinstance(value, int | float | None)
+                got = repr(value) if shown else f"a {type(value).__name__}"
                 raise SettingsError(f"{key} must be {expected(annotation)}, got {got}")

@@ -14,7 +14,7 @@ also from those that have responses, and no judge orders them.
 
 import asyncio
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankbuffer_trl.data.output import beside, check_output, read_provenance, source_name
@@ -24,18 +24,20 @@ from rankbuffer_trl.data.responses import order_question, sample_chats
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Judge, ask_many
-from rankbuffer_trl.judge.config import JudgeConfig, read_object
+from rankbuffer_trl.judge.config import VerdictConfig, read_object
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.reach import check_judge
 from rankbuffer_trl.judge.servers import Servers
+from rankbuffer_trl.settings import documented
 
 
+@documented
 @dataclass
-class ResponsesConfig(JudgeConfig):
+class ResponsesConfig(VerdictConfig):
     r"""
     Configuration of sampled responses.
 
-    It adds the parameters below to those of [`JudgeConfig`], which describe the judge that ranks the responses.
+    It adds the parameters below to those of [`VerdictConfig`], which describe the judge that ranks the responses.
     Without `judge_url`, the embedded rubric judge ranks them. `judge_wait`, `judge_max_retries`, `judge_max_attempts`
     and `judge_concurrency` also apply to the sampler.
 
@@ -77,30 +79,22 @@ class ResponsesConfig(JudgeConfig):
             data set and stay in the order of sampling. No judge is asked.
     """
 
-    dataset_name: str | None = field(default=None, metadata={"help": "Data set with query_id and prompt."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
-    output_file: str | None = field(default=None, metadata={"help": "The .jsonl or .parquet file to write."})
-    sampler_url: str | None = field(default=None, metadata={"help": "Base URL of the server that samples responses."})
-    sampler_model: str | None = field(
-        default=None, metadata={"help": "Name under which that server serves the model."}
-    )
-    sampler_api_key_env: str = field(
-        default="OPENAI_API_KEY", metadata={"help": "Environment variable that holds the sampler's key."}
-    )
-    sampler_request: dict | str | None = field(
-        default=None, metadata={"help": "JSON object of fields to set in every request to the sampler."}
-    )
-    sampler_timeout: float = field(default=3600, metadata={"help": "Seconds for one response."})
-    responses: int = field(default=7, metadata={"help": "Responses per query."})
-    least_responses: int = field(default=4, metadata={"help": "Number of different responses that a query needs."})
-    temperature: float = field(default=0.6, metadata={"help": "Sampling temperature."})
-    top_p: float = field(default=0.95, metadata={"help": "Nucleus of the sampling."})
-    max_tokens: int = field(default=4096, metadata={"help": "Tokens that a response may have."})
-    seed: int = field(default=42, metadata={"help": "Seed of the samples."})
-    audit_queries: int | None = field(
-        default=None, metadata={"help": "Number of queries to sample for rankbuffer-audit, without a judge."}
-    )
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    output_file: str | None = None
+    sampler_url: str | None = None
+    sampler_model: str | None = None
+    sampler_api_key_env: str = "OPENAI_API_KEY"
+    sampler_request: dict | str | None = None
+    sampler_timeout: float = 3600
+    responses: int = 7
+    least_responses: int = 4
+    temperature: float = 0.6
+    top_p: float = 0.95
+    max_tokens: int = 4096
+    seed: int = 42
+    audit_queries: int | None = None
 
     def __post_init__(self):
         super().__post_init__()

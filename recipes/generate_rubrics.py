@@ -9,7 +9,7 @@ Failed queries are listed, and the exit code is then 1. Queries that have rubric
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rankbuffer_trl.data.output import beside, check_output, read_provenance, source_name
 from rankbuffer_trl.data.queries import DataError, checked, load_queries
@@ -17,17 +17,18 @@ from rankbuffer_trl.data.recipe import cost_line, finish, run
 from rankbuffer_trl.data.rubrics import GENERIC, MAX_TOKENS, TEMPERATURE, rubric_chat
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import ask_many
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import ClientConfig
+from rankbuffer_trl.settings import documented
 
 
+@documented
 @dataclass
-class RubricsConfig(JudgeConfig):
+class RubricsConfig(ClientConfig):
     r"""
     Configuration of rubric generation.
 
-    It adds the parameters below to those of [`JudgeConfig`], which describe the model that writes rubrics. Settings of
-    verdicts and training steps have no effect here: `judge_decoding`, `judge_free_tokens`, `judge_guard`,
-    `judge_step_timeout`, `judge_max_failures`.
+    It adds the parameters below to those of [`ClientConfig`] and [`ServersConfig`], which describe the model that
+    writes rubrics.
 
     Parameters:
         dataset_name (`str`):
@@ -47,17 +48,13 @@ class RubricsConfig(JudgeConfig):
             Tokens that an answer may have (paper: 1,024). A model that thinks needs more.
     """
 
-    dataset_name: str | None = field(default=None, metadata={"help": "Data set with ranked responses."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
-    output_file: str | None = field(default=None, metadata={"help": "The .jsonl or .parquet file to write."})
-    generic: bool = field(
-        default=False, metadata={"help": "Give every query the same generic rubrics, without a model."}
-    )
-    temperature: float = field(
-        default=TEMPERATURE, metadata={"help": "Sampling temperature of the model that writes rubrics."}
-    )
-    max_tokens: int = field(default=MAX_TOKENS, metadata={"help": "Tokens that an answer may have."})
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    output_file: str | None = None
+    generic: bool = False
+    temperature: float = TEMPERATURE
+    max_tokens: int = MAX_TOKENS
 
     def __post_init__(self):
         super().__post_init__()

@@ -6,7 +6,7 @@ docs/data.md says which queries are taken and why others are not. Run `generate_
 """
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.progress import track
@@ -17,8 +17,10 @@ from rankbuffer_trl.data.queries import DataError, iterate, load_queries
 from rankbuffer_trl.data.recipe import finish, run
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.settings import documented
 
 
+@documented
 @dataclass
 class NectarConfig:
     r"""
@@ -46,21 +48,15 @@ class NectarConfig:
             The data set to write, `.jsonl` or `.parquet`.
     """
 
-    dataset_name: str = field(
-        default="berkeley-nest/Nectar", metadata={"help": "Nectar on the Hub, or a file with its schema."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
-    streaming: bool = field(
-        default=False, metadata={"help": "Keep no copy of Nectar on disk. The same queries are taken."}
-    )
-    queries: int = field(default=1000, metadata={"help": "Number of queries to take; 0 takes all usable ones."})
-    seed: int = field(default=42, metadata={"help": "Seed of the random order."})
-    tokenizer: str | None = field(
-        default=None, metadata={"help": "The policy's tokenizer. Without one, 3 characters count as a token."}
-    )
-    max_prompt_length: int = field(default=4096, metadata={"help": "Tokens that a prompt may have."})
-    output_file: str | None = field(default=None, metadata={"help": "The .jsonl or .parquet file to write."})
+    dataset_name: str = "berkeley-nest/Nectar"
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    streaming: bool = False
+    queries: int = 1000
+    seed: int = 42
+    tokenizer: str | None = None
+    max_prompt_length: int = 4096
+    output_file: str | None = None
 
     def __post_init__(self):
         if self.queries < 0:

@@ -143,7 +143,7 @@ def test_batches_refuses_what_cannot_work_and_says_what_would():
 
 
 def test_num_processes_is_for_a_dry_run_only():
-    with pytest.raises(ValueError, match="num_processes is for dry_run; the processes of a run"):
+    with pytest.raises(ValueError, match="num_processes is for dry_run and preflight_only; the processes of a run"):
         RankBufferConfig("out", use_cpu=True, bf16=False, num_processes=8)
 
 

@@ -4,15 +4,16 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 
 import pytest
 import yaml
 from conftest import ROOT
 from trl import GRPOConfig
 
+from evaluation.config import EvaluationConfig
 from rankbuffer_lab.audit.command import AuditConfig
+from rankbuffer_trl.data.recipe import read_settings
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -20,210 +21,193 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
+from rankbuffer_trl.settings import documented
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.parser import RecipeParser
+from recipes.generate_responses import ResponsesConfig
+from recipes.generate_rubrics import RubricsConfig
 
-RECIPES = sorted([*ROOT.glob("recipes/**/*.yaml"), *ROOT.glob("recipes/**/*.yml")])
-STOCK = {field.name for field in fields(GRPOConfig)}
-OWN = [field for field in fields(RankBufferConfig) if field.name not in STOCK]
-DOCS = JudgeConfig.__doc__ + RankBufferConfig.__doc__
-NAN = float("nan")
-SERVER = {"judge_url": "http://127.0.0.1:8001/v1", "judge_model": "judge"}
-
-
-@pytest.fixture
-def make(tmp_path):
-    def make(**values) -> RankBufferConfig:
-        base = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
-        return RankBufferConfig(**(base | {"per_device_train_batch_size": 8, "num_generations": 8} | values))
-
-    return make
+RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
+NAN, INF = float("nan"), float("inf")
+URL = "http://127.0.0.1:8001/v1"
+SERVER = {"judge_url": URL, "judge_model": "judge"}
+PRICES = {"judge_prompt_price": 2.0, "judge_completion_price": 4.0}
+BEST = {"save_strategy": "best", "eval_strategy": "steps", "metric_for_best_model": "loss", "steps_per_generation": 4}
+LIMIT = {"save_strategy": "steps", "eval_strategy": "steps", "load_best_model_at_end": True}
+HALF = {"gradient_accumulation_steps": 2, "save_steps": 3}
+INSIDE = "={} would save inside a generation, and that cannot be resumed exactly: one generation lasts"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("method", "nectar"),
-        ("method", "my_package.MyMethod"),
-        ("method_args", {"k0": 1}),
-        ("method_args", {"k0": -4}),
-        ("method_args", {"prune_after": 0}),
-        ("method_args", {"refine_at": 0}),
-        ("method_args", {"anchors": 4}),
-        ("method_args", "[4]"),
-        ("method_args", "{k0: 4}"),
-        ("judge_free_tokens", -1),
-        ("judge_max_retries", -1),
-        ("judge_max_attempts", 0),
-        ("judge_concurrency", 0),
-        ("judge_max_failures", -0.1),
-        ("judge_max_failures", 1.5),
-        ("judge_timeout", 0.0),
-        ("judge_timeout", -3.0),
-        ("judge_timeout", float("nan")),
-        ("judge_timeout", float("inf")),
-        ("judge_wait", -1.0),
-        ("judge_wait", float("nan")),
-        ("judge_step_timeout", 0.0),
-        ("judge_step_timeout", 1800),
-        ("judge_decoding", "grammar"),
-        ("judge_request", "{temperature: 0}"),
-        ("judge_request", "[1]"),
-        ("judge_request", ["top_p"]),
-        ("format_weight", -0.2),
-        ("judge_url", "127.0.0.1:8001"),
-        ("judge_url", "ftp://judge"),
-        ("judge_model", "Qwen/Qwen3-32B"),
-        ("format_check", "(?P<answer"),
-        ("max_prompt_length", 0),
-        ("max_prompt_length", -5),
-        ("format_check", "thnik"),
-        ("format_weight", NAN),
-        ("judge_timeout", NAN),
-        ("judge_step_timeout", NAN),
-        ("judge_max_failures", NAN),
-        ("judge_prompt_price", NAN),
-        ("learning_rate", NAN),
-        ("temperature", NAN),
-    ],
-)
-def test_a_bad_value_is_refused_with_key_and_value(make, key, value):
-    with pytest.raises(ValueError) as error:
-        make(**{key: value})
-    if isinstance(value, dict):
-        [(key, value)] = value.items()
-    assert key in str(error.value)
-    assert str(value) in str(error.value) or key == "anchors"
+def make(**values) -> RankBufferConfig:
+    base = {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"}
+    return RankBufferConfig(**(base | {"per_device_train_batch_size": 8, "num_generations": 8} | values))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "fault"),
-    [
-        ("trust_checkpoint", "false", "must be true or false, got a str"),
-        ("judge_guard", "no", "must be true or false, got a str"),
-        ("judge_guard", None, "must be true or false, got None"),
-        ("scale_by_signal", 1, "must be true or false, got 1"),
-        ("resume_with_changes", ["x"], "must be true or false, got a list"),
-        ("judge_timeout", None, "must be a finite number, got None"),
-        ("judge_timeout", "2", "must be a finite number, got a str"),
-        ("judge_wait", {"a": 1}, "must be a finite number, got a dict"),
-        ("judge_max_attempts", None, "must be an integer, got None"),
-        ("judge_max_attempts", 2.5, "must be an integer, got 2.5"),
-        ("judge_concurrency", True, "must be an integer, got True"),
-        ("judge_step_timeout", 10**400, "must be a finite number or null, got 1000"),
-        ("judge_prompt_price", [1], "must be a finite number or null, got a list"),
-        ("judge_model", 5, "must be a text or null, got 5"),
-        ("judge_url", 8001, "must be a list, each item a text or null, got 8001"),
-        ("judge_url", [["http://a/v1?key=sk-SECRET"]], "must be a list, each item a text or null, got a list"),
-        ("judge_api_key_env", ["sk-SECRET"], "must be a text, got a list"),
-        ("judge_api_key_env", None, "must be a text, got None"),
-        ("method", False, "must be a text, got False"),
-        ("format_check", False, "must be a text, got False"),
-        ("format_weight", None, "must be a finite number, got None"),
-        ("max_prompt_length", "9", "must be an integer or null, got a str"),
-        ("num_processes", [2], "must be an integer or null, got a list"),
-        ("dry_run", {}, "must be true or false, got a dict"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_and_no_text_is_shown(make, key, value, fault):
-    """A recipe can hold anything: `format_check: no` is `False` in YAML, and a key without a value is `None`."""
-    with pytest.raises(SettingsError) as error:
-        make(**{key: value})
-    assert str(error.value).startswith(f"{key} {fault}")
-    assert "SECRET" not in str(error.value)
+def refusal(config, values: dict) -> str:
+    """Return the words with which settings are refused."""
+    try:
+        config(**values)
+    except SettingsError as error:
+        return str(error)
+    return "it was taken"
 
 
-def test_a_program_without_training_checks_types_too():
-    with pytest.raises(SettingsError, match="judge_timeout must be a finite number, got None"):
-        JudgeConfig(judge_timeout=None)
-    with pytest.raises(SettingsError, match="queries must be an integer, got a str"):
-        AuditConfig(dataset_name="a.jsonl", queries="5")
+REFUSED = [  # key, value or all values, the first words of the message after the key
+    ("method_args", {"k0": 1}, "k0 must be at least 2, got 1"),
+    ("method_args", {"prune_after": 0}, "prune_after must be at least 1, got 0"),
+    ("method_args", {"refine_at": 0}, "refine_at must be at least 1, got 0"),
+    ("method_args", {"anchors": 4}, ": rankbuffer has no argument 'anchors'; it has k0, "),
+    ("method_args", "[4]", " must be a JSON object, got [4]"),
+    ("method_args", "{k0: 4}", " is not JSON (Expecting property name"),
+    ("method", False, " must be a text, got False"),
+    ("judge_free_tokens", -1, " must be at least 0, got -1"),
+    ("judge_max_retries", -1, " must be at least 0, got -1"),
+    ("judge_max_attempts", 0, " must be at least 1, got 0"),
+    ("judge_concurrency", 0, " must be at least 1, got 0"),
+    ("judge_max_failures", -0.1, " is a share in 0..1, got -0.1"),
+    ("judge_max_failures", 1.5, " is a share in 0..1, got 1.5"),
+    ("judge_timeout", 0.0, " must be above 0 seconds, got 0.0"),
+    ("judge_wait", -1.0, " must be at least 0, got -1.0"),
+    ("judge_prompt_price", -1.0, " must be at least 0, got -1.0"),
+    ("judge_completion_price", -1.0, " must be at least 0, got -1.0"),
+    ("judge_step_timeout", 0.0, " must be above 0 seconds, got 0.0"),
+    ("judge_step_timeout", 1800, " is 1800 s, but the other processes give up after ddp_timeout=1800 s"),
+    ("judge_decoding", "grammar", " must be one of 'regex', 'json_schema', 'none', got 'grammar'"),
+    ("judge_decoding", ["sk-s3cret"], " must be one of 'regex', 'json_schema', 'none', got a list"),
+    ("judge_request", "{temperature: 0}", " is not JSON (Expecting property name"),
+    ("judge_request", ["top_p"], " must be a JSON object, got ['top_p']"),
+    ("judge_model", "judge", " is 'judge' but judge_url is not set"),
+    ("judge_url", URL, f" is ['{URL}'] but judge_model is not set"),
+    ("judge_url", "127.0.0.1:8001", " must start with http:// or https://, got '127.0.0.1:8001'"),
+    ("judge_url", {**SERVER, "judge_url": [URL, "ftp://b"]}, " must start with http:// or https://, got 'ftp://b'"),
+    ("judge_url", {**SERVER, "judge_url": [URL, URL]}, " names a server twice"),
+    ("format_weight", -0.2, " must be at least 0, got -0.2"),
+    ("format_check", "(?P<answer", " must be 'think', 'none' or a regular expression"),
+    (
+        "format_check",
+        "thnik",
+        " must be 'think', 'none' or a regular expression with a group (?P<answer>...); ",
+    ),
+    ("max_prompt_length", 0, " must be at least 1 token, got 0"),
+    ("judge_token_budget", 0, " must be above 0, got 0"),
+    ("judge_price_budget", {**PRICES, "judge_price_budget": -1.0}, " must be above 0, got -1.0"),
+    ("judge_price_budget", {**PRICES, "judge_price_budget": 1.0, "judge_prompt_price": None}, " needs judge_prompt_"),
+    ("judge_price_budget", {**PRICES, "judge_price_budget": 1.0, "judge_completion_price": None}, " needs judge_"),
+    ("reward_weights", [1.0, 0.5], " is set by RankBufferTrainer"),
+    ("num_processes", 2, " is for dry_run and preflight_only; the processes of a run"),
+    ("num_processes", {"num_processes": 0, "dry_run": True}, " must be at least 1, got 0"),
+    # what YAML can hold: `format_check: no` is `False`, and a key without a value is `None`
+    *((key, NAN, " must be a finite number") for key in ("judge_timeout", "judge_wait", "judge_max_failures")),
+    *((key, NAN, " must be a number, got nan") for key in ("learning_rate", "temperature")),
+    ("judge_timeout", INF, " must be a finite number, got inf"),
+    ("judge_timeout", None, " must be a finite number, got None"),
+    ("judge_timeout", "2", " must be a finite number, got a str"),
+    ("judge_step_timeout", 10**400, " must be a finite number or null, got 1000"),
+    ("judge_prompt_price", [1], " must be a finite number or null, got a list"),
+    ("judge_max_attempts", 2.5, " must be an integer, got 2.5"),
+    ("judge_concurrency", True, " must be an integer, got True"),
+    ("max_prompt_length", "9", " must be an integer or null, got a str"),
+    ("judge_guard", "no", " must be true or false, got a str"),
+    ("scale_by_signal", 1, " must be true or false, got 1"),
+    ("hub_private_repo", None, " must be true or false, got None"),
+    ("judge_model", 5, " must be a text or null, got 5"),
+    ("judge_url", 8001, " must be a list, each item a text or null, got 8001"),
+    ("judge_url", [["http://a/v1?key=s3cret"]], " must be a list, each item a text or null, got a list"),
+    ("judge_api_key_env", ["s3cret"], " must be a text, got a list"),
+    # a key is not shown
+    *(
+        ("judge_url", {"judge_url": url, "judge_model": "judge"}, " has a user, a query or a key in it")
+        for url in (
+            *("http://me:s3cret@127.0.0.1:8001/v1", "me:s3cret@judge", "http://judge/v1?api_key=s3cret"),
+            *("judge/v1?s3cret", "http://judge/v1#s3cret", "http://judge/sk-s3cret-123/v1", "http://a/gsk_s3cret123"),
+            *("judge/hf_s3cret123", "https://judge/xai-s3cret123", "https://judge/nvapi-s3cret123"),
+        )
+    ),
+    *(
+        ("judge_api_key_env", {**SERVER, "judge_api_key_env": key}, " must be the name of an environment variable")
+        for key in ("sk-s3cret123", "s3cretS3CRET", "", "A B", "A=s3cret")
+    ),
+    # checkpoints
+    ("save_steps", {"steps_per_generation": 4, "save_steps": 6}, INSIDE.format(6)),
+    ("save_steps", {"steps_per_generation": 4, "num_iterations": 2, "save_steps": 12}, INSIDE.format(12)),
+    ("save_steps", {"num_iterations": 3, "save_steps": 500}, INSIDE.format(500)),
+    *(
+        (
+            "save_steps",
+            {"gradient_accumulation_steps": 2, "steps_per_generation": n, "save_steps": 3},
+            INSIDE.format(3),
+        )
+        for n in (4, 3)
+    ),
+    ("eval_steps", {**BEST, "eval_steps": 6}, INSIDE.format(6)),
+    (
+        "save_total_limit",
+        {**LIMIT, "save_steps": 5, "eval_steps": 5, "save_total_limit": 1},
+        "=1 with metric_for",
+    ),
+    ("enable_jit_checkpoint", True, " can save inside a generation, and at another step on each process"),
+    # batches
+    ("generation_batch_size", {"per_device_train_batch_size": 12}, " (12) must be divisible by num_generations (8)."),
+]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("method_args", {"k0": 2, "prune_after": 1, "refine_at": 1}),
-        ("method", "pairwise_rank"),
-        ("method", "rankbuffer_trl.rewards.gdpo.GDPO"),
-        ("judge_free_tokens", 0),
-        ("judge_max_retries", 0),
-        ("judge_max_attempts", 1),
-        ("judge_max_failures", 0.0),
-        ("judge_max_failures", 1.0),
-        ("judge_step_timeout", 1799.5),
-        ("judge_request", {"top_p": None}),
-        ("format_weight", 0.0),
-        ("format_check", "think"),
-        ("format_check", r"<a>(?P<answer>.*)</a>"),
-        ("max_prompt_length", 1),
-    ],
-)
-def test_the_outermost_good_values_pass(make, key, value):
-    assert getattr(make(**{key: value}), key) == value
+def test_config_refuses_a_bad_value_in_one_line_and_shows_no_key():
+    for key, value, words in REFUSED:
+        values = value if isinstance(value, dict) and key != "method_args" else {key: value}
+        said = refusal(make, values)
+        start = "" if words[0].isalpha() else key
+        assert said.startswith(start + words), f"{values}: {said}"
+        assert "s3cret" not in said and "\n" not in said, values
+    assert "= 1.5 steps. Choose a multiple" in refusal(make, {**HALF, "steps_per_generation": 3})
+    for config, values, words in (
+        (JudgeConfig, {"judge_timeout": None}, "judge_timeout must be a finite number, got None"),
+        (AuditConfig, {"dataset_name": "a.jsonl", "queries": "5"}, "queries must be an integer, got a str"),
+        (EvaluationConfig, {"models": ["a"], "engine": "x"}, "engine must be one of 'vllm', 'transformers', got 'x'"),
+        (
+            OpenAIClient,
+            {"url": "http://judge/v1?key=s3cret", "model": "judge"},
+            "judge_url has a user, a query or a key",
+        ),
+    ):
+        assert refusal(config, values).startswith(words), values
 
 
-def test_a_server_needs_a_model_and_a_model_a_server(make):
-    with pytest.raises(ValueError, match=r"judge_url is \['http://127\.0\.0\.1:8001/v1'\] but judge_model is not set"):
-        make(judge_url=SERVER["judge_url"])
-    with pytest.raises(ValueError, match="judge_model is 'judge' but judge_url is not set"):
-        make(judge_model="judge")
+def test_config_takes_the_outermost_good_values():
+    for values in (
+        {"method_args": {"k0": 2, "prune_after": 1, "refine_at": 1}},
+        *({"method": name} for name in ("pairwise_rank", "rankbuffer_trl.rewards.gdpo.GDPO")),
+        *({"judge_free_tokens": 0}, {"judge_max_retries": 0}, {"judge_max_attempts": 1}, {"judge_wait": 0.0}),
+        *({"judge_max_failures": 0.0}, {"judge_max_failures": 1.0}, {"judge_step_timeout": 1799.5}),
+        *({"judge_concurrency": 1}, {"judge_prompt_price": 0.0}, {"judge_request": {"top_p": None}}),
+        *({"format_weight": 0.0}, {"format_check": "think"}, {"format_check": r"<a>(?P<answer>.*)</a>"}),
+        *({"max_prompt_length": 1}, {"save_steps": 7}, {"save_steps": 7, "gradient_accumulation_steps": 4}),
+        {"save_steps": 7, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
+        *({"save_steps": n, "steps_per_generation": 4} for n in (4, 8)),
+        {"save_steps": 16, "steps_per_generation": 4, "num_iterations": 2},
+        {"save_steps": 6, "gradient_accumulation_steps": 2, "steps_per_generation": 4},
+        {"save_steps": 6, "steps_per_generation": 4, "save_strategy": "no"},
+        *({"eval_steps": 8, **BEST}, {"eval_steps": None, **BEST, "eval_strategy": "epoch"}),
+        *({"save_total_limit": 1}, {"save_total_limit": 2, **LIMIT, "save_steps": 5, "eval_steps": 5}),
+        *({"num_processes": 1, "dry_run": True}, {"num_processes": 3, "preflight_only": True}),
+        *({"judge_step_timeout": 3600.0, "ddp_timeout": 7200}, {"judge_token_budget": 1}),
+    ):
+        key, value = next(iter(values.items()))
+        assert getattr(make(**values), key) == value, values
+    assert (make().judge_step_timeout, make(ddp_timeout=7200).judge_step_timeout) == (0.9 * 1800, 0.9 * 7200)
+    for path in ("hf-inference/models", "risk-assessment-service", "sk-team", "v1"):  # none of them holds a key
+        (client,) = make(judge_url=f"https://judge/{path}", judge_model="judge").judge().client.clients
+        assert client.url == f"https://judge/{path}"
 
 
-@pytest.mark.parametrize("path", ["hf-inference/models", "risk-assessment-service", "sk-team", "v1"])
-def test_a_path_that_holds_no_key_is_taken(make, path):
-    url = f"https://judge.example/{path}"
-    (client,) = make(judge_url=url, judge_model="judge").judge().client.clients
-    assert client.url == url
-
-
-def test_a_client_refuses_an_address_with_a_key_too():
-    with pytest.raises(SettingsError, match="the server's address has a user, a query or a key in it") as error:
-        OpenAIClient("http://judge/v1?api_key=s3cret", "judge")
-    assert "s3cret" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("http://me:s3cret@127.0.0.1:8001/v1", "https://s3cret@judge", "me:s3cret@judge"),
-        *("http://judge/v1?api_key=s3cret", "judge/v1?s3cret", "http://judge/v1#s3cret"),
-        *("http://judge/sk-s3cret-123/v1", "https://judge/v1/gsk_s3cret123", "judge/hf_s3cret123"),
-    ],
-)
-def test_a_key_in_a_url_is_refused_and_not_shown(make, url):
-    with pytest.raises(ValueError, match="judge_api_key_env") as error:
-        make(judge_url=url, judge_model="judge")
-    assert "s3cret" not in str(error.value)
-
-
-def test_reward_weights_are_not_the_users(make):
-    with pytest.raises(ValueError, match="reward_weights is set by RankBufferTrainer"):
-        make(reward_weights=[1.0, 0.5])
-
-
-def test_a_generation_batch_holds_whole_groups(make):
-    with pytest.raises(ValueError, match=r"generation_batch_size \(12\).*num_generations \(8\)"):
-        make(per_device_train_batch_size=12)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"load_best_model_at_end": True},
-        {"log_completions_hub_repo": "me/completions"},
+def test_config_refuses_what_trl_refuses_in_its_own_words():
+    base = {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"}
+    for values in (
+        *({"load_best_model_at_end": True}, {"log_completions_hub_repo": "me/completions"}, {"num_generations": 1}),
         {"vllm_importance_sampling_clip_min": 5.0},
-        {"num_generations": 1},
-    ],
-    ids=str,
-)
-def test_what_trl_refuses_is_refused_in_its_own_words(make, tmp_path, values):
-    base = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
-    with pytest.raises(ValueError) as stock:
-        GRPOConfig(**base | values)
-    with pytest.raises(SettingsError) as ours:
-        make(**values)
-    assert str(ours.value) == str(stock.value)
+    ):
+        with pytest.raises(ValueError) as stock:
+            GRPOConfig(**base | values)
+        assert refusal(make, values) == str(stock.value)
 
 
 @pytest.mark.slow
@@ -247,62 +231,7 @@ def test_a_machine_without_a_gpu_gets_trls_words(tmp_path):
     assert "bf16" in said[0]
 
 
-@pytest.mark.parametrize(
-    ("values", "steps"),
-    [
-        ({"steps_per_generation": 4, "save_steps": 6}, "4"),
-        ({"steps_per_generation": 4, "save_steps": 1}, "4"),
-        ({"steps_per_generation": 4, "num_iterations": 2, "save_steps": 12}, "8"),
-        ({"num_iterations": 3, "save_steps": 500}, "3"),
-        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4, "save_steps": 3}, "2"),
-        ({"gradient_accumulation_steps": 2, "steps_per_generation": 3, "save_steps": 3}, "1.5"),
-    ],
-)
-def test_a_checkpoint_inside_a_generation_is_refused(make, values, steps):
-    with pytest.raises(ValueError) as error:
-        make(**values)
-    assert f"save_steps={values['save_steps']} would save inside a generation" in str(error.value)
-    assert f"= {steps} steps" in str(error.value)
-
-
-def test_a_checkpoint_of_the_best_step_inside_a_generation_is_refused(make):
-    best = dict(save_strategy="best", eval_strategy="steps", metric_for_best_model="loss", steps_per_generation=4)
-    with pytest.raises(ValueError, match="eval_steps=6 would save inside a generation"):
-        make(**best, eval_steps=6)
-    assert make(**best, eval_steps=8).eval_steps == 8
-    assert make(**best | {"eval_strategy": "epoch"}).eval_steps is None
-
-
-def test_a_limit_that_deletes_the_checkpoint_of_a_sigterm_is_refused(make):
-    best = dict(save_strategy="steps", eval_strategy="steps", save_steps=5, eval_steps=5, load_best_model_at_end=True)
-    with pytest.raises(ValueError, match="save_total_limit=1"):
-        make(**best, save_total_limit=1)
-    assert make(**best, save_total_limit=2).metric_for_best_model == "loss"
-    assert make(save_total_limit=1).save_total_limit == 1
-
-
-def test_the_librarys_own_sigterm_checkpoint_is_refused(make):
-    with pytest.raises(ValueError, match="enable_jit_checkpoint can save inside a generation"):
-        make(enable_jit_checkpoint=True)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"save_steps": 7},
-        {"gradient_accumulation_steps": 4, "save_steps": 7},
-        {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "save_steps": 7},
-        {"steps_per_generation": 4, "save_steps": 8},
-        {"steps_per_generation": 4, "num_iterations": 2, "save_steps": 16},
-        {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "save_steps": 6},
-        {"steps_per_generation": 4, "save_steps": 6, "save_strategy": "no"},
-    ],
-)
-def test_a_checkpoint_between_generations_is_allowed(make, values):
-    assert make(**values).save_steps == values["save_steps"]
-
-
-def test_the_method_is_what_the_arguments_say(make):
+def test_reward_method_is_what_the_arguments_say():
     assert make().reward_method() == RankBuffer(4, 3, 3, bootstrap=False, static=False, fine=True, anchor_content=True)
     other = make(method_args='{"k0": 6, "bootstrap": true, "fine": false}')
     assert other.reward_method() == RankBuffer(6, 3, 3, bootstrap=True, fine=False)
@@ -310,34 +239,32 @@ def test_the_method_is_what_the_arguments_say(make):
     assert make(method="rrc_agr", method_args={"seed": 7}, seed=5).reward_method() == RRCAGR(seed=7)
 
 
-def test_without_a_server_the_embedded_judge_answers(make):
-    judge = make(judge_max_attempts=5, judge_guard=False).judge()
-    assert isinstance(judge.client, RubricJudge)
-    assert judge.max_attempts == 5
-    assert not judge.guard
+# The judge
 
 
-def test_the_judge_is_what_the_fields_say(make):
-    judge = make(
-        **SERVER,
-        judge_decoding="regex",
-        judge_free_tokens=33,
-        judge_request='{"top_p": null, "seed": 5}',
-        judge_timeout=4.5,
-        judge_wait=77.0,
-        judge_max_retries=2,
-        judge_max_attempts=7,
-        judge_concurrency=9,
-    ).judge()
-    (client,) = judge.client.clients
-    assert isinstance(client, OpenAIClient)
-    assert (judge.max_attempts, judge.client.wait) == (7, 77.0)
-    assert judge.guard
-    assert (client.model, client.free_tokens, client.max_retries, client.concurrency) == ("judge", 33, 2, 9)
-    assert (client.decoding, client.request) == ("regex", {"top_p": None, "seed": 5})
-    assert (client.url, client.name) == ("http://127.0.0.1:8001/v1", "judge at http://127.0.0.1:8001/v1")
-    inner = client._client
-    assert (str(inner.base_url), inner.timeout, inner.max_retries) == ("http://127.0.0.1:8001/v1/", 4.5, 2)
+def test_judge_is_what_the_fields_say():
+    embedded = make(judge_max_attempts=5, judge_guard=False).judge()
+    assert isinstance(embedded.client, RubricJudge) and (embedded.max_attempts, embedded.guard) == (5, False)
+    limits = {"judge_timeout": 4.5, "judge_max_retries": 2, "judge_concurrency": 9, "judge_wait": 77.0}
+    urls = [URL, "http://127.0.0.1:8002/v1"]
+    settings = make(
+        judge_url=urls, judge_model="judge", judge_request='{"top_p": null, "seed": 5}', **limits, **PRICES
+    )
+    for guarded in (settings, make(**SERVER, judge_max_attempts=7, judge_decoding="regex", judge_free_tokens=33)):
+        judge = guarded.judge()
+        assert isinstance(judge.client, Servers) and judge.guard and judge.client.wait == guarded.judge_wait
+        assert [client.url for client in judge.client.clients] == guarded.judge_url
+        for client in judge.client.clients:
+            assert (client.model, client.name) == ("judge", f"judge at {client.url}")
+            assert (client.decoding, client.free_tokens) == (guarded.judge_decoding, guarded.judge_free_tokens)
+            assert client.endpoint.request == (guarded.judge_request or {})
+            assert client._slots._value == guarded.judge_concurrency
+            inner = client._client
+            assert str(inner.base_url) == f"{client.url}/"
+            assert (inner.timeout, inner.max_retries) == (guarded.judge_timeout, guarded.judge_max_retries)
+    assert judge.max_attempts == 7
+    assert (settings.endpoint().prompt_price, settings.endpoint().completion_price) == (2.0, 4.0)
+    assert EvaluationConfig(models=["a"], **SERVER, judge_max_attempts=2).judge().max_attempts == 2
 
 
 def key_of(settings) -> str:
@@ -345,171 +272,117 @@ def key_of(settings) -> str:
     return client._client.api_key
 
 
-def test_the_key_comes_from_the_named_environment_variable(make, monkeypatch):
+def test_judge_has_the_key_of_the_named_environment_variable_alone(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "the-usual-key")
     monkeypatch.setenv("JUDGE_KEY", "the-judge's-key")
-    assert key_of(make(**SERVER)) == "the-usual-key"
+    monkeypatch.setenv("judge_key", "a-small-key")
     other = make(**SERVER, judge_api_key_env="JUDGE_KEY")
-    assert key_of(other) == "the-judge's-key"
+    assert (key_of(make(**SERVER)), key_of(other)) == ("the-usual-key", "the-judge's-key")
+    assert key_of(make(**SERVER, judge_api_key_env="judge_key")) == "a-small-key"
     assert "the-judge's-key" not in other.to_json_string()
+    for value in (None, ""):
+        monkeypatch.delenv("JUDGE_KEY", raising=False)
+        if value is not None:
+            monkeypatch.setenv("JUDGE_KEY", value)
+        with pytest.raises(SettingsError, match="environment variable JUDGE_KEY, which is not set"):
+            other.judge()
     for name in ("OPENAI_API_KEY", "JUDGE_KEY"):
-        monkeypatch.delenv(name)
+        for key in ("sk-s3cret\n", "sk-s3cret\x07", "“sk-s3cret”", "sk s3cret", "sk-s3crét"):
+            monkeypatch.setenv(name, key)
+            with pytest.raises(SettingsError, match=f"the environment variable {name} holds a character") as error:
+                make(**SERVER, judge_api_key_env=name).judge()
+            assert "s3cr" not in str(error.value), key
+    monkeypatch.delenv("OPENAI_API_KEY")
     assert key_of(make(**SERVER)) == "none"
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_the_usual_key_does_not_stand_in_for_a_named_one(make, monkeypatch, value):
-    monkeypatch.setenv("OPENAI_API_KEY", "the-usual-key")
-    monkeypatch.delenv("JUDGE_KEY", raising=False)
-    if value is not None:
-        monkeypatch.setenv("JUDGE_KEY", value)
-    with pytest.raises(SettingsError, match="environment variable JUDGE_KEY, which is not set"):
-        make(**SERVER, judge_api_key_env="JUDGE_KEY").judge()
+# Each program has the settings that it uses
 
 
-@pytest.mark.parametrize("key", ["sk-s3cret\n", "sk-s3cret\x07", "“sk-s3cret”", "sk s3cret", "sk-s3crét"])
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "JUDGE_KEY"])
-def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(make, monkeypatch, name, key):
-    monkeypatch.setenv(name, key)
-    with pytest.raises(SettingsError, match=f"the environment variable {name} holds a character") as error:
-        make(**SERVER, judge_api_key_env=name).judge()
-    assert "s3cr" not in str(error.value)
+def test_read_settings_refuses_a_key_that_has_no_effect(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text("")
+    rest = ["--dataset_name", "a.jsonl", "--output_file", "b.jsonl"]
+    programs = {
+        RubricsConfig: ([*rest, "--generic"], "decoding free_tokens guard max_failures step_timeout"),
+        ResponsesConfig: ([*rest, "--sampler_url", URL, "--sampler_model", "m"], "max_failures step_timeout"),
+        EvaluationConfig: (["--models", "a"], "decoding free_tokens guard client client_args step_timeout"),
+        AuditConfig: (["--dataset_name", "a.jsonl", "--samples", "a.jsonl"], "step_timeout"),
+    }
+    for config, (words, gone) in programs.items():
+        for key in (f"judge_{name}" for name in gone.split()):
+            assert key not in {each.name for each in fields(config)}
+            (tmp_path / "a.yaml").write_text(f"{key}: 3\n")
+            for more in ([f"--{key}", "3"], [f"--{key}=3"], ["--config", str(tmp_path / "a.yaml")]):
+                monkeypatch.setattr(sys, "argv", ["program", *words, *more])
+                with pytest.raises(
+                    SettingsError, match=f"^{key} is a setting of other programs and has no effect here"
+                ):
+                    read_settings(config)
+        monkeypatch.setattr(sys, "argv", ["program", *words, "--judge_modle", "3"])
+        with pytest.raises(SettingsError, match="judge_modle"):
+            read_settings(config)
 
 
-@pytest.mark.parametrize("key", ["sk-s3cret123", "s3cretS3CRET", "", "A B", "A=s3cret"])
-def test_a_key_in_place_of_a_variables_name_is_refused_and_not_shown(make, key):
-    with pytest.raises(SettingsError, match="judge_api_key_env must be the name of an environment variable") as error:
-        make(**SERVER, judge_api_key_env=key)
-    assert "s3cret" not in str(error.value)
+def test_documented_takes_the_help_from_the_docstring():
+    @documented
+    @dataclass
+    class Good:
+        """A class.
+
+        Args:
+            share (`float`, *optional*, defaults to `0.5`):
+                A share, such as 50 % or
+                less. It has a second sentence.
+        """
+
+        share: float = 0.5
+
+    assert fields(Good)[0].metadata["help"] == "A share, such as 50 %% or less."
+    with pytest.raises(ValueError, match="the docstring of Bad says nothing of other"):
+        documented(dataclass(type("Bad", (Good,), {"__annotations__": {"other": int}, "other": 3})))
 
 
-def test_a_variable_in_small_letters_is_taken_if_it_is_set(make, monkeypatch):
-    monkeypatch.setenv("judge_key", "the-key")
-    assert key_of(make(**SERVER, judge_api_key_env="judge_key")) == "the-key"
-
-
-def test_several_servers_share_all_settings(make):
-    urls = ["http://127.0.0.1:8001/v1", "http://127.0.0.1:8002/v1"]
-    servers = make(judge_url=urls, judge_model="judge", judge_free_tokens=33, judge_concurrency=9).judge().client
-    assert isinstance(servers, Servers)
-    assert [client.url for client in servers.clients] == urls
-    assert {(client.model, client.free_tokens, client.concurrency) for client in servers.clients} == {("judge", 33, 9)}
-
-
-@pytest.mark.parametrize(
-    ("second", "fault"),
-    [("127.0.0.1:8002", "start with http:// or https://, got '127.0.0.1:8002'"), (SERVER["judge_url"], "twice")],
-)
-def test_each_of_several_servers_is_checked(make, second, fault):
-    with pytest.raises(ValueError, match="judge_url") as error:
-        make(judge_url=[SERVER["judge_url"], second], judge_model="judge")
-    assert fault in str(error.value)
-
-
-def test_a_step_ends_before_the_other_processes_give_up(make):
-    assert make().judge_step_timeout == 0.9 * 1800
-    assert make(ddp_timeout=7200).judge_step_timeout == 0.9 * 7200
-    assert make(judge_step_timeout=3600.0, ddp_timeout=7200).judge_step_timeout == 3600
-    with pytest.raises(ValueError, match=r"judge_step_timeout is 3600 s.* ddp_timeout=1800 s"):
-        make(judge_step_timeout=3600.0)
+def test_config_changes_one_default_of_trl():
+    ours = {field.name: (field.default, field.default_factory) for field in fields(RankBufferConfig)}
+    stock = {field.name: (field.default, field.default_factory) for field in fields(GRPOConfig)}
+    assert {name for name in stock if stock[name] != ours[name]} == {"hub_private_repo"}
 
 
 # Recipes
 
 
-@pytest.fixture
-def parse(monkeypatch):
-    """Parses a recipe as on the number of processes of the accelerate configuration that its header names."""
-
-    def parse(path: Path, *more: str):
-        text = path.read_text()
-        if base := yaml.safe_load(text).get("base"):
-            text += (ROOT / "recipes" / base).read_text()
-        launch = re.search(r"--config_file (accelerate_configs/\S+)", text)
-        processes = yaml.safe_load((ROOT / launch[1]).read_text())["num_processes"] if launch else 1
-        monkeypatch.setattr(RankBufferConfig, "world_size", processes)
-        cpu = [] if yaml.safe_load(text).get("use_cpu") else ["--bf16", "false", "--use_cpu", "true"]
-        return RecipeParser().parse_args_and_config(["--config", str(path), *cpu, *more])
-
-    return parse
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_recipe_parses_and_means_what_it_says(parse, path):
-    script, training, model = parse(path)
-    assert script.dataset_name
-    assert model.model_name_or_path
-    set_aside = {"bf16", "use_cpu", "report_to"}  # the last becomes a list
-    lists = {"judge_url"}  # one or several
+def test_recipe_means_what_it_says_and_the_command_line_wins(path, monkeypatch):
+    """Each recipe is read as on the number of processes of the accelerate configuration that its header names."""
     recipe = yaml.safe_load(path.read_text())
-    recipe.pop("base", None)
+    base = (ROOT / "recipes" / recipe["base"]).read_text() if "base" in recipe else ""
+    launch = re.search(r"--config_file (accelerate_configs/\S+)", path.read_text() + base)
+    processes = yaml.safe_load((ROOT / launch[1]).read_text())["num_processes"] if launch else 1
+    monkeypatch.setattr(RankBufferConfig, "world_size", processes)
+    words = ["--config", str(path), "--bf16", "false", "--use_cpu", "true"]
+    script, training, model = RecipeParser().parse_args_and_config(words)
+    assert script.dataset_name and model.model_name_or_path
     for key, value in recipe.items():
-        (found,) = [getattr(part, key) for part in (script, training, model) if hasattr(part, key)]
-        value = [value] if key in lists and not isinstance(value, list) else value
-        assert key in set_aside or str(getattr(found, "value", found)) == str(value), key
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_command_line_wins_over_a_recipe(parse, path):
-    script, training, _ = parse(
-        path, "--method_args", "{}", "--dataset_name", "other.jsonl", "--judge_concurrency", "5"
-    )
+        found = [getattr(part, key) for part in (script, training, model) if hasattr(part, key)]
+        if key not in ("base", "bf16", "use_cpu", "report_to"):  # the last becomes a list
+            value = [value] if key == "judge_url" and isinstance(value, str) else value
+            assert [str(getattr(each, "value", each)) for each in found] == [str(value)], key
+    words += ["--method_args", "{}", "--dataset_name", "other.jsonl", "--judge_concurrency", "5"]
+    script, training, _ = RecipeParser().parse_args_and_config(words)
     assert (script.dataset_name, training.method_args, training.judge_concurrency) == ("other.jsonl", {}, 5)
 
 
-def test_several_servers_fit_on_the_command_line_and_in_a_recipe(parse, tmp_path):
-    urls = ["http://127.0.0.1:8001/v1", "http://127.0.0.1:8002/v1"]
-    path = tmp_path / "recipe.yaml"
-    path.write_text("output_dir: out\nuse_cpu: true\nbf16: false\njudge_model: judge\n")
-    assert parse(path, "--judge_url", *urls)[1].judge_url == urls
-    path.write_text(path.read_text() + f"judge_url: {urls}\njudge_request: {{top_p: null, seed: 5}}\n")
-    assert parse(path)[1].judge_url == urls
-    assert parse(path)[1].judge_request == {"top_p": None, "seed": 5}
-    assert parse(path, "--judge_request", '{"seed": 6}')[1].judge_request == {"seed": 6}
+def test_recipe_may_name_several_servers_and_no_unknown_key(tmp_path):
+    path, urls = tmp_path / "recipe.yaml", [URL, "http://127.0.0.1:8002/v1"]
 
+    def parse(recipe: str, *words: str) -> RankBufferConfig:
+        path.write_text("output_dir: out\nuse_cpu: true\nbf16: false\n" + recipe)
+        return RecipeParser().parse_args_and_config(["--config", str(path), *words])[1]
 
-def test_there_are_recipes():
-    assert RECIPES
-
-
-def test_an_unknown_key_is_refused_by_name(parse, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("output_dir: out\nuse_cpu: true\nbf16: false\nprune_afetr: 3\n")
-    with pytest.raises(ValueError, match="prune_afetr"):
-        parse(path)
-
-
-def test_a_bad_value_in_a_recipe_is_refused_by_name(parse, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("output_dir: out\nuse_cpu: true\nbf16: false\nmethod_args: {k0: 1}\n")
-    with pytest.raises(ValueError, match="k0 must be at least 2, got 1"):
-        parse(path)
-
-
-# Documentation of the fields
-
-
-@pytest.mark.parametrize("field", OWN, ids=lambda field: field.name)
-def test_every_field_has_help_and_is_documented_with_its_default(field):
-    assert len(field.metadata["help"]) > 10
-    assert field.default is not MISSING
-    entry = re.search(
-        rf"^\s+{field.name} \(`[^`]+`(?: or `[^`]+`)?, \*optional\*(?:, defaults to `(.*)`)?\):$", DOCS, re.M
-    )
-    assert entry, f"{field.name} is not in the docstring"
-    documented = entry[1].strip('"') if entry[1] else "None"
-    assert documented == str(field.default)
-
-
-def test_the_docstring_names_no_field_that_is_gone():
-    judge = re.findall(r"^        (\w+) \(`", JudgeConfig.__doc__, re.M)
-    own = re.findall(r"^        (\w+) \(`", RankBufferConfig.__doc__, re.M)
-    assert judge == [field.name for field in fields(JudgeConfig)]
-    assert judge + own == [field.name for field in OWN]
-    assert len(judge) > 10
-    assert own
-
-
-def test_stock_defaults_are_left_alone():
-    ours = {field.name: (field.default, field.default_factory) for field in fields(RankBufferConfig)}
-    assert {f.name: (f.default, f.default_factory) for f in fields(GRPOConfig)}.items() <= ours.items()
+    assert parse("judge_model: judge\n", "--judge_url", *urls).judge_url == urls
+    recipe = f"judge_model: judge\njudge_url: {urls}\njudge_request: {{top_p: null, seed: 5}}\n"
+    assert parse(recipe).judge_url == urls and parse(recipe).judge_request == {"top_p": None, "seed": 5}
+    assert parse(recipe, "--judge_request", '{"seed": 6}').judge_request == {"seed": 6}
+    for wrong, words in (("prune_afetr: 3", "prune_afetr"), ("method_args: {k0: 1}", "k0 must be at least 2, got 1")):
+        with pytest.raises(SettingsError, match=words):
+            parse(wrong)

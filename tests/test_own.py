@@ -37,64 +37,54 @@ class Mute:
         raise NotImplementedError
 
 
-PATH = f"{__name__}.Own"
-STARTED = 3  # not a function
+def shorter(completions, **kwargs) -> list[float]:
+    return [-float(len(completion[0]["content"])) for completion in completions]
 
 
-def test_a_judge_is_made_with_its_arguments_when_it_is_needed(tmp_path):
+OWN, SHORTER, STARTED = f"{__name__}.Own", f"{__name__}.shorter", 3  # the last is not a function
+PUNISH = "trl.rewards.get_soft_overlong_punishment"
+
+
+def test_judge_client_is_made_with_its_arguments_when_it_is_needed():
     MADE.clear()
-    settings = JudgeConfig(judge_client=PATH, judge_client_args='{"word": "yes"}', judge_max_attempts=2)
+    settings = JudgeConfig(judge_client=OWN, judge_client_args='{"word": "yes"}', judge_max_attempts=2)
     assert MADE == [], "a check of the settings makes no client"
     judge = settings.judge()
     assert [judge.client] == MADE and (judge.client.word, judge.client.count) == ("yes", 1)
     assert (judge.max_attempts, judge.guard) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"judge_client": "Own"}, "there is no judge_client 'Own' (it is not a dotted path)"),
-        ({"judge_client": "own.no.file"}, "(No module named 'own')"),
-        ({"judge_client": f"{__name__}.Other"}, f"({__name__} has nothing of that name)"),
-        ({"judge_client": f"{__name__}.Mute"}, "it must be a dataclass with `name`, `complete` and `close`"),
-        ({"judge_client": f"{__name__}.config"}, "it must be a dataclass"),
-        ({"judge_client": PATH}, f"judge_client_args: {PATH} needs a value for 'word'"),
-        ({"judge_client": PATH, "judge_client_args": {"word": 3}}, "needs a text for 'word', got 3"),
-        ({"judge_client": PATH, "judge_client_args": {"words": "x"}}, "no argument 'words'; it has word, count"),
-        ({"judge_client": PATH, "judge_client_args": "{"}, "judge_client_args is not JSON"),
-        ({"judge_client_args": {"word": "x"}}, "judge_client_args is set, but judge_client is not"),
-        (
-            {
-                "judge_client": PATH,
-                "judge_client_args": {"word": "x"},
-                "judge_url": ["http://a/v1"],
-                "judge_model": "m",
-            },
-            "judge_client and judge_url are both set",
-        ),
-    ],
-)
-def test_a_judge_that_cannot_be_made_is_named_at_once(settings, message):
-    with pytest.raises(SettingsError) as error:
-        JudgeConfig(**settings)
-    assert message in str(error.value)
+def test_judge_client_that_cannot_be_made_is_named_at_once():
+    word, server = {"word": "x"}, {"judge_url": ["http://a/v1"], "judge_model": "m"}
+    for path, arguments, more, message in (
+        ("Own", None, {}, "there is no judge_client 'Own' (it is not a dotted path)"),
+        ("own.no.file", None, {}, "(No module named 'own')"),
+        (f"{__name__}.Other", None, {}, f"({__name__} has nothing of that name)"),
+        (f"{__name__}.Mute", None, {}, "it must be a dataclass with `name`, `complete` and `close`"),
+        (f"{__name__}.config", None, {}, "it must be a dataclass"),
+        (OWN, None, {}, f"judge_client_args: {OWN} needs a value for 'word'"),
+        (OWN, {"word": 3}, {}, "needs a text for 'word', got 3"),
+        (OWN, {"words": "x"}, {}, "no argument 'words'; it has word, count"),
+        (OWN, "{", {}, "judge_client_args is not JSON"),
+        (None, word, {}, "judge_client_args is set, but judge_client is not"),
+        (OWN, word, server, "judge_client and judge_url are both set"),
+    ):
+        with pytest.raises(SettingsError) as error:
+            JudgeConfig(judge_client=path, judge_client_args=arguments, **more)
+        assert message in str(error.value), path
 
 
-@pytest.mark.parametrize("guard", [True, False])
-def test_a_judge_that_is_given_asks_as_the_settings_say(tmp_path, guard):
-    args = config(tmp_path, judge_guard=guard)
-    open_scorer(args, Judge(RubricJudge(), guard=guard)).close()
-    with pytest.raises(SettingsError, match=f"made with guard={not guard}, but judge_guard is {guard}"):
-        open_scorer(args, Judge(RubricJudge(), guard=not guard))
+def test_open_scorer_takes_a_judge_that_asks_as_the_settings_say(tmp_path):
+    for guard in (True, False):
+        args = config(tmp_path, judge_guard=guard)
+        open_scorer(args, Judge(RubricJudge(), guard=guard)).close()
+        with pytest.raises(SettingsError, match=f"made with guard={not guard}, but judge_guard is {guard}"):
+            open_scorer(args, Judge(RubricJudge(), guard=not guard))
     assert Judge(RubricJudge()).guard is JudgeConfig().judge_guard is True
 
 
-def shorter(completions, **kwargs) -> list[float]:
-    return [-float(len(completion[0]["content"])) for completion in completions]
-
-
-def test_rewards_of_a_recipe_stand_before_those_of_the_code(tmp_path, tiny_policy, rows):
-    named = [{"function": f"{__name__}.shorter", "weight": 0.01}, {"function": "trl.rewards.think_format_reward"}]
+def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(tmp_path, tiny_policy, rows):
+    named = [{"function": SHORTER, "weight": 0.01}, {"function": "trl.rewards.think_format_reward"}]
 
     def last(completions, **kwargs):
         return [0.0] * len(completions)
@@ -106,9 +96,8 @@ def test_rewards_of_a_recipe_stand_before_those_of_the_code(tmp_path, tiny_polic
     trainer.close()
 
 
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
+def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
+    for named, message in (
         ("[{", "reward_functions is not JSON"),
         ({"function": "a.b"}, "reward_functions must be a list"),
         (["a.b"], "an item of reward_functions must have function, weight and args"),
@@ -118,30 +107,21 @@ def test_rewards_of_a_recipe_stand_before_those_of_the_code(tmp_path, tiny_polic
         ([{"function": "trl.rewards.thing"}], "there is no trl.rewards.thing (trl.rewards has nothing of that name)"),
         ([{"function": 3}], "there is no 3 (it is not a dotted path)"),
         ([{"function": f"{__name__}.STARTED"}], "is not a function"),
-        ([{"function": f"{__name__}.shorter", "weight": float("nan")}], "must be a finite number, got nan"),
-        ([{"function": f"{__name__}.shorter", "weight": "1"}], "must be a finite number, got '1'"),
+        ([{"function": SHORTER, "weight": float("nan")}], "must be a finite number, got nan"),
+        ([{"function": SHORTER, "weight": "1"}], "must be a finite number, got '1'"),
         (
-            [{"function": "trl.rewards.get_soft_overlong_punishment", "args": {"max_completion_len": 9}}],
-            "does not take these args: missing a required argument: 'soft_punish_cache'",
+            [{"function": PUNISH, "args": {"max_completion_len": 9}}],
+            "missing a required argument: 'soft_punish_cache'",
         ),
-        ([{"function": f"{__name__}.shorter", "args": 3}], "does not take these args"),
-    ],
-)
-def test_rewards_that_cannot_be_loaded_are_named_at_once(tmp_path, named, message):
-    with pytest.raises(SettingsError) as error:
-        RankBufferConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", reward_functions=named)
-    assert message in str(error.value)
+        ([{"function": SHORTER, "args": 3}], "does not take these args"),
+    ):
+        with pytest.raises(SettingsError) as error:
+            RankBufferConfig("out", use_cpu=True, bf16=False, report_to="none", reward_functions=named)
+        assert message in str(error.value), named
 
 
-def test_trl_punishes_long_completions_as_the_page_says():
-    (punish,), (weight,) = load_functions(
-        [
-            {
-                "function": "trl.rewards.get_soft_overlong_punishment",
-                "args": {"max_completion_len": 4096, "soft_punish_cache": 512},
-                "weight": 0.5,
-            }
-        ]
-    )
+def test_load_functions_punishes_long_completions_as_the_page_says():
+    arguments = {"max_completion_len": 4096, "soft_punish_cache": 512}
+    (punish,), (weight,) = load_functions([{"function": PUNISH, "args": arguments, "weight": 0.5}])
     lengths = (1, 3584, 3840, 4096)
     assert punish(completion_ids=[[0] * n for n in lengths]) == [0, 0, -0.5, -1] and weight == 0.5

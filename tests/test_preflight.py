@@ -1,10 +1,10 @@
-"""Before a run: what is wrong with a judge is said at once, and what the run will cost is near what it then costs."""
+"""Before a run: the judge is reached, its context is long enough, and the run costs what was estimated."""
 
 import asyncio
 import json
 import re
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from aiohttp import web
@@ -16,7 +16,12 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, RubricJudge
 from rankbuffer_trl.judge.serve import make_app
+from rankbuffer_trl.training import command
+from rankbuffer_trl.training.parser import RecipeParser
+from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.preflight import preflight
+
+PLACED = '{"position": 1}'
 
 
 @pytest.fixture
@@ -29,9 +34,8 @@ def vllm_like(context: int, answer=None, **listed):
     """The embedded judge behind the endpoints that vLLM has: a context length, and a tokenizer that counts words."""
 
     async def models(request):
-        return web.json_response(
-            {"object": "list", "data": [{"id": "rubric-judge", "max_model_len": context} | listed]}
-        )
+        model = {"id": "rubric-judge", "max_model_len": context} | listed
+        return web.json_response({"object": "list", "data": [model]})
 
     async def tokenize(request):
         [message] = (await request.json())["messages"]
@@ -43,12 +47,7 @@ def vllm_like(context: int, answer=None, **listed):
             response = answer()
             return await response if asyncio.iscoroutine(response) else response
         text, usage = RubricJudge().answer(asked[-1]["messages"])
-        return web.json_response(
-            {
-                "choices": [{"message": {"role": "assistant", "content": text}}],
-                "usage": {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion},
-            }
-        )
+        return saying(text, {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion})
 
     asked: list[dict] = []
     app = web.Application()
@@ -58,8 +57,12 @@ def vllm_like(context: int, answer=None, **listed):
         yield address + "/v1", asked
 
 
+def saying(text: str, usage: dict | None = None):
+    return web.json_response({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage})
+
+
 def check(args, queries) -> str:
-    return "\n".join(asyncio.run(preflight(args, queries)))
+    return "\n".join(asyncio.run(preflight(RunPlan.of(args, queries, None))))
 
 
 def settings(tmp_path, url=None, **overrides):
@@ -67,97 +70,114 @@ def settings(tmp_path, url=None, **overrides):
     return config(tmp_path, **(judge | {"judge_max_retries": 0} | overrides))
 
 
-def test_the_embedded_judge_needs_no_server(tmp_path, queries):
-    text = check(settings(tmp_path), queries)
-    assert "sample: 64 judgments" in text
-    assert "24 groups of 8 rollouts, 192 to 288 judgments" in text
-    assert "context" not in text
+# The cost
+
+
+def test_cost_follows_the_schedule_and_the_method(tmp_path, queries, rows):
+    def costs(table=queries, **overrides) -> str:
+        """Return what dry run and preflight say of a run: the same calls."""
+        plan = RunPlan.of(settings(tmp_path, **overrides), table, None)
+        checked, estimated = "\n".join(asyncio.run(preflight(plan))), "\n".join(plan.estimated_cost())
+        found = {re.search(r"the run: (.*? judgments),", text)[1] for text in (checked, estimated)}
+        assert len(found) == 1 and "context" not in checked
+        assert ("no reference responses" in checked) == ("no reference responses" in estimated) == bare(overrides)
+        return found.pop()
+
+    def bare(overrides) -> bool:
+        return "bootstrap" in str(overrides)
+
+    for overrides, expected in (
+        ({}, "24 groups of 8 rollouts, 192 to 288"),
+        ({"num_train_epochs": 3}, "36 groups of 8 rollouts, 288 to 432"),
+        ({"max_steps": 5}, "15 groups of 8 rollouts, 120 to 180"),
+        ({"max_steps": 5, "gradient_accumulation_steps": 2}, "30 groups of 8 rollouts, 240 to 360"),
+        ({"max_steps": 6, "num_iterations": 2}, "9 groups of 8 rollouts, 72 to 108"),
+        ({"per_device_train_batch_size": 40}, "20 groups of 8 rollouts, 160 to 240"),  # 5 of 12, twice
+        ({"num_generations": 4, "per_device_train_batch_size": 4}, "24 groups of 4 rollouts, 96 to 144"),
+        ({"method_args": {"fine": False}}, "24 groups of 8 rollouts, 192"),
+    ):
+        assert costs(**overrides) == expected + " judgments", overrides
+    bootstrapped = costs(QueryTable(rows), method_args={"bootstrap": True})
+    assert bootstrapped == "24 groups of 8 rollouts, 108 to 156 judgments"  # 12 x 1 + 12 x (8 to 12)
 
 
 def test_a_run_costs_what_was_estimated(tmp_path, tiny_policy, queries, rows):
-    text = check(settings(tmp_path / "check", judge_concurrency=12 * 8), queries)
-    low, high = (int(number) for number in re.search(r"(\d+) to (\d+) judgments", text).groups())
-    calls = run(tmp_path / "run", tiny_policy, rows)["calls"]
-    assert 0.8 * low <= len(calls) <= high  # rollouts without an answer are not judged
+    plan = RunPlan.of(settings(tmp_path / "check", judge_concurrency=12 * 8, judge_prompt_price=1e3), queries, None)
+    measured, estimated = "\n".join(asyncio.run(preflight(plan))), "\n".join(plan.estimated_cost())
+    assert "sample: 96 judgments" in measured and "of judging at this rate" in measured
+    assert "tokens are estimated by characters" in estimated and "rate" not in estimated
+    run_calls = run(tmp_path / "run", tiny_policy, rows)["calls"]
+    for text in (measured, estimated):
+        found = re.search(r"(\d+) to (\d+) judgments, 0.1 M tokens, ([\d.]+) to ([\d.]+) at the prices", text)
+        low, high, cheap, dear = map(float, found.groups())
+        assert 0.8 * low <= len(run_calls) <= high  # rollouts without an answer are not judged
+        assert 50 < cheap < dear < 120, "64 to 96 thousand tokens at a price of 1,000 a million"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ({"num_train_epochs": 3}, "36 groups of 8 rollouts, 288 to 432 judgments"),
-        ({"max_steps": 5}, "15 groups of 8 rollouts, 120 to 180 judgments"),
-        ({"max_steps": 5, "gradient_accumulation_steps": 2}, "30 groups of 8 rollouts, 240 to 360 judgments"),
-        ({"max_steps": 6, "num_iterations": 2}, "9 groups of 8 rollouts, 72 to 108 judgments"),
-        ({"per_device_train_batch_size": 40}, "20 groups of 8 rollouts, 160 to 240 judgments"),  # 5 of 12, twice
-        ({"method_args": {"fine": False}}, "24 groups of 8 rollouts, 192 judgments"),
-    ],
-    ids=str,
-)
-def test_the_estimate_follows_the_schedule(tmp_path, queries, overrides, expected):
-    assert expected in check(settings(tmp_path, **overrides), queries)
+def test_cost_counts_repeated_and_failed_answers_and_the_first_question(tmp_path, queries):
+    usage = {"prompt_tokens": 100_000, "completion_tokens": 10}
+    answers = iter([PLACED, *["Hello!"] * 9])
+    with vllm_like(4096, lambda: saying(next(answers), usage)) as (url, asked):
+        limits = {"judge_concurrency": 3, "judge_max_failures": 1.0}
+        text = check(settings(tmp_path, url, **limits, judge_prompt_price=2.0, judge_completion_price=4e3), queries)
+    assert len(asked) == 10
+    assert "3 failed, 6 asked again; this check cost 1,000,100 tokens" in text
+    found = re.search(r"(\d+) to \d+ judgments, ([\d.]+) M to .*? tokens, ([\d.]+) to", text)
+    judgments, tokens, price = map(float, found.groups())
+    assert tokens == round(judgments * 3 * 100_010 / 1e6, 1) and price == round(judgments * 3 * 0.24, 2)
 
 
-def test_a_bootstrapped_run_asks_once_for_each_first_visit(tmp_path, rows):
-    text = check(settings(tmp_path, method_args={"bootstrap": True}), QueryTable(rows))
-    assert "24 groups of 8 rollouts, 108 to 156 judgments" in text  # 12 x 1 + 12 x (8 to 12)
-    assert "no reference responses" in text
+def test_preflight_says_that_a_server_reports_no_usage_and_then_takes_no_budget(tmp_path, queries):
+    prices = {"judge_prompt_price": 1.0, "judge_completion_price": 1.0}
+    for budget in ({}, {"judge_token_budget": 9}, {"judge_price_budget": 1.0, **prices}):
+        with vllm_like(4096, lambda: saying(PLACED)) as (url, _):
+            args = settings(tmp_path, url, judge_concurrency=2, **budget)
+            if budget:
+                with pytest.raises(SettingsError, match="so a budget cannot end the run"):
+                    check(args, queries)
+            else:
+                assert "reports no token counts" in check(args, queries)
+        with vllm_like(4096) as (url, _):
+            text = check(settings(tmp_path, url, judge_concurrency=2, **budget), queries)
+        assert "the run:" in text and "reports no token counts" not in text
 
 
-def test_every_server_is_named_with_its_context(tmp_path, queries):
-    with vllm_like(4096) as (first, asked), vllm_like(8192) as (second, others):
+# The context
+
+
+def test_preflight_names_every_server_and_the_shortest_context_counts(tmp_path, queries):
+    with vllm_like(4096) as (first, asked), vllm_like(8192) as (second, others), vllm_like(500) as (short, none):
         text = check(settings(tmp_path, [first, second], judge_concurrency=4), queries)
+        with pytest.raises(JudgeError) as error:
+            check(settings(tmp_path, [first, short]), queries)
     assert f"rubric-judge at {first}, context 4,096 tokens" in text
     assert f"rubric-judge at {second}, context 8,192 tokens" in text
     assert "sample: 8 judgments" in text
-    assert len(asked) + len(others) == 9  # the sample, after one first question
+    assert (len(asked) + len(others), none) == (9, []), "the sample, after one first question"
     assert re.search(r"longest prompt of a first visit: \d+ tokens \(query '[\w-]+'\)", text)
-
-
-def test_a_prompt_that_is_certain_to_come_must_fit(tmp_path, queries):
-    with vllm_like(500) as (url, asked), pytest.raises(JudgeError) as error:
-        check(settings(tmp_path, url), queries)
-    assert asked == []
     for part in ("context of 500 tokens is too short", "first prompt of query", "--max-model-len"):
         assert part in str(error.value)
 
 
-def test_the_shortest_of_several_contexts_counts(tmp_path, queries):
-    with (
-        vllm_like(8192) as (first, _),
-        vllm_like(500) as (second, _),
-        pytest.raises(JudgeError, match="of 500 tokens"),
-    ):
-        check(settings(tmp_path, [first, second]), queries)
+def test_check_context_leaves_room_for_the_verdict_and_announces_later_prompts(tmp_path, queries):
+    def checked(context: int, **overrides) -> str:
+        with vllm_like(context) as (url, _):
+            return check(settings(tmp_path, url, **overrides), queries)
 
-
-def test_room_for_the_verdict_counts_too(tmp_path, queries):
-    with vllm_like(8192) as (url, _):
-        text = check(settings(tmp_path, url), queries)
-    longest = int(re.search(r"first visit: (\d+) tokens", text).group(1))
+    longest = int(re.search(r"first visit: (\d+) tokens", checked(8192))[1])
     verdict = len('{"position": 4}') + 1
-    with vllm_like(longest + verdict) as (url, _):
-        check(settings(tmp_path, url, judge_decoding="regex"), queries)
-    with vllm_like(longest + verdict - 1) as (url, _), pytest.raises(JudgeError, match=f"may take {verdict}"):
-        check(settings(tmp_path, url, judge_decoding="regex"), queries)
+    checked(longest + verdict, judge_decoding="regex")
+    with pytest.raises(JudgeError, match=f"may take {verdict}"):
+        checked(longest + verdict - 1, judge_decoding="regex")
+    assert "stays unscored" in checked(2048, max_completion_length=400)
+    assert "stays unscored" not in checked(2048, max_completion_length=24)
+    with served(make_app()) as address:  # a server that cannot count
+        text = check(settings(tmp_path, address + "/v1"), queries)
+    assert re.search(r"longest prompt of a first visit: about \d+ tokens", text)
 
 
-def test_a_later_prompt_that_may_not_fit_is_announced(tmp_path, queries):
-    with vllm_like(2048) as (url, _):
-        assert "stays unscored" in check(settings(tmp_path, url, max_completion_length=400), queries)
-        assert "stays unscored" not in check(settings(tmp_path, url, max_completion_length=24), queries)
-
-
-def test_the_length_of_a_later_prompt_is_that_of_the_method(tmp_path, rows):
-    def announced(method, **arguments):
-        with vllm_like(2048) as (url, _):
-            args = settings(tmp_path, url, method=method, method_args=arguments, max_completion_length=4000)
-            text = check(args, QueryTable(rows, args.reward_method().responses_needed))
-        shown, tokens = re.search(
-            r"may show (\d+) responses; it and its answer may need about ([\d,]+)", text
-        ).groups()
-        return int(shown), int(tokens.replace(",", ""))
-
-    for method, arguments, shown in (
+def test_check_context_asks_the_method_how_long_a_later_prompt_is(tmp_path, rows):
+    for method, arguments, expected in (
         ("pointwise", {}, 1),
         ("rrc_agr", {}, 2),
         ("rankbuffer", {}, 9),
@@ -165,156 +185,101 @@ def test_the_length_of_a_later_prompt_is_that_of_the_method(tmp_path, rows):
         ("rankbuffer", {"anchor_content": False}, 8),
         ("llm_buffer", {"look_ahead": True}, 20),
     ):
-        found, tokens = announced(method, **arguments)
-        assert found == shown
+        with vllm_like(2048) as (url, _):
+            args = settings(tmp_path, url, method=method, method_args=arguments, max_completion_length=4000)
+            text = check(args, rows)
+        found = re.search(r"may show (\d+) responses; it and its answer may need about ([\d,]+)", text)
+        shown, tokens = int(found[1]), int(found[2].replace(",", ""))
+        assert shown == expected, method
         assert 0 < tokens - shown * 4500 < 1500, "query, rubrics, template and two answers"
 
 
-def test_a_group_that_cannot_be_split_must_fit(tmp_path, rows):
-    args = {"method": "listwise", "max_completion_length": 200}
-    with vllm_like(2048) as (url, asked), pytest.raises(JudgeError) as error:
-        check(settings(tmp_path, url, **args), QueryTable(rows))
-    assert asked == []
+def test_check_context_refuses_a_group_that_cannot_be_split(tmp_path, rows):
+    def checked(context: int, **overrides) -> str:
+        with vllm_like(context) as (url, asked):
+            args = settings(tmp_path, url, method="listwise", max_completion_length=200, **overrides)
+            with suppress(JudgeError):
+                return check(args, rows)
+            assert asked == []
+            return check(args, rows)
+
+    with pytest.raises(JudgeError) as error:
+        checked(2048)
     for part in ("context of 2,048 tokens is too short for method 'listwise'", "all 8 rollouts", "length=200"):
         assert part in str(error.value)
     needed = int(re.search(r"--max-model-len (\d+) or more", str(error.value))[1])
     assert 1800 < needed < 3000
-    with vllm_like(needed) as (url, _):
-        assert "stays unscored" not in check(settings(tmp_path, url, **args), QueryTable(rows))
-    with vllm_like(needed - 1) as (url, _), pytest.raises(JudgeError, match="would have no rewards"):
-        check(settings(tmp_path, url, **args), QueryTable(rows))
-    with vllm_like(needed - 1) as (url, _):  # blocks of four are half as long
-        blocks = args | {"method_args": {"blocks_of_four": True, "looks": 4}}
-        assert "stays unscored" not in check(settings(tmp_path, url, **blocks), QueryTable(rows))
-    with vllm_like(needed // 2) as (url, _):  # a block that does not fit is not the group
-        assert "may show 4 responses" in check(settings(tmp_path, url, **blocks), QueryTable(rows))
+    assert "stays unscored" not in checked(needed)
+    with pytest.raises(JudgeError, match="would have no rewards"):
+        checked(needed - 1)
+    blocks = {"method_args": {"blocks_of_four": True, "looks": 4}}
+    assert "stays unscored" not in checked(needed - 1, **blocks), "blocks of four are half as long"
+    assert "may show 4 responses" in checked(needed // 2, **blocks), "a block that does not fit is not the group"
 
 
-def test_a_server_that_cannot_count_gives_an_estimate(tmp_path, queries):
-    with served(make_app()) as address:
-        text = check(settings(tmp_path, address + "/v1"), queries)
-    assert re.search(r"longest prompt of a first visit: about \d+ tokens", text)
+# The servers
 
 
-def test_a_server_that_serves_another_model_is_refused(tmp_path, queries):
-    with vllm_like(4096, id="Qwen/Qwen3-4B") as (url, asked), pytest.raises(JudgeError) as error:
-        check(settings(tmp_path, url), queries)
-    assert asked == []
-    for part in (url, "does not serve judge_model='rubric-judge'", "'Qwen/Qwen3-4B'"):
-        assert part in str(error.value)
-
-
-def test_a_server_that_is_not_there_is_named(tmp_path, queries):
-    with socket.socket() as unused, vllm_like(4096) as (there, asked):
+def test_preflight_names_a_server_that_is_missing_or_serves_another_model(tmp_path, queries):
+    with socket.socket() as unused, vllm_like(4096) as (there, asked), vllm_like(4096, id="Qwen/Q") as (other, none):
         unused.bind(("127.0.0.1", 0))
         missing = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-        with pytest.raises(JudgeError) as error:
-            check(settings(tmp_path, [there, missing]), queries)
-    assert f"the judge server {missing} cannot be reached, so nothing was started" in str(error.value)
-    assert asked == []
+        for url, message in (
+            (missing, f"the judge server {missing} cannot be reached, so nothing was started"),
+            (other, f"the judge server {other} does not serve judge_model='rubric-judge'; it serves 'Qwen/Q'"),
+        ):
+            with pytest.raises(JudgeError, match=re.escape(message)):
+                check(settings(tmp_path, [there, url]), queries)
+    assert asked == none == []
 
 
-def test_a_sample_of_failures_stops_before_the_run(tmp_path, queries):
-    answers = iter(['{"position": 1}'] + ["Hello!"] * 1000)
-
-    def answer():
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": next(answers)}}]})
-
-    with vllm_like(4096, answer) as (url, _), pytest.raises(JudgeError) as error:
-        check(settings(tmp_path, url, judge_concurrency=4), queries)
-    assert "failed 4 of 4 questions of a sample" in str(error.value)
-    assert "flat JSON object" in str(error.value)
-
-
-def saying(text: str, usage: dict | None = None):
-    return web.json_response({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage})
-
-
-def test_a_sample_that_fails_shows_what_was_answered(tmp_path, queries):
-    answers = iter(['{"position": 1}'] + ["Hello!"] * 1000)
+def test_preflight_stops_a_run_whose_sample_fails_or_never_ends(tmp_path, queries):
+    answers = iter([PLACED] + ["Hello!"] * 1000)
     with vllm_like(4096, lambda: saying(next(answers))) as (url, _), pytest.raises(JudgeError) as error:
         check(settings(tmp_path, url, judge_concurrency=4), queries)
+    for part in ("failed 4 of 4 questions of a sample", "flat JSON object"):
+        assert part in str(error.value)
     assert "The last answer begins: 'Hello!'. Is it an instruction-tuned chat model?" in str(error.value)
+    first = iter([saying(PLACED)])
+    words = r"a sample within judge_step_timeout=0.5 s: 0 of 2 questions"
+    silent = vllm_like(4096, lambda: next(first, None) or asyncio.Event().wait())
+    with silent as (url, _), pytest.raises(JudgeError, match=words):
+        check(settings(tmp_path, url, judge_concurrency=2, judge_step_timeout=0.5), queries)
 
 
-def test_the_cost_counts_repeated_and_failed_answers_and_the_first_question(tmp_path, queries):
-    usage = {"prompt_tokens": 100_000, "completion_tokens": 10}
-    answers = iter(['{"position": 1}', *["Hello!"] * 9])
-    with vllm_like(4096, lambda: saying(next(answers), usage)) as (url, asked):
-        text = check(settings(tmp_path, url, judge_concurrency=3, judge_max_failures=1.0), queries)
-    assert len(asked) == 10
-    assert "3 failed, 6 asked again; this check cost 1,000,100 tokens" in text
-    judgments, tokens = re.search(r"(\d+) to \d+ judgments, ([\d.]+) M to", text).groups()
-    assert float(tokens) == round(int(judgments) * 3 * 100_010 / 1e6, 1)
+# One mechanism
 
 
-def test_a_server_that_reports_no_usage_is_said_to_do_so(tmp_path, queries):
-    with vllm_like(4096, lambda: saying('{"position": 1}')) as (url, _):
-        assert "reports no token counts" in check(settings(tmp_path, url, judge_concurrency=2), queries)
-    with vllm_like(4096) as (url, _):
-        assert "reports no token counts" not in check(settings(tmp_path, url, judge_concurrency=2), queries)
-
-
-@pytest.mark.parametrize(
-    "budget",
-    [{"judge_token_budget": 9}, {"judge_price_budget": 1.0, "judge_prompt_price": 1.0, "judge_completion_price": 1.0}],
-)
-def test_a_budget_needs_a_server_that_counts(tmp_path, queries, budget):
-    with vllm_like(4096, lambda: saying('{"position": 1}')) as (url, _), pytest.raises(SettingsError) as error:
-        check(settings(tmp_path, url, judge_concurrency=2, **budget), queries)
-    assert "so a budget cannot end the run" in str(error.value)
-    with vllm_like(4096) as (url, _):
-        assert "the run:" in check(settings(tmp_path, url, judge_concurrency=2, **budget), queries)
-
-
-def test_a_prompt_is_shown_when_nothing_else_is_wanted(tmp_path, queries):
-    answer = 'Let\x1b[2J me see:\n{"position": 1}'
-    with vllm_like(4096, lambda: saying(answer)) as (url, asked):
-        shown = check(settings(tmp_path, url, judge_concurrency=1, preflight_only=True), queries)
-        plain = check(settings(tmp_path, url, judge_concurrency=1), queries)
+def test_preflight_only_shows_a_prompt_and_its_answer(tmp_path, queries):
+    request = json.dumps({"chat_template_kwargs": {"enable_thinking": False}, "seed": None})
+    with vllm_like(4096, lambda: saying(f"Let\x1b[2J me see:\n{PLACED}")) as (url, asked):
+        args = {"judge_concurrency": 1, "judge_request": request}
+        shown = check(settings(tmp_path, url, preflight_only=True, **args), queries)
+        plain = check(settings(tmp_path, url, **args), queries)
     prompt = asked[0]["messages"][0]["content"]
     lines = ["the first prompt:", *(f"  | {line}" for line in prompt.splitlines())]
-    lines += ["its answer:", r"  | Let\x1b[2J me see:", '  | {"position": 1}']
+    lines += ["its answer:", r"  | Let\x1b[2J me see:", f"  | {PLACED}"]
     assert "\n".join(lines) in shown
     assert "prompt:" not in plain and prompt.splitlines()[-1] not in plain
-
-
-def test_a_sample_has_an_end(tmp_path, queries):
-    answers = iter([saying('{"position": 1}')])
-
-    async def hang():
-        await asyncio.Event().wait()
-
-    with vllm_like(4096, lambda: next(answers, None) or hang()) as (url, _), pytest.raises(JudgeError) as error:
-        check(settings(tmp_path, url, judge_concurrency=2, judge_step_timeout=0.5), queries)
-    assert "did not finish a sample within judge_step_timeout=0.5 s: 0 of 2 questions" in str(error.value)
-
-
-def test_preflight_only_stops_before_a_policy_is_loaded(tmp_path, capsys):
-    from rankbuffer_trl.training import command
-    from rankbuffer_trl.training.parser import RecipeParser
-
-    arguments = [
-        *("--config", str(QUICKSTART / "quickstart.yaml"), "--dataset_name", str(QUICKSTART / "howto.jsonl")),
-        *("--model_name_or_path", str(tmp_path / "there-is-no-policy"), "--output_dir", str(tmp_path / "run")),
-        *("--preflight_only", "true"),
-    ]
-    command.run(*RecipeParser().parse_args_and_config(arguments))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("[preflight] the run: 576 groups of 8 rollouts, 4,608 to 6,912")]
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_request_can_be_given_as_json(tmp_path):
-    text = json.dumps({"chat_template_kwargs": {"enable_thinking": False}, "seed": None})
-    with vllm_like(4096) as (url, asked):
-        args = settings(tmp_path, url, judge_request=text)
-        asyncio.run(preflight(args, QueryTable(load(QUICKSTART / "howto.jsonl"), 4)))
     assert asked[0]["chat_template_kwargs"] == {"enable_thinking": False}
     assert "seed" not in asked[0] and "temperature" in asked[0]
 
 
-def load(path):
-    from rankbuffer_trl.data.queries import load_queries
-
-    return load_queries(str(path))
+def test_run_stops_after_its_checks_without_a_gpu_or_a_policy(tmp_path, capsys, monkeypatch):
+    """The settings are those of a machine with eight GPUs. Only the preflight asks the judge."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(command, "build_trainer", lambda *_: pytest.fail("a check loads no policy"))
+    words = ["--config", "paper/rankbuffer.yaml", "--dataset_name", str(QUICKSTART / "howto.jsonl")]
+    words += ["--num_processes", "8", "--output_dir", str(tmp_path / "run"), "--judge_model", "rubric-judge"]
+    said = {}
+    for mode, topic in (("dry_run", "dry run"), ("preflight_only", "preflight")):
+        with vllm_like(40_000) as (url, asked):
+            command.run(*RecipeParser().parse_args_and_config([*words, "--judge_url", url, f"--{mode}", "true"]))
+        lines = capsys.readouterr().out.splitlines()
+        said[mode] = [line.removeprefix(f"[{topic}] ") for line in lines]
+        assert f"[{topic}] processes: 8, as given by num_processes" in lines
+        (cost,) = (line for line in said[mode] if line.startswith("the run: 80 groups of 8 rollouts, 640 to 960"))
+        assert ("at this rate" in cost) == (mode == "preflight_only") == bool(asked)
+    plan = said["dry_run"].index(next(line for line in said["dry_run"] if line.startswith("hub: "))) + 1
+    assert said["dry_run"][1:9] == said["preflight_only"][1:9] and plan > 9
+    assert not (tmp_path / "run").exists()

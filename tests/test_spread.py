@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 QUERIES, EVALUATED = 10, 5
 STEPS = {"aligned": 4, "straddling": 6, "several": 12}
 GROUPS, EPOCHS = {"aligned": 4, "straddling": 3, "several": 3}, {"aligned": 2, "straddling": 2, "several": 1}
-WEIGHTS = 1e-4  # sums of float32 in another order, through AdamW; docs/results/checkpoints.md has what was measured
+WEIGHTS = 1e-4  # sums of float32 in another order, through AdamW; docs/results.md has what was measured
 
 
 @pytest.fixture(scope="module")

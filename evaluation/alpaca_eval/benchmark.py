@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from rankbuffer_trl.judge import Chat, JudgeError, Totals
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.questions import fill
 
 from ..asking import ask_judge, failures_text, need_judge
@@ -113,7 +113,7 @@ class AlpacaEval:
                 chats[id] = Chat("alpaca-eval", id, messages, str, REQUEST, afresh=True, read_logprobs=reader)
         return chats
 
-    def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
+    def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """See [`Benchmark`]. As in the official code, an answer without a preference is NaN and is not repeated."""
         outputs = self.read_outputs(folder, model)
         log, what = folder / "judge.jsonl", f"{self.title}: {model}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from rankbuffer_trl.judge import Chat, Totals
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import FailureLimit
 
 from ..asking import ask_judge, need_judge
 from ..assets import Assets
@@ -100,7 +100,7 @@ class ArenaHard:
                 chats[f"{uid}/{game}"] = Chat("arena-hard", uid, messages, read, request)
         return chats
 
-    def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
+    def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """See [`Benchmark`]. As in the official code, a judgment without a verdict is null and is not repeated."""
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankbuffer_trl.judge import Chat, Totals
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import FailureLimit
 
 from ..asking import ask_judge
 from ..assets import Assets
@@ -100,7 +100,7 @@ class WildBench:
         path = outputs_path(folder, model)
         return check_outputs(list(self.conversations), output_texts(read_json(path), path), path)
 
-    def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
+    def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """See [`Benchmark`]. Verdicts that the tables do not count are not asked for, see [`WildBench.chats`]."""
         if model in self.references:
             raise OutputError(f"the label {model!r} is the name of a WB-Reward reference; choose another label")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankbuffer_trl.judge import Chat, Totals
-from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.config import FailureLimit
 
 from ..asking import ask_judge
 from ..assets import AssetError, Assets
@@ -79,7 +79,7 @@ class WritingBench:
                 chats[key] = Chat("writingbench", index, messages, read_verdict, request, afresh=True)
         return chats
 
-    def judge(self, folder: Path, model: str, settings: JudgeConfig) -> Totals:
+    def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """See [`Benchmark`]. A query that lacks the score of any criterion is dropped."""
         chats = self.chats(self.read_outputs(folder, model))
         answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")

@@ -6,7 +6,7 @@ import math
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Call, Question, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import estimate_tokens
+from rankbuffer_trl.settings import documented
 
 from .advice import MethodCosts, advise
 from .figure import audit_figure
@@ -33,13 +34,14 @@ from .samples import INSERTED, ask_everything, insertions, pairs_of, questions, 
 from .terminal import print_audit
 
 
+@documented
 @dataclass
 class AuditConfig(JudgeConfig):
     r"""
     Configuration of the audit.
 
-    It adds the parameters below to those of [`JudgeConfig`]. Of these, `judge_step_timeout` has no effect here, and
-    `judge_max_failures` is only reported.
+    It adds the parameters below to those of [`JudgeConfig`]. The audit reports `judge_max_failures`, and no failure
+    stops it.
 
     Parameters:
         dataset_name (`str`):
@@ -69,17 +71,17 @@ class AuditConfig(JudgeConfig):
             Seed of the queries drawn, the orders shown and the intervals.
     """
 
-    dataset_name: str = field(default="", metadata={"help": "The training set, for prompts and rubrics."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
-    samples: str = field(default="", metadata={"help": "File of eight responses of your policy per query."})
-    queries: int = field(default=50, metadata={"help": "Number of queries to draw."})
-    labels: str | None = field(default=None, metadata={"help": "File of 100 or more labels of your own."})
-    budget: float | None = field(default=None, metadata={"help": "Judge tokens that the whole run may take."})
-    price_budget: float | None = field(default=None, metadata={"help": "Price of the judge in the whole run."})
-    epochs: int = field(default=4, metadata={"help": "Epochs of the run, for the cost of each method."})
-    output_dir: str = field(default="runs/audit", metadata={"help": "Folder for numbers, figure and answers."})
-    seed: int = field(default=0, metadata={"help": "Seed of the queries drawn, the orders shown and the intervals."})
+    dataset_name: str = ""
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    samples: str = ""
+    queries: int = 50
+    labels: str | None = None
+    budget: float | None = None
+    price_budget: float | None = None
+    epochs: int = 4
+    output_dir: str = "runs/audit"
+    seed: int = 0
 
     def __post_init__(self):
         super().__post_init__()

@@ -9,7 +9,7 @@ The first line replays recorded groups with another judge. The second one prints
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from rankbuffer_trl.judge.config import JudgeConfig, read_object
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.rewards.method import RewardMethod, load_method
+from rankbuffer_trl.settings import documented
 from rankbuffer_trl.store import numbers
 from rankbuffer_trl.store.places import DUEL, report_folder
 
@@ -31,12 +32,13 @@ from .duel import draw, questions_of, read_answers
 from .replay import Visits, check_failures, measure, price_of, read_visits, replay
 
 
+@documented
 @dataclass
 class RejudgeConfig(JudgeConfig):
     r"""
     Configuration of a second judgment.
 
-    It adds the parameters below to those of [`JudgeConfig`]. Of these, `judge_step_timeout` has no effect here.
+    It adds the parameters below to those of [`JudgeConfig`].
 
     Parameters:
         run_dir (`str`):
@@ -69,23 +71,20 @@ class RejudgeConfig(JudgeConfig):
             Print the estimated cost and ask nothing.
     """
 
-    run_dir: str = field(default="", metadata={"help": "Output folder of a run, a checkpoint, or a store file."})
-    dataset_name: str = field(default="", metadata={"help": "The run's data set; its rubrics may be others."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split of the data set."})
-    mode: Literal["replay", "duel"] = field(
-        default="replay",
-        metadata={"help": "'replay': score recorded groups again. 'duel': compare responses of first and last epoch."},
-    )
-    sample: int = field(default=50, metadata={"help": "Number of queries to replay."})
-    epochs: int | None = field(default=None, metadata={"help": "Number of epochs to replay. Default: all."})
-    method: str | None = field(default=None, metadata={"help": "Reward method of the replay. Default: the run's."})
-    method_args: dict | str | None = field(default=None, metadata={"help": "JSON object with its arguments."})
-    duels: int = field(default=200, metadata={"help": "Number of duels of two questions each."})
-    control: int = field(default=200, metadata={"help": "Number of first-epoch responses to insert again."})
-    output: str | None = field(default=None, metadata={"help": "JSON file of the result. Default: in _report."})
-    seed: int = field(default=0, metadata={"help": "Seed of the queries and responses drawn."})
-    dry_run: bool = field(default=False, metadata={"help": "Print the price and ask nothing."})
+    run_dir: str = ""
+    dataset_name: str = ""
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    mode: Literal["replay", "duel"] = "replay"
+    sample: int = 50
+    epochs: int | None = None
+    method: str | None = None
+    method_args: dict | str | None = None
+    duels: int = 200
+    control: int = 200
+    output: str | None = None
+    seed: int = 0
+    dry_run: bool = False
 
     def __post_init__(self):
         super().__post_init__()

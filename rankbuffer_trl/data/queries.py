@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, IterableDataset, List, load_dataset
-from datasets.exceptions import DatasetGenerationError
+from datasets.exceptions import DatasetGenerationError, DatasetsError
+from httpx import HTTPError
+from pyarrow import ArrowException
 
 from ..errors import RankBufferError
 from ..groups import Query
@@ -24,6 +26,8 @@ HINT = "; `rankbuffer-data check` lists all faults of a file by line"
 COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
+# What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.
+UNREADABLE = (OSError, ValueError, StopIteration, ArrowException, DatasetsError, HTTPError)
 
 
 class DataError(RankBufferError, ValueError):
@@ -76,7 +80,9 @@ def load_queries(
         )
     try:
         return load_dataset(name, **arguments, split=split, streaming=streaming)
-    except Exception as error:
+    except (*UNREADABLE, RuntimeError) as error:
+        if not isinstance(error, UNREADABLE) and "scripts are no longer supported" not in str(error):
+            raise
         cause = str(error.__cause__ or error) or "it has no rows"
         raise DataError(f"the data set {path} cannot be read: {cause}{HINT}") from error
 

@@ -1,7 +1,9 @@
 """Read settings and write data sets with their provenance, for all recipes that prepare data."""
 
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,10 +12,12 @@ from trl import TrlParser
 
 from ..errors import RankBufferError, SettingsError
 from ..judge import Totals
+from ..judge.config import JudgeConfig
 from ..judge.endpoint import Endpoint
 from .output import beside, write_failures, write_provenance, write_rows
 
 Config = TypeVar("Config")
+ELSEWHERE = {each.name for each in fields(JudgeConfig)} | {"judge_step_timeout"}  # not every program has all of them
 
 
 def run(config_class: type[Config], main: Callable[[Config], int]) -> None:
@@ -41,7 +45,11 @@ def read_settings(config_class: type[Config]) -> Config:
     """
     try:
         (config,) = TrlParser((config_class,)).parse_args_and_config()
-    except ValueError as error:  # of TRL's parser, for a key that does not exist
+    except ValueError as error:  # of TRL's parser, which lists what it does not know as `['--key', 'value']`
+        for key in re.findall(r"'--(\w+)", str(error)):
+            if key in ELSEWHERE:
+                cause = f"{key} is a setting of other programs and has no effect here: leave it out"
+                raise SettingsError(cause) from None
         raise SettingsError(str(error)) from error
     return config
 

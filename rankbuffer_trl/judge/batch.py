@@ -19,7 +19,7 @@ from ..errors import RankBufferError
 from .errors import first_leaf
 from .judge import Asked, Judge
 from .ledger import Call, Totals, Usage
-from .reach import check_servers, fields_of, servers_of
+from .reach import check_servers, servers_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -257,8 +257,8 @@ def hash_question(judge: Judge, question: Asked, model: str | None = None) -> st
             Name of the model that answers. Default: the name under which the servers serve it.
     """
     client = next(iter(servers_of(judge)), None)
-    model = model or (client.model if client else judge.client.name)
-    fields = fields_of(client, question) if client else judge.client_arguments
+    model = model or str(client.model if client else judge.client.name)
+    fields = client.fields_of(question) if client else judge.client_arguments
     return hash_request(model, question.chat(judge.guard), fields)
 
 

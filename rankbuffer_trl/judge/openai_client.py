@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from httpx2 import Limits, ReadTimeout, Request, Response  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
-from .endpoint import DEFAULT_KEY, check_url, read_key
+from .endpoint import Endpoint, read_key
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Reply, Tally, Usage
@@ -35,25 +35,16 @@ class OpenAIClient:
             Base URL, such as `http://127.0.0.1:8001/v1`.
         model (`str`):
             The name under which the server serves the judge.
-        api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
-            Environment variable that holds the key. The default one may be unset, for a server without keys.
         decoding (`str`, *optional*, defaults to `"none"`):
             How verdicts are imposed: `regex` (vLLM's structured outputs), `json_schema` (the standard
             `response_format`) or `none`.
         free_tokens (`int`, *optional*, defaults to `256`):
             Tokens that an answer may have in addition to its verdict, for prose, a code fence or thinking. No effect
             for `regex`.
-        request (`Mapping`, *optional*):
-            Fields to set in every request; `None` leaves a field out.
-        timeout (`float`, *optional*, defaults to `120.0`):
-            Seconds that a request may go without a byte from the server. The whole request may take five times as
-            long.
-        max_retries (`int`, *optional*, defaults to `4`):
-            Transport retries of one request.
-        concurrency (`int`, *optional*, defaults to `64`):
-            Requests in flight at once.
-        role (`str`, *optional*, defaults to `"judge"`):
-            What the model is used for. Error messages name the settings that begin with it.
+        endpoint (`Endpoint`, *optional*):
+            The settings of the connection: key, request fields, limits, role. Default: [`Endpoint`] with `settings`.
+        settings:
+            Arguments of [`Endpoint`], if `endpoint` is not given, such as `timeout`.
 
     Raises:
         [`SettingsError`]: if the address holds a key, if the variable of the key is not set, or if it holds something
@@ -63,36 +54,27 @@ class OpenAIClient:
     def __init__(
         self,
         url: str,
-        model: str,
-        api_key_env: str = DEFAULT_KEY,
+        model: str | None,
         decoding: str = "none",
         free_tokens: int = 256,
-        request: Mapping[str, Any] | None = None,
-        timeout: float = 120.0,
-        max_retries: int = 4,
-        concurrency: int = 64,
-        role: str = "judge",
+        endpoint: Endpoint | None = None,
+        **settings: Any,
     ):
-        check_url("the server's address", url, f"{role}_api_key_env")
-        self.role = role
+        self.endpoint = replace(endpoint or Endpoint(**settings), urls=(url,), model=model)
+        self.role = self.endpoint.role
         self.name = f"{model} at {url}"
         self.url = url
         self.model = model
         self.decoding = decoding
         self.free_tokens = free_tokens
-        self.request = dict(request or {})
-        self.timeout = timeout
-        self.max_retries = max_retries
-        self.concurrency = concurrency
-        self._slots = asyncio.Semaphore(concurrency)
-        self.api_key_env = api_key_env
-        self._key = read_key(api_key_env, f"{role}_api_key_env")
+        self._slots = asyncio.Semaphore(self.endpoint.concurrency)
+        self._key = read_key(self.endpoint.api_key_env, f"{self.role}_api_key_env")
         self._client = AsyncOpenAI(
             base_url=url,
             api_key=self._key or "none",
-            timeout=timeout,
-            max_retries=max_retries,
-            http_client=BoundedClient(timeout),
+            timeout=self.endpoint.timeout,
+            max_retries=self.endpoint.max_retries,
+            http_client=BoundedClient(self.endpoint.timeout),
         )
         self._hasty = self._client.with_options(max_retries=0)
 
@@ -133,7 +115,7 @@ class OpenAIClient:
             [`TransportError`]: if it cannot be reached, lists none, or needs longer for all its list than
             a minute, or `timeout` if that is less.
         """
-        seconds = min(LOOK_SECONDS, self.timeout)
+        seconds = min(LOOK_SECONDS, self.endpoint.timeout)
         try:
             async with asyncio.timeout(seconds):
                 page = await self._client.models.list()
@@ -153,7 +135,7 @@ class OpenAIClient:
         root = self.url.rstrip("/").removesuffix("/v1")
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         try:
-            async with asyncio.timeout(min(LOOK_SECONDS, self.timeout)):
+            async with asyncio.timeout(min(LOOK_SECONDS, self.endpoint.timeout)):
                 answer: Any = await self._hasty.post(f"{root}/tokenize", body=body, cast_to=object)
             return int(answer["count"])
         except (OpenAIError, ValueError, TypeError, LookupError, OverflowError, RecursionError, TimeoutError):
@@ -162,15 +144,19 @@ class OpenAIClient:
     async def alive(self) -> bool:
         """Say whether the server generates one token for the model within 10 seconds, or `timeout` if that is less."""
         try:
-            async with asyncio.timeout(min(PROBE_SECONDS, self.timeout)):
+            async with asyncio.timeout(min(PROBE_SECONDS, self.endpoint.timeout)):
                 response = await self._hasty.post(CHAT, body=self._body(messages=PING, max_tokens=1), cast_to=Response)
             return bool(response.json()["choices"])
         except (OpenAIError, ValueError, TypeError, LookupError, RecursionError, TimeoutError):
             return False
 
+    def fields_of(self, question: Asked) -> dict[str, Any]:
+        """Return the fields that question and user set in a request; `None` stands for a field that is left out."""
+        return question.fields(self.decoding, self.free_tokens) | dict(self.endpoint.request)
+
     def _body(self, **fields: Any) -> dict[str, Any]:
         """Return a request's fields, with those that the user sets over the others."""
-        fields = {"model": self.model} | fields | self.request
+        fields = {"model": self.model} | fields | dict(self.endpoint.request)
         return {name: value for name, value in fields.items() if value is not None}
 
     def _fault(self, error: "APIStatusError | APIConnectionError | UnreadableAnswer") -> TransportError:
@@ -191,7 +177,7 @@ class OpenAIClient:
             )
         if status in (401, 403):
             state = "" if self._key else " is not set and"
-            variable = f"the environment variable {self.api_key_env}{state} should hold the key"
+            variable = f"the environment variable {self.endpoint.api_key_env}{state} should hold the key"
             text += f" ({variable}; see {self.role}_api_key_env)"
         return TransportError(f"HTTP {status}: {text}", kind_of(status), status)
 

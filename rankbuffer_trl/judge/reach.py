@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import JudgeError, TransportError
 from .judge import Asked, Judge
@@ -100,13 +100,14 @@ async def check_server(client: "OpenAIClient") -> int | None:
     Raises:
         [`JudgeError`]: naming the server and what is wrong.
     """
+    variable = client.endpoint.api_key_env
     try:
         models = await client.models()
     except TransportError as error:
         if error.status == 401:
             raise JudgeError(
                 f"the {client.role} server {client.url} does not take the key, so nothing was started: {error}. Is the"
-                f" right one in the environment variable {client.api_key_env}, which {client.role}_api_key_env names?"
+                f" right one in the environment variable {variable}, which {client.role}_api_key_env names?"
             ) from error
         if error.kind == "refused":  # not every endpoint lists its models; the questions to come will tell
             return None
@@ -141,7 +142,7 @@ async def longest_need(client: "OpenAIClient", questions: Iterable[Asked], guard
     for text, question in heapq.nlargest(LONGEST, texts, key=lambda pair: len(pair[0])):
         tokens = await client.count_tokens(text)
         prompt = math.ceil(len(text) / CHARACTERS_PER_TOKEN) if tokens is None else tokens
-        answer = fields_of(client, question).get("max_tokens") or 0
+        answer = client.fields_of(question).get("max_tokens") or 0
         needs.append(Need(prompt, tokens is not None, answer, question.kind, question.query_id))
     return max(needs, key=lambda need: need.prompt + need.answer, default=None)
 
@@ -160,11 +161,6 @@ def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = Tru
             Whether the prompt quotes these responses.
     """
     return prompt + responses + (responses // QUOTED if guard else 0) + 2 * verdict + TURN_TOKENS
-
-
-def fields_of(client: "OpenAIClient", question: Asked) -> dict[str, Any]:
-    """Return the fields that question and user set in a request; `None` stands for a field that is left out."""
-    return question.fields(client.decoding, client.free_tokens) | client.request
 
 
 def estimate_tokens(questions: Collection[Question], guard: bool) -> tuple[float, float]:

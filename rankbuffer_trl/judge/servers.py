@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 from .endpoint import Endpoint
@@ -17,7 +17,6 @@ from .openai_client import OpenAIClient
 logger = logging.getLogger(__name__)
 
 HOLDS = 3  # times that one question waits for a server; a question that crashes its server must fail in the end
-LOOK_SECONDS = 1.0  # between two checks whether a server is up, while a question waits
 
 
 class Servers:
@@ -47,60 +46,33 @@ class Servers:
         self.wait = wait
         self._answered = False
         self._gave_up = False  # whether the log has said that the wait of this outage is over
-        self._outage = 0.0  # when all servers were found down
-        self._down: dict[OpenAIClient, float] = {}  # when each server was last found down
-        self._probes: dict[OpenAIClient, asyncio.Task] = {}
+        self._wait_ends = 0.0  # of this outage, on the monotonic clock
+        self._down: dict[OpenAIClient, asyncio.Task] = {}  # each with the task that probes it
+        self._back = asyncio.Event()
 
     @classmethod
     def of(cls, endpoint: Endpoint, decoding: str = "none", free_tokens: int = 256) -> "Servers":
         """Connect to the servers of an endpoint. See [`OpenAIClient`] for `decoding` and `free_tokens`."""
-        clients = [
-            OpenAIClient(
-                url,
-                str(endpoint.model),
-                endpoint.api_key_env,
-                decoding,
-                free_tokens,
-                endpoint.request,
-                endpoint.timeout,
-                endpoint.max_retries,
-                endpoint.concurrency,
-                endpoint.role,
-            )
-            for url in endpoint.urls
-        ]
+        clients = [OpenAIClient(url, endpoint.model, decoding, free_tokens, endpoint) for url in endpoint.urls]
         return cls(clients, wait=endpoint.wait)
 
     async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
         """Answer as [`ChatClient`] says."""
         order = self.order(question.query_id)
-        asked: dict[str, Any] = {"question": question, "seed": seed, "tally": tally}
+        asked = {"messages": messages, "question": question, "seed": seed, "tally": tally}
         for hold in range(HOLDS + 1):
-            if len(order) > 1:  # a single server has nowhere to move its queries, so it gets its retries below
-                for client in filter(self._is_up, order):
-                    try:
-                        reply = await ask_once(client, messages, **asked)
-                        self._answered = True
-                        return reply
-                    except TransportError as fault:
-                        if fault.kind != "down":
-                            raise
-                        self._set_down(client, str(fault))
-            if hold == HOLDS or not self._holding():
+            for client in order if len(order) > 1 else ():  # a single server gets its retries below
+                if client not in self._down and isinstance(outcome := await self._ask(client, asked), Reply):
+                    return outcome
+            if hold == HOLDS or not self._waiting():
                 # With all retries after each hold, a question that is too slow for its time limit would take four
                 # times as long to fail.
-                ask = partial(ask_once, order[0]) if hold else order[0].complete
-                try:
-                    reply = await ask(messages, **asked)
-                    self._answered = True
+                outcome = await self._ask(order[0], asked, retry=not hold)
+                if isinstance(outcome, Reply):
                     self._set_up(order[0])
-                    return reply
-                except TransportError as fault:
-                    if fault.kind != "down":
-                        raise
-                    self._set_down(order[0], str(fault))
-                    if hold == HOLDS or not self._holding():
-                        raise
+                    return outcome
+                if hold == HOLDS or not self._waiting():
+                    raise outcome
             await self._wait_for_a_server()
         raise AssertionError("the last round returns or raises")
 
@@ -108,68 +80,76 @@ class Servers:
         """Return the servers as this query prefers them. The order does not depend on how they are listed."""
         return sorted(self.clients, key=lambda client: hashlib.sha256(f"{client.url} {query_id}".encode()).digest())
 
+    async def _ask(self, client: OpenAIClient, asked: dict[str, Any], retry: bool = False) -> Reply | TransportError:
+        """Return the reply of a server, or the fault by which it is down.
+
+        Without `retry` one request is sent, so that a server that is down is noticed at once. Only a busy server gets
+        all retries then.
+        """
+        try:
+            try:
+                reply = await client.complete(retry=retry, **asked)
+            except TransportError as fault:
+                if retry or fault.kind != "busy":
+                    raise
+                reply = await client.complete(**asked)
+        except TransportError as fault:
+            if fault.kind != "down":
+                raise
+            self._set_down(client, fault)
+            return fault
+        self._answered = True
+        return reply
+
     def _all_down(self) -> bool:
         return len(self._down) == len(self.clients)
 
-    def _holding(self) -> bool:
+    def _waiting(self) -> bool:
         """Return whether questions wait for a server instead of being sent."""
-        return self._all_down() and self._answered and time.monotonic() < self._outage + self.wait
+        return self._all_down() and self._answered and time.monotonic() < self._wait_ends
 
     async def _wait_for_a_server(self) -> None:
-        while self._holding():
-            for client in self.clients:
-                self._is_up(client)  # starts a probe if one is due
-            await asyncio.sleep(max(0.01, min(self.probe_every, LOOK_SECONDS)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._wait_ends - time.monotonic()):
+                await self._back.wait()
         if self._all_down() and not self._gave_up:
             self._gave_up = True
             logger.warning("no %s server was back within %g s, so questions fail now", self.clients[0].role, self.wait)
 
-    def _is_up(self, client: OpenAIClient) -> bool:
-        if client not in self._down:
-            return True
-        probe = self._probes.get(client)
-        if (probe is None or probe.done()) and time.monotonic() - self._down[client] >= self.probe_every:
-            self._probes[client] = asyncio.create_task(self._probe(client))
-        return False
-
     async def _probe(self, client: OpenAIClient) -> None:
-        if await client.alive():
-            self._set_up(client)
-        elif client in self._down:
-            self._down[client] = time.monotonic()
+        """Ask a server that is down for a token now and then, until it generates one."""
+        while True:
+            await asyncio.sleep(max(0.01, self.probe_every))
+            if await client.alive():
+                return self._set_up(client)
 
-    def _set_down(self, client: OpenAIClient, cause: str) -> None:
-        known = client in self._down
-        self._down[client] = time.monotonic()
-        if known:
+    def _set_down(self, client: OpenAIClient, cause: TransportError) -> None:
+        if client in self._down:
             return
+        self._down[client] = asyncio.create_task(self._probe(client))
         if not self._all_down():
             text = f"the {client.role} server %s is down, its queries move to another one: %s"
             logger.warning(text, client.url, cause)
             return
-        self._outage, self._gave_up = time.monotonic(), False
-        if self._holding():
+        self._back.clear()
+        self._wait_ends, self._gave_up = time.monotonic() + self.wait, False
+        if self._waiting():
             text = "the %s server %s is down, questions wait up to %g s for one that answers: %s"
             logger.warning(text, client.role, client.url, self.wait, cause)
         else:
             logger.warning("the %s server %s is down, there is no other one: %s", client.role, client.url, cause)
 
     def _set_up(self, client: OpenAIClient) -> None:
-        if self._down.pop(client, None) is not None:
-            logger.warning("the %s server %s is back", client.role, client.url)
+        probe = self._down.pop(client, None)
+        if probe is None:
+            return
+        self._back.set()
+        if probe is not asyncio.current_task():
+            probe.cancel()
+        logger.warning("the %s server %s is back", client.role, client.url)
 
     async def close(self) -> None:
-        """Close all connection pools."""
-        for probe in self._probes.values():
+        """End the probes and close all connection pools."""
+        for probe in self._down.values():
             probe.cancel()
         await asyncio.gather(*(client.close() for client in self.clients))
-
-
-async def ask_once(client: OpenAIClient, messages: list[dict[str, str]], **kwargs: Any) -> Reply:
-    """Send one request, so that a server that is down is noticed at once. Only a busy server gets all retries."""
-    try:
-        return await client.complete(messages, retry=False, **kwargs)
-    except TransportError as fault:
-        if fault.kind != "busy":
-            raise
-    return await client.complete(messages, **kwargs)

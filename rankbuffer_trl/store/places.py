@@ -4,11 +4,16 @@ A run's folder has the live store and the checkpoints. A checkpoint has the fold
 with a copy of the store and the manifest, which names run and step. A repository on the Hub has this folder too.
 """
 
+import json
 import os
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from .buffer_store import STORE, BufferStore
+from .database import VERSION, StoreError, open_to_read
 
 FOLDER = "rankbuffer"
 RUN = "run.json"  # the manifest
@@ -52,6 +57,53 @@ def read_store(path: str | os.PathLike) -> BufferStore:
     path = Path(path)
     places = (path, path / LIVE_STORE, path / FOLDER / STORE)
     return BufferStore(next((place for place in places if place.is_file()), places[-1]), read_only=True)
+
+
+def copy_live(live: Path, target: Path) -> BufferStore:
+    """Copy a live store. A run that wants to write waits only while the copy is made.
+
+    Raises:
+        [`StoreError`]: if it cannot be read.
+    """
+    try:
+        with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
+            reader.backup(copy, pages=4096)  # in parts, between which the run can write
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot read the buffer store {live}: {error}") from error
+    return BufferStore(target, read_only=True)
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """Return the contents of a checkpoint's `run.json`, whose fields have the right types.
+
+    Raises:
+        `ValueError`: if the file is missing, damaged, or of another version of this program.
+    """
+    run = read_json_object(checkpoint / FOLDER / RUN)
+    if run.get("format") != VERSION:
+        writer = run.get("rankbuffer_trl")
+        raise ValueError(f"{RUN} was written by another version of this program ({writer!r}), in another format")
+    for key, kind in {"step": int, "processes": int, "config": dict, "files": dict, "store_sha256": str}.items():
+        if type(run.get(key)) is not kind:
+            raise ValueError(f"{RUN} is damaged: {key!r} is not a JSON {kind.__name__}")
+    return run
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file that holds an object.
+
+    Raises:
+        `ValueError`: if it is missing, or something else.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError:
+        raise ValueError(f"{path.name} is missing") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path.name} is cut short or not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} is damaged: it is not a JSON object")
+    return found
 
 
 def report_folder(path: Path) -> Path:

@@ -24,11 +24,12 @@ from ..rewards.method import RewardMethod
 from ..store import StoreError
 from ..store.buffer_store import STORE
 from ..store.database import VERSION
-from ..store.places import FOLDER, RUN, STATE, checkpoint_step, checkpoints
+from ..store.places import FOLDER, RUN, STATE, checkpoint_step, checkpoints, read_json_object, read_manifest
 from .config import RankBufferConfig
 
 logger = get_logger(__name__)
 
+Faults = dict[Path, str | None]
 TORN, OLD = "_torn", "_old"  # not uploaded either
 SAMPLE = 2**16  # bytes
 BINDING = {
@@ -46,8 +47,24 @@ BINDING = {
 }
 
 
-def why_torn(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint, `None` if it is whole and all of it was saved at one step."""
+def why_torn(checkpoint: Path, known: Faults | None = None) -> str | None:
+    """Return what is wrong with a checkpoint, `None` if it is whole and all of it was saved at one step.
+
+    Args:
+        checkpoint (`Path`):
+            The checkpoint.
+        known (`dict[Path, str | None]`, *optional*):
+            What earlier calls found. It is read and added to, so that a checkpoint of many gigabytes is read once.
+    """
+    known = {} if known is None else known
+    place = checkpoint.resolve()
+    if place not in known:
+        known[place] = find_fault(checkpoint)
+    return known[place]
+
+
+def find_fault(checkpoint: Path) -> str | None:
+    """Return what is wrong with a checkpoint, as [`why_torn`] does, by reading all of its files."""
     try:
         run = read_manifest(checkpoint)
         state = read_json_object(checkpoint / STATE)
@@ -71,39 +88,6 @@ def why_torn(checkpoint: Path) -> str | None:
     return None
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Return the contents of a checkpoint's `run.json`, whose fields have the right types.
-
-    Raises:
-        `ValueError`: if the file is missing, damaged, or of another version of this program.
-    """
-    run = read_json_object(checkpoint / FOLDER / RUN)
-    if run.get("format") != VERSION:
-        writer = run.get("rankbuffer_trl")
-        raise ValueError(f"{RUN} was written by another version of this program ({writer!r}), in another format")
-    for key, kind in {"step": int, "processes": int, "config": dict, "files": dict, "store_sha256": str}.items():
-        if type(run.get(key)) is not kind:
-            raise ValueError(f"{RUN} is damaged: {key!r} is not a JSON {kind.__name__}")
-    return run
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the contents of a JSON file that holds an object.
-
-    Raises:
-        `ValueError`: if it is missing, or something else.
-    """
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError:
-        raise ValueError(f"{path.name} is missing") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path.name} is cut short or not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} is damaged: it is not a JSON object")
-    return found
-
-
 def files_of(checkpoint: Path) -> dict[str, Path]:
     """Return all files of a checkpoint but its manifest, by their names in the manifest."""
     files = {path.relative_to(checkpoint).as_posix(): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
@@ -125,24 +109,26 @@ def fingerprint(path: Path) -> list[int | str]:
         return [size, found.hexdigest()]
 
 
-def newest_checkpoint(output_dir: str | os.PathLike) -> Path:
+def newest_checkpoint(output_dir: str | os.PathLike, known: Faults | None = None) -> Path:
     """Return the whole checkpoint with the highest step in `output_dir`. Skip torn ones above it, and log each.
+
+    `known` is that of [`why_torn`].
 
     Raises:
         [`StoreError`]: if there is none.
     """
     for _, path in checkpoints(output_dir):
-        torn = why_torn(path)
+        torn = why_torn(path, known)
         if torn is None:
             return path
         logger.warning(f"skipping {path}, which is not a whole checkpoint: {torn}")
     raise StoreError(f"no whole checkpoint in {output_dir} to resume from")
 
 
-def set_torn_aside(output_dir: str | os.PathLike) -> None:
+def set_torn_aside(output_dir: str | os.PathLike, known: Faults | None = None) -> None:
     """Move torn checkpoints to `_torn`, so that `save_total_limit` does not keep one in the place of a whole one."""
     for _, path in checkpoints(output_dir):
-        if why_torn(path) is not None:
+        if why_torn(path, known) is not None:
             set_aside(path, TORN)
 
 
@@ -193,13 +179,15 @@ def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
         )
 
 
-def check_resumable(checkpoint: Path, identity: Mapping[str, Any], with_changes: bool) -> int:
+def check_resumable(
+    checkpoint: Path, identity: Mapping[str, Any], with_changes: bool, known: Faults | None = None
+) -> int:
     """Return the step of a checkpoint. Refuse one that is not whole, or of another run unless changes are allowed.
 
     Raises:
         [`StoreError`]: naming what is missing, or all that differs.
     """
-    torn = why_torn(checkpoint)
+    torn = why_torn(checkpoint, known)
     if torn:
         raise StoreError(f"{checkpoint} is not a whole checkpoint: {torn}")
     saved = read_manifest(checkpoint)

@@ -6,9 +6,10 @@
 Every key of the recipe can also be given on the command line, which takes precedence. LoRA and quantisation are TRL's
 own flags (`--use_peft`, `--load_in_4bit`).
 
-`--dry_run --num_processes 8` prints the batch arithmetic of eight processes and refuses settings that cannot work. It
-needs no GPU, no judge and no policy. `--preflight_only` checks data and judge, prints what the run will cost, and
-stops. `--resume_from_checkpoint true` resumes from the newest whole checkpoint in `output_dir`.
+`--dry_run --num_processes 8` prints the plan of a run of eight processes with an estimate of its cost, and refuses
+settings that cannot work. It needs no GPU, no judge and no policy. `--preflight_only` does the same with the judge: it
+asks real questions and prints what they cost. `--resume_from_checkpoint true` resumes from the newest whole checkpoint
+in `output_dir`.
 """
 
 import json
@@ -16,20 +17,21 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from datasets import disable_progress_bars
 from huggingface_hub import get_token
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
-from ..data.queries import DataError, QueryTable, load_queries
+from ..data.queries import DataError, load_queries
 from ..errors import RankBufferError, SettingsError
 from ..store import StoreError
-from .batches import Batches
 from .checkpoint import newest_checkpoint, read_manifest, why_torn
 from .config import RankBufferConfig
 from .distributed import MainProcessError, on_main_process
 from .parser import RecipeParser
+from .plan import RunPlan
 from .preflight import report
 from .progress import run_progress
 from .trainer import RankBufferTrainer
@@ -37,8 +39,12 @@ from .trainer import RankBufferTrainer
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))  # the number of this process on its machine
 
 
-def load_data(script_args: ScriptArguments, training_args: RankBufferConfig) -> tuple[QueryTable, QueryTable | None]:
-    """Load and check the queries to train on and, if the run evaluates, the queries to evaluate on."""
+def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> RunPlan:
+    """Load the data, plan the run, and find the checkpoint to resume from.
+
+    Raises:
+        [`RankBufferError`]: for settings, data or a checkpoint that cannot be used.
+    """
     if not script_args.dataset_name:
         raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
     if script_args.dataset_streaming:
@@ -46,21 +52,16 @@ def load_data(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
             "dataset_streaming is not supported: queries are looked up by id, and an epoch visits each once"
         )
 
-    def load(split: str) -> QueryTable:
-        rows = load_queries(script_args.dataset_name, script_args.dataset_config, split)
-        return QueryTable(rows, training_args.reward_method().responses_needed)
+    splits = [script_args.dataset_train_split]
+    if training_args.eval_strategy != "no":
+        splits.append(script_args.dataset_test_split)
+    data = [load_queries(script_args.dataset_name, script_args.dataset_config, split) for split in splits]
+    plan = RunPlan.of(training_args, data[0], data[1] if len(data) > 1 else None)
+    checkpoint, done = on_main_process(lambda: find_start(training_args, plan.faults))
+    return replace(plan, checkpoint=checkpoint, done=done)
 
-    evaluates = training_args.eval_strategy != "no"
-    return load(script_args.dataset_train_split), load(script_args.dataset_test_split) if evaluates else None
 
-
-def build_trainer(
-    script_args: ScriptArguments,
-    training_args: RankBufferConfig,
-    model_args: ModelConfig,
-    queries: QueryTable,
-    eval_queries: QueryTable | None,
-) -> RankBufferTrainer:
+def build_trainer(script_args: ScriptArguments, model_args: ModelConfig, plan: RunPlan) -> RankBufferTrainer:
     """Load the policy and build the trainer. Faults of the policy are reported here, before anything runs.
 
     Raises:
@@ -68,18 +69,19 @@ def build_trainer(
     """
     if not model_args.model_name_or_path:
         raise SettingsError("model_name_or_path is not set: name the policy to train")
-    training_args.model_init_kwargs = {
+    plan.args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
-        **(training_args.model_init_kwargs or {}),
+        **(plan.args.model_init_kwargs or {}),
     }
     try:
         return RankBufferTrainer(
             model_args.model_name_or_path,
-            args=training_args,
-            train_dataset=queries,
-            eval_dataset=eval_queries,
+            args=plan.args,
+            train_dataset=plan.queries,
+            eval_dataset=plan.eval_queries,
+            plan=plan,
             dataset_name=script_args.dataset_name,
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
@@ -105,7 +107,7 @@ def push_line(args: RankBufferConfig) -> str:
         )
     name = args.hub_model_id or Path(args.output_dir).absolute().name
     where = name if "/" in name else f"{name} of your account"
-    readers = "private" if args.hub_private_repo else "public, unless your organisation's repositories are private"
+    readers = "private" if args.hub_private_repo else "public: everybody can read it"
     return f"hub: policy, buffers and card go to {where} ({readers}), {args.hub_strategy.value}; a login is there"
 
 
@@ -131,8 +133,10 @@ def log_in(args: RankBufferConfig) -> None:
         ) from error
 
 
-def find_start(args: RankBufferConfig) -> tuple[str | None, int]:
+def find_start(args: RankBufferConfig, faults: dict[Path, str | None]) -> tuple[str | None, int]:
     """Return the checkpoint to resume from and its step, or `None` and 0 for a new run.
+
+    What is found out about checkpoints is added to `faults`.
 
     Raises:
         [`StoreError`]: if the checkpoint is not whole, or `output_dir` has none that is.
@@ -140,8 +144,8 @@ def find_start(args: RankBufferConfig) -> tuple[str | None, int]:
     wanted = str(args.resume_from_checkpoint)
     if wanted.lower() in ("none", "false"):
         return None, 0
-    path = newest_checkpoint(args.output_dir) if wanted.lower() == "true" else Path(wanted)
-    if torn := why_torn(path):
+    path = newest_checkpoint(args.output_dir, faults) if wanted.lower() == "true" else Path(wanted)
+    if torn := why_torn(path, faults):
         raise StoreError(f"{path} is not a whole checkpoint: {torn}")
     return str(path), read_manifest(path)["step"]
 
@@ -169,24 +173,25 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     Raises:
         [`RankBufferError`]: for all that the user can mend.
     """
-    queries, eval_queries = load_data(script_args, training_args)
-    batches = Batches(training_args, len(queries), None if eval_queries is None else len(eval_queries))
+    plan = make_plan(script_args, training_args)
     pushes = on_main_process(lambda: push_line(training_args))  # it alone pushes
     on_main_process(lambda: log_in(training_args))  # it alone logs
+    if training_args.only_checks:
+        say("dry run" if training_args.dry_run else "preflight", [*plan.batches.lines(), pushes])
+    if plan.checkpoint:
+        steps = plan.batches.steps
+        left = max(steps - plan.done, 0)
+        say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {left} steps are left"])
     if training_args.dry_run:
-        say("dry run", [*batches.lines(), pushes])
+        say("dry run", plan.estimated_cost())
         return
-    checkpoint, done = on_main_process(lambda: find_start(training_args))
-    if checkpoint:
-        left = max(batches.steps - done, 0)
-        say("resume", [f"from {checkpoint}, after step {done} of {batches.steps}: {left} steps are left"])
-    on_main_process(lambda: report(training_args, queries, done))
+    on_main_process(lambda: report(plan))
     if training_args.preflight_only:
         return
-    trainer = build_trainer(script_args, training_args, model_args, queries, eval_queries)
+    trainer = build_trainer(script_args, model_args, plan)
     try:
         with run_progress(trainer):
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=plan.checkpoint)
         if not trainer.interrupted:  # else the checkpoint is written, and a scheduler does not wait for more
             if training_args.push_to_hub:
                 trainer.push_to_hub()  # saves first

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
@@ -10,14 +10,16 @@ from trl import GRPOConfig
 from ..errors import SettingsError
 from ..judge import Totals
 from ..judge.config import JudgeConfig, read_object
+from ..judge.endpoint import check_seconds
 from ..rewards.format import check_format
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
-from ..settings import check_own_fields
+from ..settings import documented
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")  # of TRL, which checks while it trains
 
 
+@documented
 @dataclass
 class RankBufferConfig(JudgeConfig, GRPOConfig):
     r"""
@@ -49,6 +51,9 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         judge_price_budget (`float`, *optional*):
             Price of these tokens above which the run stops with a checkpoint. It needs `judge_prompt_price` and
             `judge_completion_price`.
+        judge_step_timeout (`float`, *optional*):
+            Seconds for judging one step after its last rollout, above which the run stops with an error. `judge_wait`
+            counts. Default: nine tenths of `ddp_timeout`, because the other processes give up after `ddp_timeout`.
 
         > Parameters that control prompts and answers
 
@@ -65,20 +70,29 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         max_prompt_length (`int`, *optional*):
             Largest number of tokens in a rendered prompt. A longer prompt is refused at start. Default: no check.
 
+        > Parameters that control pushes to the Hub
+
+        hub_private_repo (`bool`, *optional*, defaults to `True`):
+            Make the repository private if a push creates it. `False` makes it public. TRL's default is that of the
+            account. A repository that exists stays as it is.
+
         > Parameters that control the start
 
         preflight_only (`bool`, *optional*, defaults to `False`):
-            Check data and judge, print what the run will cost, and stop (`rankbuffer-train`).
+            Check settings, data and judge, print the plan and what the run will cost, and stop. It needs no GPU and no
+            policy, and asks the judge real questions (`rankbuffer-train`).
         resume_with_changes (`bool`, *optional*, defaults to `False`):
             Resume from a checkpoint although the data, the method, the judge model or another setting that the buffers
-            depend on has changed (`docs/robustness.md`).
+            depend on has changed (`docs/checkpoints.md`).
         trust_checkpoint (`bool`, *optional*, defaults to `False`):
             Resume from a DeepSpeed or FSDP checkpoint that this `output_dir` did not write. Loading it executes code
-            that the checkpoint contains (`docs/hub.md`).
+            that the checkpoint contains (`docs/checkpoints.md`).
         dry_run (`bool`, *optional*, defaults to `False`):
-            Check settings and data, print the batch arithmetic, and stop. It needs no GPU, no judge and no policy.
+            Check settings and data, print the plan with an estimate of the cost, and stop. It needs no GPU, no judge
+            and no policy.
         num_processes (`int`, *optional*):
-            Number of processes that a dry run computes for. Default: the number of running processes.
+            Number of processes that `dry_run` or `preflight_only` computes for. Default: the number of running
+            processes.
 
     Example:
 
@@ -98,64 +112,26 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     ```
     """
 
-    method: str = field(
-        default="rankbuffer",
-        metadata={"help": "The reward method: a file in rankbuffer_trl/rewards, or the dotted path of a class."},
-    )
-    method_args: dict | str | None = field(
-        default=None, metadata={"help": "JSON object with the arguments of the reward method."}
-    )
-    scale_by_signal: bool = field(
-        default=False,
-        metadata={"help": "Divide a generation's rewards by the share of its groups whose rewards differ (GPG)."},
-    )
-    judge_during_generation: bool = field(
-        default=True,
-        metadata={"help": "Ask the judge about a rollout while others are still generated. Rewards stay the same."},
-    )
-    judge_token_budget: int | None = field(
-        default=None, metadata={"help": "Judge tokens after which the run stops with a checkpoint."}
-    )
-    judge_price_budget: float | None = field(
-        default=None, metadata={"help": "Price of judge tokens at which the run stops with a checkpoint."}
-    )
-    format_check: str = field(
-        default="none",
-        metadata={"help": "Required format: 'think', 'none', or a regular expression with a group 'answer'."},
-    )
-    format_weight: float = field(
-        default=0.2, metadata={"help": "Weight of the format reward. The rank reward has the weight 1."}
-    )
-    reward_functions: list | str | None = field(
-        default=None,
-        metadata={"help": "JSON list of more reward functions, each an object with function, weight and args."},
-    )
-    max_prompt_length: int | None = field(
-        default=None,
-        metadata={"help": "Largest number of tokens in a rendered prompt; a longer prompt is refused at start."},
-    )
-    preflight_only: bool = field(
-        default=False, metadata={"help": "Check data and judge, print what the run will cost, and stop."}
-    )
-    resume_with_changes: bool = field(
-        default=False,
-        metadata={"help": "Resume although data, method or judge model has changed since the checkpoint was saved."},
-    )
-    trust_checkpoint: bool = field(
-        default=False,
-        metadata={"help": "Resume from a DeepSpeed or FSDP checkpoint from elsewhere, whose code is executed."},
-    )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Check settings and data, print the batch arithmetic, and stop."}
-    )
-    num_processes: int | None = field(
-        default=None, metadata={"help": "Number of processes that a dry run computes for. Default: those that run."}
-    )
+    method: str = "rankbuffer"
+    method_args: dict | str | None = None
+    scale_by_signal: bool = False
+    judge_during_generation: bool = True
+    judge_token_budget: int | None = None
+    judge_price_budget: float | None = None
+    judge_step_timeout: float | None = None
+    format_check: str = "none"
+    format_weight: float = 0.2
+    reward_functions: list | str | None = None
+    max_prompt_length: int | None = None
+    hub_private_repo: bool = True
+    preflight_only: bool = False
+    resume_with_changes: bool = False
+    trust_checkpoint: bool = False
+    dry_run: bool = False
+    num_processes: int | None = None
 
     def __post_init__(self):
-        if isinstance(self.judge_url, str):
-            self.judge_url = [self.judge_url]
-        check_own_fields(self, JudgeConfig)
+        super().__post_init__()  # of the judge, which checks the types of all settings but TRL's
         load_functions(self.reward_functions)  # raises for what cannot be loaded
         self._check_numbers()
         self._check_processes()
@@ -164,15 +140,19 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             GRPOConfig.__post_init__(self)
         except ValueError as error:
             raise SettingsError(f"{error}{self._what_fits()}") from error
-        JudgeConfig.__post_init__(self)
         self._check_step_timeout()
         self._check_saves()
         check_backends(self.report_to)
 
     @property
     def world_size(self) -> int:
-        """The number of processes that train. In a dry run, the number that the dry run computes for."""
+        """The number of processes that train, or for which a dry run or a preflight computes."""
         return self.num_processes or super().world_size
+
+    @property
+    def only_checks(self) -> bool:
+        """Whether the run stops before it trains."""
+        return self.dry_run or self.preflight_only
 
     @property
     def queries_per_generation(self) -> int:
@@ -202,6 +182,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         check_format(self.format_check)
+        check_seconds("judge_step_timeout", self.judge_step_timeout)
         for key in ("judge_token_budget", "judge_price_budget"):
             if getattr(self, key) is not None and getattr(self, key) <= 0:
                 raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")
@@ -217,13 +198,14 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             raise SettingsError(f"there is no loss {self.loss_type!r}: set loss_type to one of {', '.join(LOSSES)}")
 
     def _check_processes(self) -> None:
-        if self.num_processes is not None and not self.dry_run:
+        if self.num_processes is not None and not self.only_checks:
             raise SettingsError(
-                "num_processes is for dry_run; the processes of a run are those of `accelerate launch --num_processes`"
+                "num_processes is for dry_run and preflight_only; the processes of a run are those of"
+                " `accelerate launch --num_processes`"
             )
         if self.num_processes is not None and self.num_processes < 1:
             raise SettingsError(f"num_processes must be at least 1, got {self.num_processes}")
-        if self.dry_run:  # the settings may be meant for another machine, with a GPU
+        if self.only_checks:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
 
     def _what_fits(self) -> str:

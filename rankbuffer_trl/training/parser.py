@@ -30,7 +30,7 @@ OURS = {field.name for field in fields(RankBufferConfig)} - {field.name for fiel
 COMMON = (  # of TRL and transformers
     "dataset_name model_name_or_path output_dir resume_from_checkpoint num_generations max_completion_length"
     " temperature per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate"
-    " loss_type use_vllm vllm_mode use_peft save_steps report_to push_to_hub seed"
+    " loss_type use_vllm vllm_mode use_peft save_steps report_to push_to_hub hub_private_repo seed"
 ).split()
 SECTIONS = {
     "reward, prompts and answers, start": OURS,

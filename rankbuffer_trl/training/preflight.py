@@ -8,11 +8,9 @@ prints their cost.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from statistics import fmean
 
-from ..data.queries import QueryTable
 from ..errors import SettingsError
 from ..groups import Query
 from ..judge import Call, Judge, JudgeError, Question, Totals
@@ -21,42 +19,16 @@ from ..judge.judge import explain
 from ..judge.openai_client import OpenAIClient
 from ..judge.reach import check_server, context_for, longest_need, servers_of
 from ..rewards.method import RewardMethod
-from .batches import Batches
-from .config import RankBufferConfig
+from .plan import RunPlan
 from .scorer import stand_in
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The cost of judging the whole run, in pairs of (at least, at most).
-
-    Args:
-        groups (`int`):
-            Groups to judge: visits of a query.
-        calls (`tuple[int, int]`):
-            Judgments.
-        tokens (`tuple[float, float]`):
-            Prompt and completion tokens of all attempts, at the sample's mean.
-        seconds (`tuple[float, float]`):
-            Wall time of judging, at the sample's rate.
-    """
-
-    groups: int
-    calls: tuple[int, int]
-    tokens: tuple[float, float]
-    seconds: tuple[float, float]
-
-
-async def preflight(args: RankBufferConfig, queries: QueryTable, done: int = 0) -> list[str]:
+async def preflight(plan: RunPlan) -> list[str]:
     """Check the judge of a run and estimate what it costs.
 
     Args:
-        args (`RankBufferConfig`):
-            The run's settings. With `preflight_only` the lines show a whole prompt and its answer.
-        queries (`QueryTable`):
-            The run's queries.
-        done (`int`, *optional*, defaults to `0`):
-            The step that the run resumes from. Only the steps after it are priced.
+        plan (`RunPlan`):
+            The plan of the run. With `preflight_only` the lines show a whole prompt and its answer.
 
     Returns:
         `list[str]`: lines for people.
@@ -65,7 +37,7 @@ async def preflight(args: RankBufferConfig, queries: QueryTable, done: int = 0) 
         [`JudgeError`]: if a server cannot be reached, does not serve the model, cannot hold a prompt that is certain
         to come, or fails more questions than `judge_max_failures` allows.
     """
-    method, judge = args.reward_method(), args.judge()
+    args, method, queries, judge = plan.args, plan.method, plan.queries, plan.args.judge()
     lines = []
     try:
         servers = servers_of(judge)
@@ -74,12 +46,12 @@ async def preflight(args: RankBufferConfig, queries: QueryTable, done: int = 0) 
             lines.append(f"judge: {client.name}" + (f", context {context:,} tokens" if context else ""))
         if servers:
             context = min(filter(None, contexts), default=None)
-            lines += await check_context(servers[0], context, judge.guard, method, queries, args)
+            lines += await check_context(servers[0], context, judge.guard, plan)
         question = method.first_questions(stand_in(queries[queries.ids[0]], args.num_generations))[0]
         first = await judge.first_question(question, args.judge_step_timeout)
         if args.preflight_only:
             lines += shown_whole(question.chat(judge.guard), first)
-        sample, seconds = await ask_sample(judge, method, queries, args)
+        sample, seconds = await ask_sample(judge, plan)
     finally:
         await judge.client.close()
     totals, cost = Totals.of(sample), Totals.of([first, *sample])
@@ -99,17 +71,7 @@ async def preflight(args: RankBufferConfig, queries: QueryTable, done: int = 0) 
             f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"
             f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}"
         )
-    run = estimate(args, method, queries, totals, seconds, done)
-    lines.append(
-        f"{f'the rest of the run, from step {done}' if done else 'the run'}: {run.groups:,} groups"
-        f" of {args.num_generations} rollouts,"
-        f" {between(*(f'{calls:,}' for calls in run.calls))} judgments,"
-        f" {between(*(f'{tokens / 1e6:,.1f} M' for tokens in run.tokens))} tokens,"
-        f" {between(*map(duration, run.seconds))} of judging at this rate"
-    )
-    if not method.responses_needed:
-        lines.append("the queries have no reference responses to ask about, so expect other tokens and times")
-    return lines
+    return [*lines, *plan.cost(totals, seconds)]
 
 
 def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:
@@ -123,14 +85,7 @@ def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]
     return ["the first prompt:", *(f"  | {printable(line)}" for line in prompt), "its answer:", *quoted]
 
 
-async def check_context(
-    client: OpenAIClient,
-    context: int | None,
-    guard: bool,
-    method: RewardMethod,
-    queries: QueryTable,
-    args: RankBufferConfig,
-) -> list[str]:
+async def check_context(client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan) -> list[str]:
     """Check that the judge's context holds every prompt that is certain to come, and estimate later prompts.
 
     The first visit of each query is certain, with candidates as long as its reference responses. A later prompt may
@@ -139,7 +94,8 @@ async def check_context(
     Raises:
         [`JudgeError`]: if a certain prompt is too long, or a later one of a method that `shows_whole_groups`.
     """
-    G, length = args.num_generations, args.max_completion_length
+    method, queries = plan.method, plan.queries
+    G, length = plan.args.num_generations, plan.args.max_completion_length
     asked = (q for id in queries.ids for q in method.first_questions(stand_in(queries[id], G)))
     need = await longest_need(client, asked, guard)
     assert need is not None, "every method asks something first"
@@ -179,16 +135,15 @@ def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
     return replace(question, responses=empty)
 
 
-async def ask_sample(
-    judge: Judge, method: RewardMethod, queries: QueryTable, args: RankBufferConfig
-) -> tuple[list[Call], float]:
+async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Call], float]:
     """Ask as many questions as can be in flight, about the first queries. Return the calls and their wall seconds.
 
     Raises:
         [`JudgeError`]: if they take longer than `judge_step_timeout`.
     """
+    args, queries = plan.args, plan.queries
     in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
-    real = (q for id in queries.ids for q in method.first_questions(stand_in(queries[id], args.num_generations)))
+    real = (q for id in queries.ids for q in plan.method.first_questions(stand_in(queries[id], args.num_generations)))
     started = time.perf_counter()
     try:
         async with asyncio.timeout(args.judge_step_timeout):
@@ -202,39 +157,7 @@ async def ask_sample(
     return judge.drain(), time.perf_counter() - started
 
 
-def estimate(
-    args: RankBufferConfig, method: RewardMethod, queries: QueryTable, sample: Totals, seconds: float, done: int
-) -> Estimate:
-    """Multiply a sample's cost by the judgments after step `done`, the mean over queries of what a method may ask."""
-    G = args.num_generations
-    batches = Batches(args, len(queries))
-    before = batches.generations_until(min(done, batches.steps)) * args.queries_per_generation
-    groups = batches.generations * args.queries_per_generation - before
-    firsts = min(groups, max(len(queries) - before, 0))
-    visits = ((firsts, True), (groups - firsts, False))
-    stand_ins = [stand_in(queries[query_id], G) for query_id in queries.ids]
-    low, high = (
-        round(sum(count * fmean(method.calls(group, first)[end] for group in stand_ins) for count, first in visits))
-        for end in (0, 1)
-    )
-    asked = max(sample.calls + sample.failures, 1)
-    tokens, pace = sample.spent_tokens / asked, seconds / asked
-    return Estimate(groups, (low, high), (low * tokens, high * tokens), (low * pace, high * pace))
-
-
-def between(low: str, high: str) -> str:
-    """Write `low to high`, or one of them if they are equal."""
-    return low if low == high else f"{low} to {high}"
-
-
-def duration(seconds: float) -> str:
-    """Write seconds in the unit that people use for them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def report(args: RankBufferConfig, queries: QueryTable, done: int = 0) -> None:
+def report(plan: RunPlan) -> None:
     """Run [`preflight`] and print its lines."""
-    for line in asyncio.run(preflight(args, queries, done)):
+    for line in asyncio.run(preflight(plan)):
         print(f"[preflight] {line}")

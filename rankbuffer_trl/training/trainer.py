@@ -24,12 +24,11 @@ from ..data.queries import DataError, QueryTable
 from ..errors import SettingsError
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, format_reward
-from ..rewards.functions import load_functions
+from ..rewards.method import RewardMethod
 from ..store import BufferStore, StoreError
 from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
 from ..store.places import FOLDER, LIVE_STORE
-from .batches import Batches
 from .callbacks import BeforePush, LogProgress, StopEarly
 from .card import CardFacts, public, write_card
 from .checkpoint import (
@@ -48,6 +47,7 @@ from .checkpoint import (
 )
 from .config import RankBufferConfig
 from .distributed import on_main_process
+from .plan import RunPlan
 from .reward_function import GroupReward
 from .rollouts import SeparateRollouts, known_to_us
 from .sampler import EpochSampler
@@ -55,6 +55,15 @@ from .scorer import GroupScorer
 
 logger = get_logger(__name__)
 
+UNWRITABLE = (OSError, SafetensorError, StoreError)
+# What torch says when a file cannot be written. It has no error class for it, and most of its RuntimeErrors are bugs.
+TORCH_CANNOT_WRITE = (
+    "inline_container.cc",
+    "PytorchStreamWriter",
+    "iostream error",
+    "write(): fd",
+    "Parent directory",
+)
 RANK, FORMAT = 0, 1  # columns of the rank reward and the format reward
 
 
@@ -80,6 +89,8 @@ class RankBufferTrainer(GRPOTrainer):
             The judge. Default: the judge that `args` describes.
         dataset_name (`str`, *optional*):
             The name of the data in the model card: an id on the Hub, or a path, of which the card shows the last part.
+        plan (`RunPlan`, *optional*):
+            The plan of the run, if it is made already. Default: what follows from `args` and the data.
         kwargs:
             The other arguments of [`~trl.GRPOTrainer`].
 
@@ -116,31 +127,31 @@ class RankBufferTrainer(GRPOTrainer):
         reward_funcs: list[Callable] | None = None,
         judge: Judge | None = None,
         dataset_name: str | None = None,
+        plan: RunPlan | None = None,
         **kwargs,
     ):
-        responses_needed = args.reward_method().responses_needed
-        queries = as_table(train_dataset, responses_needed)
-        eval_queries = None if eval_dataset is None else as_table(eval_dataset, responses_needed)
+        plan = plan or RunPlan.of(args, train_dataset, eval_dataset)
+        queries, eval_queries = plan.queries, plan.eval_queries
         self._train_queries = queries
-        self._batches = Batches(args, len(queries), None if eval_queries is None else len(eval_queries))
+        self._batches = plan.batches
+        self._faults = plan.faults
         self.rank_reward = GroupReward(
             queries,
-            lambda: open_scorer(args, judge),
+            lambda: open_scorer(args, judge, plan.method),
             args.num_generations,
             args.format_check,
             eval_queries,
             args.num_generations_eval,
         )
-        functions, weights = load_functions(args.reward_functions)
         super().__init__(
             model,
-            reward_funcs=[self.rank_reward, format_reward, *functions, *(reward_funcs or [])],
+            reward_funcs=[self.rank_reward, format_reward, *plan.functions, *(reward_funcs or [])],
             args=args,
             train_dataset=queries.prompts,
             eval_dataset=None if eval_queries is None else eval_queries.prompts,
             **kwargs,
         )
-        given = [args.format_weight, *weights]
+        given = [args.format_weight, *plan.weights]
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         self.dataset_name = dataset_name
         self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
@@ -300,23 +311,24 @@ class RankBufferTrainer(GRPOTrainer):
 
     def _prepare_run(self, resume: str | bool | None) -> str | None:
         checkpoint, step = None, 0
+        faults, self._faults = self._faults, {}  # for this call; checkpoints may change until the next one
         if self.args.save_only_model and self.args.save_strategy != "no":
             logger.warning(
                 "save_only_model is set: its checkpoints lack the optimizer, so this run cannot be resumed, not even"
                 " after a SIGTERM"
             )
         if resume:
-            checkpoint = newest_checkpoint(self.args.output_dir) if resume is True else Path(resume)
+            checkpoint = newest_checkpoint(self.args.output_dir, faults) if resume is True else Path(resume)
             check_trusted(checkpoint, self.args.output_dir, self.args.trust_checkpoint)
             if self.args.push_to_hub:
                 check_not_uploaded(checkpoint, self.args.output_dir)
-            step = check_resumable(checkpoint, self._identity(), self.args.resume_with_changes)
+            step = check_resumable(checkpoint, self._identity(), self.args.resume_with_changes, faults)
             if not self._batches.ends_generation(step):
                 raise StoreError(
                     f"{checkpoint} was saved inside a generation, whose queries would be scored a second time: resume"
                     " from another checkpoint"
                 )
-            set_torn_aside(self.args.output_dir)
+            set_torn_aside(self.args.output_dir, faults)
             self.rank_reward.restart(checkpoint / FOLDER)
         self.rank_reward.scorer.first_question(self._train_queries[self._train_queries.ids[0]])
         if not checkpoint:
@@ -374,7 +386,9 @@ class RankBufferTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
             self.accelerator.wait_for_everyone()  # until all processes have written their files
             on_main_process(lambda: self._write_manifest(checkpoint, files_of(checkpoint)))
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except (*UNWRITABLE, RuntimeError) as error:
+            if not isinstance(error, UNWRITABLE) and not any(text in str(error) for text in TORCH_CANNOT_WRITE):
+                raise
             raise StoreError(
                 f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
                 " checkpoints before it are as they were: once the cause is gone, set resume_from_checkpoint to true"
@@ -431,12 +445,7 @@ def warn_of_another_way() -> None:
     logger.warning("TRL generates in a way that RankBuffer does not know, so judging starts after generation")
 
 
-def as_table(dataset: Dataset | QueryTable, responses_needed: int) -> QueryTable:
-    """Check a data set and index it by query id, unless that is done."""
-    return dataset if isinstance(dataset, QueryTable) else QueryTable(dataset, responses_needed)
-
-
-def open_scorer(args: RankBufferConfig, judge: Judge | None = None) -> GroupScorer:
+def open_scorer(args: RankBufferConfig, judge: Judge | None = None, method: RewardMethod | None = None) -> GroupScorer:
     """Open the scorer of a run: its reward method, its judge and the store in its folder.
 
     Raises:
@@ -448,7 +457,7 @@ def open_scorer(args: RankBufferConfig, judge: Judge | None = None) -> GroupScor
             " Judge(client, guard=args.judge_guard)"
         )
     return GroupScorer(
-        args.reward_method(),
+        method or args.reward_method(),
         judge or args.judge(),
         BufferStore(Path(args.output_dir) / LIVE_STORE),
         args.judge_max_failures,

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -33,8 +32,8 @@ def completion(content: object, usage: object = "default") -> web.Response:
     return web.json_response(body)
 
 
-def saying(content: object) -> Callable:
-    return lambda request, n: completion(content)
+def saying(content: object, usage: object = "default") -> Callable:
+    return lambda request, n: completion(content, usage)
 
 
 SOON = {"Retry-After-Ms": "1"}  # a backoff of half a second per row would be long
@@ -50,8 +49,8 @@ def refusing(code: int, message: str) -> Callable:
     return lambda request, n: web.json_response(error, status=code, headers=SOON)
 
 
-def body(content: bytes, kind: str = "application/json", headers: dict[str, str] | None = None) -> Callable:
-    return lambda request, n: web.Response(body=content, content_type=kind, headers=headers)
+def body(content: bytes, kind: str = "application/json", headers: dict | None = None, code: int = 200) -> Callable:
+    return lambda request, n: web.Response(body=content, content_type=kind, headers=headers, status=code)
 
 
 def in_turn(*handlers: Callable) -> Callable:
@@ -109,24 +108,52 @@ async def hang_in_the_body(request: web.Request, n: int) -> web.StreamResponse:
     return response
 
 
+async def drip(request: web.Request, n: int) -> web.StreamResponse:
+    """A blank now and then, for ever: no read takes long."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.02)
+
+
+def counting(context: int | None, answer: str = "7", tokenizes: bool = True) -> Callable:
+    """A server of model `m` with a context, which counts a token per word."""
+
+    async def handle(request: web.Request, n: int) -> web.Response:
+        if request.path == "/v1/models":
+            row = {"id": "m", "object": "model", "created": 0, "owned_by": "t", "max_model_len": context}
+            return web.json_response({"object": "list", "data": [row]})
+        if request.path == "/tokenize":
+            (message,) = (await request.json())["messages"]
+            return web.json_response({"count": len(message["content"].split())} if tokenizes else {})
+        return completion(answer)
+
+    return handle
+
+
 class Fault:
     """Plays one handler and remembers the requests."""
 
     def __init__(self):
         self.handler: Callable = saying(GOOD)
         self.seen: list[dict] = []
-        self.times: list[float] = []
+        self.asked = 0  # requests for a completion
         self.url = ""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        self.times.append(time.time())
         self.seen.append(await request.json() if request.can_read_body else {})
+        self.asked += request.path == "/v1/chat/completions"
         response = self.handler(request, len(self.seen))
         return await response if asyncio.iscoroutine(response) else response
 
+    def play(self, handler: Callable) -> "Fault":
+        self.handler, self.seen, self.asked = handler, [], 0
+        return self
+
     def client(self, handler: Callable, retries: int, timeout: float = PATIENT, **kwargs) -> "Noting":
-        self.handler, self.seen, self.times = handler, [], []
-        return Noting(self.url, "m", api_key_env="FAULT_KEY", timeout=timeout, max_retries=retries, **kwargs)
+        url = self.play(handler).url
+        return Noting(url, "m", api_key_env="FAULT_KEY", timeout=timeout, max_retries=retries, **kwargs)
 
     def judge(self, *args, **kwargs) -> Judge:
         return Judge(self.client(*args, **kwargs), max_attempts=2, guard=False)
@@ -146,13 +173,14 @@ class Noting(OpenAIClient):
 
 
 @contextmanager
-def serving() -> Iterator[Fault]:
-    fault = Fault()
+def serving(fault: Fault | None = None, port: int = 0) -> Iterator[Fault]:
+    """Serve a fault on a port; 0 means any free one."""
+    fault = fault or Fault()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", fault)
     app.router.add_get("/v1/models", fault)
     app.router.add_post("/tokenize", fault)
-    with served(app) as address:
+    with served(app, port) as address:
         fault.url = address + "/v1"
         yield fault
 
