@@ -104,25 +104,31 @@ PROGRESS = "progress/beats_last_visit"
 
 
 def test_log_progress_reaches_the_log_and_its_fault_is_one_warning(tmp_path, tiny_policy, rows, monkeypatch, caplog):
-    """The number begins with the second epoch, at step 5. From step 7 on it cannot be computed."""
+    """The number begins with the second epoch, after step 4. At step 9 it cannot be computed any more.
+
+    It is in the log of its own step, also if an evaluation follows.
+    """
     found = []
 
     def window(store):
-        found.append(newest_window(store, least=3))
-        if len(found) > 6:
+        found.append(newest_window(store, least=6))
+        if len(found) == 9:
             raise KeyError("a bug")
         return found[-1]
 
     monkeypatch.setattr("rankbuffer_trl.training.callbacks.newest_window", window)
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows)
+    monkeypatch.setattr("rankbuffer_trl.store.gains.LEAST_QUERIES", 2)
+    args = config(tmp_path, num_train_epochs=3, eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=8)
+    trainer = ScriptedTrainer(tiny_policy, args, rows, rows.select([0]))
     with caplog.at_level("WARNING"):
         trainer.train()
     trainer.close()
+    expected = [each and each.probability for each in found[:8]]
+    assert expected[:4] == [None] * 4 and any(value is not None for value in expected[4:])
     logged = [entry.get(PROGRESS) for entry in trainer.state.log_history if "loss" in entry]
-    expected = [each and each.probability for each in found[:6]]
-    assert expected[:4] == [None] * 4 and all(0 <= value <= 1 for value in expected[4:])
-    assert logged == [*map(pytest.approx, expected[:6]), None, None]
-    assert len(found) == 7, "after the fault it is not tried again"
+    assert logged == [*expected, None, None, None, None]
+    assert not any(name.startswith("eval_progress") for entry in trainer.state.log_history for name in entry)
+    assert len(found) == 9, "after the fault it is not tried again"
     assert caplog.text.count("progress is not logged any more: KeyError: 'a bug'") == 1
 
 

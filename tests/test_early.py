@@ -130,7 +130,7 @@ def settle(scorer: GroupScorer) -> None:
         scorer.run(asyncio.sleep(0))
 
 
-def test_an_insertion_is_asked_when_its_rollout_arrives(scorer):
+def test_arrived_asks_an_insertion_at_once_and_ranks_a_group_when_it_is_whole(scorer):
     gate = Gate()
     made = scorer(Judge(gate, guard=False))
     groups = [group(numbers(id), "50 51 5", 0) for id in "ab"]
@@ -142,25 +142,15 @@ def test_an_insertion_is_asked_when_its_rollout_arrives(scorer):
     made.run(gate.let())
     settle(made)
     assert len(gate.asked) == 3, "a group that is not whole is not ranked"
+    made.arrived(5, "5")
+    settle(made)
+    assert len(gate.asked) == 5 and "\n\nCANDIDATES\n" in gate.asked[-1], "the other group is not waited for"
     outcome = made.score(groups, 0)
     assert len(gate.asked) == len(outcome.calls) == 2 * (3 + 1)
-    assert outcome.hidden == 3 / 8
+    assert outcome.hidden == 5 / 8
 
 
-def test_a_whole_group_is_ranked_before_the_last_rollout_of_the_step(scorer):
-    gate = Gate()
-    gate.open.set()
-    made = scorer(Judge(gate, guard=False))
-    groups = [group(numbers(id), "50 51 5", 0) for id in "ab"]
-    announce(made, groups, 0)
-    for row, text in rows(groups)[:3]:
-        made.arrived(row, text)
-    settle(made)
-    assert len(gate.asked) == 4 and "\n\nCANDIDATES\n" in gate.asked[-1]
-    assert made.score(groups, 0).hidden == 4 / 8
-
-
-def test_a_method_without_early_questions_is_asked_group_by_group(scorer):
+def test_arrived_asks_group_by_group_for_a_method_without_early_questions(scorer):
     class Silent(RankBuffer):
         def early_questions(self, group, buffer):
             return []
@@ -206,7 +196,7 @@ def test_each_early_question_answers_one_question(scorer):
 
 
 @pytest.mark.parametrize("change", [1, 2])
-def test_a_text_that_differs_is_asked_anew(scorer, change):
+def test_score_asks_anew_about_a_text_that_differs(scorer, change):
     late = scorer(scripted_judge(by_number))
     groups = [group(numbers(id), "50 51 5", 0, 0) for id in "ab"]
     expected = late.score(groups, 0)
@@ -226,28 +216,27 @@ def test_a_text_that_differs_is_asked_anew(scorer, change):
 
 
 @pytest.mark.parametrize("other", ["query", "step", "phase", "epoch", "size", "groups"])
-def test_another_step_than_the_announced_one_is_asked_anew(scorer, other):
+def test_score_of_another_step_than_the_announced_one_asks_anew(scorer, other):
     made = scorer(scripted_judge(by_number))
     announced = [group(numbers(id), "50 51 5", 3, 0) for id in "ab"]
     announce(made, announced, 3)
     made.arrived(0, "50")
     settle(made)
-    step = 4 if other == "step" else 3
+    step, update = 4 if other == "step" else 3, other != "phase"
     second = group(numbers("c" if other == "query" else "b"), "50 5" if other == "size" else "50 51 5", step, 0)
     groups = [replace(announced[0], step=step), second]
     if other == "epoch":
         groups = [replace(each, epoch=1) for each in groups]
     groups = groups[: 1 if other == "groups" else 2]
-    found = made.score(groups, step, update=other != "phase")
-    alone = scorer(scripted_judge(by_number)).score(groups, step, update=other != "phase")
+    found, alone = (each.score(groups, step, update=update) for each in (made, scorer(scripted_judge(by_number))))
     assert found.scores == alone.scores
     assert Counter(map(spent, found.calls)) == Counter(map(spent, alone.calls))
     outcomes = Counter(made.store.rows("SELECT step, phase, outcome FROM calls"))
-    phase = "eval" if other == "phase" else "train"
+    phase = "train" if update else "eval"
     assert outcomes == Counter({(3, "train", "parsed"): 1}) + Counter({(step, phase, "parsed"): len(alone.calls)})
 
 
-def test_a_step_that_is_given_up_is_in_the_ledger_and_nowhere_else(scorer):
+def test_discard_leaves_a_step_in_the_ledger_and_nowhere_else(scorer):
     gate = Gate()
     gate.open.set()
     made = scorer(Judge(gate, guard=False))
@@ -269,7 +258,7 @@ def test_a_step_that_is_given_up_is_in_the_ledger_and_nowhere_else(scorer):
 # Failures and limits
 
 
-def test_a_judge_that_fails_early_ends_the_step_when_it_is_scored(scorer):
+def test_score_ends_a_step_whose_judge_failed_early(scorer):
     made = scorer(scripted_judge(unreachable))
     groups = [group(numbers(id), "50 51 5", 4) for id in "ab"]
     announce(made, groups, 4)

@@ -42,53 +42,45 @@ def test_a_status_line_says_what_a_run_does_and_costs():
     assert [short(n) for n in (999, 1000, 12_345_678, 4_000_000_000)] == ["999", "1.0k", "12.3M", "4.0G"]
 
 
-def test_the_bar_counts_steps_and_epochs_and_each_epoch_leaves_one_line():
-    console = terminal()
-    bar = progress(console)
-    bar.on_train_begin(None, state(2, 0.5), None)
-    task = bar.bar.tasks[0]
-    assert (task.completed, task.total, task.fields["epoch"]) == (2, 8, "1/2")
-    for step in range(3, 9):
+def follow(bar: RunProgress, first: int) -> None:
+    """Train from a step to step 8, four steps an epoch."""
+    bar.on_train_begin(None, state(first, first / 4), None)
+    for step in range(first + 1, 9):
         bar.on_log(None, state(step, step / 4), None, logs=dict(LOGS))
         bar.on_step_end(None, state(step, step / 4), None)
-        assert (task.completed, task.fields["epoch"]) == (step, "1/2" if step < 4 else "2/2")
+        if bar.bar is not None:
+            (task,) = bar.bar.tasks
+            assert (task.completed, task.total) == (step, 8)
+            assert task.fields["epoch"] == ("1/2" if step < 4 else "2/2")
     bar.on_train_end(None, state(8, 2.0), None)
-    kept = re.findall(r"epoch (\d)/2  step (\d)  spread 0.65", shown(console))
+
+
+def test_run_progress_counts_steps_and_epochs_and_each_epoch_leaves_one_line():
+    console = terminal()
+    bar = progress(console)
+    bar.status = lambda logs: "[bold]x[/nonsense]"  # which is no markup
+    follow(bar, 2)
+    kept = re.findall(r"epoch (\d)/2  step (\d)  \[bold\]x\[/nonsense\]", shown(console))
     assert kept == [("1", "4"), ("2", "8")]
     assert bar.bar is None
 
 
-def test_a_console_that_is_no_terminal_gets_one_line_an_epoch_and_no_bar():
+def test_run_progress_writes_one_line_an_epoch_and_no_bar_to_a_console_that_is_no_terminal():
     console = Console(file=io.StringIO(), width=20)
-    bar = progress(console)
-    bar.on_train_begin(None, state(0, 0), None)
-    for step in range(1, 9):
-        bar.on_log(None, state(step, step / 4), None, logs=dict(LOGS))
-        bar.on_step_end(None, state(step, step / 4), None)
-    bar.on_train_end(None, state(8, 2.0), None)
+    follow(progress(console), 0)
     lines = console.file.getvalue().splitlines()
     assert [line.partition("  spread 0.65")[0] for line in lines] == ["epoch 1/2  step 4", "epoch 2/2  step 8"]
 
 
-def test_an_evaluation_is_seen_and_its_log_changes_nothing():
+def test_run_progress_shows_an_evaluation_whose_log_changes_nothing():
     bar = progress(terminal())
     bar.on_train_begin(None, state(0, 0), None)
-    bar.on_prediction_step(None, state(1, 0.25), None)
-    bar.on_prediction_step(None, state(1, 0.25), None)
+    for _ in range(2):
+        bar.on_prediction_step(None, state(1, 0.25), None)
     assert bar.bar.status == "evaluating, batch 2"
     bar.on_log(None, state(1, 0.25), None, logs={"eval_judge/calls": 3.0})
     assert bar.bar.status == "evaluating, batch 2"
     bar.close()
-
-
-def test_text_of_a_log_is_no_markup():
-    console = terminal()
-    bar = progress(console, lambda totals: 1.0)
-    bar.status = lambda logs: "[bold]x[/nonsense]"
-    bar.on_train_begin(None, state(4, 1.0), None)
-    bar.on_log(None, state(4, 1.0), None, logs=dict(LOGS))
-    bar.close()
-    assert "[bold]x[/nonsense]" in shown(console)
 
 
 @pytest.fixture
@@ -112,8 +104,6 @@ def test_a_real_run_shows_itself_in_a_terminal_and_leaves_it_in_order(trainer):
     assert console.file.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is back
     assert not [each for each in trainer.callback_handler.callbacks if isinstance(each, RunProgress)]
 
-
-def test_an_error_gives_the_terminal_back(trainer):
     console = terminal()
     with pytest.raises(KeyboardInterrupt), run_progress(trainer, console):
         bar = next(each for each in trainer.callback_handler.callbacks if isinstance(each, RunProgress))

@@ -7,13 +7,13 @@ import sys
 from itertools import pairwise
 
 import pytest
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from helpers.sampled import EPOCHS, AtStep, copy_checkpoints, interrupt_at, same, train
 from helpers.scripted import config, contents
 from trl.trainer.utils import RepeatSampler
 
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.places import LIVE_STORE, read_store
+from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.checkpoint import newest_checkpoint, why_torn
 from rankbuffer_trl.training.sampler import EpochSampler
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -173,14 +173,6 @@ def test_epoch_sampler_gives_the_stock_order_and_any_epoch_on_its_own(rows):
     for epoch, order in enumerate(orders):
         assert list(EpochSampler(stock(), lambda epoch=epoch: epoch)) == order
     assert list(EpochSampler(stock(shuffle=False), lambda: 3)) == list(stock(shuffle=False))
-
-
-def test_the_end_of_a_run_has_its_buffers_as_a_table(whole):
-    table = load_dataset("parquet", data_files=str(whole[0] / "buffers.parquet"), split="train")
-    store = read_store(whole[0])
-    assert len(set(table["query_id"])) == 12
-    assert len(table) == sum(len(store.load(id)) for id in store.query_ids())
-    store.close()
 
 
 def test_history_tells_what_each_group_did_to_its_buffer(whole):

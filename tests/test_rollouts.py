@@ -300,6 +300,7 @@ def test_an_evaluation_is_judged_during_its_generation(tmp_path, tiny_policy, ro
             assert len(seen.seen) == (16 if early else 2)
         found.append((contents(folder / LIVE_STORE), metrics["eval_rewards/rank_reward/std"]))
     assert found[0] == found[1] and {row[1] for row in found[0][0]["calls"]} == {"eval"}
+    assert not any(found[0][0][table] for table in ("responses", "buffers", "groups"))
 
 
 class Editing(RankBufferTrainer):

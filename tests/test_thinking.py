@@ -7,7 +7,7 @@ import pytest
 import trl.chat_template_utils
 from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer, config, contents
-from test_format import TEMPLATES
+from test_format import of_trl
 from transformers import AutoTokenizer
 
 from rankbuffer_trl.errors import SettingsError
@@ -55,7 +55,7 @@ def train(tmp_path, tiny_policy, rows, template, cls=ThinkingTrainer, split=Fals
         return [0.0] * len(completions)
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
-    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
+    tokenizer.chat_template = of_trl(template)
     if split:  # TRL then takes completions apart into reasoning_content and content
         tokenizer = trl.chat_template_utils.add_response_schema(tokenizer)
     args = config(tmp_path, max_steps=1, per_device_train_batch_size=8, format_check="think", **settings)

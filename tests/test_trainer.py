@@ -59,22 +59,6 @@ def test_metrics_reach_the_trainers_log(tmp_path, tiny_policy, rows):
     trainer.close()
 
 
-def test_an_evaluation_reads_buffers_and_writes_none(tmp_path, tiny_policy, rows):
-    trainer = ScriptedTrainer(
-        tiny_policy, config(tmp_path, num_train_epochs=1, per_device_eval_batch_size=8), rows, rows.select(range(5))
-    )
-    trainer.train()
-    store = tmp_path / LIVE_STORE
-    before = contents(store)
-    metrics = trainer.evaluate()
-    after = contents(store)
-    assert metrics["eval_judge/calls"] > 0
-    for table in ("responses", "buffers", "groups"):
-        assert after[table] == before[table]
-    assert {row[1] for row in set(after["calls"]) - set(before["calls"])} == {"eval"}
-    trainer.close()
-
-
 def test_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_path, rows):
     """A new process has not gone back to the step where it starts, and an evaluation must not do that either."""
     path, found = tmp_path / "buffers.sqlite", []

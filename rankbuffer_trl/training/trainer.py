@@ -163,7 +163,9 @@ class RankBufferTrainer(GRPOTrainer):
         self._stop = StopEarly(self._batches.ends_generation, self._over_budget)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._stop)
-        self.add_callback(LogProgress(lambda: self.rank_reward.scorer.store, self._log_metric))
+        # TRL's `_log_metric` keeps a number for the next generation, which may be that of an evaluation.
+        log = lambda name, value: self._metrics["train"][name].append(value)  # noqa: E731
+        self.add_callback(LogProgress(lambda: self.rank_reward.scorer.store, log))
         on_main_process(self._check_prompts)
 
     def _check_prompts(self) -> None:
