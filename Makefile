@@ -3,8 +3,10 @@
 # make test-all     run all tests, also those that train, kill or spread for long: what CI runs
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
 # make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
+# make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI does not run it
 # make test-browser run the tests of the report page in a headless Chromium
-# make lint         check style and types
+# make lint         check style, types and imports
+# make mutants FILE=<module> TESTS=<test files>   change the module in many small ways; do these tests notice?
 # make benchmarks   measure costs and speed
 #
 # The first target that you make installs what it needs into .venv. You need make and Python 3.11 or newer.
@@ -34,7 +36,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' setup.py)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-all test-vllm test-gpu test-browser lint benchmarks clean
+.PHONY: quickstart test test-all test-vllm test-gpu test-assets test-browser lint mutants benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -53,6 +55,10 @@ test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 test-gpu: $(GPU_VENV)/installed
 	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest tests/with_gpu
 
+ASSETS ?= assets
+test-assets: $(VENV)/installed-dev
+	$(PYTEST) tests/with_assets --assets-dir $(ASSETS)
+
 # Root on Debian or Ubuntu: installs Chromium and its driver if they are missing. Others: install them yourself first.
 test-browser: $(VENV)/installed-dev
 	@command -v chromedriver > /dev/null || tests/browser/install-chromium
@@ -63,6 +69,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/shellcheck -x recipes/launch/*.sh .ci/run
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+mutants: $(VENV)/installed-dev
+	$(BIN)/python tests/mutants.py $(FILE) --tests $(TESTS)
 
 benchmarks: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/trainer_overhead.py

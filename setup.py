@@ -74,6 +74,7 @@ setup(
             *EVALUATION,
             *LAB,
             "hypothesis==6.170.15",
+            "import-linter==2.16",
             "mypy==2.4.1",
             "pytest==9.2.0",
             "pytest-timeout==2.4.0",

@@ -36,7 +36,6 @@ import loopback
 from aiohttp import web
 from rich.console import Console
 from rich.table import Table
-from simulated_judge import WORDS
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge
@@ -48,6 +47,7 @@ from rankbuffer_trl.training.scorer import GroupScorer
 
 QUERIES, G, K = 20, 8, 6
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400
+WORDS = "the a water heat pan rice cook stir slow well then until soft salt add cup boil drain cover minute".split()
 COUNTERS = {"prompt": "vllm:prompt_tokens_total", "cached": "vllm:prefix_cache_hits_total"}
 
 

@@ -1,56 +1,53 @@
-"""Measure how much of the judge's time hides behind generation, with real clients and loopback servers.
+"""Say how much of the judge's time hides behind generation, with your numbers.
 
-    python benchmarks/overlap.py
+    python benchmarks/overlap.py --judge_seconds 1.3   # the model answers at once
+    python benchmarks/overlap.py --median 1500 --judge_seconds 2 --judge_slots 32 --measure   # and real clients
 
-A step generates 20 x 8 rollouts and judges them. The script compares three orders of work:
+Name the lengths of your rollouts, the speed of your rollout server, how long your judge takes for a question and how
+many it answers at a time. `judge_throughput.py` measures a judge. The model (`overlap_model.py`) answers first.
+
+With `--measure`, a step is also run with real clients in three orders of work:
 
 * generation alone: TRL's `VLLMClient` asks for all rollouts with one request, and nothing is judged;
 * serial: the same, and then the scorer judges all rollouts;
 * overlapped: one request per rollout. The scorer gets each rollout when it is generated, as in training.
 
 TRL's client, the judge's client, the scorer, the reward method and the SQLite store are those of a training run. Two
-servers in processes of their own play the rollout server and the judge. `overlap_model.py` describes the rollouts and
-both servers, and predicts the same table without a clock. The servers wait as long as they would compute; no model
-runs. `--scale` shortens these waits. It also shortens the rollouts that are sent, so that reading them takes the
-client the same share of a step. The client's other work is not shortened, and neither are the commits to the store.
-So a scale of 0.4 lets them weigh 2.5 times as much as in a real step.
+servers in processes of their own play the rollout server and the judge, and wait as long as they would compute; no
+model runs. `--scale` shortens these waits, and the rollouts that are sent. The client's other work is not shortened:
+at a scale of 0.4 it weighs 2.5 times as much as in a real step. Seconds are printed as those of a real step.
 
 All orders see the same rollouts and get the same verdicts. The script checks that serial and overlapped steps give
-the same rewards. It also checks that their stores hold the same rows. The seconds of the calls may differ.
+the same rewards, and that their stores hold the same rows. The seconds of the calls may differ.
 
-* `judge / generation`: the time of the serial judge as a share of generation, as wanted and as measured.
-* `visible`: the time that the trainer waits for buffers, judge and commit. Overlapped as a share of serial.
+* `judge, s`, `overlapped, s`: the seconds that the trainer waits for the judge in a serial and in an overlapped step.
+* `visible`: the second of these as a share of the first.
 * `step`: the time of the whole step over that of generation alone.
 * `hidden`: the share of the calls that are answered when the last rollout is generated.
 
-Generation alone is measured once per turn on its own, and again in each serial step, which generates with the same
-call. A turn counts the median of these. The figures are medians over the turns. The script prints tables, and then
-one JSON line.
+Figures are medians over the turns. The script prints a table, and then one JSON line.
 """
 
 import argparse
 import asyncio
 import json
 import multiprocessing
-import os
 import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 from unittest.mock import patch
 
 import loopback
-import trl
 from aiohttp import web
-from miniature_report import refresh
-from overlap_model import RATIOS, STEPS, WORKLOADS, Batch, Row, Workload, latency_for, predict, tables
+from overlap_model import Batch, Workload, latency_for, predict
 from rich.console import Console
-from rich.table import Table
-from simulated_judge import WORDS
+from rich.table import Column, Table
 from trl.generation.vllm_client import VLLMClient
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
@@ -63,9 +60,10 @@ from rankbuffer_trl.training.scorer import GroupScorer, StepScore
 
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400
 TABLES = ("responses", "buffers", "groups", "calls")
-GOALS = {0.5: (0.15, 1.08), 1.0: (0.25, 1.2)}  # the most of `visible` and `step`, by judge / generation
-FILLING = " ".join(WORDS[i % len(WORDS)] for i in range(CANDIDATE_WORDS))
-RUBRICS = tuple(Rubric(f"{' '.join(WORDS)} {weight}", weight) for weight in (5, 4, 3))
+SIMULATED = range(60)  # the steps over which the model takes its means
+WORDS = "the a water heat pan rice cook stir slow well then until soft salt add cup boil drain cover minute"
+FILLING = " ".join((WORDS.split() * CANDIDATE_WORDS)[:CANDIDATE_WORDS])
+RUBRICS = tuple(Rubric(f"{WORDS} {weight}", weight) for weight in (5, 4, 3))
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -248,33 +246,26 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The serial and the overlapped steps at one ratio of judge and generation, beside generation alone.
+class Measured:
+    """The serial and the overlapped steps beside generation alone, turn by turn.
 
     Args:
-        ratio (`float`):
-            The wanted ratio.
         alone (`list[float]`):
-            Seconds of generation alone, by turn.
+            Seconds of generation alone.
         serial (`list[Turn]`), overlapped (`list[Turn]`):
-            The judged steps, by turn.
+            The judged steps.
         same (`bool`):
             Whether rewards and stores agree.
-        model (`Row`):
-            What the model predicts.
     """
 
-    ratio: float
     alone: list[float]
     serial: list[Turn]
     overlapped: list[Turn]
     same: bool
-    model: Row
 
-    @property
-    def judge(self) -> float:
-        """The time of the serial judge over that of generation alone."""
-        return median(turn.outcome.seconds / alone for turn, alone in zip(self.serial, self.alone, strict=True))
+    def seconds(self, turns: Sequence[Turn]) -> float:
+        """Return the seconds that the trainer waits for the judge."""
+        return median(turn.outcome.seconds for turn in turns)
 
     @property
     def visible(self) -> float:
@@ -282,93 +273,45 @@ class Pair:
         pairs = zip(self.overlapped, self.serial, strict=True)
         return median(mine.outcome.seconds / theirs.outcome.seconds for mine, theirs in pairs)
 
+    @property
+    def hidden(self) -> float:
+        """The share of the calls that are answered when the last rollout is generated."""
+        return median(turn.outcome.hidden for turn in self.overlapped)
+
     def step(self, turns: Sequence[Turn]) -> float:
         """Return the time of steps over that of generation alone."""
         return median(turn.seconds / alone for turn, alone in zip(turns, self.alone, strict=True))
 
-    def result(self) -> dict:
-        """Return the figures of the JSON line."""
-        found = {
-            "judge": self.judge,
-            "visible": self.visible,
-            "visible_model": self.model.share("rollouts"),
-            "serial_step": self.step(self.serial),
-            "step": self.step(self.overlapped),
-            "step_model": self.model.step("rollouts"),
-            "hidden": median(turn.outcome.hidden for turn in self.overlapped),
-        }
-        return {name: round(value, 3) for name, value in found.items()} | {"same": self.same}
-
 
 def measure(
-    workload: Workload, urls: tuple[str, str], ratios: Sequence[float], turns: int, scale: float, folder: Path
-) -> list[Pair]:
-    """Take turns with generation alone and, for each ratio, with a serial and an overlapped step."""
-    steps = range(1, turns + 1)
-    runs: dict[tuple[float, bool], Run] = {}
-    for ratio in ratios:
-        latency = scale * latency_for(workload, ratio, steps)
-        for overlapped in (False, True):
-            store = folder / f"{workload.median:g}-{ratio:g}-{overlapped}.sqlite"
-            runs[ratio, overlapped] = Run(workload, urls, latency, store, overlapped)
+    workload: Workload, urls: tuple[str, str], latency: float, turns: int, scale: float, folder: Path
+) -> Measured:
+    """Take turns with generation alone, a serial step and an overlapped step.
+
+    Generation alone is measured once per turn on its own, and again in the serial step, which generates with the same
+    call. A turn counts the median of both.
+    """
     client = connect(urls[0])
-    for overlapped in (False, True):
-        runs[ratios[0], overlapped].step(0)  # not counted: Python and the servers load what they need
+    serial, overlapped = runs = [
+        Run(workload, urls, scale * latency, folder / f"{overlapped}.sqlite", overlapped)
+        for overlapped in (False, True)
+    ]
+    for run in runs:
+        run.step(0)  # not counted: Python and the servers load what they need
     alone: list[float] = []
-    found: dict[tuple[float, bool], list[Turn]] = {key: [] for key in runs}
-    for step in steps:
+    taken: list[tuple[Turn, Turn]] = []
+    for step in range(1, turns + 1):
         started = time.perf_counter()
         generate(client, workload, step)
-        generations = [time.perf_counter() - started]
-        for (ratio, overlapped), run in runs.items():
-            turn = run.step(step)
-            found[ratio, overlapped].append(turn)
-            if not overlapped:
-                generations.append(turn.seconds - turn.outcome.seconds)
-        alone.append(median(generations))
-    pairs = []
-    for ratio in ratios:
-        serial, overlapped = found[ratio, False], found[ratio, True]
-        scores = [[turn.outcome.scores for turn in taken] for taken in (serial, overlapped)]
-        same = scores[0] == scores[1] and runs[ratio, False].contents() == runs[ratio, True].contents()
-        pairs.append(Pair(ratio, alone, serial, overlapped, same, predict(workload, ratio, steps)))
-    for run in runs.values():
+        generation = time.perf_counter() - started
+        taken.append((serial.step(step), overlapped.step(step)))
+        alone.append(median([generation, taken[-1][0].seconds - taken[-1][0].outcome.seconds]))
+    first, second = map(list, zip(*taken, strict=True))
+    same = [turn.outcome.scores for turn in first] == [turn.outcome.scores for turn in second]
+    same = same and serial.contents() == overlapped.contents()
+    for run in runs:
         run.close()
-    return pairs
-
-
-def table_of(workload: Workload, pairs: Sequence[Pair], scale: float, load: float) -> Table:
-    """Return the table of one workload, with what the model predicts for the same steps."""
-    where = f"{workload.title}, scale {scale:g}, {os.cpu_count()} CPU cores with a load of {load:.1f} at the start"
-    seconds = f"generation alone takes {median(pairs[0].alone):.2f} s"
-    table = Table(title=f"Measured, {where}: {seconds}; the model's figures are in brackets")
-    columns = ("judge, s", "overlapped, s", "visible", "step: serial", "step: overlapped", "hidden", "client CPU, s")
-    table.add_column("judge / generation")
-    for column in (*columns, "same results"):
-        table.add_column(column, justify="right")
-    for pair in pairs:
-        seconds = [median(turn.outcome.seconds for turn in turns) for turns in (pair.serial, pair.overlapped)]
-        cpu = [median(turn.cpu for turn in turns) for turns in (pair.serial, pair.overlapped)]
-        table.add_row(
-            f"{pair.judge:.2f} ({pair.ratio:g})",
-            *(f"{each:.2f}" for each in seconds),
-            f"{pair.visible:.2f} ({pair.model.share('rollouts'):.2f})",
-            f"{pair.step(pair.serial):.2f} ({pair.model.step('serial'):.2f})",
-            f"{pair.step(pair.overlapped):.2f} ({pair.model.step('rollouts'):.2f})",
-            f"{median(turn.outcome.hidden for turn in pair.overlapped):.0%}",
-            f"{cpu[0]:.2f}, {cpu[1]:.2f}",
-            "yes" if pair.same else "NO",
-        )
-    return table
-
-
-def goals_of(pairs: Sequence[Pair]) -> dict[str, bool]:
-    """Say for each ratio that has goals whether the measured figures meet them."""
-    return {
-        f"{pair.ratio:g}": pair.visible <= GOALS[pair.ratio][0] and pair.step(pair.overlapped) <= GOALS[pair.ratio][1]
-        for pair in pairs
-        if pair.ratio in GOALS
-    }
+    return Measured(alone, first, second, same)
 
 
 def start(*servers: tuple) -> tuple[list[multiprocessing.Process], tuple[str, ...]]:
@@ -382,37 +325,112 @@ def start(*servers: tuple) -> tuple[list[multiprocessing.Process], tuple[str, ..
     return processes, tuple(urls)
 
 
-def main() -> None:
+def run_with_clients(workload: Workload, latency: float, turns: int, scale: float) -> Measured:
+    """Start both servers, measure the steps and end the servers."""
+    processes, (rollouts, judge) = start((serve_rollouts, workload, scale), (serve_judge, workload))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return measure(workload, (rollouts, f"{judge}/v1"), latency, turns, scale, Path(folder))
+    finally:
+        for process in processes:
+            process.terminate()
+
+
+def parse() -> argparse.Namespace:
+    """Parse the command line."""
+    default = Workload()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=0.4, help="seconds of the servers per second of a real step")
-    parser.add_argument("--turns", type=int, default=1, help="number of turns")
-    parser.add_argument("--queries", type=int, default=20, help="number of queries per step")
-    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="times of judge over generation")
-    parser.add_argument("--page", type=Path, help="page whose tables are replaced by these and those of the model")
-    arguments = parser.parse_args()
-    started, load = time.perf_counter(), os.getloadavg()[0]
-    workloads = [replace(workload, queries=arguments.queries) for workload in WORKLOADS]
-    # All servers start before this process has threads, which a fork would not copy.
-    servers = [start((serve_rollouts, each, arguments.scale), (serve_judge, each)) for each in workloads]
-    result: dict = {"benchmark": "overlap", "scale": arguments.scale, "turns": arguments.turns, "same": True}
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for workload, (processes, (rollouts, judge)) in zip(workloads, servers, strict=True):
-            urls = (rollouts, f"{judge}/v1")
-            pairs = measure(workload, urls, arguments.ratios, arguments.turns, arguments.scale, Path(folder))
-            found.append(table_of(workload, pairs, arguments.scale, load))
-            Console(width=130).print(found[-1])
-            result[workload.title] = {f"{pair.ratio:g}": pair.result() for pair in pairs} | {"goals": goals_of(pairs)}
-            result["same"] = result["same"] and all(pair.same for pair in pairs)
-            for process in processes:
-                process.terminate()
-    if arguments.page:
-        refresh(arguments.page, found + tables(range(STEPS))[0])
-    print(
-        f"TRL {trl.__version__}; load {os.getloadavg()[0]:.1f} at the end, after {time.perf_counter() - started:.0f} s"
+    parser.add_argument("--queries", type=int, default=default.queries, help="queries of a step")
+    parser.add_argument("--rollouts", type=int, default=default.G, help="rollouts of a query")
+    parser.add_argument("--anchors", type=int, default=default.K, help="anchors of a query")
+    parser.add_argument("--median", type=float, default=default.median, help="median tokens of a rollout")
+    parser.add_argument("--sigma", type=float, default=default.sigma, help="deviation of the logarithm of the tokens")
+    parser.add_argument("--cap", type=int, default=default.cap, help="max_completion_length in tokens")
+    parser.add_argument(
+        "--step_seconds", type=float, default=default.step_seconds, help="a decoding step of the rollout server"
     )
-    print(json.dumps(result))
-    if not result["same"]:
+    parser.add_argument(
+        "--sequence_seconds",
+        type=float,
+        default=default.sequence_seconds,
+        help="what each running sequence adds",
+    )
+    parser.add_argument("--capacity", type=int, default=default.capacity, help="sequences that run at the same time")
+    parser.add_argument("--judge_slots", type=int, default=default.slots, help="questions judged at the same time")
+    parser.add_argument(
+        "--judge_seconds", type=float, help="seconds of a question (default: judging takes half as long as generation)"
+    )
+    parser.add_argument("--measure", action="store_true", help="also run a step with real clients: minutes")
+    parser.add_argument("--scale", type=float, default=0.4, help="seconds of the servers per second of a real step")
+    parser.add_argument("--turns", type=int, default=1, help="number of measured turns")
+    return parser.parse_args()
+
+
+class Line(NamedTuple):
+    """A line of the table: seconds of a real step, shares, and multiples of generation alone."""
+
+    generation: float
+    judge: float
+    overlapped: float
+    visible: float
+    serial_step: float
+    step: float
+    hidden: float | None
+
+
+def modelled(workload: Workload, latency: float) -> Line:
+    """Return what the model predicts."""
+    row = predict(workload, latency, SIMULATED)
+    serial, overlapped = row.visible["serial"], row.visible["rollouts"]
+    return Line(
+        row.generation, serial, overlapped, row.share("rollouts"), row.step("serial"), row.step("rollouts"), None
+    )
+
+
+def measured(found: Measured, scale: float) -> Line:
+    """Return what was measured with real clients."""
+    seconds = median(found.alone), found.seconds(found.serial), found.seconds(found.overlapped)
+    steps = found.step(found.serial), found.step(found.overlapped)
+    return Line(*(each / scale for each in seconds), found.visible, *steps, found.hidden)
+
+
+def table_of(title: str, lines: dict[str, Line]) -> Table:
+    """Return the table of lines by name."""
+    columns = ("generation, s", "judge, s", "overlapped, s", "visible", "step: serial", "step: overlapped", "hidden")
+    table = Table("", *(Column(column, justify="right") for column in columns), title=title)
+    for name, line in lines.items():
+        hidden = "" if line.hidden is None else f"{line.hidden:.0%}"
+        table.add_row(name, *(f"{each:.1f}" for each in line[:3]), *(f"{each:.2f}" for each in line[3:6]), hidden)
+    return table
+
+
+def main() -> None:
+    arguments = parse()
+    workload = Workload(
+        median=arguments.median,
+        sigma=arguments.sigma,
+        cap=arguments.cap,
+        queries=arguments.queries,
+        G=arguments.rollouts,
+        K=arguments.anchors,
+        step_seconds=arguments.step_seconds,
+        sequence_seconds=arguments.sequence_seconds,
+        capacity=arguments.capacity,
+        slots=arguments.judge_slots,
+    )
+    latency = latency_for(workload, 0.5, SIMULATED) if arguments.judge_seconds is None else arguments.judge_seconds
+    lines, same = {"model": modelled(workload, latency)}, True
+    if arguments.measure:
+        found = run_with_clients(workload, latency, arguments.turns, arguments.scale)
+        lines["measured"], same = measured(found, arguments.scale), found.same
+    title = f"A judge that takes {latency:.2f} s for a question and answers {workload.slots} at a time"
+    Console(width=max(Console().width, 110)).print(table_of(title, lines))
+    rounded = {
+        name: {key: value if value is None else round(value, 3) for key, value in line._asdict().items()}
+        for name, line in lines.items()
+    }
+    print(json.dumps({"benchmark": "overlap", "judge_seconds": round(latency, 3), "same": same} | rounded))
+    if not same:
         raise SystemExit("the serial and the overlapped steps differ")
 
 

@@ -1,11 +1,7 @@
-"""Model a training step whose judge works while rollouts are generated, without a clock.
+"""Model a training step whose judge works while rollouts are generated, without a clock. `overlap.py` uses it.
 
-    python benchmarks/overlap_model.py
-    python benchmarks/overlap_model.py --figure docs/images/overlap.png   # the tables, and the timeline of one step
-
-The model is a discrete-event simulation. `overlap.py` runs the same workload with the real clients and the real
-scorer. Both read the same description, [`Workload`]: how long the rollouts are, how fast the rollout server is, where
-the judge inserts a rollout, and how many questions the judge answers at a time.
+The model is a discrete-event simulation of a [`Workload`]: how long the rollouts are, how fast the rollout server is,
+where the judge inserts a rollout, and how many questions the judge answers at a time.
 
 The rollout server batches continuously. In each of its steps every running sequence gains one token. A step takes
 longer if more sequences run. The judge answers questions in the order in which they come. It has a number of slots,
@@ -20,31 +16,18 @@ The orders of work are
 * rollouts: an insertion is asked when its rollout is generated. A group's fine rankings are asked when all its
   rollouts are generated and all its insertions are answered.
 
-`judge / generation` is the time of the judge in the serial order as a share of generation. The latency of a question
-is chosen so that it has the given value. `visible` is the time from the last rollout to the last verdict.
-
-The script prints tables, and then one JSON line.
+The *visible* time of the judge is the time from the last rollout to the last verdict.
 """
 
-import argparse
 import heapq
-import json
 import random
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Column, Table
-
-RATIOS = (0.1, 0.25, 0.5, 1.0, 2.0)  # judge / generation
-STEPS = 60
 ORDERS = ("serial", "groups", "rollouts")
 
 
@@ -60,8 +43,6 @@ class Workload:
     """The rollouts of a step and the servers that generate and judge them. Times are in seconds.
 
     Args:
-        title (`str`):
-            What the tables call it.
         median (`float`, *optional*, defaults to `800`), sigma (`float`, *optional*, defaults to `0.8`):
             Median of the length of a rollout in tokens, and the deviation of its logarithm.
         cap (`int`, *optional*, defaults to `4096`):
@@ -80,7 +61,6 @@ class Workload:
             Questions that the judge answers at the same time.
     """
 
-    title: str
     median: float = 800
     sigma: float = 0.8
     cap: int = 4096
@@ -102,18 +82,6 @@ class Workload:
         tokens = min(self.cap, max(1, round(self.median * generator.lognormvariate(0, self.sigma))))
         position = self.K - 1 if generator.random() < 0.6 else generator.randrange(self.K + 1)
         return Draw(tokens, position)
-
-
-THINKING = Workload("2 % truncated")
-LONG = Workload("11 % truncated", median=1500)
-WORKLOADS = (THINKING, LONG)
-OTHERS = (
-    replace(THINKING, title="27 % truncated", median=2500),
-    replace(THINKING, title="none truncated: median 400, sigma 0.4", median=400, sigma=0.4),
-    replace(THINKING, title="2 % truncated, 64 sequences at a time", capacity=64),
-    replace(THINKING, title="2 % truncated, a judge with 4 slots", slots=4),
-    replace(THINKING, title="2 % truncated, a judge with 64 slots", slots=64),
-)
 
 
 class Batch:
@@ -262,27 +230,23 @@ def simulate(workload: Workload, step: int, latency: float, order: str) -> Timel
 
 
 def latency_for(workload: Workload, ratio: float, steps: Iterable[int]) -> float:
-    """Return the latency of a question with which serial judging takes `ratio` times as long as generation."""
+    """Return the seconds of a question with which serial judging takes `ratio` times as long as generation."""
     timelines = [simulate(workload, step, 1.0, "serial") for step in steps]
     return ratio * fmean(line.generation for line in timelines) / fmean(line.visible for line in timelines)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: means over steps.
+    """A line of a table: means over steps.
 
     Args:
-        ratio (`float`):
-            The time of the serial judge over that of generation.
-        generation (`float`), latency (`float`):
-            Seconds of generation, and of a question in its slot.
+        generation (`float`):
+            Seconds of generation.
         visible (`dict[str, float]`):
             Visible seconds of the judge by order of work.
     """
 
-    ratio: float
     generation: float
-    latency: float
     visible: dict[str, float]
 
     def step(self, order: str) -> float:
@@ -294,103 +258,8 @@ class Row:
         return self.visible[order] / self.visible["serial"]
 
 
-def predict(workload: Workload, ratio: float, steps: range) -> Row:
-    """Simulate some steps in each order of work."""
-    latency = latency_for(workload, ratio, steps)
+def predict(workload: Workload, latency: float, steps: range) -> Row:
+    """Simulate some steps in each order of work, with a judge that takes `latency` seconds for a question."""
     lines = {order: [simulate(workload, step, latency, order) for step in steps] for order in ORDERS}
     visible = {order: fmean(line.visible for line in found) for order, found in lines.items()}
-    return Row(ratio, fmean(line.generation for line in lines["serial"]), latency, visible)
-
-
-def table_of(title: str, first: str, rows: dict[str, Row]) -> Table:
-    """Return a table of rows by name. `first` is the header of the names."""
-    columns = (first, "visible: groups", "visible: rollouts", "step: serial", "step: groups", "step: rollouts")
-    table = Table(*(Column(column, justify="right" if i else "left") for i, column in enumerate(columns)), title=title)
-    for name, row in rows.items():
-        shares = [row.share(order) for order in ORDERS[1:]]
-        table.add_row(name, *(f"{value:.2f}" for value in (*shares, *map(row.step, ORDERS))))
-    return table
-
-
-def tables(steps: range) -> tuple[list[Table], dict]:
-    """Return the tables of the model and its figures for the JSON line."""
-    found, result = [], {}
-    for workload in WORKLOADS:
-        rows = {f"{ratio:g}": predict(workload, ratio, steps) for ratio in RATIOS}
-        title = f"Model, {workload.title}: generation takes {rows['1'].generation:.1f} s"
-        found.append(table_of(title, "judge / generation", rows))
-        result[workload.title] = {
-            ratio: {"visible": round(row.share("rollouts"), 3), "step": round(row.step("rollouts"), 3)}
-            for ratio, row in rows.items()
-        }
-    for ratio in (0.5, 1.0):
-        rows = {workload.title: predict(workload, ratio, steps) for workload in OTHERS}
-        found.append(table_of(f"Model, judge / generation {ratio:g}", "workload", rows))
-    return found, result
-
-
-def draw_figure(workload: Workload, ratio: float, path: Path) -> None:
-    """Draw the timelines of one step, serial and overlapped, into a file."""
-    latency = latency_for(workload, ratio, [0])
-    figure = Figure(figsize=(9.6, 7.2), dpi=120, layout="constrained")
-    panels = figure.subplots(2, 1, sharex=True)
-    for axes, order, title in zip(panels, ("serial", "rollouts"), ("Serial", "Overlapped"), strict=True):
-        line = simulate(workload, 0, latency, order)
-        height = heights(workload, line.generated)
-        bars(axes, [(height[row], 0, end) for row, end in enumerate(line.generated)], "#c8ced4", "rollout")
-        inserts = [span for span in line.questions if span.kind == "insert"]
-        waits = [(height[span.place], span.asked, span.begun) for span in inserts]
-        bars(axes, waits, "#f3d9b8", "insertion waits for the judge")
-        bars(axes, [(height[span.place], span.begun, span.answered) for span in inserts], "#d98c2b", "insertion")
-        seen: Counter[int] = Counter()
-        fines = []
-        for span in line.questions:
-            if span.kind == "fine":  # the intervals of a group one above the other
-                seen[span.place] += 1
-                middle = fmean(height[span.place * workload.G + i] for i in range(workload.G))
-                fines.append((middle + 3.5 * (seen[span.place] - 1.5), span.begun, span.answered))
-        bars(axes, fines, "#2e8b57", "fine ranking", width=2.5)
-        for moment in (line.generation, line.generation + line.visible):
-            axes.axvline(moment, color="#4a6785", linewidth=1, linestyle=":")
-        text = f"{title}: {line.generation:.1f} s of generation, then {line.visible:.1f} s of visible judge"
-        axes.set_title(text, fontsize=10, loc="left")
-        axes.set(ylabel=f"{workload.queries} groups of {workload.G} rollouts", yticks=[])
-        axes.spines[["top", "right", "left"]].set_visible(False)
-    panels[1].set_xlabel("seconds")
-    panels[1].legend(loc="lower right", frameon=False, fontsize=9)
-    figure.savefig(path, facecolor="white")
-
-
-def bars(axes: Axes, lines: Iterable[tuple[float, float, float]], colour: str, label: str, width: float = 1.4) -> None:
-    """Draw lines, each given by its height, begin and end."""
-    y, begins, ends = zip(*lines, strict=True)
-    axes.hlines(y, begins, ends, color=colour, linewidth=width, label=label)
-
-
-def heights(workload: Workload, generated: list[float]) -> dict[int, float]:
-    """Return the height of each rollout in the figure: groups by their last rollout, rollouts by their end."""
-    G = workload.G
-    groups = [range(first, first + G) for first in range(0, len(generated), G)]
-    groups.sort(key=lambda group: max(generated[row] for row in group), reverse=True)
-    return {
-        row: (G + 3) * i + j
-        for i, group in enumerate(groups)
-        for j, row in enumerate(sorted(group, key=lambda row: generated[row], reverse=True))
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=STEPS, help="number of steps to simulate")
-    parser.add_argument("--figure", type=Path, help="draw the timeline of one step into this file")
-    arguments = parser.parse_args()
-    found, result = tables(range(arguments.steps))
-    for table in found:
-        Console(width=130).print(table)
-    if arguments.figure:
-        draw_figure(THINKING, 0.5, arguments.figure)
-    print(json.dumps({"benchmark": "overlap_model", "steps": arguments.steps} | result))
-
-
-if __name__ == "__main__":
-    main()
+    return Row(fmean(line.generation for line in lines["serial"]), visible)

@@ -37,7 +37,7 @@ def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Bench
     faults = []
     for name in config.benchmarks:
         try:
-            loaded[name] = ROOMS[name].benchmark(assets, config.limit, **options.get(name, {}))
+            loaded[name] = ROOMS[name](assets, config.limit, **options.get(name, {}))
         except AssetError as fault:
             faults.append(str(fault))
     if faults:

@@ -35,8 +35,10 @@ QUICKSTART = ROOT / "recipes" / "quickstart"
 sys.path.insert(0, str(ROOT / "recipes"))
 sys.path.insert(0, str(QUICKSTART))
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.load_profile("repeatable")
+# `repeatable` tries the same few examples in every run. `search` looks for new ones: HYPOTHESIS_PROFILE=search.
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def run_program(path: Path, *arguments: object, timeout: float) -> str:

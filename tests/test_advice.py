@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +9,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from experiments.judge_cost.replay import ROWS, Replay, Row
+from experiments.simulated_judge import JudgeErrors, World
 from rankbuffer_lab.audit.advice import (
     ALARM,
     LISTS,
@@ -28,10 +28,6 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query, RolloutGroup
 from rankbuffer_trl.rewards.looks import balanced
 from rankbuffer_trl.rewards.method import load_method
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from judge_replay import ROWS, Replay, Row
-from simulated_judge import JudgeErrors, World
 
 JUDGE = JudgeModel(
     list_noise=0.5,
@@ -287,16 +283,3 @@ def test_pointwise_comes_from_the_ratings():
     assert found.tokens == pytest.approx(1000 * 8 * (3630 - 6 * 403.33 - 403.33), rel=0.01)
     assert disattenuated(np.array(0.5), np.array(1.0)) == pytest.approx(0.5)
     assert disattenuated(np.array(0.5), np.array(0.8)) > 0.5
-
-
-@pytest.mark.slow
-def test_the_trials_run_and_end_with_one_json_line():
-    small = ["--judges", "1", "--draws", "3", "--groups", "50", "--processes", "1"]
-    command = [sys.executable, "benchmarks/advice_trials.py", *small]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
-    found = json.loads(out.splitlines()[-1])
-    assert found["benchmark"] == "advice_trials"
-    assert set(found["predicted"]) == {*METHODS, POINTWISE}
-    for policies in found["regret"].values():
-        for budgets in policies.values():
-            assert all(one is None or 0 <= one["mean"] <= one["worst"] <= 100 for one in budgets)

@@ -14,9 +14,7 @@ from conftest import ROOT
 from helpers.http_server import served
 from helpers.nectar_rows import Model
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from simulated_judge import JudgeErrors, World, answer
-
+from experiments.simulated_judge import JudgeErrors, World, answer
 from rankbuffer_lab.audit.command import AuditConfig, audit, main
 from rankbuffer_lab.audit.labels import read_labels
 from rankbuffer_lab.audit.results import ESTIMATES, verdict
@@ -120,7 +118,7 @@ def test_no_prompt_is_asked_twice_and_another_seed_shows_other_orders(world):
 
 
 def test_the_audit_costs_at_most_two_per_cent_of_the_papers_run():
-    def tokens(question):  # a word or a punctuation mark, as in docs/results/judge_cost.md
+    def tokens(question):  # a word or a punctuation mark, as in experiments/judge_cost
         return len(re.findall(r"\w+|[^\w\s]", question.prompt() + question.verdict.longest))
 
     groups = [World(empty=0).visits(number, 50)[0][0] for number in range(20)]

@@ -1,7 +1,6 @@
 """WildBench v2: its arithmetic against slow oracles, prompts, readers, and all of it over a real server."""
 
 import json
-import os
 import random
 from collections import Counter
 from contextlib import suppress
@@ -47,7 +46,6 @@ from evaluation.wildbench.scores import (
     shorten,
     together,
 )
-from evaluation.wildbench.validation import wildbench_checks
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.verdicts import VerdictError
@@ -477,15 +475,3 @@ def test_a_reference_must_have_every_output(assets, tmp_path):
         read_reference(tmp_path / "torn.parquet", ["s0"])
     with pytest.raises(AssetError, match="row 0, is no output of WildBench"):
         read_reference(assets.path("wildbench", "questions"), ["s0"])
-
-
-# The official repository, where it is
-
-
-def test_the_official_tables_and_scripts_agree():
-    folder = os.environ.get("EVAL_ASSETS_DIR")
-    if not folder:
-        pytest.skip("NOT RUN: set EVAL_ASSETS_DIR to the folder of official files to compare with WildBench's numbers")
-    found = list(wildbench_checks(Assets(folder)))
-    assert sum("WB-Score of" in check.name for check in found) >= 7
-    assert [check for check in found if not check.agrees] == []

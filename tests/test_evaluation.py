@@ -33,11 +33,9 @@ from evaluation.benchmark import BenchmarkScores, Prompt, check_outputs
 from evaluation.config import EvaluationConfig
 from evaluation.files import read_json, write_json
 from evaluation.metric import Row
-from evaluation.official import Check
 from evaluation.results import paper_results
-from evaluation.rooms import ROOMS, Room
+from evaluation.rooms import ROOMS
 from evaluation.run import evaluate, main
-from evaluation.validate import run_checks
 from rankbuffer_trl.judge import Chat, JudgeError
 
 ROOT = Path(__file__).parent.parent
@@ -215,7 +213,7 @@ class Poems:
 
 
 def test_a_fifth_benchmark_needs_a_class_and_one_line(settings, monkeypatch):
-    monkeypatch.setitem(ROOMS, "poems", Room(Poems, lambda assets: iter([Check("two poems", 2, 2)])))
+    monkeypatch.setitem(ROOMS, "poems", Poems)
     with served(Loopback().app) as url:
         report = evaluate(settings(url, benchmarks=["writingbench", "poems"]))
     found = report.results["mine"]["poems"].scores.metrics()["beauty"]
@@ -223,13 +221,11 @@ def test_a_fifth_benchmark_needs_a_class_and_one_line(settings, monkeypatch):
     assert (found.value, found.n) == (sum(worth) / 2, 2)
     assert "Poems: beauty" in report.markdown()
     assert re.search(r"\| paper: RankBuffer +\| 67.27 +\| - +\|", report.markdown())
-    assert [check.agrees for check in run_checks(Assets("."), "poems")] == [True]
 
 
 def test_a_room_is_named_like_its_folder_and_holds_what_the_hall_needs():
     for name, room in ROOMS.items():
-        assert room.benchmark.name == name and room.benchmark.__module__ == f"evaluation.{name}.benchmark"
-        assert room.checks.__module__ == f"evaluation.{name}.validation"
+        assert room.name == name and room.__module__ == f"evaluation.{name}.benchmark"
         assert Assets(".").manifest[name].keys()
 
 

@@ -1,18 +1,19 @@
 """Fault by fault, what a judge server that misbehaves does to one question, over real sockets.
 
-`PASSING` and `LASTING` are the table of HTTP faults. Whole steps are in `test_step_faults.py`.
+`PASSING` and `LASTING` are the table of HTTP faults. The key of the server reaches no ledger, message or traceback,
+whatever the fault. Whole steps are in `test_step_faults.py`.
 """
 
-import asyncio
 import socket
 import time
+import traceback
 import tracemalloc
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from email.utils import formatdate
 
+import anyio
 import pytest
 from aiohttp import web
 from conftest import ask, ask_all, by_number, group, numbers, scripted_judge
@@ -29,6 +30,7 @@ from helpers.faulty_server import (
     close,
     completion,
     cut_off,
+    drip,
     hang,
     hang_in_the_body,
     in_turn,
@@ -40,15 +42,13 @@ from helpers.faulty_server import (
     status,
     within,
 )
-from helpers.http_server import served
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rankbuffer_trl.groups import Rollout
-from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, openai_client
-from rankbuffer_trl.judge import insertion_question as coarse
-from rankbuffer_trl.judge import ranking_question as fine
+from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
 from rankbuffer_trl.judge.judge import warn_of_counts
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
-from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.openai_client import OpenAIClient, masked
 from rankbuffer_trl.judge.reach import check_server
 
 ANSWERED, NOTHING = Usage(20, 16, 5), Usage()
@@ -56,17 +56,34 @@ ANSWERED, NOTHING = Usage(20, 16, 5), Usage()
 
 @pytest.fixture
 def question(query):
-    return coarse(query, ["bad", "good"], CANDIDATE)
+    return insertion_question(query, ["bad", "good"], CANDIDATE)
 
 
+def echoing(answer: Callable[[str], Callable]) -> Callable:
+    """A server that repeats the headers of a request, and with them the key."""
+    return lambda request, n: answer(str(dict(request.headers)))(request, n)
+
+
+async def echo_prompt(request: web.Request, n: int) -> web.Response:
+    asked = await request.json()
+    return refusing(422, f"{request.headers['Authorization']} asked {asked['messages']}")(request, n)
+
+
+def compressed(content: bytes, times: int = 1, encoding: str = "gzip") -> Callable:
+    """A body that is `content` so many times, without ever having it in memory."""
+    squeeze = zlib.compressobj(wbits=31)
+    small = b"".join([squeeze.compress(content) for _ in range(times)] + [squeeze.flush()])
+    return body(small, headers={"Content-Encoding": encoding})
+
+
+def text_part(text: object) -> dict:
+    return {"type": "text", "text": text}
+
+
+THOUGHTS = {"type": "thinking", "thinking": [text_part("Hm.")]}
 PASSING = {  # what the server does: (handler, transport retries allowed, requests sent)
     "fine": (saying(GOOD), 0, 1),
-    "408 once": (once(status(408)), 1, 2),
-    "429 once": (once(status(429)), 1, 2),
-    "500 once": (once(status(500)), 1, 2),
-    "502 once": (once(status(502, "<html>Bad Gateway</html>")), 1, 2),
-    "503 once": (once(status(503)), 1, 2),
-    "504 once": (once(status(504)), 1, 2),
+    **{f"{code} once": (once(status(code, "<html>")), 1, 2) for code in (408, 429, 500, 502, 503, 504)},
     "closed once": (once(close), 1, 2),
     "reset once": (once(reset), 1, 2),
     "cut off once": (once(cut_off), 1, 2),
@@ -74,18 +91,24 @@ PASSING = {  # what the server does: (handler, transport retries allowed, reques
     "hanging once": (once(hang), 1, 2),
     "slow": (slow, 0, 1),
     "malformed once": (once(saying("Hm.")), 0, 2),
+    "compressed": (compressed(completion(GOOD).body), 0, 1),
+    "in two parts": (saying([text_part(GOOD[:5]), text_part(GOOD[5:])]), 0, 1),
+    "with thoughts": (saying([THOUGHTS, text_part(GOOD)]), 0, 1),
 }
-HANGING = {"hanging once": 1.0, "hanging": 0.5, "hanging in the body": 0.5}  # seconds that a request may take
+# seconds that a request may go without a byte
+HANGING = {"hanging once": 1.0, "hanging": 0.5, "hanging in the body": 0.5, "dripping": 0.1}
 
 NO_CHAT = "not a chat completion"
+HERE = "/v1/chat/completions?"
 LASTING = {  # what the server does: (handler, retries, requests sent, kind of fault or "malformed", part of the error)
     "closed without answer": (close, 1, 2, "down", "disconnected"),
     "reset": (reset, 0, 1, "down", "reset"),
     "cut off": (cut_off, 0, 1, "down", "ContentLengthError"),
     "hanging": (hang, 1, 2, "down", "Timeout"),
     "hanging in the body": (hang_in_the_body, 0, 1, "down", "Timeout"),
+    "dripping": (drip, 1, 2, "down", "no whole answer within 0.5 s"),
     "always 502": (status(502), 1, 2, "down", "HTTP 502"),
-    "always 503": (refusing(503, "no upstream"), 1, 2, "down", "no upstream"),
+    "always 503": (refusing(503, "no upstream"), 1, 2, "down", "HTTP 503: no upstream"),
     "always 504": (status(504), 1, 2, "down", "HTTP 504"),
     "always 500": (status(500, "on fire"), 1, 2, "busy", "HTTP 500"),
     "always 429": (refusing(429, "slow down"), 1, 2, "busy", "slow down"),
@@ -93,14 +116,30 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     "500, not to be retried": (status(500, headers={"X-Should-Retry": "false"}), 1, 1, "busy", "HTTP 500"),
     "500, then 404": (in_turn(status(500), status(404)), 1, 2, "refused", "HTTP 404"),
     "400, too long a prompt": (refusing(400, "maximum context length is 64 tokens"), 2, 1, "refused", "is 64 tokens"),
-    "401": (refusing(401, "no key"), 2, 1, "refused", "HTTP 401"),
-    "403": (status(403), 2, 1, "refused", "HTTP 403"),
+    "401": (refusing(401, "no"), 2, 1, "refused", "no (the environment variable FAULT_KEY should hold the key; see"),
+    "403": (refusing(403, "no"), 2, 1, "refused", "no (the environment variable FAULT_KEY should hold the key; see"),
     "404, another model": (refusing(404, "The model `m` does not exist."), 2, 1, "refused", "`m` does not exist"),
+    **{
+        f"{code}, a redirect": (status(code, headers={"Location": HERE + KEY}), 2, 1, "refused", f"{HERE}[key], which")
+        for code in (301, 302, 303, 307, 308)
+    },
+    "control characters": (
+        refusing(400, "\x1b[2J\r\nBuy \x00now\u202e"),
+        0,
+        1,
+        "refused",
+        r"0: \x1b[2J\r\nBuy \x00now",
+    ),
+    "half an emoji in an error": (refusing(400, SURROGATE), 0, 1, "refused", r"HTTP 400: I would say \ud83d"),
     "HTML page": (body(b"<html>Welcome to nginx</html>", "text/html"), 2, 1, "refused", NO_CHAT),
     "no body": (body(b""), 2, 1, "refused", NO_CHAT),
     "half a JSON": (body(b'{"choices": ['), 2, 1, "refused", NO_CHAT),
     "no UTF-8": (body(b"\xff\xfe{}"), 2, 1, "refused", NO_CHAT),
     "not the encoding it says": (body(b"{}", headers={"Content-Encoding": "gzip"}), 0, 1, "down", "decompress"),
+    **{
+        f"encoding {name}": (compressed(b" ", 1, name), 2, 1, "refused", f"content encoding '{name}'")
+        for name in ("br", "zstd", "gzip, gzip", "unheard-of")
+    },
     "a JSON list": (body(b"[1]"), 2, 1, "refused", NO_CHAT),
     "a JSON null": (body(b"null"), 2, 1, "refused", NO_CHAT),
     "a JSON too deep": (body(b"[" * 200_000), 2, 1, "refused", NO_CHAT),
@@ -108,16 +147,35 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     "empty choices": (body(b'{"choices": []}'), 2, 1, "refused", NO_CHAT),
     "choice without message": (body(b'{"choices": [{"index": 0}]}'), 2, 1, "refused", NO_CHAT),
     "error with status 200": (body(b'{"error": {"message": "no"}}'), 2, 1, "refused", NO_CHAT),
+    "a number": (saying(7), 0, 1, "refused", NO_CHAT),
+    "an object": (saying({"position": 1}), 0, 1, "refused", NO_CHAT),
+    "a part that is none": (saying([7]), 0, 1, "refused", NO_CHAT),
+    "a part without text": (saying([{"type": "text"}]), 0, 1, "refused", NO_CHAT),
+    "a part without type": (saying([{"text": GOOD}]), 0, 1, "refused", NO_CHAT),
+    "a part with a number": (saying([text_part(7)]), 0, 1, "refused", NO_CHAT),
+    "headers echoed, 400": (echoing(lambda text: refusing(400, text)), 0, 1, "refused", "[key]"),
+    "headers echoed, 403": (echoing(lambda text: refusing(403, text)), 0, 1, "refused", "[key]"),
+    "headers echoed, 503": (echoing(lambda text: refusing(503, text)), 0, 1, "down", "[key]"),
+    "headers echoed as a page": (echoing(lambda text: status(400, text)), 0, 1, "refused", "HTTP 400"),
+    "a part of the key echoed": (refusing(401, f"Bad key: {KEY[5:13]}, see"), 0, 1, "refused", "Bad key: [key], see"),
+    "key and prompt echoed": (echo_prompt, 0, 1, "refused", "HTTP 422: Bearer [key] asked [{'role': 'user', 'content"),
     "null content": (saying(None), 0, 2, "malformed", "flat JSON object"),
     "empty content": (saying(""), 0, 2, "malformed", "flat JSON object"),
     "verdict cut off": (saying('{"posit'), 0, 2, "malformed", "flat JSON object"),
     "garbage": (saying("\x00\u2603 lorem {{ipsum"), 0, 2, "malformed", "JSON"),
     "position out of range": (saying('{"position": 3}'), 0, 2, "malformed", "from 0 through 2, not 3"),
+    "key in prose": (echoing(saying), 0, 2, "malformed", "JSON"),
+    "key as a verdict": (saying(f'{{"position": "{KEY}"}}'), 0, 2, "malformed", 'not "[key]"'),
+    "key as a key": (saying(f'{{"{KEY}": 2}}'), 0, 2, "malformed", "exactly once"),
 }
 
 
+def check_key(text: str) -> None:
+    assert not any(KEY[i : i + 8] in text for i in range(len(KEY) - 7))
+
+
 @pytest.mark.parametrize("case", PASSING)
-def test_a_passing_fault_costs_attempts_alone(fault, question, case):
+def test_client_survives_a_passing_fault_at_the_price_of_attempts(fault, question, case):
     handler, retries, requests = PASSING[case]
     verdict, call = ask(fault.judge(handler, retries, HANGING.get(case, PATIENT)), question)
     assert verdict == 1
@@ -127,7 +185,7 @@ def test_a_passing_fault_costs_attempts_alone(fault, question, case):
 
 
 @pytest.mark.parametrize("case", LASTING)
-def test_a_lasting_fault_is_never_a_score(fault, question, case):
+def test_client_makes_no_score_of_a_lasting_fault_and_shows_no_key(fault, question, case):
     handler, retries, requests, kind, part = LASTING[case]
     judge = fault.judge(handler, retries, HANGING.get(case, PATIENT))
     verdict, call = ask(judge, question)
@@ -135,25 +193,22 @@ def test_a_lasting_fault_is_never_a_score(fault, question, case):
     assert (call.server, call.usage) == (fault.url, NOTHING)
     assert part in call.error
     assert CANDIDATE not in call.error
-    assert len(call.error) < 400
+    assert len(call.error) < 400 and call.error.isprintable()
     assert (call.attempts, len(fault.seen)) == (requests, requests)
     if kind == "malformed":
         assert (call.outcome, call.spent) == ("malformed", ANSWERED + ANSWERED)
+        check_key(call.answer)
     else:
         assert (call.outcome, call.spent) == ("unreachable", NOTHING)
         assert judge.client.fault.kind == kind
+        check_key("".join(traceback.format_exception(judge.client.fault)))
+    check_key(repr(call))
 
 
-@contextmanager
-def nobody_listening() -> Iterator[str]:
+def test_client_retries_a_refused_connection(question):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound but not listening: refused, and nobody else gets the port
-        yield f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-
-
-def test_a_refused_connection_is_retried_and_then_unreachable(question):
-    with nobody_listening() as url:
-        client = Noting(url, "m", max_retries=1)
+        client = Noting(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", "m", max_retries=1)
         verdict, call = ask(Judge(client), question)
     assert verdict is None
     assert (call.outcome, call.attempts, call.usage, call.spent) == ("unreachable", 2, NOTHING, NOTHING)
@@ -161,188 +216,170 @@ def test_a_refused_connection_is_retried_and_then_unreachable(question):
     assert client.fault.kind == "down"
 
 
-def test_retry_after_seconds_is_waited_for(fault, question):
-    verdict, call = ask(fault.judge(once(status(429, headers={"Retry-After": "1"})), 1), question)
-    assert (verdict, call.attempts) == (1, 2)
-    first, second = fault.times
-    assert second - first >= 0.9  # without the header it would be half a second at most
-    assert call.seconds >= 0.9
+def test_client_waits_as_long_as_a_server_says(fault, question, monkeypatch):
+    sleep, slept = anyio.sleep, []
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(anyio, "sleep", note)
+    soon = formatdate(time.time() + 50, usegmt=True)
+    for code, header in ((429, "3"), (503, soon)):
+        assert ask(fault.judge(once(status(code, headers={"Retry-After": header})), 1), question)[0] == 1
+    seconds, until_the_date = [each for each in slept if each > 0]
+    assert seconds == 3
+    assert 3 < until_the_date <= 50
 
 
-def test_retry_after_a_date_is_waited_for(fault, question):
-    date = int(time.time()) + 2
-    verdict, call = ask(
-        fault.judge(once(status(503, headers={"Retry-After": formatdate(date, usegmt=True)})), 1), question
-    )
-    assert (verdict, call.attempts) == (1, 2)
-    assert fault.times[1] >= date - 0.1
+# The request and its key
 
 
-def test_a_repeated_id_is_never_an_order(fault, query):
-    question = fine(query, [Rollout(i, f"text {i}") for i in range(3)])
-    verdict, call = ask(fault.judge(saying('{"order": [0, 1, 1]}'), 0), question)
-    assert verdict is None
-    assert (call.outcome, call.attempts) == ("malformed", 2)
-    assert "exactly once, not [0, 1, 1]" in call.error
-    assert "exactly once, not [0, 1, 1]" in fault.seen[1]["messages"][2]["content"]
+def test_client_sends_the_key_and_decodes_deterministically(fault, question):
+    keys = []
+
+    def remember(request, n):
+        keys.append(request.headers["Authorization"])
+        return completion("Hm." if n == 1 else GOOD)
+
+    ask(fault.judge(remember, 0), question)
+    assert keys == [f"Bearer {KEY}"] * 2
+    assert [request["temperature"] for request in fault.seen] == [0, 0]
+    assert [request["max_tokens"] for request in fault.seen] == [256 + len('{"position": 2}') + 1] * 2
+    assert [len(request["messages"]) for request in fault.seen] == [1, 3]
+    assert fault.seen[0]["messages"] == question.chat()
+    assert len({request["seed"] for request in fault.seen}) == 2
 
 
-@pytest.mark.parametrize("content", [7, ["text"], {"position": 1}, True], ids=str)
-def test_content_that_is_no_text_is_no_verdict(fault, question, content):
-    verdict, call = ask(fault.judge(saying(content), 0), question)
-    assert verdict is None
-    assert call.outcome in ("malformed", "unreachable")
+def test_client_sends_no_other_key_of_the_environment_and_names_the_variable(fault, question, monkeypatch):
+    """The official client reads `OPENAI_ADMIN_KEY` by itself."""
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-of-an-administrator")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    keys = []
+
+    def remember(request, n):
+        keys.append(request.headers["Authorization"])
+        return refusing(403, "no")(request, n)
+
+    async def look(client):
+        _, call = await Judge(client).put(question)
+        await client.alive()
+        await client.count_tokens("How long?")
+        return call
+
+    fault.client(remember, 0)
+    client = OpenAIClient(fault.url, "m", max_retries=0)
+    call = within(PATIENT, client, lambda: look(client))
+    assert "the environment variable OPENAI_API_KEY is not set and should hold the key" in call.error
+    assert keys == ["Bearer none"] * 3
 
 
-@pytest.mark.parametrize(
-    ("usage", "prompt"),
-    [
+def test_client_leaves_a_key_of_a_few_characters_in_a_verdict(fault, question, monkeypatch):
+    monkeypatch.setenv("FAULT_KEY", "2")
+    assert ask(fault.judge(saying('{"position": 2}'), 0), question)[0] == 2
+
+
+@given(st.text("abcd", min_size=1, max_size=20), st.text("abcd .", max_size=200))
+def test_masked_leaves_out_the_key_alone(key, text):
+    length = min(8, len(key))
+    pieces = {key[i : i + length] for i in range(len(key) - length + 1)}
+    starts = [start for start in range(len(text)) if text[start : start + length] in pieces]
+    covered = {start + i for start in starts for i in range(length)}
+    shown = "".join(each for i, each in enumerate(text) if i not in covered)
+    assert masked(text, key).replace("[key]", "") == shown
+
+
+# Token counts
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_client_counts_zero_for_a_token_count_that_cannot_be_true(fault, question, caplog, name):
+    other = "completion_tokens" if name == "prompt_tokens" else "prompt_tokens"
+    for count in (
+        "1e999",
+        "-1e999",
+        "NaN",
+        "1" + "0" * 30,
+        str(2**31),
+        "-5",
+        "true",
+        "20.5",
+        '"20"',
+        "[1]",
+        '{"a": 1}',
+    ):
+        warn_of_counts.cache_clear()
+        caplog.clear()
+        usage = f'"usage": {{"{other}": 7, "{name}": {count}}}, "theirs": '
+        judge = fault.judge(body(completion(GOOD).body.replace(b'"usage": ', usage.encode())), 0)
+        assert ask_all(judge, [question] * 2) == [1, 1]
+        expected = Usage(0, 0, 7) if name == "prompt_tokens" else Usage(7, 0, 0)
+        assert [(call.usage, call.spent) for call in judge.drain()] == [(expected, expected)] * 2, count
+        (line,) = [record.getMessage() for record in caplog.records if "token counts" in record.getMessage()]
+        assert fault.url in line, count
+
+
+def test_client_reads_token_counts_where_there_are_any(fault, question):
+    for usage, prompt in (
         (None, 0),
         ({}, 0),
         ({"prompt_tokens": None, "completion_tokens": 5}, 0),
         ({"prompt_tokens": 20, "prompt_tokens_details": None}, 20),
-    ],
-    ids=str,
-)
-def test_missing_token_counts_are_zero(fault, question, usage, prompt):
-    verdict, call = ask(fault.judge(lambda request, n: completion(GOOD, usage), 0), question)
-    assert verdict == 1
-    assert (call.outcome, call.usage.prompt, call.usage.cached) == ("parsed", prompt, 0)
+        ({"prompt_tokens": MOST_TOKENS}, MOST_TOKENS),
+    ):
+        verdict, call = ask(fault.judge(saying(GOOD, usage), 0), question)
+        assert (verdict, call.outcome, call.usage.prompt, call.usage.cached) == (1, "parsed", prompt, 0), usage
+    for usage in ({"prompt_tokens_details": 3}, "many", [1]):
+        _, call = ask(fault.judge(saying(GOOD, usage), 0), question)
+        assert all(type(count) is int for count in (*call.usage, *call.spent)), usage
 
 
-@pytest.mark.parametrize("usage", [{"prompt_tokens": "20"}, {"prompt_tokens_details": 3}, "many", [1]], ids=str)
-def test_broken_token_counts_do_not_end_the_run(fault, question, usage):
-    _, call = ask(fault.judge(lambda request, n: completion(GOOD, usage), 0), question)
-    assert all(type(count) is int for count in (*call.usage, *call.spent))
+# Looks at a server
 
 
-@pytest.mark.parametrize(
-    "count", ["1e999", "-1e999", "NaN", "1" + "0" * 30, str(2**31), "-5", "true", "20.5", '"20"', "[1]", '{"a": 1}']
-)
-@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
-def test_a_token_count_that_cannot_be_true_counts_as_zero(fault, question, caplog, name, count):
-    warn_of_counts.cache_clear()
-    usage = f'{{"prompt_tokens": 20, "completion_tokens": 5, "{name}": {count}}}'
-    answer = body(completion(GOOD).body.replace(b'"usage": {', b'"usage": ' + usage.encode() + b', "theirs": {'))
-    judge = fault.judge(answer, 0)
-    assert ask_all(judge, [question] * 2) == [1, 1]
-    expected = Usage(0, 0, 5) if name == "prompt_tokens" else Usage(20, 0, 0)
-    assert [(call.usage, call.spent) for call in judge.drain()] == [(expected, expected)] * 2
-    (line,) = [record.getMessage() for record in caplog.records if "token counts" in record.getMessage()]
-    assert fault.url in line
+def test_looks_at_a_server_that_drips_have_an_end(fault, monkeypatch):
+    for seconds, limits in ((0.1, {}), (EVENT_LIMIT, {"PROBE_SECONDS": 0.1, "LOOK_SECONDS": 0.1})):
+        for name, value in limits.items():
+            monkeypatch.setattr(openai_client, name, value)
+
+        def look(at: Callable, seconds=seconds) -> object:
+            client = fault.client(drip, 2, timeout=seconds)
+            return within(PATIENT, client, lambda: at(client))
+
+        with pytest.raises(TransportError, match=r"no list of models within 0\.1 s") as error:
+            look(lambda client: client.models())
+        assert error.value.kind == "down"
+        with pytest.raises(JudgeError, match="cannot be reached, so nothing was started"):
+            look(check_server)
+        assert look(lambda client: client.alive()) is False
+        assert look(lambda client: client.count_tokens("How long?")) is None
+        assert fault.seen[-1]["messages"] == [{"role": "user", "content": "How long?"}]
 
 
-def test_the_highest_token_count_is_taken_as_it_is(fault, question):
-    _, call = ask(fault.judge(lambda request, n: completion(GOOD, {"prompt_tokens": MOST_TOKENS}), 0), question)
-    assert call.usage == Usage(MOST_TOKENS, 0, 0)
+def listing(*rows: object) -> Callable:
+    return lambda request, n: web.json_response({"object": "list", "data": rows})
 
 
-PARTS = {
-    "one text": [{"type": "text", "text": GOOD}],
-    "two texts": [{"type": "text", "text": GOOD[:5]}, {"type": "text", "text": GOOD[5:]}],
-    "thoughts and text": [
-        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
-        {"type": "text", "text": GOOD},
-    ],
-}
+def test_models_reads_the_list_that_is_one(fault):
+    def models(handler: Callable) -> dict:
+        client = fault.client(handler, 0)
+        return within(PATIENT, client, client.models)
+
+    assert models(listing({"id": "m", "max_model_len": 64}, {"id": KEY})) == {"m": 64, "[key]": None}
+    for length in ("12k", -1, 0, True, 1.5, None):
+        assert models(listing({"id": "m", "max_model_len": length})) == {"m": None}, length
+    for content in (b"[" * 100_000, b'{"data": 7}', b'{"data": [7]}', b"null"):
+        with pytest.raises(TransportError, match="not a list of models"):
+            models(body(content))
+    with pytest.raises(TransportError, match=r"\[key\]") as error:
+        models(echoing(lambda text: refusing(503, text)))
+    check_key("".join(traceback.format_exception(error.value)))
 
 
-@pytest.mark.parametrize("case", PARTS)
-def test_content_in_parts_is_read(fault, question, case):
-    verdict, call = ask(fault.judge(saying(PARTS[case]), 0), question)
-    assert (verdict, call.outcome, call.attempts) == (1, "parsed", 1)
+# The size of an answer
 
 
-@pytest.mark.parametrize(
-    "content", [[7], [{"type": "text"}], [{"text": GOOD}], [{"type": "text", "text": 7}]], ids=str
-)
-def test_parts_that_hold_no_text_are_no_completion(fault, question, content):
-    verdict, call = ask(fault.judge(saying(content), 0), question)
-    assert (verdict, call.outcome) == (None, "unreachable")
-    assert NO_CHAT in call.error
-
-
-def test_half_an_emoji_in_an_answer_is_asked_again(fault, question):
-    verdict, call = ask(fault.judge(once(saying(SURROGATE)), 0), question)
-    assert (verdict, call.outcome, call.attempts, call.malformed) == (1, "parsed", 2, 1)
-    assert fault.seen[1]["messages"][1]["content"] == "I would say ?"
-
-
-def test_half_an_emoji_in_an_error_is_escaped(fault, question):
-    _, call = ask(fault.judge(refusing(400, SURROGATE), 0), question)
-    assert call.error == "HTTP 400: I would say \\ud83d"
-
-
-def test_control_characters_of_an_error_are_escaped(fault, question):
-    _, call = ask(fault.judge(refusing(400, "\x1b[2J\r\nBuy \x00now\u202e"), 0), question)
-    assert call.error == "HTTP 400: \\x1b[2J\\r\\nBuy \\x00now\\u202e"
-
-
-async def drip(request: web.Request, n: int) -> web.StreamResponse:
-    """A blank now and then, for ever: no read takes long."""
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    await response.prepare(request)
-    while True:
-        await response.write(b" ")
-        await asyncio.sleep(0.02)
-
-
-def test_every_look_at_a_server_that_drips_has_an_end(fault):
-    client = fault.client(drip, 2, timeout=0.1)
-    with pytest.raises(TransportError, match=r"no list of models within 0\.1 s") as error:
-        within(PATIENT, client, client.models)
-    assert error.value.kind == "down"
-    client = fault.client(drip, 2, timeout=0.1)
-    with pytest.raises(JudgeError, match="cannot be reached, so nothing was started"):
-        within(PATIENT, client, lambda: check_server(client))
-    client = fault.client(drip, 2, timeout=0.1)
-    assert within(PATIENT, client, client.alive) is False
-    client = fault.client(drip, 2, timeout=0.1)
-    assert within(PATIENT, client, lambda: client.count_tokens("How long?")) is None
-    assert fault.seen[-1]["messages"] == [{"role": "user", "content": "How long?"}]
-
-
-def test_a_probe_ends_long_before_a_request_would(fault, monkeypatch):
-    monkeypatch.setattr(openai_client, "PROBE_SECONDS", 0.2)
-    client = fault.client(drip, 2, timeout=EVENT_LIMIT)
-    assert within(PATIENT, client, client.alive) is False
-
-
-def test_a_list_of_models_and_a_count_of_tokens_end_long_before_a_response_would(fault, monkeypatch):
-    monkeypatch.setattr(openai_client, "LOOK_SECONDS", 0.2)
-    client = fault.client(drip, 2, timeout=3600)
-    with pytest.raises(TransportError, match=r"no list of models within 0\.2 s"):
-        within(PATIENT, client, client.models)
-    client = fault.client(drip, 2, timeout=3600)
-    assert within(PATIENT, client, lambda: client.count_tokens("How long?")) is None
-
-
-def test_a_question_to_a_server_that_drips_is_retried_and_then_unreachable(fault, question):
-    judge = fault.judge(drip, 1, timeout=0.1)
-    (verdict,) = within(PATIENT, judge.client, lambda: judge.ask_all([question]))
-    (call,) = judge.drain()
-    assert (verdict, call.outcome, call.attempts) == (None, "unreachable", 2)
-    assert "no whole answer within 0.5 s" in call.error
-    assert judge.client.fault.kind == "down"
-
-
-def test_the_first_question_to_a_server_that_drips_has_an_end(fault, question, scorer):
-    judge = fault.judge(drip, 0)
-    with pytest.raises(JudgeError, match=r"did not answer its first question within 0\.3 s, so nothing was started"):
-        within(PATIENT, judge.client, lambda: judge.first_question(question, timeout=0.3))
-    made = scorer(fault.judge(drip, 0), step_timeout=0.3)
-    with pytest.raises(JudgeError, match=r"first question within 0\.3 s"):
-        made.first_question(numbers())
-
-
-def compressed(content: bytes, times: int, encoding: str = "gzip") -> Callable:
-    """A body that is `content` so many times, without ever having it in memory."""
-    squeeze = zlib.compressobj(wbits=31)
-    small = b"".join([squeeze.compress(content) for _ in range(times)] + [squeeze.flush()])
-    return body(small, headers={"Content-Encoding": encoding})
-
-
-def test_a_bomb_does_not_take_the_memory_that_it_asks_for(fault, question):
+def test_client_does_not_take_the_memory_that_a_bomb_asks_for(fault, question):
     judge = fault.judge(compressed(b" " * 2**20, 256), 2)
     tracemalloc.start()
     try:
@@ -355,75 +392,24 @@ def test_a_bomb_does_not_take_the_memory_that_it_asks_for(fault, question):
     assert most < 100 * 2**20
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "unheard-of"])
-def test_an_answer_in_another_encoding_is_not_read(fault, question, encoding):
-    _, call = ask(fault.judge(compressed(b" ", 1, encoding), 2), question)
-    assert (call.outcome, call.attempts) == ("unreachable", 1)
-    assert f"content encoding '{encoding}'" in call.error
+def test_client_reads_so_many_bytes_and_not_one_more(fault, question, monkeypatch):
+    for code, answer, part in ((200, completion(GOOD).body, ""), (400, b'{"error": {"message": "too deep"}}', "deep")):
+        for limit, expected in ((len(answer), part), (len(answer) - 1, "more than 0 MB")):
+            monkeypatch.setattr(openai_client, "MOST_BYTES", limit)
+            _, call = ask(fault.judge(body(answer, code=code), 0), question)
+            assert expected in call.error and bool(expected) == call.failed
 
 
-def test_a_compressed_answer_is_an_answer(fault, question):
-    verdict, _ = ask(fault.judge(compressed(completion(GOOD).body, 1), 0), question)
-    assert verdict == 1
+# The first question
 
 
-@pytest.mark.parametrize("code", [200, 400])
-def test_an_answer_may_have_so_many_bytes_and_not_one_more(fault, question, monkeypatch, code):
-    answer = completion(GOOD).body if code == 200 else b'{"error": {"message": "too deep"}}'
-    for limit, part in ((len(answer), "" if code == 200 else "too deep"), (len(answer) - 1, "more than 0 MB")):
-        monkeypatch.setattr(openai_client, "MOST_BYTES", limit)
-        handler = lambda request, n: web.Response(body=answer, status=code, content_type="application/json")  # noqa: E731
-        _, call = ask(fault.judge(handler, 0), question)
-        assert part in call.error and bool(part) == call.failed
-
-
-def redirect(code: int, location: str) -> Callable:
-    return lambda request, n: web.Response(status=code, headers={"Location": location})
-
-
-@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-def test_no_redirect_is_followed(fault, question, code):
-    seen = []
-
-    async def elsewhere(request):
-        seen.append(request)
-        return completion(GOOD)
-
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", elsewhere)
-    with served(app) as other:
-        for location in (f"{other}/v1/chat/completions", f"/v1/chat/completions?{KEY}"):
-            _, call = ask(fault.judge(redirect(code, location), 2), question)
-            assert (call.outcome, call.attempts) == ("unreachable", 1)
-            assert call.error.startswith(f"HTTP {code}: a redirect to {location.replace(KEY, '[key]')}, which is not")
-    assert (seen, len(fault.seen)) == ([], 1)
-
-
-def test_a_list_of_models_that_is_none_is_named(fault):
-    for deep in (b"[" * 100_000, b'{"data": 7}', b'{"data": [7]}', b"null"):
-        client = fault.client(body(deep), 0)
-        with pytest.raises(TransportError, match="not a list of models"):
-            within(PATIENT, client, client.models)
-
-
-@pytest.mark.parametrize("length", ["12k", -1, 0, True, 1.5, None])
-def test_a_context_length_that_is_none_is_left_out(fault, length):
-    listed = {"object": "list", "data": [{"id": "m", "max_model_len": length}]}
-    client = fault.client(lambda request, n: web.json_response(listed), 0)
-    assert within(PATIENT, client, client.models) == {"m": None}
-
-
-# What was answered
-
-
-@pytest.mark.parametrize("code", [401, 403])
-def test_a_key_that_is_not_taken_is_named_by_its_variable(fault, question, monkeypatch, code):
-    _, call = ask(fault.judge(refusing(code, "no"), 0), question)
-    assert call.error.startswith(f"HTTP {code}: no (the environment variable FAULT_KEY should hold the key")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    client = fault.client(refusing(code, "no"), 0)
-    _, call = ask(Judge(OpenAIClient(client.url, "m", max_retries=0)), question)
-    assert "the environment variable OPENAI_API_KEY is not set and should hold the key" in call.error
+def test_first_question_has_an_end_at_a_server_that_drips(fault, question, scorer):
+    judge = fault.judge(drip, 0)
+    with pytest.raises(JudgeError, match=r"did not answer its first question within 0\.3 s, so nothing was started"):
+        within(PATIENT, judge.client, lambda: judge.first_question(question, timeout=0.3))
+    made = scorer(fault.judge(drip, 0), step_timeout=0.3)
+    with pytest.raises(JudgeError, match=r"first question within 0\.3 s"):
+        made.first_question(numbers())
 
 
 def finished(content: object, reason: str) -> Callable:
@@ -431,33 +417,35 @@ def finished(content: object, reason: str) -> Callable:
     return lambda request, n: web.json_response({"choices": [choice]})
 
 
-@pytest.mark.parametrize(
-    ("handler", "knob"),
-    [
-        (finished("Let me think", "length"), True),
-        (finished(None, "length"), True),
-        (finished("", "stop"), True),
-        (finished("<think>Let me", "stop"), True),
-        (finished("Hello!\x1b[2J", "stop"), False),
-    ],
-    ids=["cut off", "thoughts alone", "empty", "open thoughts", "another answer"],
-)
-def test_the_first_question_shows_the_answer_and_names_the_right_knob(fault, question, handler, knob):
-    with pytest.raises(JudgeError) as error:
-        ask_first(fault.judge(handler, 0), question)
-    text = str(error.value)
-    assert "The last answer begins: " in text and text.isprintable()
-    assert ("judge_free_tokens" in text and "enable_thinking" in text) == knob
-    assert ("instruction-tuned" in text) != knob
+def test_first_question_shows_the_answer_without_the_key_and_names_the_right_knob(fault, question):
+    for handler, part, knob in (
+        (finished("Let me think", "length"), "'Let me think'", True),
+        (finished(None, "length"), "begins: ''", True),
+        (finished("", "stop"), "begins: ''", True),
+        (finished("<think>Let me", "stop"), "<think>", True),
+        (finished("Hello!\x1b[2J", "stop"), "Hello!", False),
+        (echoing(saying), "[key]", False),
+        (saying("a" * 300 + "b"), f"begins: '{'a' * 300}'.", False),
+    ):
+        with pytest.raises(JudgeError) as error:
+            ask_first(fault.judge(handler, 0), question)
+        text = str(error.value)
+        assert "The last answer begins: " in text and part in text and text.isprintable()
+        assert ("judge_free_tokens" in text and "enable_thinking" in text) == knob
+        assert ("instruction-tuned" in text) != knob
+        check_key("".join(traceback.format_exception(error.value)))
 
 
-def test_of_a_long_answer_the_first_300_characters_are_shown(fault, question):
-    with pytest.raises(JudgeError) as error:
-        ask_first(fault.judge(saying("a" * 300 + "b"), 0), question)
-    assert f"begins: '{'a' * 300}'." in str(error.value)
+# Several answers
 
 
-def test_malformed_answers_are_counted_apart_from_retries(fault, question, scorer):
+def test_judge_asks_again_after_half_an_emoji(fault, question):
+    verdict, call = ask(fault.judge(once(saying(SURROGATE)), 0), question)
+    assert (verdict, call.outcome, call.attempts, call.malformed) == (1, "parsed", 2, 1)
+    assert fault.seen[1]["messages"][1]["content"] == "I would say ?"
+
+
+def test_judge_counts_malformed_answers_apart_from_retries(fault, question, scorer):
     judge = fault.judge(in_turn(status(500), saying("Hm."), status(500), saying(GOOD)), 1)
     verdict, call = ask(judge, question)
     assert (verdict, call.attempts, call.malformed) == (1, 4, 1)
@@ -467,11 +455,12 @@ def test_malformed_answers_are_counted_apart_from_retries(fault, question, score
     assert made.store.totals().malformed == made.store.totals().calls == 2
 
 
-def test_one_fault_among_many_questions_fails_that_one_alone(fault, query):
+def test_judge_loses_one_question_of_many_to_one_fault(fault, query):
     async def by_candidate(request, n):
         prompt = (await request.json())["messages"][0]["content"]
         return web.Response(status=404) if "\ncandidate 3\n" in prompt else completion(GOOD)
 
     judge = fault.judge(by_candidate, 0)
-    assert ask_all(judge, [coarse(query, ["a", "b"], f"candidate {i}") for i in range(6)]) == [1, 1, 1, None, 1, 1]
+    asked = [insertion_question(query, ["a", "b"], f"candidate {i}") for i in range(6)]
+    assert ask_all(judge, asked) == [1, 1, 1, None, 1, 1]
     assert Counter(call.outcome for call in judge.drain()) == {"parsed": 5, "unreachable": 1}

@@ -1,7 +1,5 @@
 """The estimate of a judge's errors: its likelihood, what it recovers, and what it says about missing verdicts."""
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import astuple, fields, replace
 from functools import cache
@@ -9,11 +7,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
+from experiments.audit_trials.estimates import ask, opinions
 from rankbuffer_lab.audit.fit import (
     CHANCES,
     NODES,
@@ -29,10 +27,6 @@ from rankbuffer_lab.audit.fit import (
 )
 from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
 from rankbuffer_trl.errors import RankBufferError
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import audit_trials
-from audit_trials import ask, opinions
 
 JUDGE = JudgeModel(0.5, 0.4, 0.3, 0.3, -0.3, kappa=0.8, spread=0.4, bias_spread=0.3)
 
@@ -414,31 +408,3 @@ def test_the_number_of_responses():
     assert SMALL.n == 4
     assert QueryLooks("q", [], [((5, 2), None)]).n == 6
     assert QueryLooks("q", [], [], scores=[1.0, None]).n == 2
-
-
-def test_the_benchmark_counts_errors_and_coverage(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["audit_trials.py", "--trials", "2", "--queries", "6", "--spreads", "0.4"])
-    audit_trials.main()
-    [table] = json.loads(capsys.readouterr().out.splitlines()[-1])["estimator"]
-    assert table["queries"] == 6 and set(table["measures"]) == set(audit_trials.MEASURES)
-    assert all(0 <= row["covered"] <= 1 and row["rmse"] >= abs(row["bias"]) for row in table["measures"].values())
-
-
-def test_the_benchmark_knows_tau_of_one_prompt():
-    rng = np.random.default_rng(9)
-    settled = opinions(JUDGE, 3000, rng)[0]
-    for n in (2, 8):
-        seen = settled[:, :n] + [JUDGE.gain(slot, n) for slot in range(n)]
-        seen += JUDGE.noise(n) * rng.standard_normal(seen.shape)
-        signs = [np.sign(x[:, :, None] - x[:, None]) for x in (settled[:, :n], seen)]
-        assert audit_trials.tau_once(JUDGE, n) == pytest.approx(
-            (signs[0] * signs[1]).sum() / (3000 * n * (n - 1)), abs=0.03
-        )
-
-
-@pytest.mark.slow
-def test_intervals_cover_unequal_groups_as_often_as_they_promise():
-    rows = audit_trials.estimator_trials(40, 20, spread=0.4, seed=1)
-    assert all(row["covered"] >= 0.8 for row in rows.values()), rows
-    assert np.mean([row["covered"] for row in rows.values()]) >= 0.9
-    assert rows["tau list"]["rmse"] < 0.06

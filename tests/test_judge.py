@@ -106,62 +106,6 @@ def test_position_zero_is_a_verdict(question):
     assert ask(scripted_judge(lambda messages: '{"position": 0}'), question)[0] == 0
 
 
-BAD_POSITIONS = [
-    "",
-    "I cannot judge this.",
-    "{}",
-    "{",
-    "1",
-    "[1]",
-    '{"position": }',
-    '{"position": 3}',
-    '{"position": -1}',
-    '{"position": 1.0}',
-    '{"position": "1"}',
-    '{"position": true}',
-    '{"position": null}',
-    '{"position": NaN}',
-    '{"position": [1]}',
-    '{"Position": 1}',
-    '{"position": 1, "position": 2}',
-    '{"position": 1} or {"position": 2}',
-    '<think>{"position": 1}</think>',
-    '{"position": ' + "9" * 5000 + "}",
-    '{"position": ' + "[" * 20000 + "]" * 20000 + "}",
-]
-
-
-@pytest.mark.parametrize("answer", BAD_POSITIONS, ids=lambda answer: answer[:40])
-def test_no_bad_position_becomes_a_verdict(question, answer):
-    verdict, call = ask(scripted_judge(lambda messages: answer, max_attempts=2), question)
-    assert verdict is None
-    assert (call.outcome, call.attempts) == ("malformed", 2)
-    assert call.error
-
-
-BAD_ORDERS = [
-    '{"order": [0, 1]}',
-    '{"order": [0, 1, 1]}',
-    '{"order": [0, 1, 2, 2]}',
-    '{"order": [0, 1, 3]}',
-    '{"order": []}',
-    '{"order": "0, 1, 2"}',
-    '{"order": ["0", "1", "2"]}',
-    '{"order": [0, true, 2]}',
-    '{"order": [0.0, 1.0, 2.0]}',
-    '{"order": {"0": 1}}',
-    '{"position": 1}',
-]
-
-
-@pytest.mark.parametrize("answer", BAD_ORDERS)
-def test_no_bad_order_becomes_a_verdict(query, answer):
-    question = fine(query, [Rollout(i, f"text {i}") for i in range(3)])
-    verdict, call = ask(scripted_judge(lambda messages: answer, max_attempts=1), question)
-    assert verdict is None
-    assert (call.kind, call.outcome) == ("fine", "malformed")
-
-
 class Crowd:
     """Answers in a seeded random order."""
 

@@ -1,4 +1,4 @@
-"""Coarse-to-fine ranking, rank rewards and a group's score, against slow oracles and a judge that follows a table."""
+"""Coarse-to-fine ranking, rank rewards and RankBuffer's score, against slow oracles; the judge follows a table."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 from conftest import scripted_judge, unreachable
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, bootstrap_buffer, initial_buffer
@@ -133,18 +133,22 @@ def slow_crowds(keys):
     return {p for p, count in Counter(p for p, _ in keys.values()).items() if count >= 2}
 
 
+def slow_failures(table, crowds):
+    return {p for p in crowds if table.listwise.get(p, FINE) in (MALFORMED, DOWN)}
+
+
 # Random worlds.
 
 FATES = st.sampled_from([FINE] * 6 + [LATE, MALFORMED, DOWN])
 
 
 @st.composite
-def worlds(draw, failures=True):
+def worlds(draw):
     """(number of anchors, group size, ids without an answer, table)."""
     K, G = draw(st.integers(2, 6)), draw(st.integers(1, 10))
     ids = range(G)
     used = draw(st.lists(st.integers(0, K), min_size=1, max_size=4))
-    fates = FATES if failures and draw(st.booleans()) else st.just(FINE)
+    fates = FATES if draw(st.booleans()) else st.just(FINE)
     table = Table(
         position={i: draw(st.sampled_from(used)) for i in ids},
         quality=dict(enumerate(draw(st.permutations(ids)))),
@@ -154,9 +158,15 @@ def worlds(draw, failures=True):
     return K, G, draw(st.frozensets(st.sampled_from(ids), max_size=G) | st.just(frozenset())), table
 
 
-@settings(max_examples=300)
+def all_fail(fate):
+    """A group of three of whom nobody is placed."""
+    table = Table(position=dict.fromkeys(range(3), 1), coarse=dict.fromkeys(range(3), fate))
+    return 3, 3, frozenset(), table
+
+
 @given(worlds(), st.booleans(), st.booleans())
-def test_ranking_equals_the_oracle(world, fine, anchor_content):
+@example(all_fail(MALFORMED), True, True)
+def test_coarse_to_fine_equals_the_oracle(world, fine, anchor_content):
     K, G, empty, table = world
     rollouts = rollouts_of(i for i in range(G) if i not in empty)
     judge = scripted_judge(table.answer)
@@ -164,7 +174,7 @@ def test_ranking_equals_the_oracle(world, fine, anchor_content):
 
     keys = slow_keys(table, [r.id for r in rollouts], fine)
     crowds = slow_crowds(keys)
-    failed = {p for p in crowds if fine and table.listwise[p] in (MALFORMED, DOWN)}
+    failed = slow_failures(table, crowds) if fine else set()
     assert ranking.positions == {i: p for i, (p, _) in keys.items()}
     assert ranking.sigma == slow_sigma(keys, K)
     assert [set(tier) for tier in ranking.order] == slow_tiers(keys)
@@ -187,8 +197,8 @@ def test_ranking_equals_the_oracle(world, fine, anchor_content):
     assert Counter((call.outcome, call.attempts) for call in calls) == Counter(outcomes[fate] for fate in fates)
 
 
-@settings(max_examples=300)
 @given(worlds(), st.booleans(), st.booleans(), st.integers(0, 3), st.integers(1, 3), st.integers(2, 4))
+@example(all_fail(DOWN), True, True, 1, 1, 2)
 def test_score_equals_the_oracle(world, fine, anchor_content, epoch, H, refine_at):
     K, G, empty, table = world
     method = RankBuffer(fine=fine, anchor_content=anchor_content, prune_after=H, refine_at=refine_at)
@@ -198,29 +208,17 @@ def test_score_equals_the_oracle(world, fine, anchor_content, epoch, H, refine_a
 
     keys = slow_keys(table, [i for i in range(G) if i not in empty], fine)
     crowds = slow_crowds(keys)
-    failed = {p for p in crowds if fine and table.listwise[p] in (MALFORMED, DOWN)}
+    failed = slow_failures(table, crowds) if fine else set()
     same(score.rewards, slow_rewards(keys, G, empty))
-    assert all(-1 <= reward <= 1 for reward in score.rewards if reward is not None)
     assert [set(tier) for tier in score.order] == slow_tiers(keys)
     assert score.positions == {i: p for i, (p, _) in keys.items()}
     assert score.fine_ranked == bool(crowds)
     assert score.before == before
     after = before.update(slow_sigma(keys, K), epoch, 17, H, refine_at, failed) if keys else before
-    assert score.after == after.visited()
+    assert score.after == after.visited(), "a visit at which nobody was placed changes no anchor"
     assert len(judge.calls) == G - len(empty) + (len(crowds) if fine else 0)
 
 
-@given(worlds(failures=False))
-def test_without_ties_and_failures_rewards_are_the_evenly_spaced_levels(world):
-    K, G, _, table = world
-    score, _ = run_score(RankBuffer(), group_of(G), buffer_of(K), table)
-    levels = [-1 + 2 * q / (G - 1) for q in range(G)] if G > 1 else [0.0]
-    assert sorted(score.rewards) == levels
-    by_reward = sorted(range(G), key=lambda i: score.rewards[i])
-    assert by_reward == sorted(range(G), key=lambda i: (table.position[i], table.quality[i]))
-
-
-@settings(max_examples=300)
 @given(st.lists(st.none() | st.just(-1) | st.integers(0, 5), min_size=1, max_size=12))
 def test_rank_rewards_equal_the_oracle(places):
     """A place is a tier; `None` is unscored and -1 is empty."""
@@ -230,234 +228,83 @@ def test_rank_rewards_equal_the_oracle(places):
     rewards = rank_rewards(order, len(places), empty)
     same(rewards, slow_rewards(keys, len(places), empty))
     assert all(-1 <= reward <= 1 for reward in rewards if reward is not None)
-    if len(keys) > 1 and not empty:
-        assert sum(reward for reward in rewards if reward is not None) == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("order", "G", "empty", "rewards"),
-    [
+def test_rank_rewards_worked_by_hand():
+    for order, G, empty, rewards in (
         ([(2,), (0,), (1,)], 3, (), (0, 1, -1)),
         ([(2,), (0, 1)], 3, (), (0.5, 0.5, -1)),
-        ([(0, 1, 2)], 3, (), (0, 0, 0)),
         ([(0,), (1,)], 5, (2, 3, 4), (0.5, 1, -1, -1, -1)),
-        ([(1, 0)], 3, (2,), (0.5, 0.5, -1)),
         ([(3,), (1,)], 4, (), (None, 1, None, -1)),
-        ([(3,)], 4, (0,), (-1, None, None, 1)),
         ([(1,)], 3, (), (None, 0, None)),
-        ([(0,)], 1, (), (0,)),
-        ([], 3, (0, 1, 2), (-1, -1, -1)),
-        ([], 2, (), (None, None)),
-    ],
+    ):
+        assert rank_rewards(order, G, empty) == rewards
+
+
+# First visits and epochs.
+
+
+def test_score_takes_the_first_anchors_from_the_data():
+    for k0, chosen in ((4, (0, 2, 4, 6)), (7, range(7))):
+        score, _ = run_score(RankBuffer(k0=k0), group_of(1), None, Table(position={0: 1}))
+        assert score.before == initial_buffer(QUERY.responses, k0)
+        assert [anchor.text for anchor in score.before.anchors] == [f"reference {i}" for i in chosen]
+        assert score.after.visits == 1
+
+
+@given(
+    st.permutations(range(8)), st.frozensets(st.integers(0, 7)), st.integers(2, 7), st.sampled_from([FINE, FINE, DOWN])
 )
-def test_rewards_worked_by_hand(order, G, empty, rewards):
-    assert rank_rewards(order, G, empty) == rewards
-
-
-# What the judge sees and how its failures show.
-
-
-def test_answers_of_one_interval_are_ranked_together_and_a_lone_one_is_not():
-    table = Table(position={0: 1, 1: 0, 2: 1, 3: 2}, quality={0: 9, 1: 3, 2: 4, 3: 1})
-    score, _ = run_score(RankBuffer(), group_of(4), buffer_of(2), table)
-    assert [ids for kind, ids in table.asked if kind == "fine"] == [(0, 2)]
-    assert score.order == ((1,), (2,), (0,), (3,))
-    same(score.rewards, (1 / 3, -1, -1 / 3, 1))
-
-
-@pytest.mark.parametrize("fate", [MALFORMED, DOWN])
-def test_an_unplaced_rollout_is_unscored_and_touches_no_buffer(fate):
-    table = Table(position={0: 0, 1: 0, 2: 2}, quality={0: 1, 1: 0, 2: 2}, coarse={1: fate})
-    score, _ = run_score(RankBuffer(), group_of(3), buffer_of(2), table)
-    assert score.rewards == (-1, None, 1)
-    assert 1 not in score.positions
-    assert [anchor.text for anchor in score.after.anchors] == ["answer 0", "anchor0", "anchor1", "answer 2"]
-    assert not score.fine_ranked
-
-
-@pytest.mark.parametrize("fate", [MALFORMED, DOWN])
-def test_a_failed_fine_ranking_shares_ranks_adds_no_anchor_and_counts_as_activity(fate):
-    before = AnchorBuffer(
-        tuple(Anchor(name, name, "initial", 0, h) for name, h in zip("ABCD", (0, 2, 2, 0), strict=True))
-    )
-    table = Table(position=dict.fromkeys(range(4), 1) | {4: 4}, quality=dict(enumerate(range(5))), listwise={1: fate})
-    score, _ = run_score(RankBuffer(), group_of(5), before, table)
-    assert score.order == ((0, 1, 2, 3), (4,))
-    assert score.rewards == (-0.25, -0.25, -0.25, -0.25, 1)
-    assert score.fine_ranked
-    assert [(anchor.text, anchor.h) for anchor in score.after.anchors] == [
-        ("A", 0),
-        ("B", 0),
-        ("D", 0),
-        ("answer 4", 0),
-    ]
-
-
-@pytest.mark.parametrize("fate", [MALFORMED, DOWN])
-def test_a_group_in_which_nothing_was_placed_changes_no_anchor(fate):
-    before = AnchorBuffer(tuple(Anchor(name, name, "initial", 0, 2) for name in "ABC"), visits=5)
-    table = Table(position={0: 0, 1: 1}, coarse={0: fate, 1: fate})
-    score, _ = run_score(RankBuffer(), group_of(2, epoch=5), before, table)
-    assert score.rewards == (None, None)
-    assert (score.order, score.positions, score.fine_ranked) == ((), {}, False)
-    assert score.after == before.visited()
-
-
-def test_a_group_of_empties_asks_nothing_and_changes_no_anchor():
-    before = AnchorBuffer(tuple(Anchor(name, name, "initial", 0, 2) for name in "ABC"), visits=5)
-    score, judge = run_score(RankBuffer(), group_of(3, empty=(0, 1, 2), epoch=5), before, Table())
-    assert score.rewards == (-1, -1, -1)
-    assert score.after == before.visited()
-    assert judge.calls == []
-
-
-def test_empties_share_the_bottom_and_are_never_judged():
-    table = Table(position={1: 0, 3: 2}, quality={1: 0, 3: 1})
-    score, _ = run_score(RankBuffer(), group_of(4, empty=(0, 2)), buffer_of(2), table)
-    same(score.rewards, (-1, 1 / 3, -1, 1))
-    assert sorted(table.asked) == [("insert", (1,)), ("insert", (3,))]
-
-
-def test_without_fine_ranking_nobody_ranks_and_an_interval_ties():
-    table = Table(position={0: 1, 1: 1, 2: 1, 3: 0}, quality={0: 3, 1: 2, 2: 1, 3: 0})
-    score, judge = run_score(RankBuffer(fine=False), group_of(4), buffer_of(2), table)
-    assert {call.kind for call in judge.calls} == {"insert"}
-    assert score.order == ((3,), (0, 1, 2))
-    same(score.rewards, (1 / 3, 1 / 3, 1 / 3, -1))
-    assert score.fine_ranked
-    assert [anchor.text for anchor in score.after.anchors] == ["answer 3", "anchor0", "answer 1", "anchor1"]
-
-
-def test_order_only_hides_the_anchors_from_the_coarse_judge():
-    table = Table(position={0: 0})
-    run_score(RankBuffer(anchor_content=False), group_of(1), buffer_of(3), table)
-    assert table.anchors_seen == {("[A0]", "[A1]", "[A2]")}
-
-
-def test_the_first_visit_takes_its_anchors_from_the_data():
-    table = Table(position={0: 0, 1: 4}, quality={0: 0, 1: 1})
-    score, _ = run_score(RankBuffer(), group_of(2), None, table)
-    assert score.before == initial_buffer(QUERY.responses, 4)
-    assert [anchor.text for anchor in score.after.anchors] == [
-        "answer 0",
-        *(f"reference {i}" for i in (0, 2, 4, 6)),
-        "answer 1",
-    ]
-    assert score.after.visits == 1
-
-
-def test_k0_sets_the_number_of_first_anchors():
-    score, _ = run_score(RankBuffer(k0=7), group_of(1), None, Table(position={0: 3}))
-    assert [anchor.text for anchor in score.before.anchors] == list(QUERY.responses)
-
-
-# Bootstrap.
-
-RANKS = dict(enumerate((4, 2, 7, 0, 6, 1, 5, 3)))  # quality of rollouts 0..7
-
-
-def test_bootstrap_takes_rewards_and_anchors_from_one_ranking_without_maintenance():
-    table = Table(quality=RANKS)
-    score, judge = run_score(RankBuffer(bootstrap=True), group_of(8, step=6, epoch=1), None, table)
-    assert table.asked == [("fine", tuple(range(8)))]
-    assert [(call.kind, call.outcome) for call in judge.calls] == [("bootstrap", "parsed")]
-    same(score.rewards, [-1 + 2 * RANKS[i] / 7 for i in range(8)])
-    worst_to_best = sorted(RANKS, key=RANKS.get)
-    assert score.order == tuple((i,) for i in worst_to_best)
-    assert score.before is None
-    assert score.positions == {}
-    assert score.fine_ranked
-    chosen = [worst_to_best[position - 1] for position in (1, 3, 6, 8)]
-    assert score.after == AnchorBuffer(
-        tuple(Anchor(f"6-{i}", f"answer {i}", "bootstrap", 1, 0) for i in chosen), visits=1
-    )
-
-
-@settings(max_examples=100)
-@given(st.permutations(range(8)), st.frozensets(st.integers(0, 7)), st.integers(2, 7))
-def test_bootstrap_equals_the_oracle(ranks, empty, k0):
+@example(range(8), frozenset(range(7)), 4, FINE)
+@example(range(8), frozenset(range(8)), 4, FINE)
+@example(range(8), frozenset(range(5)), 4, FINE)
+@example(range(8), frozenset(), 4, DOWN)
+def test_bootstrap_takes_rewards_and_anchors_from_one_ranking(ranks, empty, k0, fate):
+    """With fewer than two answers there is nothing to rank, and the query waits for its next visit."""
     quality = dict(enumerate(ranks))
-    table = Table(quality=quality)
-    score, _ = run_score(RankBuffer(k0=k0, bootstrap=True), group_of(8, empty, step=2), None, table)
+    table = Table(quality=quality, listwise={0: fate})
+    score, judge = run_score(RankBuffer(k0=k0, bootstrap=True), group_of(8, empty, step=6, epoch=1), None, table)
     valid = [i for i in range(8) if i not in empty]
+    asked = len(valid) >= 2
+    assert table.asked == ([("fine", tuple(valid))] if asked else [])
+    assert [call.kind for call in judge.calls] == ["bootstrap"] * asked
+    assert (score.before, score.positions) == (None, {})
+    if asked and fate == DOWN:
+        assert score.rewards == (None,) * 8
+        assert (score.order, score.after, score.fine_ranked) == ((), None, False)
+        return
     same(score.rewards, slow_rewards({i: (0, quality[i]) for i in valid}, 8, empty))
-    assert table.asked == ([("fine", tuple(valid))] if len(valid) >= 2 else [])
-    if len(valid) >= 2:
-        sigma = rollouts_of(sorted(valid, key=quality.get))
-        assert score.after == bootstrap_buffer(sigma, k0, 0, 2).visited()
-        assert len(score.after) == min(k0, len(valid))
-    else:
-        assert score.after is None
-
-
-def test_bootstrap_with_fewer_answers_than_k0_takes_all():
-    score, _ = run_score(RankBuffer(bootstrap=True), group_of(5, empty=(0, 3)), None, Table(quality=RANKS))
-    assert [anchor.text for anchor in score.after.anchors] == ["answer 1", "answer 4", "answer 2"]
-    assert score.rewards == (-1, 0, 1, -1, 0.5)
-
-
-def test_bootstrap_with_one_answer_waits_for_the_next_visit():
-    score, judge = run_score(RankBuffer(bootstrap=True), group_of(4, empty=(0, 1, 3)), None, Table())
-    assert score.rewards == (-1, -1, 1, -1)
-    assert (score.order, score.before, score.after) == (((2,),), None, None)
-    assert judge.calls == []
-
-
-def test_bootstrap_without_any_answer_waits_for_the_next_visit():
-    score, judge = run_score(RankBuffer(bootstrap=True), group_of(3, empty=(0, 1, 2)), None, Table())
-    assert (score.rewards, score.after, judge.calls) == ((-1, -1, -1), None, [])
-
-
-@pytest.mark.parametrize("fate", [MALFORMED, DOWN])
-def test_a_failed_bootstrap_scores_nobody_and_leaves_no_buffer(fate):
-    table = Table(quality=RANKS, listwise={0: fate})
-    score, judge = run_score(RankBuffer(bootstrap=True), group_of(4, empty=(1,)), None, table)
-    assert score.rewards == (None,) * 4
-    assert (score.order, score.before, score.after, score.fine_ranked) == ((), None, None, False)
-    assert [call.outcome for call in judge.calls] == [fate]
+    worst_to_best = sorted(valid, key=quality.get)
+    assert score.order == tuple((i,) for i in worst_to_best)
+    assert score.fine_ranked == asked
+    assert score.after == (bootstrap_buffer(rollouts_of(worst_to_best), k0, 1, 6).visited() if asked else None)
 
 
 def test_bootstrap_ranks_coarsely_once_it_has_a_buffer():
-    table = Table(position={0: 0, 1: 2}, quality=RANKS)
+    table = Table(position={0: 0, 1: 2}, quality={0: 0, 1: 1})
     score, _ = run_score(RankBuffer(bootstrap=True), group_of(2), buffer_of(2), table)
     assert {kind for kind, _ in table.asked} == {"insert"}
     assert len(score.after) == 4
 
 
-# Epochs.
-
-
 def visit(method, buffer, step, epoch):
-    """A group of two, one below and one above all anchors."""
+    """Score a group of two, one below and one above all anchors."""
     table = Table(position={0: 0, 1: len(buffer)}, quality={0: 0, 1: 1})
-    return run_score(method, group_of(2, step=step, epoch=epoch), buffer, table)[0].after
+    score, _ = run_score(method, group_of(2, step=step, epoch=epoch), buffer, table)
+    assert score.rewards == (-1, 1)
+    return score.after
 
 
-@pytest.mark.parametrize("last", [1, 2, 3])
-def test_static_buffers_move_in_epoch_0_and_freeze_from_epoch_1(last):
-    method = RankBuffer(static=True)
-    first = visit(method, buffer_of(2), 0, epoch=0)
+def test_static_buffers_move_in_epoch_0_and_freeze_from_epoch_1():
+    first = visit(RankBuffer(static=True), buffer_of(2), 0, epoch=0)
     assert len(first) == 4
-    later = visit(method, first, 9, epoch=last)
-    assert later == first.visited()
-    assert later.visits == 2
+    for epoch in (1, 2, 3):
+        assert visit(RankBuffer(static=True), first, 9, epoch) == first.visited()
 
 
-def test_static_scores_a_frozen_group_like_any_other():
-    table = Table(position={0: 2, 1: 0}, quality={0: 0, 1: 1})
-    score, _ = run_score(RankBuffer(static=True), group_of(2, epoch=1), buffer_of(2), table)
-    assert score.rewards == (1, -1)
-
-
-def test_dynamic_buffers_move_in_every_epoch():
+def test_dynamic_buffers_move_in_every_epoch_once_and_count_every_visit():
     buffer = buffer_of(2)
-    for epoch in range(3):
-        buffer = visit(RankBuffer(), buffer, epoch, epoch)
-        assert len(buffer) == 4 + 2 * epoch
-        assert buffer.visits == epoch + 1
-
-
-def test_two_visits_of_one_epoch_expand_once_but_both_count():
-    buffer = visit(RankBuffer(), visit(RankBuffer(), buffer_of(2), 0, epoch=0), 1, epoch=0)
-    assert len(buffer) == 4
-    assert buffer.visits == 2
+    for step in range(6):
+        buffer = visit(RankBuffer(), buffer, step, epoch=step // 2)
+        assert len(buffer) == 4 + 2 * (step // 2)
+        assert buffer.visits == step + 1

@@ -78,8 +78,12 @@ def test_the_quickstart_runs_to_its_end(tmp_path):
     assert summary["anchors_per_query"][0] > 4
     for figure in ("quality.png", "buffers.png"):
         assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG")
-    assert "Buffer browser" in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
-    assert "rubric score" in done.stdout and "judge tokens" in done.stdout
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    tile, chart, more = (page.index(part) for part in ("mean rubric score", "Quality of the rollouts", "All charts"))
+    assert tile < chart < more and page.count("Quality of the rollouts</h3>") == 1
+    assert "The query whose score rose most" in page
+    first, last = (summary[name]["rubric score"] for name in ("before", "after"))
+    assert f"{first:.0f} before training, {last:.0f} after." in " ".join(done.stdout.split())
 
     made = (tmp_path / "policy" / "model.safetensors").stat().st_mtime_ns
     policy.build_policy(tmp_path / "policy", load_queries(str(policy.DATA)), seed=0, steps=15)

@@ -9,6 +9,7 @@ import re
 import shutil
 import zlib
 from html.parser import HTMLParser
+from statistics import fmean
 
 import conftest
 import pytest
@@ -23,13 +24,13 @@ from rankbuffer_lab.report.chart import Chart, panels, plain, thousands
 from rankbuffer_lab.report.charts import advantage_chart, run_charts, score_chart
 from rankbuffer_lab.report.command import main
 from rankbuffer_lab.report.page import format_number, pack
-from rankbuffer_lab.report.report import example_of, facts_of, headlines_of, write_report
+from rankbuffer_lab.report.report import example_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_lab.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, gains, numbers
 from rankbuffer_trl.store.gains import visits as visits_by_query
 from rankbuffer_trl.store.gains import weigh
 from rankbuffer_trl.store.growth import growth_table
@@ -282,18 +283,45 @@ def test_the_command_writes_next_to_the_run_where_no_upload_looks(run, tmp_path,
 # The head of the page
 
 
-def test_a_run_opens_with_progress_reach_and_cost(run, store):
+def test_headlines_of_name_reach_and_cost_and_leave_out_what_is_not_known(run, store):
     shown = Run("run", run.path, store)
-    headlines = headlines_of(shown, None)
-    assert len(headlines) == 3
     totals = Totals.of(call for _, call in run.calls)
     rollouts = sum(len(group.rollouts) for group, _ in run.visits)
-    label = f"judge tokens; {totals.calls / rollouts:.1f} judgments a response"
-    assert headlines[label] == format_number(totals.tokens)
-    assert "cost of the judge" in list(headlines_of(shown, lambda totals: 7.5))[2]
-    assert list(headlines_of(shown, lambda totals: 7.5).values())[2] == "7.50"
-    # Four queries are too few to compare two visits.
-    assert headlines["epoch 3's responses preferred to those of the visit before"].startswith("not shown: fewer than")
+    calls = f"{totals.calls / rollouts:.1f} judgments a response"
+    # Four queries are too few to compare two visits, or with the data set's responses.
+    known = {"responses of the policy judged": f"{rollouts:,}", f"judge tokens; {calls}": format_number(totals.tokens)}
+    assert headlines_of(shown, None) == known
+    assert list(headlines_of(shown, lambda totals: 7.5).items())[-1] == (f"cost of the judge; {calls}", "7.50")
+
+
+def test_headlines_of_open_with_a_score_that_moved(run, store):
+    headlines = headlines_of(Run("run", run.path, store), None, lambda query_id, text: float(text))
+    means = [fmean(float(r.text) for g, _ in run.visits if g.epoch == e for r in g.answered) for e in (0, 3)]
+    label = "mean rubric score (0 to 100) of the responses, from epoch 0 to epoch 3"
+    assert next(iter(headlines.items())) == (label, f"{means[0]:.0f} to {means[1]:.0f}")
+
+
+def test_judged_by_rubrics_needs_the_embedded_judge(run, store):
+    judges = {"RubricJudge": True, "rubric-judge": True, "Qwen/Qwen3-30B-A3B-Instruct-2507": False, None: False}
+    found = {judge: judged_by_rubrics(Run("run", run.path, store, manifest={"judge": judge})) for judge in judges}
+    assert found == judges and not judged_by_rubrics(Run("run", run.path, store))
+
+
+def test_facts_of_say_why_progress_is_unknown_if_there_are_many_queries(run, store):
+    few, many = (facts_of(Run("run", run.path, store), queries) for queries in (99, 100))
+    (label,) = many.keys() - few.keys()
+    assert label == "preferred to the visit before" and many[label].startswith("not shown: fewer than 10 queries")
+
+
+def test_headlines_of_show_a_share_that_moved_alone(monkeypatch, run, store):
+    def reach(last):
+        shares = [gains.Share(epoch, "initial-3", 10, share, 0, 1) for epoch, share in enumerate((0.001, last))]
+        monkeypatch.setattr(gains, "above_initial", lambda found: shares)
+        return headlines_of(Run("run", run.path, store), None)
+
+    label = "of the responses above the data set's best, epoch 0 to 1"
+    assert reach(0.3)[label] == "< 1 % to 30 %"
+    assert label not in reach(0.002) and "responses of the policy judged" in reach(0.002)
 
 
 def test_the_table_of_a_run_names_what_the_checkpoint_knows(run, store):
@@ -305,15 +333,40 @@ def test_the_table_of_a_run_names_what_the_checkpoint_knows(run, store):
     assert known["method"] == "rankbuffer (k0 4)"
 
 
-def test_the_example_is_in_the_middle_and_not_the_best(run, store):
+def test_example_of_is_in_the_middle_and_not_the_best(run, store):
     example = example_of(Run("run", run.path, store))
-    visits = [(group, score) for group, score in run.visits if group.query.id == example["query"]]
-    for (number, id), expected in zip(example["shown"], (0, len(visits) - 1), strict=True):
-        order = [i for tier in visits[number][1].order for i in tier]
-        assert number == expected and order.index(id) == len(order) // 2
+    assert "in the middle of all queries" in example["caption"]
+    shows_middles(run, example)
     gains_of = {}
     for query_id, (first, *_, last) in visits_by_query(store).items():
         more, less = weigh(first, last)
         gains_of[query_id] = more - less
     others = sorted(gains_of.values())
     assert gains_of[example["query"]] == others[len(others) // 2]
+
+
+def test_example_of_shows_the_largest_change_of_a_score(run, store):
+    for sign in (1, -1):  # the other order of the queries, so that no place of a query is right twice
+        example = example_of(Run("run", run.path, store), lambda query_id, text, sign=sign: sign * float(text))
+        assert "whose score rose most" in example["caption"]
+        first, last = shows_middles(run, example)
+        rises = [middle_rise(run, query_id) for query_id in {group.query.id for group, _ in run.visits}]
+        assert sign * (float(last) - float(first)) == max(sign * rise for rise in rises)
+
+
+def shows_middles(run, example) -> list[str]:
+    """Check that the example is the middle response of a query's first visit and that of its last. Return both."""
+    visits = [(group, score) for group, score in run.visits if group.query.id == example["query"]]
+    assert [number for number, _ in example["shown"]] == [0, len(visits) - 1]
+    assert [id for _, id in example["shown"]] == [middle(visits[number][1]) for number in (0, -1)]
+    return [visits[number][0].rollouts[id].text for number, id in example["shown"]]
+
+
+def middle(score) -> int:
+    order = [id for tier in score.order for id in tier]
+    return order[len(order) // 2]
+
+
+def middle_rise(run, query_id) -> float:
+    texts = [group.rollouts[middle(score)].text for group, score in run.visits if group.query.id == query_id]
+    return float(texts[-1]) - float(texts[0])

@@ -1,16 +1,16 @@
-"""Verdicts imposed on a server: each form admits the valid answers and no other, shown against slow oracles.
-
-How answers are read is tested in `test_verdicts_read.py`.
-"""
+"""Verdicts: a form that is imposed admits the valid answers and no other, and every answer is read strictly."""
 
 import json
 import math
 import re
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from functools import cache
-from itertools import permutations, product
+from itertools import islice, permutations, product
+from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.judge import (
@@ -23,118 +23,163 @@ from rankbuffer_trl.judge import (
     selection_verdict,
     winner_verdict,
 )
-from rankbuffer_trl.judge.verdicts import DECODINGS, GRAMMAR_LIMIT, constrain, max_tokens
+from rankbuffer_trl.judge.verdicts import DECODINGS, GRAMMAR_LIMIT, Verdict, constrain, max_tokens
+
+MOST = 3000  # answers that are written out; only the long forms have more
 
 
-class Case:
-    """A verdict beside what it was made from, which its oracle needs."""
-
-    def __init__(self, *arguments):
-        self.arguments = arguments
-        self.verdict = self.make(*arguments)
-
-    def __getattr__(self, name):
-        return getattr(self.verdict, name)
-
-    def __repr__(self):
-        return f"{type(self).__name__}{self.arguments}"
+# The oracle: for each form, which values are valid, and which of them a schema or regular expression can tell.
 
 
-class Position(Case):
-    make = staticmethod(position_verdict)
+class Form(NamedTuple):
+    """A verdict, and what must be true of it. Both predicates take the values of its keys."""
+
+    verdict: Verdict
+    valid: Callable[..., bool]
+    imposed: Callable[..., bool]
+    answers: list[dict]
 
 
-class Order(Case):
-    make = staticmethod(order_verdict)
+def is_list_of(value: object, length: int, items: Sequence) -> bool:
+    return isinstance(value, list) and len(value) == length and all(is_one_of(each, items) for each in value)
 
 
-class Placement(Case):
-    make = staticmethod(placement_verdict)
+def is_one_of(value: object, items: Sequence) -> bool:
+    return any(type(value) is type(item) and value == item for item in items)
 
 
-class Score(Case):
-    make = staticmethod(score_verdict)
+def alone(verdict: Verdict, values: Iterable) -> Form:
+    """A form with one value out of a few, which can all be imposed."""
+    (key,), values = verdict.properties, list(values)
+
+    def valid(value: object) -> bool:
+        return is_one_of(value, values)
+
+    return Form(verdict, valid, valid, [{key: value} for value in values])
 
 
-class Scores(Case):
-    make = staticmethod(scores_verdict)
+def position(K: int) -> Form:
+    return alone(position_verdict(K), range(K + 1))
 
 
-class Winner(Case):
-    make = staticmethod(winner_verdict)
+def scores() -> Form:
+    def valid(scores: object) -> bool:
+        return is_list_of(scores, 2, range(11))
+
+    return Form(scores_verdict(), valid, valid, [{"scores": list(pair)} for pair in product(range(11), repeat=2)])
 
 
-class Selection(Case):
-    make = staticmethod(selection_verdict)
+def order(*ids: int) -> Form:
+    def imposed(order: object) -> bool:
+        return is_list_of(order, len(ids), ids)
+
+    def valid(order: object) -> bool:
+        return imposed(order) and len(set(order)) == len(ids)
+
+    answers = [{"order": list(each)} for each in islice(permutations(ids), MOST)]
+    return Form(order_verdict(ids), valid, imposed, answers)
 
 
-IDS = st.lists(st.integers(0, 120), min_size=1, max_size=5, unique=True).map(tuple)
-LONG = tuple(range(3, 3 + 2 * (GRAMMAR_LIMIT + 1), 2))
-SCORED = (Score(), Scores(), Winner(("A", "B")), Winner(("A", "B", "tie")))
-SHORT = (
-    *SCORED,
-    Position(2),
-    Position(9),
-    Position(12),
-    Order((4,)),
-    Order((4, 0, 11)),
-    Order((7, 100, 1, 10)),
-)
-VERDICTS = (*SHORT, Order(LONG), Placement(1, 2), Placement(3, 12), Placement(GRAMMAR_LIMIT + 1, 4))
-PLACEMENTS = st.builds(Placement, st.integers(1, 3), st.integers(2, 4)) | st.sampled_from([Placement(2, 12)])
-every_verdict = pytest.mark.parametrize("verdict", VERDICTS, ids=str)
+def placement(n: int, K: int) -> Form:
+    def imposed(order: object, positions: object) -> bool:
+        return is_list_of(order, n, range(n)) and is_list_of(positions, n, range(K + 1))
+
+    def valid(order: object, positions: object) -> bool:
+        return imposed(order, positions) and len(set(order)) == n and positions == sorted(positions)
+
+    return Form(placement_verdict(n, K), valid, imposed, [placed(each) for each in islice(merged(n, K), MOST)])
 
 
-# Oracles
-
-
-def valid_answers(case: Case) -> set[str]:
-    """All of them, written out."""
-    match case, *case.arguments:
-        case Position(), K:
-            return {json.dumps({"position": p}) for p in range(K + 1)}
-        case Score(), *_:
-            return {json.dumps({"score": s}) for s in range(11)}
-        case Scores(), *_:
-            return {json.dumps({"scores": pair}) for pair in product(range(11), repeat=2)}
-        case Winner(), choices:
-            return {json.dumps({"winner": choice}) for choice in choices}
-        case Order(), ids:
-            return {json.dumps({"order": order}) for order in permutations(ids)}
-        case Placement(), n, K:
-            return {json.dumps(placed(merged)) for merged in merged_orders(n, K)}
-        case Selection(), anchors, rollouts, size:
-            return {
-                json.dumps({"keep_anchor_ids": keep, "add_rollout_ids": add})
-                for kept in range(size + 1)
-                for keep in permutations(anchors, kept)
-                for add in permutations(rollouts, size - kept)
-            }
-
-
-def merged_orders(n: int, K: int) -> list[list[int | str]]:
+def merged(n: int, K: int) -> Iterable[list[int | str]]:
     """Every order of `n` candidates and `K` anchors, worst to best, in which the anchors keep theirs."""
-    orders: list[list[int | str]] = [[f"A{k}" for k in range(K)]]
-    for candidate in range(n):
-        orders = [[*each[:at], candidate, *each[at:]] for each in orders for at in range(len(each) + 1)]
-    return orders
+    if n == 0:
+        yield [f"A{k}" for k in range(K)]
+        return
+    for each in merged(n - 1, K):
+        for at in range(len(each), -1, -1):
+            yield [*each[:at], n - 1, *each[at:]]
 
 
 def placed(merged: list[int | str]) -> dict[str, list[int]]:
-    """The verdict that stands for a merged order: the candidates in it, and how many anchors are below each."""
-    at = {i: merged.index(i) for i in merged if isinstance(i, int)}
-    below = {i: sum(isinstance(other, str) for other in merged[:place]) for i, place in at.items()}
-    order = sorted(at, key=at.get)
-    return {"order": order, "positions": [below[i] for i in order]}
+    """The verdict that stands for a merged order: its candidates, and how many anchors are below each."""
+    order = [each for each in merged if isinstance(each, int)]
+    below = [sum(isinstance(other, str) for other in merged[: merged.index(each)]) for each in order]
+    return {"order": order, "positions": below}
 
 
-def merge(order: list[int], positions: list[int], K: int) -> list[int | str]:
-    """The merged order that a verdict stands for."""
-    pairs = list(zip(order, positions, strict=True))
-    merged = []
-    for p in range(K + 1):
-        merged += [i for i, position in pairs if position == p] + [f"A{p}"] * (p < K)
-    return merged
+def selection(anchors: int, rollouts: int, size: int) -> Form:
+    A, R = tuple(f"A{i}" for i in range(anchors)), tuple(f"R{i}" for i in range(rollouts))
+
+    def imposed(*lists: object) -> bool:
+        return all(
+            isinstance(ids, list) and len(ids) <= size and is_list_of(ids, len(ids), known)
+            for ids, known in zip(lists, (A, R), strict=True)
+        )
+
+    def valid(keep: object, add: object) -> bool:
+        return imposed(keep, add) and len({*keep, *add}) == len(keep + add) == size
+
+    answers = (
+        {"keep_anchor_ids": list(keep), "add_rollout_ids": list(add)}
+        for kept in range(size + 1)
+        for keep in permutations(A, kept)
+        for add in permutations(R, size - kept)
+    )
+    return Form(selection_verdict(A, R, size), valid, imposed, list(islice(answers, MOST)))
+
+
+FORMS = {
+    "position among 2": position(2),
+    "position among 9": position(9),
+    "position among 12": position(12),
+    "order of one": order(4),
+    "order of three": order(4, 0, 11),
+    "order of four": order(7, 100, 1, 10),
+    "order of eleven": order(*range(3, 3 + 2 * (GRAMMAR_LIMIT + 1), 2)),
+    "placement of one": placement(1, 2),
+    "placement of three": placement(3, 4),
+    "placement of two among 12": placement(2, 12),
+    "placement of eleven": placement(GRAMMAR_LIMIT + 1, 4),
+    "score": alone(score_verdict(), range(11)),
+    "scores": scores(),
+    "winner": alone(winner_verdict(("A", "B", "tie")), ("A", "B", "tie")),
+    "winner without tie": alone(winner_verdict(("A", "B")), ("A", "B")),
+    "selection of four": selection(4, 2, 4),
+    "selection of three": selection(2, 3, 3),
+    "selection with ids of two lengths": selection(4, 12, 4),
+}
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+
+
+def meant(value: dict) -> object:
+    """The verdict that a valid value stands for."""
+    match value:
+        case {"order": order, "positions": positions}:
+            return order, positions
+        case {"scores": scores}:
+            return tuple(scores)
+        case {"keep_anchor_ids": keep, "add_rollout_ids": add}:
+            return (*keep, *add)
+    (verdict,) = value.values()
+    return verdict
+
+
+def fits(value: object, schema: dict) -> bool:
+    """Whether `value` satisfies a JSON schema made of the keywords below."""
+    known = {"type", "properties", "required", "additionalProperties", "enum", "items", "minItems", "maxItems"}
+    assert set(schema) <= known, "this little validator must know every keyword"
+    types = {"object": dict, "array": list, "integer": int, "string": str}
+    if type(value) is not types[schema["type"]]:
+        return False
+    if isinstance(value, list):
+        enough = schema.get("minItems", 0) <= len(value) <= schema["maxItems"]
+        return enough and all(fits(each, schema["items"]) for each in value)
+    if isinstance(value, dict):
+        assert schema["additionalProperties"] is False
+        properties = schema["properties"]
+        closed = set(schema["required"]) <= set(value) <= set(properties)
+        return closed and all(fits(value[key], properties[key]) for key in value)
+    return value in schema["enum"]
 
 
 def read_grammar(text: str) -> dict[str, list[list[str]]]:
@@ -143,14 +188,9 @@ def read_grammar(text: str) -> dict[str, list[list[str]]]:
     for line in text.splitlines():
         name, body = line.split(" ::= ")
         assert name not in rules, "a rule is defined once"
-        tokens = re.findall(r'"(?:[^"\\]|\\.)*"|[\w|]+', body)
-        assert " ".join(tokens) == body
-        rules[name] = [[]]
-        for token in tokens:
-            if token == "|":
-                rules[name].append([])
-            else:
-                rules[name][-1].append(token)
+        alternatives = [re.findall(r'"(?:[^"\\]|\\.)*"|\w+', each) for each in body.split(" | ")]
+        assert " | ".join(" ".join(tokens) for tokens in alternatives) == body
+        rules[name] = alternatives
     return rules
 
 
@@ -166,7 +206,7 @@ def language(rules: dict[str, list[list[str]]], name: str = "root") -> list[str]
     return texts
 
 
-def size(rules: dict[str, list[list[str]]]) -> int:
+def derivations(rules: dict[str, list[list[str]]]) -> int:
     """How many derivations the root has, without writing them out."""
 
     @cache
@@ -176,478 +216,133 @@ def size(rules: dict[str, list[list[str]]]) -> int:
     return ways("root")
 
 
-def fits(value: object, schema: dict) -> bool:
-    """Whether `value` satisfies a JSON schema made of the keywords below."""
-    known = {"type", "properties", "required", "additionalProperties", "enum", "items", "minItems", "maxItems"}
-    assert set(schema) <= known, "this little validator must know every keyword"
-    types = {"object": dict, "array": list, "integer": int, "string": str}
-    if type(value) is not types[schema["type"]]:
-        return False
-    if "enum" in schema and value not in schema["enum"]:
-        return False
-    if isinstance(value, list):
-        enough = schema.get("minItems", 0) <= len(value) <= schema["maxItems"]
-        return enough and all(fits(v, schema["items"]) for v in value)
-    if isinstance(value, dict):
-        assert schema["additionalProperties"] is False
-        properties = schema["properties"]
-        return set(schema["required"]) <= set(value) <= set(properties) and all(
-            fits(value[key], properties[key]) for key in value
-        )
-    return True
+# What is imposed.
 
 
-# Answers that are nearly valid
-
-
-@st.composite
-def edited(draw, answer: str) -> str:
-    """`answer` after one to three small edits."""
-    for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(answer)))
-        cut = draw(st.integers(0, 2))
-        answer = answer[:at] + draw(st.text('{}[]":, \n0123456789-.positonrdecwABR', max_size=2)) + answer[at + cut :]
-    return answer
-
-
-NUMBERS = st.integers(-2, 125)
-VALUES = (
-    NUMBERS
-    | st.lists(NUMBERS, max_size=6)
-    | st.lists(st.integers(-1, 11) | st.sampled_from([True, 3.0, "3"]), min_size=2, max_size=2)
-    | st.sampled_from([None, True, False, "1", 1.0, [[1]], {}, "A", "B", "tie", "a", "C", ["A"]])
-)
-KEYS = ("position", "order", "score", "scores", "winner")
-OBJECTS = st.dictionaries(st.sampled_from([*KEYS, "Position", "why"]), VALUES, max_size=2)
-
-
-def nearly(case: Case) -> st.SearchStrategy[str]:
-    """Texts in the neighbourhood of valid answers."""
-    some = [case.longest, *sorted(valid_answers(case))[:40]]
-    layouts = [{}, {"separators": (",", ":")}, {"indent": 1}, {"separators": (" , ", " : ")}]
-    return st.one_of(
-        st.sampled_from(some).flatmap(edited),
-        st.builds(lambda answer, around: around.format(answer), st.sampled_from(some), st.sampled_from(AROUND)),
-        st.builds(
-            lambda answer, layout: json.dumps(json.loads(answer), **layout), *map(st.sampled_from, (some, layouts))
-        ),
-        OBJECTS.map(json.dumps),
-    )
-
-
-AROUND = ("{}\n", " {}", "{0}{0}", "```{}```", "{}.", "\n{}", "x{}")
-
-
-# Positions
-
-
-@given(st.data(), st.integers(2, 30))
-def test_the_regex_of_a_position_matches_the_valid_answers_alone(data, K):
-    verdict = Position(K)
-    assert list(verdict.constraint) == ["regex"]
-    valid = valid_answers(verdict)
-    assert all(re.fullmatch(verdict.constraint["regex"], answer) for answer in valid)
-    text = data.draw(nearly(verdict))
-    assert bool(re.fullmatch(verdict.constraint["regex"], text)) == (text in valid)
-
-
-@pytest.mark.parametrize("K", range(2, 31))
-def test_no_number_out_of_range_is_a_position(K):
-    matched = [n for n in range(-40, 400) if re.fullmatch(Position(K).constraint["regex"], f'{{"position": {n}}}')]
-    assert matched == list(range(K + 1))
-
-
-# Scores and winners
-
-
-@pytest.mark.parametrize("verdict", SCORED, ids=str)
-@given(st.data())
-def test_the_regex_of_scores_and_winners_matches_the_valid_answers_alone(verdict, data):
-    assert list(verdict.constraint) == ["regex"]
-    valid = valid_answers(verdict)
-    assert all(re.fullmatch(verdict.constraint["regex"], answer) for answer in valid)
-    text = data.draw(nearly(verdict))
-    assert bool(re.fullmatch(verdict.constraint["regex"], text)) == (text in valid)
-
-
-def test_no_number_out_of_range_is_a_score():
-    admitted = [
-        n
-        for n in (*range(-20, 130), "01", "1.0", "5.5", "1e1", "true", "null", '"5"', "")
-        if re.fullmatch(Score().constraint["regex"], f'{{"score": {n}}}')
-        or re.fullmatch(Scores().constraint["regex"], f'{{"scores": [{n}, 5]}}')
-        or re.fullmatch(Scores().constraint["regex"], f'{{"scores": [5, {n}]}}')
-    ]
-    assert admitted == list(range(11))
-
-
-NO_SCORES = ["11", "-1", "5.0", "5.5", "1e1", "true", "false", "null", '"5"', "[5]", "NaN", "Infinity", "05", "", '""']
-
-
-@pytest.mark.parametrize("value", NO_SCORES)
-def test_a_score_is_an_integer_from_0_to_10(value):
-    for verdict, answer in (
-        (Score(), f'{{"score": {value}}}'),
-        (Scores(), f'{{"scores": [{value}, 5]}}'),
-        (Scores(), f'{{"scores": [5, {value}]}}'),
-    ):
-        with pytest.raises(VerdictError):
-            verdict.parse(answer)
-
-
-@pytest.mark.parametrize("value", ["5", "[]", "[5]", "[5, 5, 5]", "[[5, 5]]", '"5, 5"', '{"A": 5, "B": 5}', "null"])
-def test_two_responses_have_two_scores(value):
-    with pytest.raises(VerdictError):
-        Scores().parse(f'{{"scores": {value}}}')
-
-
-def test_scores_keep_their_order():
-    assert Scores().parse('{"scores": [0, 10]}') == (0, 10)
-    assert Scores().parse('```json\n{"scores":[7,3]}\n```') == (7, 3)
-
-
-@pytest.mark.parametrize(
-    "value",
-    ['"a"', '"C"', '"Tie"', '"A "', '"[A]"', '""', "true", "0", "null", '["A"]', "A", '"A or B"', '["A", "B"]'],
-)
-def test_a_winner_is_one_of_the_choices(value):
-    with pytest.raises(VerdictError):
-        Winner(("A", "B", "tie")).parse(f'{{"winner": {value}}}')
-
-
-def test_a_tie_is_no_verdict_where_none_is_allowed():
-    assert Winner(("A", "B", "tie")).parse('{"winner": "tie"}') == "tie"
-    with pytest.raises(VerdictError, match='one of A, B, not "tie"'):
-        Winner(("A", "B")).parse('{"winner": "tie"}')
-
-
-@pytest.mark.parametrize(
-    ("verdict", "answer", "message"),
-    [
-        (Score(), '{"score": 12}', "integer from 0 through 10, not 12"),
-        (Scores(), '{"scores": [3, 12]}', "integer from 0 through 10, not 12"),
-        (Scores(), '{"scores": [3]}', "list of two integers, not .3."),
-        (Selection(("A0", "A1"), ("R0",), 2), '{"keep_anchor_ids": ["L0"], "add_rollout_ids": []}', "L0"),
-        (
-            Selection(("A0", "A1"), ("R0",), 2),
-            '{"keep_anchor_ids": ["A0"], "add_rollout_ids": []}',
-            "2 different ids in all",
-        ),
-    ],
-)
-def test_a_fault_is_named(verdict, answer, message):
-    with pytest.raises(VerdictError, match=message) as caught:
-        verdict.parse(answer)
-    assert len(str(caught.value)) < 400
-
-
-# Selections
-
-SELECTIONS = (
-    Selection(("A0", "A1", "A2", "A3"), ("R0", "R1"), 4),
-    Selection(("A0", "A1", "A2", "A3"), tuple(f"R{i}" for i in range(12)), 4),
-    Selection(("A0", "A1"), ("R0", "R1", "R2"), 3),
-)
-NAMES = st.sampled_from([*(f"A{i}" for i in range(5)), *(f"R{i}" for i in range(13)), "L0", "a0", "", "A"])
-CHOSEN = st.lists(NAMES | st.sampled_from([0, None, True, ["A0"]]), max_size=5)
-
-
-@settings(max_examples=300)
-@given(st.sampled_from(SELECTIONS), st.data())
-def test_a_selection_is_bounded_when_decoded_and_settled_when_read(verdict, data):
-    anchors, rollouts, size = verdict.arguments
-    lists = [data.draw(CHOSEN | st.lists(st.sampled_from(ids), max_size=size + 1)) for ids in (anchors, rollouts)]
-    value = dict(zip(("keep_anchor_ids", "add_rollout_ids"), lists, strict=True))
-    keep, add = lists
-    known = all(i in anchors for i in keep) and all(i in rollouts for i in add)
-    bounded = known and all(len(chosen) <= size for chosen in lists)
-    chosen = keep + add
-    answer = json.dumps(value)
-    assert bool(re.fullmatch(verdict.constraint["regex"], answer)) == bounded
-    assert fits(value, verdict.schema) == bounded
-    if bounded:
-        assert len(answer.encode()) <= len(verdict.longest.encode())
-    if known and len(chosen) == size and all(chosen.count(i) == 1 for i in chosen):
-        assert verdict.parse(answer) == tuple(chosen)
-        assert bounded
-    else:
-        with pytest.raises(VerdictError):
-            verdict.parse(answer)
-
-
-@pytest.mark.parametrize("verdict", [SELECTIONS[0], SELECTIONS[2]], ids=str)
-def test_every_valid_selection_can_be_decoded_and_is_read(verdict):
-    valid = valid_answers(verdict)
-    for answer in valid:
-        assert re.fullmatch(verdict.constraint["regex"], answer)
-        assert fits(json.loads(answer), verdict.schema)
-        assert len(answer) <= len(verdict.longest)
-        value = json.loads(answer)
-        assert verdict.parse(answer) == (*value["keep_anchor_ids"], *value["add_rollout_ids"])
-        assert verdict.parse(json.dumps(value, indent=2)) == verdict.parse(answer)
-
-
-@given(st.data(), st.sampled_from(SELECTIONS))
-def test_what_the_regex_of_a_selection_admits_has_one_layout(data, verdict):
-    assert list(verdict.constraint) == ["regex"]
-    assert re.fullmatch(verdict.constraint["regex"], verdict.longest)
-    text = data.draw(edited(verdict.longest))
-    if re.fullmatch(verdict.constraint["regex"], text):
-        assert json.dumps(json.loads(text)) == text
-        assert len(text) <= len(verdict.longest)
-
-
-@pytest.mark.parametrize("verdict", SELECTIONS, ids=str)
-def test_no_selection_that_the_regex_admits_is_longer_than_the_longest(verdict):
-    assert re.fullmatch(verdict.constraint["regex"], verdict.longest)
-    anchors, rollouts, size = verdict.arguments
-    for keep, add in product(anchors, rollouts):
-        answer = json.dumps({"keep_anchor_ids": [keep] * size, "add_rollout_ids": [add] * size})
-        assert re.fullmatch(verdict.constraint["regex"], answer)
-        assert len(answer) <= len(verdict.longest)
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["null", "4", '"A0"', '{"A0": 1}', '[["A0"]]', "[null]", "[true]", "[0]"],
-)
-def test_a_selection_is_made_of_lists_of_ids(value):
-    for answer in (
-        f'{{"keep_anchor_ids": {value}, "add_rollout_ids": ["R0", "R1", "R2"]}}',
-        f'{{"keep_anchor_ids": ["A0", "A1"], "add_rollout_ids": {value}}}',
-        '{"keep_anchor_ids": ["A0", "A1"]}',
-        '{"add_rollout_ids": ["R0", "R1", "R2"]}',
-    ):
-        with pytest.raises(VerdictError):
-            SELECTIONS[2].parse(answer)
-
-
-# Orders
-
-
-@given(IDS)
-def test_the_grammar_of_an_order_derives_each_permutation_once_and_nothing_else(ids):
-    constraint = Order(ids).constraint
-    assert list(constraint) == ["grammar"]
-    derived = language(read_grammar(constraint["grammar"]))
-    assert sorted(derived) == sorted(json.dumps({"order": order}) for order in permutations(ids))
-    assert [Order(ids).parse(answer) for answer in derived] == [json.loads(answer)["order"] for answer in derived]
-
-
-@pytest.mark.parametrize("n", range(1, GRAMMAR_LIMIT + 1))
-def test_a_grammar_has_one_rule_for_each_set_of_ids_left(n):
-    text = Order(tuple(range(90, 90 + n))).constraint["grammar"]
-    rules = read_grammar(text)
-    left = {frozenset(re.findall(r"\d+", name)) for name in rules if name != "root"}
-    assert len(rules) == 2**n and len(left) == 2**n - 1
-    assert size(rules) == math.factorial(n)
-    assert len(text) < 9 * n * 2**n + 40, "it grows with the sets, not with the permutations, and names are short"
-
-
-@every_verdict
-def test_a_constraint_is_one_that_servers_take(verdict):
-    ((kind, text),) = verdict.constraint.items()
-    assert kind in ("regex", "grammar")
+@every_form
+def test_verdict_constraint_admits_every_valid_answer_in_one_layout(form):
+    ((kind, text),) = form.verdict.constraint.items()
     assert text.isascii()
+    answers = list(map(json.dumps, form.answers))
+    if kind == "grammar":
+        assert sorted(language(read_grammar(text))) == sorted(answers), "each is derived once"
+        return
+    assert kind == "regex" and all(re.fullmatch(text, answer) for answer in answers)
+    for answer in (form.verdict.longest, answers[0]):
+        for near in edited(answer):
+            if re.fullmatch(text, near):
+                value = json.loads(near)
+                assert json.dumps(value) == near and form.imposed(*value.values()), near
 
 
-MANY = st.lists(st.integers(0, 99), min_size=GRAMMAR_LIMIT + 1, max_size=GRAMMAR_LIMIT + 6, unique=True)
-
-
-@given(st.data(), MANY)
-def test_of_a_long_order_number_and_range_are_imposed_and_doubles_are_caught_when_read(data, ids):
-    verdict = Order(tuple(ids))
-    assert list(verdict.constraint) == ["regex"]
-    drawn = data.draw(st.lists(st.sampled_from(ids), min_size=len(ids) - 1, max_size=len(ids) + 1))
-    foreign = data.draw(st.integers(0, 120))
-    for order in (data.draw(st.permutations(ids)), drawn, [foreign, *drawn[1:]], [*drawn[:-1], foreign]):
-        answer = json.dumps({"order": order})
-        imposed = bool(re.fullmatch(verdict.constraint["regex"], answer))
-        assert imposed == (len(order) == len(ids) and set(order) <= set(ids))
-        if sorted(order) == sorted(ids):
-            assert verdict.parse(answer) == order
-        else:
-            with pytest.raises(VerdictError):
-                verdict.parse(answer)
-
-
-def test_a_long_order_has_one_layout():
-    answer, regex = Order(LONG).longest, Order(LONG).constraint["regex"]
-    assert re.fullmatch(regex, answer)
+def edited(answer: str) -> Iterable[str]:
+    """Every text that is one character away."""
     for at in range(len(answer) + 1):
-        for text in (
-            answer[:at] + answer[at + 1 :],
-            answer[:at] + " " + answer[at:],
-            answer[:at] + "\n" + answer[at:],
-        ):
-            if text != answer and re.fullmatch(regex, text):
-                order = json.loads(text)["order"]
-                assert text == json.dumps({"order": order}) and len(order) == len(LONG) and set(order) <= set(LONG)
-
-
-# Placements: an order, and positions along it
-
-
-@given(PLACEMENTS)
-def test_a_verdict_stands_for_each_merged_order_once_and_back(verdict):
-    n, K = verdict.arguments
-    orders = merged_orders(n, K)
-    assert len(orders) == math.factorial(n + K) // math.factorial(K)
-    answers = [json.dumps(placed(merged)) for merged in orders]
-    assert len(set(answers)) == len(orders)
-    for answer, merged in zip(answers, orders, strict=True):
-        order, positions = verdict.parse(answer)
-        assert json.dumps({"order": order, "positions": positions}) == answer
-        assert merge(order, positions, K) == merged
-
-
-@given(PLACEMENTS)
-def test_the_grammar_of_a_placement_derives_each_valid_answer_once_and_nothing_else(verdict):
-    assert list(verdict.constraint) == ["grammar"]
-    derived = language(read_grammar(verdict.constraint["grammar"]))
-    assert len(derived) == len(set(derived))
-    assert set(derived) == valid_answers(verdict)
+        yield answer[:at] + answer[at + 1 :]
+        for character in ' \n01239-+.,:"{}[]eARB':
+            yield answer[:at] + character + answer[at:]
+            yield answer[:at] + character + answer[at + 1 :]
 
 
 @pytest.mark.parametrize("K", [2, 6, 12])
-@pytest.mark.parametrize("n", range(1, GRAMMAR_LIMIT + 1))
-def test_a_grammar_of_a_placement_has_a_rule_for_each_set_left_and_for_each_position(n, K):
-    text = Placement(n, K).constraint["grammar"]
-    rules = read_grammar(text)
-    assert len(rules) == 2**n + n * (K + 1)
-    assert size(rules) == math.factorial(n) * math.comb(n + K, K)
-    assert placement_verdict(n, K).constraint["grammar"] is text, "a text is built once"
+def test_grammars_grow_with_the_sets_of_ids_left_and_the_positions(K):
+    for n in range(1, GRAMMAR_LIMIT + 1):
+        text = order_verdict(tuple(range(90, 90 + n))).constraint["grammar"]
+        rules = read_grammar(text)
+        assert (len(rules), derivations(rules)) == (2**n, math.factorial(n))
+        assert len(text) < 9 * n * 2**n + 40, "names are short"
+        text = placement_verdict(n, K).constraint["grammar"]
+        rules = read_grammar(text)
+        assert len(rules) == 2**n + n * (K + 1)
+        assert derivations(rules) == math.factorial(n) * math.comb(n + K, K)
+        assert placement_verdict(n, K).constraint["grammar"] is text, "a text is built once"
 
 
-@given(st.data(), st.integers(GRAMMAR_LIMIT + 1, GRAMMAR_LIMIT + 3), st.integers(2, 12))
-def test_of_a_long_placement_numbers_and_ranges_are_imposed(data, n, K):
-    verdict = Placement(n, K)
-    assert list(verdict.constraint) == ["regex"]
-    order = data.draw(st.permutations(range(n)) | st.lists(st.integers(0, n), min_size=n - 1, max_size=n + 1))
-    positions = data.draw(st.lists(st.integers(0, K + 1), min_size=n - 1, max_size=n + 1))
-    value = {"order": order, "positions": data.draw(st.sampled_from([positions, sorted(positions)]))}
-    answer = json.dumps(value)
-    imposed = len(order) == len(positions) == n and max(order) < n and max(positions) <= K
-    assert bool(re.fullmatch(verdict.constraint["regex"], answer)) == imposed == fits(value, verdict.schema)
-    if imposed and len(set(order)) == n and value["positions"] == sorted(positions):
-        assert verdict.parse(answer) == (order, value["positions"])
-    else:
-        with pytest.raises(VerdictError):
-            verdict.parse(answer)
+def test_position_constraint_and_schema_bound_the_range():
+    for K in range(2, 31):
+        verdict, numbers = position_verdict(K), range(-40, 400)
+        matched = [n for n in numbers if re.fullmatch(verdict.constraint["regex"], f'{{"position": {n}}}')]
+        assert matched == [n for n in numbers if fits({"position": n}, verdict.schema)] == list(range(K + 1))
 
 
-@given(st.data(), PLACEMENTS)
-def test_the_schema_of_a_placement_admits_what_is_read_and_else_only_doubles_and_falls(data, verdict):
-    n, K = verdict.arguments
-    some = st.lists(st.integers(-1, max(n, K) + 1) | st.sampled_from([True, 1.0, "1", None]), max_size=n + 1) | VALUES
-    value = {"order": data.draw(some), "positions": data.draw(some)}
-    value = data.draw(st.sampled_from([value, json.loads(data.draw(st.sampled_from(sorted(valid_answers(verdict)))))]))
-    valid = json.dumps(value) in valid_answers(verdict)
-    assert fits(value, verdict.schema) or not valid
-    if valid:
-        assert verdict.parse(json.dumps(value, indent=1)) == (value["order"], value["positions"])
-    else:
-        with pytest.raises(VerdictError):
-            verdict.parse(json.dumps(value))
+def test_placement_stands_for_each_merged_order_once():
+    for n, K in ((1, 2), (3, 4), (2, 12)):
+        assert len(set(map(json.dumps, placement(n, K).answers))) == math.factorial(n + K) // math.factorial(K)
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ('{"order": [2, 0], "positions": [0, 1, 2]}', r"each of \[0, 1, 2\] exactly once, not \[2, 0\]"),
-        ('{"order": [2, 0, 0], "positions": [0, 1, 2]}', "exactly once"),
-        ('{"order": [2, 0, 1], "positions": [0, 1]}', "must hold 3 integers, one for each of `order`, not 2"),
-        ('{"order": [2, 0, 1], "positions": [0, 2, 1]}', r"must never decrease along `order`, not \[0, 2, 1\]"),
-        ('{"order": [2, 0, 1], "positions": [0, 1, 7]}', r"integers from 0 to 6, not \[0, 1, 7\]"),
-        ('{"order": [2, 0, 1], "positions": [-1, 0, 1]}', "integers from 0 to 6"),
-        ('{"order": [2, 0, 1], "positions": [0, true, 2]}', "integers from 0 to 6"),
-        ('{"order": [2, 0, 1], "positions": 3}', "list of integers from 0 to 6, not 3"),
-        ('{"order": [2, 0, 1], "positions": {"2": 0}}', "must have the key `order` exactly once"),
-        ('{"order": [2, 0, 1]}', "must have the key `positions` exactly once"),
-        ('{"positions": [0, 1, 2]}', "must have the key `order` exactly once"),
-        ('{"order": [2, 0, 1], "positions": [0, 0, 0], "positions": [1, 1, 1]}', "`positions` exactly once"),
-        ('{"order": ["R2", "R0", "R1"], "positions": [0, 1, 2]}', "`order` must be a list of integers"),
-        ('{"order": [<candidate IDs>], "positions": [<integers from 0 through 6>]}', "not valid JSON"),
-        ("2 < 0 < 1", "exactly one flat JSON object"),
-    ],
+ITEM = st.integers(-1, 13) | st.sampled_from(
+    [True, False, 1.0, "1", None, [], {}, [1], "", "A", "B", "C", "a", "tie", "A0", "R1", "R10", "L0", 100, 10**30]
+    + [math.nan, math.inf, {"p": 1}]
 )
-def test_a_fault_of_a_placement_is_named(answer, message):
-    with pytest.raises(VerdictError, match=message) as caught:
-        placement_verdict(3, 6).parse(answer)
-    assert len(str(caught.value)) < 400
 
 
-# All
+@st.composite
+def nearly(draw, form: Form) -> dict:
+    """A valid value with up to three changes, most of which make it wrong."""
+    value = deepcopy(draw(st.sampled_from(form.answers)))
+    for _ in range(draw(st.integers(0, 3))):
+        key = draw(st.sampled_from(list(value)))
+        part = value[key]
+        if isinstance(part, list) and draw(st.booleans()):
+            at = draw(st.integers(0, len(part)))
+            part[at : at + draw(st.integers(0, 1))] = draw(st.lists(ITEM | st.sampled_from([*part, 0]), max_size=2))
+        else:
+            value[key] = deepcopy(draw(ITEM | st.lists(ITEM, max_size=4)))
+    return value
 
 
-@pytest.mark.parametrize("verdict", SHORT, ids=str)
-def test_whatever_a_constraint_admits_is_read(verdict):
-    for answer in valid_answers(verdict):
-        assert json.dumps({type(verdict).__name__.lower(): verdict.parse(answer)}) == answer
+@every_form
+@settings(max_examples=150)
+@given(st.data())
+def test_verdict_is_read_where_valid_and_imposed_where_it_can_be(form, data):
+    value = data.draw(nearly(form))
+    answer, values = json.dumps(value), list(value.values())
+    assert fits(value, form.verdict.schema) == form.imposed(*values)
+    if "regex" in form.verdict.constraint:
+        assert bool(re.fullmatch(form.verdict.constraint["regex"], answer)) == form.imposed(*values)
+    if form.valid(*values):
+        assert len(answer) <= len(form.verdict.longest)
+        assert form.verdict.parse(answer) == form.verdict.parse(json.dumps(value, indent=1)) == meant(value)
+        return
+    with pytest.raises(VerdictError) as caught:
+        form.verdict.parse(answer)
+    assert 0 < len(str(caught.value)) < 400, "the fault is named in a length that can be put to the judge"
 
 
-@given(st.data(), st.sampled_from(SHORT))
-def test_the_schema_admits_what_is_read_and_else_only_doubled_ids(data, verdict):
-    value = data.draw(st.sampled_from(sorted(valid_answers(verdict))).map(json.loads) | OBJECTS)
-    try:
-        verdict.parse(json.dumps(value))
-        valid = len(value) == 1
-    except VerdictError:
-        valid = False
-    doubled = (
-        isinstance(verdict, Order)
-        and fits(value, verdict.schema)
-        and len(set(value["order"])) < len(verdict.arguments[0])
-    )
-    assert fits(value, verdict.schema) == (valid or doubled)
+@every_form
+def test_verdict_schema_is_closed_and_every_valid_answer_fits_and_is_read(form):
+    for value in form.answers:
+        assert fits(value, form.verdict.schema) and form.verdict.parse(json.dumps(value)) == meant(value)
+        assert not fits(value | {"why": 1}, form.verdict.schema)
+        for key in value:
+            assert not fits({other: value[other] for other in value if other != key}, form.verdict.schema)
+    assert json.loads(json.dumps(form.verdict.schema)) == form.verdict.schema
 
 
-@pytest.mark.parametrize("K", [2, 9, 12])
-def test_the_schema_of_a_position_bounds_its_range(K):
-    assert [n for n in range(-20, 40) if fits({"position": n}, Position(K).schema)] == list(range(K + 1))
+@every_form
+def test_verdict_token_limit_cuts_no_answer_off_and_each_decoding_sends_its_form(form):
+    verdict = form.verdict
+    assert form.imposed(*json.loads(verdict.longest).values())
+    assert len(verdict.longest) >= max(len(json.dumps(value)) for value in form.answers)
+    most = len(verdict.longest) + 1  # a token a byte, and one for the end
+    assert DECODINGS == ("regex", "json_schema", "none")
+    for decoding, free in product(DECODINGS, (0, 7, 500)):
+        assert max_tokens(verdict, decoding, free) == most + (0 if decoding == "regex" else free)
+    schema = {"name": "verdict", "strict": True, "schema": verdict.schema}
+    assert constrain(verdict, "regex", 7) == {"max_tokens": most, "structured_outputs": verdict.constraint}
+    assert constrain(verdict, "none", 7) == {"max_tokens": most + 7}
+    assert constrain(verdict, "json_schema", 7) == {
+        "max_tokens": most + 7, "response_format": {"type": "json_schema", "json_schema": schema},
+    }  # fmt: skip
 
 
-@given(st.lists(st.integers(0, 9), min_size=2, max_size=4))
-def test_the_schema_of_an_order_bounds_number_and_range(order):
-    verdict = Order((3, 1, 4))
-    assert fits({"order": order}, verdict.schema) == (len(order) == 3 and set(order) <= {1, 3, 4})
+def test_verdict_longest_is_made_of_the_longest_ids():
+    def lengths(verdict: Verdict) -> list[list[int]]:
+        return [[len(str(each)) for each in ids] for ids in json.loads(verdict.longest).values()]
 
-
-@every_verdict
-def test_a_schema_is_closed(verdict):
-    good = json.loads(verdict.longest)
-    assert fits(good, verdict.schema)
-    assert not fits(good | {"why": 1}, verdict.schema)
-    assert not fits({}, verdict.schema)
-    assert json.loads(json.dumps(verdict.schema)) == verdict.schema
-
-
-@given(st.integers(2, 120).map(Position) | IDS.map(Order) | PLACEMENTS | st.sampled_from(SCORED))
-def test_the_longest_answer_is_valid_and_none_is_longer(verdict):
-    valid = valid_answers(verdict)
-    assert verdict.longest in valid
-    assert len(verdict.longest.encode()) == max(len(answer.encode()) for answer in valid)
-
-
-@pytest.mark.parametrize("decoding", DECODINGS)
-@given(st.integers(2, 120).map(Position) | IDS.map(Order) | PLACEMENTS | st.sampled_from(SCORED), st.integers(0, 500))
-def test_the_token_limit_cuts_no_valid_answer_off(decoding, verdict, free_tokens):
-    limit = constrain(verdict, decoding, free_tokens)["max_tokens"]
-    most = max(len(answer.encode()) for answer in valid_answers(verdict)) + 1  # a token a byte, and one for the end
-    assert limit == max_tokens(verdict, decoding, free_tokens) >= most
-    assert limit == most + (0 if decoding == "regex" else free_tokens)
-
-
-@every_verdict
-def test_each_decoding_sends_its_own_form(verdict):
-    regex, schema, none = (constrain(verdict, decoding, 7) for decoding in ("regex", "json_schema", "none"))
-    assert set(DECODINGS) == {"regex", "json_schema", "none"}
-    assert list(none) == ["max_tokens"]
-    assert regex.keys() - none == {"structured_outputs"} and regex["structured_outputs"] == verdict.constraint
-    assert schema.keys() - none == {"response_format"}
-    assert schema["response_format"]["type"] == "json_schema"
-    assert schema["response_format"]["json_schema"]["schema"] == verdict.schema
-    assert schema["response_format"]["json_schema"]["strict"] is True
+    assert lengths(FORMS["selection with ids of two lengths"].verdict) == [[2] * 4, [3] * 4]
+    assert json.loads(FORMS["placement of two among 12"].verdict.longest)["positions"] == [12, 12]
+    assert FORMS["winner"].verdict.longest == '{"winner": "tie"}'
 
 
 def test_verdicts_are_equal_if_they_expect_the_same():
@@ -655,3 +350,102 @@ def test_verdicts_are_equal_if_they_expect_the_same():
     assert order_verdict((1, 2)) == order_verdict([1, 2]) != order_verdict((2, 1))
     assert placement_verdict(2, 3) == placement_verdict(2, 3) != placement_verdict(3, 2)
     assert winner_verdict(("A", "B")) != winner_verdict(("A", "B", "tie"))
+
+
+# What is read.
+
+AROUND = {
+    "white space": "\n  %s \n",
+    "code fence": "```json\n%s\n```",
+    "sentence before": "Here is my verdict: %s",
+    "sentence after": "%s\n\nThe candidate beats two anchors [A0] and [A1].",
+    "a brace after": "%s}",
+    "thinking before": "<think>Better than A0. Worse?</think>\n\n%s",
+    "thinking with a draft": '<think>Maybe {"position": 1} or {"order": [1]}, or {{}}.</think>%s',
+    "thinking twice": "<think>Is it 1?</think> <think>No, {}</think>%s",
+    "thinking that was opened by the prompt": 'So {"position": 1}.</think><think>\n</think>%s',
+}
+
+
+def test_verdict_parse_reads_an_answer_through_what_stands_around_it():
+    for name, around in AROUND.items():
+        for form in FORMS.values():
+            value = form.answers[-1]
+            for text in (json.dumps(value, separators=(",", ":")), json.dumps({"why": "better"} | value, indent=2)):
+                assert form.verdict.parse(around.replace("%s", text)) == meant(value), name
+
+
+ONE, SOME, CHOICE = position_verdict(3), order_verdict((4, 0, 11)), selection_verdict(("A0", "A1"), ("R0",), 2)
+FAULTS = (  # verdict, answer, part of the message
+    (ONE, "", "exactly one flat JSON object, it holds 0"),
+    (ONE, "The candidate is better than two anchors, so position 2.", "it holds 0"),
+    (ONE, "[2]", "it holds 0"),
+    (ONE, "{}", "the key `position` exactly once"),
+    (ONE, "{the best one}", "not valid JSON"),
+    (ONE, '{"position": 2,}', "not valid JSON"),
+    (ONE, "{\x00}", "not valid JSON"),
+    (ONE, '{"position": <integer from 0 through 3>}', "not valid JSON"),
+    (ONE, '{"position": 2} {"position": 2}', "it holds 2"),
+    (ONE, '{"verdict": {"position": 2}}', "not an object inside another one"),
+    (ONE, '{"verdict": {"position": 2}', "not an object inside another one"),
+    (ONE, '{"verdict": {"position": 2}, "sure": {}}', "it holds 2"),
+    (ONE, '{"position": {"position": 2}}', "not an object inside another one"),
+    (ONE, '{"position": 2, "position": 2}', "exactly once"),
+    (ONE, '{"Position": 2}', "exactly once"),
+    (ONE, '{"position": 7}', "integer from 0 through 3, not 7"),
+    (ONE, '{"position": "\ud800"}', "from 0 through 3"),
+    (ONE, '{"position": 2', "it holds 0"),
+    (ONE, '<think>{"position": 2}', "ends inside its thinking block"),
+    (ONE, '<think>1?</think> <think>No, {"position": 2}', "ends inside its thinking block"),
+    (ONE, '{"position": 2}</think>', "it holds 0"),
+    (ONE, "word " * 200_000, "it holds 0"),
+    (ONE, "{" * 500_000, "it holds 0"),
+    (ONE, "{}" * 200_000, "it holds 200000"),
+    (ONE, '{"position": ' + " " * 500_000, "it holds 0"),
+    (ONE, '{"position": 1' + "0" * 10_000 + "}", "not valid JSON"),
+    (ONE, '{"position": [0' + ", 0" * 200_000 + "]}", "not [0, 0, 0"),
+    (ONE, '{"position": ' + "[" * 100_000 + "]" * 100_000 + "}", "not valid JSON"),
+    (score_verdict(), '{"score": 12}', "a score must be an integer from 0 through 10, not 12"),
+    (scores_verdict(), '{"scores": [3, 12]}', "a score must be an integer from 0 through 10, not 12"),
+    (scores_verdict(), '{"scores": [3]}', "a list of two integers, not [3]"),
+    (winner_verdict(("A", "B")), '{"winner": "tie"}', '`winner` must be one of A, B, not "tie"'),
+    (SOME, '{"order": [4, 0]}', "each of [4, 0, 11] exactly once, not [4, 0]"),
+    (SOME, '{"order": ["R4", "R0", "R11"]}', '`order` must be a list of integers, not ["R4"'),
+    (order_verdict((1, 0)), '{"order": [true, false]}', "a list of integers, not [true, false]"),
+    (placement_verdict(2, 6), '{"order": [1, 1], "positions": [0, 1]}', "each of [0, 1] exactly once, not [1, 1]"),
+    (
+        placement_verdict(2, 6),
+        '{"order": [1, 0], "positions": [1]}',
+        "hold 2 integers, one for each of `order`, not 1",
+    ),
+    (placement_verdict(2, 6), '{"order": [1, 0], "positions": [2, 1]}', "never decrease along `order`, not [2, 1]"),
+    (placement_verdict(2, 6), '{"order": [1, 0], "positions": [1, 7]}', "integers from 0 to 6, not [1, 7]"),
+    (placement_verdict(2, 6), '{"order": [1, 0]}', "must have the key `positions` exactly once"),
+    (placement_verdict(2, 6), '{"positions": [0, 1]}', "must have the key `order` exactly once"),
+    (CHOICE, '{"keep_anchor_ids": ["L0"], "add_rollout_ids": []}', 'ids among A0, A1, not ["L0"]'),
+    (CHOICE, '{"keep_anchor_ids": ["A0"], "add_rollout_ids": []}', '2 different ids in all, not ["A0"]'),
+    (CHOICE, '{"keep_anchor_ids": ["A0", "A0"], "add_rollout_ids": []}', 'ids in all, not ["A0", "A0"]'),
+    (CHOICE, '{"add_rollout_ids": ["R0"]}', "must have the key `keep_anchor_ids`"),
+)
+
+
+def test_verdict_parse_names_the_fault_of_an_answer():
+    for verdict, answer, part in FAULTS:
+        with pytest.raises(VerdictError) as caught:
+            verdict.parse(answer)
+        assert part in str(caught.value) and len(str(caught.value)) < 400, answer[:80]
+
+
+PIECES = [*'{ } [ ] "position" "order" : , 0 -1 4 11 true </think> <think>'.split(), " "]
+
+
+@settings(max_examples=400)
+@given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
+@example('{"order": [4, 0, 11]} {"order": "\ud800"}')
+def test_verdict_parse_gives_a_valid_verdict_or_a_verdict_error(text):
+    for form in (FORMS["position among 2"], FORMS["order of three"]):
+        try:
+            verdict = form.verdict.parse(text)
+        except VerdictError:
+            continue
+        assert form.valid(verdict)

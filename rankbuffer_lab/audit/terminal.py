@@ -82,6 +82,9 @@ def advice_table(advice: Advice) -> Table:
             f"{row.tokens / 1e6:,.2f}", f"{row.hours:,.2f}", price, "yes" if row.fits else "no",
             style=None if row.fits else "dim",
         )  # fmt: skip
+    table.caption = (
+        "Rows with a buffer assume made-up anchors (docs/audit.md). The others rest on this judge's answers."
+    )
     return table
 
 

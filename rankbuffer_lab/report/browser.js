@@ -34,7 +34,9 @@ async function showExample(figure) {
   prompt.textContent = visible(page.prompt ?? "");
   example.shown.forEach(([number, id], i) => {
     const { step, epoch } = page.visits[number];
-    figure.querySelectorAll("h4")[i].textContent = `epoch ${epoch}, step ${step}`;
+    const head = figure.querySelectorAll("h4")[i], score = page.quality?.[`${step}-${id}`];
+    head.textContent = `epoch ${epoch}, step ${step}`;
+    if (score !== undefined) head.textContent += `, ${run.index.measure} ${score}`;
     texts[i].textContent = visible(page.texts[`${step}-${id}`] ?? "");
   });
   figure.hidden = false;

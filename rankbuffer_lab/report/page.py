@@ -24,8 +24,8 @@ OPENING = ("quality", "gains", "reach")  # the charts that stand at the top of a
 EXAMPLE = (
     '<figure class="example" hidden><h3>Before and after: <bdi></bdi></h3><p class="text soft"></p>'
     '<h4></h4><p class="text"></p><h4></h4><p class="text"></p>'
-    "<figcaption>The query whose gain is in the middle of all queries. Of its first and its last visit you see the"
-    " response in the middle of the group.</figcaption></figure>"
+    "<figcaption>$caption Of its first and its last visit you see the response in the middle of the"
+    " group.</figcaption></figure>"
 )
 
 
@@ -162,9 +162,14 @@ def run_html(number: int, section: RunSection) -> str:
         f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
         f'<h2><bdi>{escape(clean(section.name))}</bdi></h2><dl class="tiles">{tiles}</dl>'
         '<p class="to-browser"><a href="#browser">Open the buffer browser</a> to see every visit.</p>'
-        f'<div class="charts">{opening}{EXAMPLE}{facts_html(section.facts)}</div>'
+        f'<div class="charts">{opening}{example_html(section.index["example"])}{facts_html(section.facts)}</div>'
         f'<h3 class="more">All charts</h3><div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
     )
+
+
+def example_html(example: dict | None) -> str:
+    """Return the empty figure of an example, if there is one."""
+    return Template(EXAMPLE).substitute(caption=escape(example["caption"])) if example else ""
 
 
 def facts_html(facts: Mapping[str, str]) -> str:

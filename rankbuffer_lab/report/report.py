@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +13,7 @@ from rich.progress import track
 
 from rankbuffer_trl.data.queries import DataError, QueryTable
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge import RubricJudge, Totals
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.store import gains, numbers
 from rankbuffer_trl.store.growth import growth_table
@@ -24,6 +26,9 @@ from .page import RunSection, browser_index, format_number, pack, render
 from .runs import Run, open_runs
 
 MEASURE = "rubric score"
+EMBEDDED = (RubricJudge.__name__, RubricJudge.model)  # its name in this process, and as a server
+MIDDLE = "The query whose gain is in the middle of all queries."
+HIGHEST = "The query whose score rose most."
 REACH = 2.5  # the least end of the axis of advantages
 Quality = Callable[[str, str], float]
 Price = Callable[[Totals], float | None]
@@ -80,6 +85,10 @@ def write_report(
         comparison = comparison_charts(runs, quality, scores or {})
         fixed = advantage_chart({name: steps[step] for name, steps in signals.items()}, step)
         sections = [section_of(run, queries, quality, text_limit, price) for run in runs]
+        if len(runs) == 1 and judged_by_rubrics(runs[0]):  # its curve shows what training moved, so it opens the page
+            curve = [chart for chart in comparison if chart.name == "quality"]
+            comparison = [chart for chart in comparison if chart not in curve]
+            sections = [replace(sections[0], charts=[*curve, *sections[0].charts])]
         made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
         page = render(sections, comparison, advantage_lanes(signals), step, made)
         save(output / "index.html", page.encode("utf-8"))
@@ -176,46 +185,67 @@ def section_of(
     for index, page in track_rows(query_pages(run.store, queries, quality, text_limit), run.name, total):
         entries.append(index)
         pages.append(pack(page))
+    own = quality if judged_by_rubrics(run) else None
     return RunSection(
         name=run.name,
-        headlines=headlines_of(run, price),
+        headlines=headlines_of(run, price, own),
         facts=facts_of(run, total),
         charts=run_charts(run.store, run.log),
         kinds=tables.kind_table(run.store),
-        index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run)),
+        index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run, own)),
         pages=pages,
     )
 
 
-def headlines_of(run: Run, price: Price | None) -> dict[str, str]:
-    """Return the three numbers that a run's section opens with, by label: progress, reach and cost.
+def judged_by_rubrics(run: Run) -> bool:
+    """Return whether the embedded judge gave the rewards. If not, its scores need not mean what the rewards mean."""
+    return run.manifest.get("judge") in EMBEDDED
 
-    Progress is the share of duels that were won, if `rankbuffer-rejudge` has asked for duels.
+
+def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) -> dict[str, str]:
+    """Return the numbers that a run's section opens with, by label: score, progress, reach and cost.
+
+    A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
+    `rankbuffer-rejudge` has asked for duels.
     """
     totals, rewards = numbers.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
     found = gains.visits(run.store)
+    headlines = risen(run, rewards, quality) if quality else {}
     compared = gains.since_last_visit(found)
-    progress, label = "-", "preferred to the visit before, by the judge's opinion; not known without shared anchors"
-    if compared:
-        newest = max(compared)
-        progress, label = str(compared[newest]), f"epoch {newest}'s responses preferred to those of the visit before"
     if run.duel:
         first, last = run.duel["epochs"]
-        progress = str(gains.Comparison(**run.duel["won"]))
         label = f"of {run.duel['duels']} duels won by epoch {last} against epoch {first}; judge: {run.duel['judge']}"
+        headlines[label] = str(gains.Comparison(**run.duel["won"]))
+    elif compared and compared[newest := max(compared)].probability is not None:
+        headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
     shares = gains.above_initial(found)
     best = [share for share in shares if share.anchor == shares[-1].anchor]
-    if len(best) > 1:
-        reach = f"{gains.percent(best[0].share)} to {gains.percent(best[-1].share)}"
-        reached = f"of the responses above the data set's best, epoch {best[0].epoch} to {best[-1].epoch}"
+    ends = [gains.percent(share.share) for share in (best[0], best[-1])] if best else []
+    if len(set(ends)) > 1:
+        label = f"of the responses above the data set's best, epoch {best[0].epoch} to {best[-1].epoch}"
+        headlines[label] = " to ".join(ends)
     else:
-        reach, reached = f"{rollouts:,}", "responses of the policy judged"
+        headlines["responses of the policy judged"] = f"{rollouts:,}"
     cost = price(totals) if price else None
-    spent = f"{cost:,.2f}" if cost is not None else format_number(totals.tokens)
-    calls = totals.calls / rollouts
-    judged = f"{'cost of the judge' if cost is not None else 'judge tokens'}; {calls:.1f} judgments a response"
-    return {label: progress, reached: reach, judged: spent}
+    spent, unit = (
+        (format_number(totals.tokens), "judge tokens") if cost is None else (f"{cost:,.2f}", "cost of the judge")
+    )
+    headlines[f"{unit}; {totals.calls / rollouts:.1f} judgments a response"] = spent
+    return headlines
+
+
+def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str, str]:
+    """Return the mean score of the first and of the last epoch, by label; nothing before the second epoch."""
+    epoch_of = {row["step"]: row["epoch"] for row in rewards}
+    scores: dict[int, list[float]] = {}
+    for query_id in numbers.query_ids(run.store):
+        for response in numbers.responses(run.store, query_id):
+            if not response.initial:
+                scores.setdefault(epoch_of[response.step], []).append(quality(query_id, response.text))
+    first, last = min(scores), max(scores)
+    label = f"mean {MEASURE} (0 to 100) of the responses, from epoch {first} to epoch {last}"
+    return {label: f"{fmean(scores[first]):.0f} to {fmean(scores[last]):.0f}"} if first < last else {}
 
 
 def facts_of(run: Run, queries: int) -> dict[str, str]:
@@ -237,6 +267,7 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
         "steps so far": f"{len(rewards):,}, up to epoch {rewards[-1]['epoch']} (counted from 0)",
         "queries visited": f"{queries:,}",
         "responses": f"{rollouts:,}, {unscored:,.0f} of these without a reward",
+        "preferred to the visit before": unknown_progress(run) if queries >= gains.WINDOW else None,
         "anchors per query": f"{growth[-1]['anchors']:.2f}" if growth else None,
         "judgments": f"{totals.calls:,}, and {totals.failures:,} that failed",
         "judge tokens": f"{totals.tokens:,}, {totals.tokens / rollouts:,.0f} per response",
@@ -244,11 +275,19 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
     return {label: str(value) for label, value in rows.items() if value is not None}
 
 
-def example_of(run: Run) -> dict[str, Any] | None:
+def unknown_progress(run: Run) -> str | None:
+    """Say why the newest epoch is not compared with the visits before; `None` if it is."""
+    compared = gains.since_last_visit(gains.visits(run.store))
+    newest = compared[max(compared)] if compared else None
+    return str(newest) if newest and newest.probability is None else None
+
+
+def example_of(run: Run, quality: Quality | None = None) -> dict[str, Any] | None:
     """Return which responses to show as an example of before and after, by query id, visits and rollout ids.
 
-    The query is the one whose gain is in the middle of all queries. Of its first and its last visit it is the response
-    in the middle of the group. So nothing is chosen for its quality. `None` if no query was visited twice.
+    Of a query's first and its last visit it is the response in the middle of the group. With a measure, the query is
+    the one whose score rose most. Without one, it is the query whose gain is in the middle of all queries, so that
+    nothing is chosen for its quality. `None` if no query was visited twice.
     """
     revisited = {
         id: gains.weigh(each[0], each[-1])
@@ -257,14 +296,30 @@ def example_of(run: Run) -> dict[str, Any] | None:
     }
     if not revisited:
         return None
-    ranked = sorted(revisited, key=lambda id: (revisited[id][0] - revisited[id][1], id))
-    query_id = ranked[len(ranked) // 2]
+    if quality:
+        query_id = max(sorted(revisited), key=lambda id: rise_of(run, id, quality))
+    else:
+        ranked = sorted(revisited, key=lambda id: (revisited[id][0] - revisited[id][1], id))
+        query_id = ranked[len(ranked) // 2]
+    shown = [(visit, id) for visit, _, id in middles_of(run, query_id)]
+    return {"query": query_id, "shown": shown, "caption": HIGHEST if quality else MIDDLE}
+
+
+def middles_of(run: Run, query_id: str) -> list[tuple[int, int, int]]:
+    """Return visit, step and rollout id of the response in the middle of a query's first group and of its last."""
     groups = numbers.groups(run.store, query_id=query_id)
-    shown = []
+    middles = []
     for visit in (0, len(groups) - 1):
         order = [id for tier in groups[visit].order for id in tier]
-        shown.append((visit, order[len(order) // 2]))
-    return {"query": query_id, "shown": shown}
+        middles.append((visit, groups[visit].step, order[len(order) // 2]))
+    return middles
+
+
+def rise_of(run: Run, query_id: str, quality: Quality) -> float:
+    """Return by how much the score of the response in the middle has risen from the first visit to the last."""
+    texts = {response.id: response.text for response in numbers.responses(run.store, query_id)}
+    first, last = (quality(query_id, texts.get(f"{step}-{id}", "")) for _, step, id in middles_of(run, query_id))
+    return last - first
 
 
 def track_rows(rows: Iterable, title: str, total: int | None = None) -> Iterable:

@@ -1,18 +1,25 @@
 """Runs that a report reads, also while they train: a private copy of the store, and the trainer's log."""
 
 import json
-import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.database import open_to_read
 from rankbuffer_trl.store.gains import duel_of
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, STATE, checkpoints, read_manifest, read_store
+from rankbuffer_trl.store.places import (
+    FOLDER,
+    LIVE_STORE,
+    RUN,
+    STATE,
+    checkpoints,
+    copy_live,
+    read_manifest,
+    read_store,
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ def open_store(path: Path, target: Path) -> BufferStore:
     """
     live = path if path.is_file() else path / LIVE_STORE
     if live.is_file():
-        return copy_of(live, target)
+        return copy_live(live, target)
     folder = path if (path / FOLDER).is_dir() else newest_finished(path)
     if folder is not None:
         return read_store(folder)
@@ -97,16 +104,6 @@ def open_store(path: Path, target: Path) -> BufferStore:
     raise StoreError(
         f"{path} {what}: name the output_dir of a RankBuffer run, one of its checkpoints, or a store file"
     )
-
-
-def copy_of(live: Path, target: Path) -> BufferStore:
-    """Copy a live store. A run that wants to write waits only while the copy is made."""
-    try:
-        with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
-            reader.backup(copy, pages=4096)  # in parts, between which the run can write
-    except sqlite3.Error as error:
-        raise StoreError(f"cannot read the buffer store {live}: {error}") from error
-    return BufferStore(target, read_only=True)
 
 
 def newest_finished(path: Path) -> Path | None:

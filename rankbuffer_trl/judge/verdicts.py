@@ -281,17 +281,20 @@ def shorten_json(value: Any) -> str:
 def read_field(answer: str, key: str) -> Any:
     """Return the value of `key` in the one JSON object of `answer`, or raise [`VerdictError`].
 
-    Text around the object (a code fence, a sentence, a thinking block before it) is tolerated. A second object or a
-    repeated key is not, since either leaves open which one is meant.
+    Text around the object (a code fence, a sentence, a thinking block before it) is tolerated. A second object, an
+    object inside another one and a repeated key are not, since each leaves open what is meant.
     """
     answer = answer.rpartition("</think>")[2]
     if "<think>" in answer:
         raise VerdictError("the answer ends inside its thinking block")
-    objects = re.findall(r"\{[^{}]*\}", answer)
+    objects = list(re.finditer(r"\{[^{}]*\}", answer))
     if len(objects) != 1:
         raise VerdictError(f"the answer must hold exactly one flat JSON object, it holds {len(objects)}")
+    (found,) = objects
+    if "{" in answer[: found.start()]:
+        raise VerdictError("the answer must be one flat JSON object, not an object inside another one")
     try:
-        pairs = json.loads(objects[0], object_pairs_hook=list)
+        pairs = json.loads(found.group(), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
         raise VerdictError(f"the answer is not valid JSON: {error}") from None
     values = [value for name, value in pairs if name == key]

@@ -7,11 +7,13 @@ with a copy of the store and the manifest, which names run and step. A repositor
 import json
 import os
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from .buffer_store import STORE, BufferStore
-from .database import VERSION
+from .database import VERSION, StoreError, open_to_read
 
 FOLDER = "rankbuffer"
 RUN = "run.json"  # the manifest
@@ -88,6 +90,20 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} is damaged: it is not a JSON object")
     return found
+
+
+def copy_live(live: Path, target: Path) -> BufferStore:
+    """Copy a live store. A run that wants to write waits only while the copy is made.
+
+    Raises:
+        [`StoreError`]: if it cannot be read.
+    """
+    try:
+        with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
+            reader.backup(copy, pages=4096)  # in parts, between which the run can write
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot read the buffer store {live}: {error}") from error
+    return BufferStore(target, read_only=True)
 
 
 def report_folder(path: Path) -> Path:

@@ -83,10 +83,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             policy, and asks the judge real questions (`rankbuffer-train`).
         resume_with_changes (`bool`, *optional*, defaults to `False`):
             Resume from a checkpoint although the data, the method, the judge model or another setting that the buffers
-            depend on has changed (`docs/robustness.md`).
+            depend on has changed (`docs/checkpoints.md`).
         trust_checkpoint (`bool`, *optional*, defaults to `False`):
             Resume from a DeepSpeed or FSDP checkpoint that this `output_dir` did not write. Loading it executes code
-            that the checkpoint contains (`docs/hub.md`).
+            that the checkpoint contains (`docs/checkpoints.md`).
         dry_run (`bool`, *optional*, defaults to `False`):
             Check settings and data, print the plan with an estimate of the cost, and stop. It needs no GPU, no judge
             and no policy.

@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # One machine with eight GPUs of 80 GB: 4 GPUs train, 2 sample rollouts, and 2 judge.
 #
+#   recipes/launch/one_node.sh judge                          # serve the judge until Ctrl-C
+#   recipes/launch/one_node.sh data PROMPTS TRAINING_SET      # make a training set, with the policy on GPUs 0-3
+#   recipes/launch/one_node.sh estimate [arguments]           # what will the training cost?
 #   recipes/launch/one_node.sh [further arguments of train_rankbuffer.py]
 #
 # GPUs   what                                          port (loopback)
 # 0-3    training, ZeRO-3 over 4 processes             51216 (weights to the rollout server)
 # 4, 5   rollout server: the policy, tensor parallel   8000
 # 6, 7   judge: vLLM, tensor parallel                  8001
+#
+# If JUDGE_URL names a judge, this script starts none (docs/train.md). A judge at a loopback address has GPUs 6 and 7. If
+# the judge is elsewhere, the rollout server gets these two as well. ROLLOUT_GPUS names other GPUs for it.
 #
 # Batch: 4 processes x 2 per device x 20 accumulation = 160 rollouts = 20 queries x 8. Groups: 2 x 20 is a multiple of 8,
 # so each group lies on one process.
@@ -29,28 +35,32 @@ cd "$(dirname "$0")/../.."
 # shellcheck source=recipes/launch/servers.sh
 source recipes/launch/servers.sh
 
-RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
-POLICY=${POLICY:-Qwen/Qwen3-8B}
-JUDGE=${JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}
+read_role "$@"
+judge_command 127.0.0.1 --tensor-parallel-size 2
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --gradient_accumulation_steps 20 "$@"
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL"
+    --vllm_server_base_url "http://127.0.0.1:$PORT" --gradient_accumulation_steps 20 "${REST[@]}"
 )
+other_roles 6,7 0,1,2,3 --tensor-parallel-size 4
 
 need curl hf vllm accelerate
-rollout_command 127.0.0.1 2
+if [[ -n $STARTS_JUDGE ]] || judge_is_here; then
+    ROLLOUT_GPUS=${ROLLOUT_GPUS:-4,5}
+else
+    ROLLOUT_GPUS=${ROLLOUT_GPUS:-4,5,6,7}
+fi
+rollout_command 127.0.0.1 "$ROLLOUT_GPUS"
 
 # The dry run refuses settings that cannot work before any weights are loaded.
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 4
-check_free http://127.0.0.1:8001 http://127.0.0.1:8000
-download "$POLICY" "$JUDGE"
+check_free "http://127.0.0.1:$PORT" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
+download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
 
-start judge env CUDA_VISIBLE_DEVICES=6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
-    vllm serve "$JUDGE" --host 127.0.0.1 --port 8001 --tensor-parallel-size 2 --max-model-len "${JUDGE_CONTEXT:-49152}" \
-    --enable-prompt-tokens-details
-start rollouts env CUDA_VISIBLE_DEVICES=4,5 VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_DEV_MODE=1 \
+start_judge 6,7
+start rollouts env CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_DEV_MODE=1 \
     "${ROLLOUTS[@]}"
-wait_healthy judge http://127.0.0.1:8001 "$JUDGE"
-wait_healthy rollouts http://127.0.0.1:8000 "$POLICY"
+wait_judge
+wait_healthy rollouts "http://127.0.0.1:$PORT" "$POLICY"
 
 # VLLM_HOST_IP is the address at which the trainer sends weights to the rollout server.
 train env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP=127.0.0.1 \

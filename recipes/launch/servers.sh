@@ -1,10 +1,27 @@
 # shellcheck shell=bash
-# Functions for the other scripts in this folder: start servers, wait until they are ready, train, and end everything.
+# Settings and functions that the other scripts in this folder share.
+#
+# JUDGE_URL    base URL of a judge that is served already, such as http://127.0.0.1:8001/v1. The script then starts no
+#              judge. It waits until this one answers and checks that it serves JUDGE_MODEL. Without JUDGE_URL, the
+#              script starts a judge and ends it.
+# JUDGE_MODEL  the judge's name. The old name of this variable, JUDGE, still works.
+# SAMPLER_URL  base URL of a server of POLICY, for the role `data` alone. Without it, the script starts one and ends it.
+# POLICY       the policy to train.
+# RECIPE       the recipe of the training.
+# PORT         port of the policy's server (default 8000). A judge that the script starts gets the next port.
+# JUDGE_CONTEXT   context in tokens of a judge that the script starts (default 65536).
 #
 # A server runs in its own process group and writes to $LOGS/NAME.log. Everything that a script started ends with the
 # script, for any reason. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which finish their step, write
 # a checkpoint and end. A second signal ends everything at once.
 
+RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
+POLICY=${POLICY:-Qwen/Qwen3-8B}
+PORT=${PORT:-8000}
+JUDGE_MODEL=${JUDGE_MODEL:-${JUDGE:-${DEFAULT_JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}}}
+JUDGE_URL=${JUDGE_URL:-}
+JUDGE_URL=${JUDGE_URL%/}
+STARTS_JUDGE= # set if this script starts the judge
 LOGS=${LOGS:-runs/logs}
 START_SECONDS=${START_SECONDS:-1200} # for a server to be ready, loading its weights included
 STOP_SECONDS=${STOP_SECONDS:-40}     # for a process to end after SIGTERM, before SIGKILL
@@ -36,6 +53,15 @@ check_address() {
     esac
 }
 
+# host_of URL: print the host of a URL.
+host_of() {
+    local host=${1#*://}
+    host=${host%%/*}
+    host=${host%:*}
+    host=${host#[}
+    echo "${host%]}"
+}
+
 # download MODEL...: download weights that are not a folder, so that START_SECONDS counts the loading alone.
 download() {
     local model
@@ -44,27 +70,182 @@ download() {
     done
 }
 
+# refuse_judge_options ARGUMENT...: stop the script if an argument names the judge. The script must know who starts it.
+refuse_judge_options() {
+    local argument
+    for argument; do
+        case ${argument%%=*} in
+        --judge_url | --judge_model) die "set JUDGE_URL=... and JUDGE_MODEL=... instead of ${argument%%=*}" ;;
+        esac
+    done
+}
+
+# read_role ARGUMENT...: set ROLE to what a script shall do, and REST to its further arguments. The default is `train`.
+read_role() {
+    ROLE=train
+    case ${1:-} in
+    judge | data | estimate)
+        ROLE=$1
+        shift
+        ;;
+    -*) ;;
+    ?*) die "$1 is no role: say judge, data or estimate, or nothing to train" ;;
+    esac
+    REST=("$@")
+    refuse_judge_options "$@"
+}
+
 # ask URL: print what a server answers. A proxy is never asked.
 ask() { curl --silent --noproxy '*' --max-time 5 "$@"; }
 
-# rollout_command HOST GPUS: set ROLLOUTS to the command of the rollout server. With ROLLOUT_SERVER=trl, `trl vllm-serve`
-# starts vLLM's server. It adds the options on weights and log probabilities itself.
+# rollout_command HOST GPUS: set ROLLOUTS to the command of the rollout server on GPUs such as 4,5. With
+# ROLLOUT_SERVER=trl, `trl vllm-serve` starts vLLM's server. It adds the options on weights and log probabilities itself.
 rollout_command() {
+    local each
+    IFS=, read -ra each <<<"$2"
     case ${ROLLOUT_SERVER:-vllm} in
     vllm)
         ROLLOUTS=(
-            vllm serve "$POLICY" --host "$1" --port 8000 --tensor-parallel-size "$2" --max-model-len 8192
+            vllm serve "$POLICY" --host "$1" --port "$PORT" --tensor-parallel-size "${#each[@]}" --max-model-len 8192
             --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
         )
         ;;
     trl)
         ROLLOUTS=(
-            trl vllm-serve --model "$POLICY" --host "$1" --port 8000 --tensor_parallel_size "$2" --max_model_len 8192
+            trl vllm-serve --model "$POLICY" --host "$1" --port "$PORT" --tensor_parallel_size "${#each[@]}"
+            --max_model_len 8192
         )
         ;;
     *) die "ROLLOUT_SERVER is ${ROLLOUT_SERVER}: set it to vllm or trl" ;;
     esac
     need "${ROLLOUTS[0]}"
+}
+
+# judge_command HOST [OPTION...]: unless JUDGE_URL names a judge, set it, and set JUDGE_SERVER to the command of the
+# judge that the script will start. An answer of a benchmark may need a context of 65,536 tokens. Without
+# `--generation-config vllm`, the server would sample by the model's own top-k and top-p.
+judge_command() {
+    [[ -z $JUDGE_URL ]] || return 0
+    STARTS_JUDGE=yes
+    JUDGE_URL=http://$1:$((PORT + 1))/v1
+    JUDGE_SERVER=(
+        VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 vllm serve "$JUDGE_MODEL" --host "$1" --port "$((PORT + 1))" "${@:2}"
+        --max-model-len "${JUDGE_CONTEXT:-65536}" --generation-config vllm --enable-prompt-tokens-details
+    )
+}
+
+# judge_is_here: tell whether JUDGE_URL is on this machine, so that the judge holds GPUs of this machine.
+judge_is_here() { [[ $(host_of "$JUDGE_URL") =~ ^(127\.|localhost$|::1$) ]]; }
+
+# start_judge GPUS [COMMAND...]: start the judge, or check the one that is served already. COMMAND is what sets the
+# environment of the judge (default: env).
+start_judge() {
+    local gpus=$1
+    shift
+    (($#)) || set -- env
+    if [[ -n $STARTS_JUDGE ]]; then
+        start judge "$@" CUDA_VISIBLE_DEVICES="$gpus" "${JUDGE_SERVER[@]}"
+    else
+        check_judge
+    fi
+}
+
+# wait_judge: wait until a judge that this script has started is ready.
+wait_judge() { [[ -z $STARTS_JUDGE ]] || wait_healthy judge "${JUDGE_URL%/v1}" "$JUDGE_MODEL"; }
+
+# check_judge: wait until the judge at JUDGE_URL answers. Stop the script if it does not, or if it has another model.
+check_judge() {
+    local deadline=$((SECONDS + START_SECONDS)) models
+    say "waiting for the judge at $JUDGE_URL, $START_SECONDS s at most (START_SECONDS)"
+    until ask_judge --output /dev/null "$JUDGE_URL/models"; do
+        ((SECONDS < deadline)) || die "no judge answers at $JUDGE_URL: start it, or correct JUDGE_URL"
+        sleep "$POLL_SECONDS"
+    done
+    if models=$(ask_judge --fail "$JUDGE_URL/models"); then
+        [[ $models == *"\"$JUDGE_MODEL\""* ]] ||
+            die "the judge at $JUDGE_URL does not serve JUDGE_MODEL=$JUDGE_MODEL; it serves: $models"
+        say "the judge is ready"
+    else # an endpoint that wants a key, or that lists no models
+        say "something answers at $JUDGE_URL; the training checks whether it serves $JUDGE_MODEL"
+    fi
+}
+
+# ask_judge ARGUMENT...: as `ask`, with the proxy of the environment if the judge is elsewhere.
+ask_judge() {
+    if judge_is_here; then ask "$@"; else curl --silent --max-time 5 "$@"; fi
+}
+
+# provide_judge GPUS: start the judge if it is not served already, and wait until it is ready.
+provide_judge() {
+    if [[ -n $STARTS_JUDGE ]]; then
+        need vllm
+        check_free "${JUDGE_URL%/v1}"
+        download "$JUDGE_MODEL"
+    fi
+    start_judge "$1"
+    wait_judge
+}
+
+# serve_judge GPUS: the role `judge`. Serve the judge until this script is ended.
+serve_judge() {
+    [[ -n $STARTS_JUDGE ]] || die "JUDGE_URL=$JUDGE_URL names a judge already: unset it to serve one here"
+    need curl hf
+    provide_judge "$1"
+    say "to use this judge: export JUDGE_URL=$JUDGE_URL JUDGE_MODEL=$JUDGE_MODEL"
+    serve_until_ended
+}
+
+# serve_until_ended: wait for a signal, or until a server ends by itself.
+serve_until_ended() {
+    say "serving until Ctrl-C"
+    wait -n "${SERVERS[@]}" || true
+    die "a server has ended; see $LOGS"
+}
+
+# make_data JUDGE_GPUS POLICY_GPUS [OPTION...]: the role `data`. Make a training set from a file of prompts: POLICY writes
+# responses, and the judge orders them and writes rubrics.
+make_data() {
+    local judge_gpus=$1 gpus=$2 sampler=${SAMPLER_URL:-http://127.0.0.1:$PORT/v1} prompts output responses
+    shift 2
+    ((${#REST[@]} == 2)) || die "name two files: $0 data PROMPTS.jsonl TRAINING_SET.jsonl"
+    prompts=${REST[0]} output=${REST[1]}
+    responses=${output%.*}_no_rubrics.${output##*.}
+    local judge=(--judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL")
+    need curl hf rankbuffer-data
+    if [[ -z ${SAMPLER_URL:-} ]]; then
+        need vllm
+        check_free "http://127.0.0.1:$PORT"
+        download "$POLICY"
+    fi
+    provide_judge "$judge_gpus"
+    if [[ -z ${SAMPLER_URL:-} ]]; then
+        start sampler env CUDA_VISIBLE_DEVICES="$gpus" \
+            vllm serve "$POLICY" --host 127.0.0.1 --port "$PORT" --max-model-len 8192 "$@"
+        wait_healthy sampler "http://127.0.0.1:$PORT" "$POLICY"
+    fi
+    python recipes/generate_responses.py --dataset_name "$prompts" --output_file "$responses" "${judge[@]}" \
+        --sampler_url "$sampler" --sampler_model "$POLICY" --sampler_request '{"top_k": 20}'
+    python recipes/generate_rubrics.py --dataset_name "$responses" --output_file "$output" "${judge[@]}"
+    rankbuffer-data check "$output" --tokenizer "$POLICY"
+}
+
+# estimate JUDGE_GPUS: the role `estimate`. Say what the training will cost, after a few questions to the judge.
+estimate() {
+    need curl hf
+    provide_judge "$1"
+    python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --preflight_only true
+}
+
+# other_roles JUDGE_GPUS POLICY_GPUS [OPTION...]: unless ROLE is to train, play it and end the script. The options are those
+# of the policy's server.
+other_roles() {
+    case $ROLE in
+    judge) serve_judge "$1" ;;
+    data) make_data "$@" ;;
+    estimate) estimate "$1" ;;
+    train) return ;;
+    esac
+    exit
 }
 
 # check_free URL...: stop the script if something listens at an address where it will start a server.

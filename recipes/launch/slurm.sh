@@ -20,6 +20,9 @@
 # 0      4-7   judge: vLLM, tensor parallel                   8001
 # 1, 2   0-7   training, ZeRO-3 over 16 processes             29500 (processes), 51216 (weights), both on node 1
 #
+# If JUDGE_URL names a judge, this script starts none (docs/train.md), and the rollout server gets all of node 0. All nodes
+# must reach the judge.
+#
 # If a node resolves its own name to a loopback address, set SERVE_HOST and TRAIN_HOST to the addresses of node 0 and 1.
 # The servers listen at node 0's address in the cluster's network and take no key. Do not use this script in a network
 # that you share with others.
@@ -41,9 +44,6 @@ cd "${SLURM_SUBMIT_DIR:?this is a script for sbatch}"
 # shellcheck source=recipes/launch/servers.sh
 source recipes/launch/servers.sh
 
-RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
-POLICY=${POLICY:-Qwen/Qwen3-8B}
-JUDGE=${JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}
 OUTPUT=${OUTPUT:-runs/rankbuffer}
 ACCUMULATION=${ACCUMULATION:-5}
 
@@ -58,6 +58,8 @@ if [[ ${RANKBUFFER_ROLE:-} == train ]]; then
 fi
 
 [[ " $*" != *" --output_dir"* ]] || die "set OUTPUT=... instead of --output_dir: checkpoints are looked for there"
+refuse_judge_options "$@"
+[[ -z $JUDGE_URL ]] || check_address JUDGE_URL "$(host_of "$JUDGE_URL")"
 need curl hf vllm accelerate
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 ((${#NODES[@]} > 1)) || die "this needs at least two nodes: one serves, the others train"
@@ -69,30 +71,30 @@ SERVE_HOST=${SERVE_HOST:-$(address "${NODES[0]}")}
 TRAIN_HOST=${TRAIN_HOST:-$(address "${NODES[1]}")}
 check_address SERVE_HOST "$SERVE_HOST"
 check_address TRAIN_HOST "$TRAIN_HOST"
-rollout_command "$SERVE_HOST" 4
+judge_command "$SERVE_HOST" --tensor-parallel-size 4
+ROLLOUT_GPUS=0,1,2,3
+[[ -n $STARTS_JUDGE ]] || ROLLOUT_GPUS=0,1,2,3,4,5,6,7
+rollout_command "$SERVE_HOST" "$ROLLOUT_GPUS"
+ROLLOUT_URL=http://$SERVE_HOST:$PORT
 export TRAIN_HOST
 
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE"
-    --gradient_accumulation_steps "$ACCUMULATION"
-    --judge_url "http://$SERVE_HOST:8001/v1" --vllm_server_base_url "http://$SERVE_HOST:8000" "$@"
-    --output_dir "$OUTPUT"
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL"
+    --vllm_server_base_url "$ROLLOUT_URL" --gradient_accumulation_steps "$ACCUMULATION" "$@" --output_dir "$OUTPUT"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"
-check_free "http://$SERVE_HOST:8001" "http://$SERVE_HOST:8000"
-download "$POLICY" "$JUDGE"
+check_free "$ROLLOUT_URL" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
+download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
 if compgen -G "$OUTPUT/checkpoint-*/trainer_state.json" >/dev/null; then
     ARGUMENTS+=(--resume_from_checkpoint true)
 fi
 
 serve=(srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
-start judge "${serve[@]}" CUDA_VISIBLE_DEVICES=4,5,6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
-    vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len "${JUDGE_CONTEXT:-49152}" \
-    --enable-prompt-tokens-details
-start rollouts "${serve[@]}" CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
+start_judge 4,5,6,7 "${serve[@]}"
+start rollouts "${serve[@]}" CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
     "${ROLLOUTS[@]}"
-wait_healthy judge "http://$SERVE_HOST:8001" "$JUDGE"
-wait_healthy rollouts "http://$SERVE_HOST:8000" "$POLICY"
+wait_judge
+wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
 
 TELL_LAUNCHER=yes # srun passes SIGUSR1 on to this script on each node, which sends SIGTERM to the training processes
 RANKBUFFER_ROLE=train train srun --overlap --cpu-bind=none --nodes="$TRAINERS" --ntasks="$TRAINERS" --export=ALL \

@@ -9,6 +9,9 @@
 # serving    0-3   rollout server: the policy, tensor parallel   8000 at SERVE_HOST
 # serving    4-7   judge: vLLM, tensor parallel                  8001 at SERVE_HOST
 #
+# If JUDGE_URL names a judge, this script starts none (docs/train.md). Set it on both machines, to an address that the
+# training machine can reach. The rollout server then gets all eight GPUs, or those that ROLLOUT_GPUS names.
+#
 # The hosts are addresses in a private network: the servers take no key, and VLLM_SERVER_DEV_MODE lets everybody who
 # reaches the rollout server replace its weights. There is no default, and 0.0.0.0 is refused.
 #
@@ -33,37 +36,37 @@ shift
 : "${SERVE_HOST:?set it to the address of the serving machine in your private network}"
 check_address SERVE_HOST "$SERVE_HOST"
 need curl hf
-RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
-POLICY=${POLICY:-Qwen/Qwen3-8B}
-JUDGE=${JUDGE:-Qwen/Qwen3-30B-A3B-Instruct-2507}
+refuse_judge_options "$@"
+judge_command "$SERVE_HOST" --tensor-parallel-size 4
+[[ -n $STARTS_JUDGE ]] || check_address JUDGE_URL "$(host_of "$JUDGE_URL")"
+ROLLOUT_URL=http://$SERVE_HOST:$PORT
 
 if [[ $ROLE == serve ]]; then
     need vllm
-    rollout_command "$SERVE_HOST" 4
-    check_free "http://$SERVE_HOST:8001" "http://$SERVE_HOST:8000"
-    download "$POLICY" "$JUDGE"
-    start judge env CUDA_VISIBLE_DEVICES=4,5,6,7 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 \
-        vllm serve "$JUDGE" --host "$SERVE_HOST" --port 8001 --tensor-parallel-size 4 --max-model-len "${JUDGE_CONTEXT:-49152}" \
-        --enable-prompt-tokens-details
-    start rollouts env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
+    DEFAULT_GPUS=0,1,2,3,4,5,6,7
+    [[ -z $STARTS_JUDGE ]] || DEFAULT_GPUS=0,1,2,3
+    ROLLOUT_GPUS=${ROLLOUT_GPUS:-$DEFAULT_GPUS}
+    rollout_command "$SERVE_HOST" "$ROLLOUT_GPUS"
+    check_free "$ROLLOUT_URL" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
+    download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
+    start_judge 4,5,6,7
+    start rollouts env CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
         "${ROLLOUTS[@]}"
-    wait_healthy judge "http://$SERVE_HOST:8001" "$JUDGE"
-    wait_healthy rollouts "http://$SERVE_HOST:8000" "$POLICY"
-    say "serving until Ctrl-C"
-    wait -n "${SERVERS[@]}" || true
-    die "a server has ended; see $LOGS"
+    wait_judge
+    wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
+    serve_until_ended
 fi
 
 : "${TRAIN_HOST:?set it to the address of this machine in your private network}"
 check_address TRAIN_HOST "$TRAIN_HOST"
 need accelerate
 ARGUMENTS=(
-    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_model "$JUDGE" --gradient_accumulation_steps 10
-    --judge_url "http://$SERVE_HOST:8001/v1" --vllm_server_base_url "http://$SERVE_HOST:8000" "$@"
+    --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL"
+    --vllm_server_base_url "$ROLLOUT_URL" --gradient_accumulation_steps 10 "$@"
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 8
 download "$POLICY"
-wait_healthy judge "http://$SERVE_HOST:8001" "$JUDGE"
-wait_healthy rollouts "http://$SERVE_HOST:8000" "$POLICY"
+check_judge # the serving machine has started it
+wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
 train env VLLM_HOST_IP="$TRAIN_HOST" \
     accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

@@ -41,6 +41,7 @@ sys.path.insert(0, str(HERE))
 import policy  # noqa: E402
 
 SAMPLES = 4
+EXAMPLES = 3
 MEASURES = {
     "rubric score": "weighted rubrics, 0 to 100",
     "grade": "grade of the nearest of the seven written answers, 0 to 6",
@@ -160,6 +161,21 @@ def epoch_table(store: BufferStore, curve: list[Row]) -> Table:
     return table
 
 
+def example_table(queries: Dataset, measure: Measure, responses: dict[str, dict[str, list[str]]]) -> Table:
+    """Build the table of the first samples of the queries whose rubric score rose most."""
+    rises = {}
+    for query_id in queries["query_id"]:
+        before, after = (measure.rubric_score(query_id, responses[name][query_id][0]) for name in ("before", "after"))
+        rises[query_id] = after - before
+    shown = sorted(rises, key=rises.__getitem__, reverse=True)[:EXAMPLES]
+    prompts = {row["query_id"]: row["prompt"][0]["content"] for row in queries}
+    title = f"The first sample, for the {EXAMPLES} queries whose score rose most"
+    table = Table("query", "before", "after", title=title, show_lines=True)
+    for query_id in shown:
+        table.add_row(prompts[query_id], *(texts[query_id][0] for texts in responses.values()))
+    return table
+
+
 def main() -> None:
     """Build the policy, train it, measure it, and show the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -190,10 +206,7 @@ def main() -> None:
     curve = quality_table(store, measure.rubric_score)
     console.print(measure_table(before, after))
     console.print(epoch_table(store, curve))
-    examples = Table("query", "before", "after", title="The first sample of five queries", show_lines=True)
-    for row in list(queries)[:: len(queries) // 5][:5]:
-        examples.add_row(row["prompt"][0]["content"], *(responses[name][row["query_id"]][0] for name in responses))
-    console.print(examples)
+    console.print(example_table(queries, measure, responses))
 
     growth = growth_table(store)
     save(out / "quality.png", curve_chart("quality", "Quality", "", "rubric score", {"train": curve}).png())
@@ -211,10 +224,14 @@ def main() -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     page = write_report([out / "train"], out / "report", QueryTable(queries))
     console.print(f"Figures: {out / 'quality.png'}, {out / 'buffers.png'}. Numbers: {out / 'summary.json'}.")
-    console.print(f"To see every buffer at every step, open {page} in a browser.")
     console.print(
         f"{totals.calls:,} judge calls, {totals.tokens:,} judge tokens, {totals.failures} failed."
-        f" The quickstart took {summary['seconds']:.0f} seconds."
+        f" The quickstart took {summary['seconds'] / 60:.1f} minutes."
+    )
+    console.print(f"Open {page} in a browser to see every buffer at every step.")
+    first, last = (mean["rubric score"] for mean in (before, after))
+    console.print(
+        f"Rubric score of the policy, 0 to 100: {first:.0f} before training, {last:.0f} after.", style="bold"
     )
 
 

@@ -177,7 +177,7 @@ def test_the_page_of_one_run_opens_with_the_run(driver, made):
     browser.open(write_report([made[1].path.parent.parent], made[0].parent / "one"))
     heads = browser("return [...document.querySelectorAll('main h2')].map(node => node.textContent)")
     assert heads == ["ranked", "What the policy gets", "Buffer browser"]
-    assert browser("return document.querySelectorAll('.run .tiles div').length") == 3
+    assert browser("return document.querySelectorAll('.run .tiles div').length") == 2
     first = browser("return [...document.querySelector('.run').querySelectorAll('h3')].map(node => node.textContent)")
     assert first.index("The run") < first.index("All charts")
     assert any(title.startswith("Before and after: q") for title in first)

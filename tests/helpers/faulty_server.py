@@ -33,8 +33,8 @@ def completion(content: object, usage: object = "default") -> web.Response:
     return web.json_response(body)
 
 
-def saying(content: object) -> Callable:
-    return lambda request, n: completion(content)
+def saying(content: object, usage: object = "default") -> Callable:
+    return lambda request, n: completion(content, usage)
 
 
 SOON = {"Retry-After-Ms": "1"}  # a backoff of half a second per row would be long
@@ -50,8 +50,8 @@ def refusing(code: int, message: str) -> Callable:
     return lambda request, n: web.json_response(error, status=code, headers=SOON)
 
 
-def body(content: bytes, kind: str = "application/json", headers: dict[str, str] | None = None) -> Callable:
-    return lambda request, n: web.Response(body=content, content_type=kind, headers=headers)
+def body(content: bytes, kind: str = "application/json", headers: dict | None = None, code: int = 200) -> Callable:
+    return lambda request, n: web.Response(body=content, content_type=kind, headers=headers, status=code)
 
 
 def in_turn(*handlers: Callable) -> Callable:
@@ -109,6 +109,15 @@ async def hang_in_the_body(request: web.Request, n: int) -> web.StreamResponse:
     return response
 
 
+async def drip(request: web.Request, n: int) -> web.StreamResponse:
+    """A blank now and then, for ever: no read takes long."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.02)
+
+
 class Fault:
     """Plays one handler and remembers the requests."""
 
@@ -146,13 +155,14 @@ class Noting(OpenAIClient):
 
 
 @contextmanager
-def serving() -> Iterator[Fault]:
-    fault = Fault()
+def serving(fault: Fault | None = None, port: int = 0) -> Iterator[Fault]:
+    """Serve a fault on a port; 0 means any free one."""
+    fault = fault or Fault()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", fault)
     app.router.add_get("/v1/models", fault)
     app.router.add_post("/tokenize", fault)
-    with served(app) as address:
+    with served(app, port) as address:
         fault.url = address + "/v1"
         yield fault
 

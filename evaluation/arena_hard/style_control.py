@@ -1,0 +1,94 @@
+"""Arena-Hard's official style control, on the judgments of a run.
+
+    python -m evaluation.arena_hard.style_control runs/evaluation/rankbuffer/arena_hard --assets_dir assets
+
+The official scripts need `tiktoken`, which downloads its vocabulary `o200k_base` on first use.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rankbuffer_trl.errors import RankBufferError
+
+from ..assets import AssetError, Assets
+from ..files import file_name, read_jsonl, write_jsonl
+from ..official import run_official
+from .scores import BATTLE_SCORES
+
+BENCH = "arena-hard-v2.0"
+JUDGE = "judge"
+NOTHING = {"boto3": "", "shortuuid": ""}
+
+
+def style_control(assets: Assets, folder: Path, model: str, stubs: Mapping[str, str] = NOTHING) -> str:
+    """Return what the official scripts print for a run's judgments with style control.
+
+    The normalisation is pooled over all judged models. Here there is one, so the number is not the leaderboard's.
+
+    Args:
+        assets (`Assets`):
+            The official files.
+        folder (`Path`):
+            The folder of the model and this benchmark in a run.
+        model (`str`):
+            The model's label.
+        stubs (`Mapping[str, str]`, *optional*):
+            See [`run_official`]. The scripts need `tiktoken`, which downloads its vocabulary on first use.
+
+    Raises:
+        [`AssetError`]: if a script fails, or the run has no judgments.
+    """
+    checkout = assets.path("arena_hard", "show_result").parent
+    found = list((folder / "model_judgment").glob(f"*/{file_name(model)}.jsonl"))
+    if len(found) != 1:
+        raise AssetError(
+            f"{folder / 'model_judgment'} must hold judgments of {model!r} by one judge, not {len(found)}"
+        )
+    with TemporaryDirectory() as place:
+        there = official_layout(Path(place) / "official", checkout)
+        rows = [row for row in read_jsonl(found[0]) if all(g and g["score"] in BATTLE_SCORES for g in row["games"])]
+        write_jsonl(there / "data" / BENCH / "model_judgment" / JUDGE / found[0].name, rows)
+        plain = there / "plain"
+        plain.mkdir()
+        for name in {row["baseline"] for row in rows}:
+            (plain / f"{name}.jsonl").write_bytes(assets.path("arena_hard", name).read_bytes())
+        (plain / found[0].name).write_bytes((folder / "model_answer" / found[0].name).read_bytes())
+        answers = there / "data" / BENCH / "model_answer"
+        script = assets.path("arena_hard", "add_markdown_info")
+        run_official(script, "--dir", str(plain), "--output-dir", str(answers), cwd=there, stubs=stubs)
+        printed = []
+        for category in dict.fromkeys(row["category"] for row in rows):
+            arguments = ("-j", JUDGE, "-c", category, "-f", "markdown", "length")
+            printed.append(run_official(there / "show_result.py", *arguments, cwd=there, stubs=stubs))
+        return "\n".join(printed)
+
+
+def official_layout(place: Path, checkout: Path) -> Path:
+    """Make a folder in which the official scripts find their code and the questions. Other data can be added."""
+    data = place / "data" / BENCH
+    data.mkdir(parents=True)
+    for path in ("utils", "show_result.py"):
+        (place / path).symlink_to((checkout / path).absolute())
+    (data / "question.jsonl").symlink_to((checkout / "data" / BENCH / "question.jsonl").absolute())
+    return place
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="RUN/LABEL/arena_hard of an evaluation")
+    parser.add_argument("--assets_dir", default="assets", help="folder with the official checkouts")
+    parser.add_argument("--assets_manifest", help="YAML file whose entries replace those of assets.yaml")
+    arguments = parser.parse_args()
+    try:
+        assets = Assets(arguments.assets_dir, arguments.assets_manifest)
+        print(style_control(assets, arguments.folder, arguments.folder.parent.name))
+    except (RankBufferError, OSError) as error:
+        sys.exit(f"evaluation: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""The replay of a reward method in the simulated world, under the simulated judge, and what is counted in it.
+
+Each query is visited once in each epoch. The method's `score` is called for each group, and buffers stay in memory.
+Methods, prompts, parser and ledger are those of the package. The prompts have no guard, as in the paper. No policy is
+trained, so all methods see the same rollouts.
+"""
+
+import asyncio
+import math
+import re
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import Pool
+from statistics import fmean
+from typing import TypeVar
+
+from experiments.simulated_judge import JudgeErrors, World, answer, first_word
+from rankbuffer_lab.audit.measures import tau_b
+from rankbuffer_trl.groups import RolloutGroup
+from rankbuffer_trl.judge import Judge, Totals, Usage
+from rankbuffer_trl.rewards.method import GroupScore, load_method
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its arguments. `calls` (thousands) and `tokens` (millions) are the paper's, if it has them."""
+
+    method: str
+    arguments: dict = field(default_factory=dict)
+    calls: float | None = None
+    tokens: float | None = None
+
+
+BOOT = {"bootstrap": True}
+PAPER = {
+    "GRPO": Row("pointwise", {}, 31.374, 25.036),
+    "GDPO": Row("gdpo", {}, 144.236, 86.938),
+    "Tournament-GRPO": Row("tournament", {}, 84.0, 157.313),
+    "RRC-AGR": Row("rrc_agr", {}, 218.914, 200.817),
+    "RRC-SCR": Row("rrc_scr", {}, 104.028, 200.817),
+    "Pairwise Rank": Row("pairwise_rank", {}, 103.035, 188.265),
+    "ArenaRL": Row("arenarl", {}, 101.388, 154.936),
+    "RankBuffer": Row("rankbuffer", {}, 36.861, 88.818),
+    "RankBuffer*": Row("rankbuffer", {"static": True}, 36.227, 67.968),
+    "Bootstrap": Row("rankbuffer", BOOT, 28.378, 76.455),
+    "Bootstrap*": Row("rankbuffer", BOOT | {"static": True}, 28.108, 60.662),
+    "LLM": Row("llm_buffer", {}, 41.592, 96.503),
+    "LLM + look-ahead": Row("llm_buffer", {"look_ahead": True}, 42.101, 110.997),
+    "RankBuffer, K0 = 2": Row("rankbuffer", {"k0": 2}, 36.4, 79.3),
+    "RankBuffer, K0 = 7": Row("rankbuffer", {"k0": 7}, 36.8, 114.1),
+    "Bootstrap, K0 = 2": Row("rankbuffer", BOOT | {"k0": 2}, 28.0, 66.5),
+    "Bootstrap, K0 = 7": Row("rankbuffer", BOOT | {"k0": 7}, 28.7, 92.4),
+    "Coarse-only": Row("rankbuffer", {"fine": False}, 31.0, 74.1),
+    "Order-only": Row("rankbuffer", {"anchor_content": False}),
+    "Bootstrap, order-only": Row("rankbuffer", BOOT | {"anchor_content": False}),
+}
+OURS = {
+    "RankBuffer, fine 2 looks": Row("rankbuffer_looks", {"looks": 2}),
+    "List": Row("listwise", {"looks": 1, "again": False}),
+    "List, 2 looks": Row("listwise", {"looks": 2, "again": False}),
+    "List, 2 + 2": Row("listwise", {"looks": 2, "again": True}),
+    "List, 4 looks": Row("listwise", {"looks": 4, "again": False}),
+    "Blocks of four": Row("listwise", {"looks": 4, "blocks_of_four": True}),
+    "Batch, 2 looks": Row("rankbuffer_batch", {"looks": 2}),
+}
+LADDER = {"Batch, 2 looks, ladder": Row("rankbuffer_batch", {"looks": 2, "ladder": True})}
+ROWS = PAPER | OURS | LADDER
+
+
+class SimulatedJudge:
+    """A chat client that answers from the text of a prompt, and counts tokens, shared prefixes and rounds.
+
+    Args:
+        errors (`JudgeErrors`):
+            The errors of the judge's looks.
+        count (`bool`):
+            Whether to count tokens. Counting takes most of the time.
+    """
+
+    name = "simulated judge"
+
+    def __init__(self, errors: JudgeErrors, count: bool):
+        self.errors, self.count = errors, count
+        self.quality: dict[str, float] = {}
+        self.rounds = self.in_flight = 0
+        self.seen: list[list[str]] = []  # sorted, so that a neighbour has the longest shared prefix
+
+    def open_group(self) -> None:
+        """Forget the prompts of the group before: prefixes are shared within a group only."""
+        self.seen = []
+
+    async def complete(self, messages, *, question, seed, tally):
+        tally.attempts += 1
+        (prompt,) = (message["content"] for message in messages)
+        self.rounds += self.in_flight == 0
+        self.in_flight += 1
+        await asyncio.sleep(0)
+        self.in_flight -= 1
+        text = answer(prompt, self.quality, self.errors)
+        return text, self.usage(prompt, text) if self.count else Usage()
+
+    def usage(self, prompt: str, text: str) -> Usage:
+        """Count the tokens of a question, and those of the longest prefix shared with an earlier one of the group."""
+        words = prompt.split()
+        place = bisect(self.seen, words)
+        shared = max((common_prefix(words, other) for other in self.seen[max(place - 1, 0) : place + 1]), default=0)
+        self.seen.insert(place, words)
+        return Usage(tokens(words), tokens(words[:shared]), tokens(text.split()))
+
+    async def close(self):
+        pass
+
+
+def tokens(words: Iterable[str]) -> int:
+    """Count the words and punctuation marks of a text that was split at white space."""
+    return sum(map(tokens_of, words))
+
+
+@cache
+def tokens_of(word: str) -> int:
+    return len(re.findall(r"\w+|[^\w\s]", word))
+
+
+def common_prefix(a: Sequence[str], b: Sequence[str]) -> int:
+    """Return the length of the longest common prefix."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the rewards of a group agree with quality, for the rollouts with an answer.
+
+    Rewards and qualities count as differences from their mean in the group, as in an advantage.
+
+    Args:
+        n (`int`):
+            Number of rollouts.
+        product, rewards, qualities (`float`):
+            Sum of the products, of the squared rewards and of the squared qualities.
+    """
+
+    n: int
+    product: float
+    rewards: float
+    qualities: float
+
+    @classmethod
+    def of(cls, rewards: Sequence[float], qualities: Sequence[float]) -> "Agreement":
+        x, y = centred(rewards), centred(qualities)
+        return cls(len(x), sumprod(x, y), sumprod(x, x), sumprod(y, y))
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of the advantages with the true ones; 0 if all rewards are equal."""
+        size = self.rewards * self.qualities
+        return self.product / math.sqrt(size) if size > 0 else 0.0
+
+
+def centred(values: Sequence[float]) -> list[float]:
+    """Return the differences from the mean. They are exactly 0 if all values are equal."""
+    mean = fmean(values) if len(set(values)) > 1 else values[0]
+    return [value - mean for value in values]
+
+
+def sumprod(x: Iterable[float], y: Iterable[float]) -> float:
+    """Return the sum of the products."""
+    return sum(a * b for a, b in zip(x, y, strict=True))
+
+
+@dataclass
+class Outcome:
+    """The counts of a replay. Lists have one item per group, insertion or anchor."""
+
+    totals: Totals = field(default_factory=Totals)
+    groups: int = 0
+    rounds: int = 0
+    answered: int = 0
+    tied: int = 0
+    flat: int = 0
+    tau: list[float] = field(default_factory=list)
+    agreements: list[Agreement] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+    below_top: Counter = field(default_factory=Counter)
+    anchors: list[int] = field(default_factory=list)
+    ladder: list[float] = field(default_factory=list)
+    sources: dict[int, Counter] = field(default_factory=lambda: defaultdict(Counter))
+
+    def add(self, group: RolloutGroup, score: GroupScore, quality: dict[str, float]) -> None:
+        latent = {rollout.id: quality[first_word(rollout.text)] for rollout in group.answered}
+        rewards = [score.rewards[i] for i in latent]
+        self.groups += 1
+        self.answered += len(rewards)
+        self.tied += sum(n for n in Counter(rewards).values() if n > 1)
+        self.flat += len(set(rewards)) < 2
+        self.tau.append(tau_b(rewards, list(latent.values())))
+        if len(rewards) > 1:
+            self.agreements.append(Agreement.of(rewards, list(latent.values())))
+        if score.before:
+            anchors = [quality[first_word(anchor.text)] for anchor in score.before.anchors]
+            self.anchors.append(len(anchors))
+            self.ladder.append(tau_b(range(len(anchors)), anchors))
+            for i, position in score.positions.items():
+                place = sum(anchor < latent[i] for anchor in anchors)
+                self.right.append(position == place)
+                self.below_top[len(anchors) - place] += 1
+        if score.after:
+            self.sources[group.epoch].update(anchor.source for anchor in score.after.anchors)
+
+    @property
+    def tokens(self) -> int:
+        """All tokens."""
+        return self.totals.tokens
+
+    @property
+    def computed(self) -> int:
+        """The tokens without those of shared prefixes."""
+        return self.totals.tokens - self.totals.cached_tokens
+
+    @property
+    def mean_tau(self) -> float:
+        """Kendall's tau-b, the mean over groups."""
+        return fmean(self.tau)
+
+    @property
+    def mean_cosine(self) -> float:
+        """The cosine of the advantages of a group with the true ones, the mean over groups."""
+        return fmean(agreement.cosine for agreement in self.agreements)
+
+    def cosine_of_run(self, divided: bool) -> float:
+        """Return the cosine of all advantages of the run, taken together, with the true differences in quality.
+
+        Args:
+            divided (`bool`):
+                Whether the advantages of a group are divided by the standard deviation of its rewards, as in GRPO.
+        """
+        scales = [
+            math.sqrt((each.n - 1) / each.rewards) if divided and each.rewards else 1.0 for each in self.agreements
+        ]
+        product = sum(scale * each.product for scale, each in zip(scales, self.agreements, strict=True))
+        rewards = sum(scale**2 * each.rewards for scale, each in zip(scales, self.agreements, strict=True))
+        return product / math.sqrt(rewards * sum(each.qualities for each in self.agreements))
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The replay of one method in one world under one judge."""
+
+    label: str
+    world: World
+    queries: int
+    errors: JudgeErrors = field(default_factory=JudgeErrors)
+    count: bool = False
+
+    def __call__(self) -> Outcome:
+        return asyncio.run(self.run())
+
+    async def run(self) -> Outcome:
+        """Score all visits of all queries, query by query: queries do not depend on one another."""
+        row = ROWS[self.label]
+        method = load_method(row.method, row.arguments, self.world.seed)
+        client = SimulatedJudge(self.errors, self.count)
+        judge = Judge(client, guard=False)
+        outcome, calls = Outcome(), []
+        for number in range(self.queries):
+            groups, client.quality = self.world.visits(number, self.queries)
+            buffer = None
+            for group in groups:
+                client.open_group()
+                score = await method.score(group, buffer, judge)
+                buffer = score.after
+                outcome.add(group, score, client.quality)
+            calls += judge.drain()
+        outcome.totals, outcome.rounds = Totals.of(calls), client.rounds
+        return outcome
+
+
+def run_all(replays: Mapping[Key, Replay], processes: int) -> dict[Key, Outcome]:
+    """Run replays in several processes and return their outcomes under the same keys."""
+    with Pool(processes) as pool:
+        return dict(zip(replays, pool.map(Replay.__call__, replays.values(), chunksize=1), strict=True))

@@ -1,0 +1,65 @@
+"""A judge that makes errors of a known size, for responses that a policy has written.
+
+The true worth of a response is the score that the rubrics of the prompt give it
+(`rankbuffer_trl/judge/rubric_judge.py`), without error. The judge sees this worth with the errors of
+`simulated_judge.py`, and answers each kind of question in the same way. There, the rollouts of a group have a
+deviation of 0.25 around a mean that starts at 1.2, and the error of one look is 0.09. A linear function maps rubric
+scores to that scale, so that the policy's responses before training have this mean and this deviation. The function is
+the same for every query, method and seed. The judge does not know which method asks.
+
+Two things differ from the simulated judge. If a question is about one rubric only, a response has a worth for this
+rubric; there, a response has one quality. Responses of one prompt with the same words look the same to the judge.
+"""
+
+from hashlib import blake2b
+from random import Random
+
+from experiments.simulated_judge import World, verdict
+from rankbuffer_trl.judge import Question, Tally, Usage
+from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
+
+NOISE = 0.09  # standard deviation of the error of one look
+
+
+class NoisyRubricJudge:
+    """A client that answers every question of the package in JSON; it implements [`ChatClient`].
+
+    Args:
+        mean (`float`):
+            Mean rubric score of the policy before training, in 0..1.
+        deviation (`float`):
+            Standard deviation of its rubric scores within a group, above 0.
+        noise (`float`, *optional*, defaults to `0.09`):
+            Standard deviation of the error of one look, on the scale on which `deviation` is 0.25.
+    """
+
+    name = "noisy rubric judge"
+
+    def __init__(self, mean: float, deviation: float, noise: float = NOISE):
+        self.mean, self.deviation, self.noise = mean, deviation, noise
+
+    async def complete(
+        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
+    ) -> tuple[str, Usage]:
+        """Answer as [`ChatClient`] says. Each word and each punctuation mark counts as one token."""
+        tally.attempts += 1
+        prompt = messages[0]["content"]
+        shown = [pair for pairs in question.responses.values() for pair in pairs]
+        answer = verdict(prompt, self.looks(prompt, dict(shown)))
+        return answer, Usage(count_tokens(prompt), 0, count_tokens(answer))
+
+    def looks(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
+        """Return how good each response of a prompt looks to the judge, by its heading."""
+        rubrics = parse_rubrics(prompt.partition("\n\nRUBRICS\n")[2].partition("\n\n")[0])
+        seed = blake2b(prompt.encode(), digest_size=8).hexdigest()
+        return {
+            name: self.worth(text, rubrics) + Random(f"{seed} {text}").gauss(0, self.noise)
+            for name, text in shown.items()
+        }
+
+    def worth(self, text: str, rubrics: list[tuple[int, str]]) -> float:
+        """Return the rubric score of a response on the scale of the simulated judge."""
+        return World.start + World.within * (score(text, rubrics) - self.mean) / self.deviation
+
+    async def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,306 @@
+"""A simulated judge of known error that reads real prompts, and a simulated world to judge.
+
+The quality of a response is a number. Its unit is the standard deviation of a query's reference responses, and their
+mean is 0. The first word of a response stands for the response. The judge finds these words under the headings of the
+prompt. So a prompt that shows the wrong response, or shows it in the wrong place, gets the wrong answer.
+
+The judge looks at each response in a prompt. A look is the quality of the response plus an error. [`JudgeErrors`] has
+the settings. By default the error is normal, and it is drawn afresh for every prompt and response. It is seeded by the
+prompt, so the same prompt has the same answer. The other errors are off by default:
+
+* `lasting`: a share of the error's variance belongs to the response and repeats in every prompt.
+* `tails`: the errors follow Student's t instead of the normal distribution, scaled to the same standard deviation.
+* `crowd`: the error grows with the number of responses in the prompt, anchors included.
+* `bias`: the judge favours the responses that stand first, or those at both ends.
+* `labels`: the judge favours low labels, wherever they stand.
+
+From its looks the judge answers
+
+* a score: the integer nearest to `10 / (1 + exp(-(o + s * look)))`. `o` and `s` are the judge's miscalibration for
+  this query with these rubrics. `o` is normal around 0 with deviation 0.5. `s` is log-normal around 0.8 with
+  deviation 0.3. A question about a single rubric has its own miscalibration, but a response has only one quality.
+* two scores in comparison: the same for each response. If they are equal, the one that looks better gets one point
+  more, unless the two look alike.
+* the better of two: the one that looks better. If a tie is allowed and the looks differ by less than 0.02, a tie.
+* an order: the order of the looks.
+* an order and positions among anchors: the order of the candidates' looks and, for each candidate, the number of
+  anchors that look worse. Each response has one look.
+* a position: the number of anchors that look worse than the candidate, with one look at each of them.
+* a position among anchors that are not shown: the candidate's score, before it is rounded, is taken as the share of
+  anchors below the candidate (10 for all).
+* a selection: evenly spread over the ladder, with both ends.
+
+Nothing in this module knows which method asks.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from random import Random
+
+from rankbuffer_trl.buffer import select_k0
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+
+ALIKE = 0.02
+OFFSET, SCALE, SCALE_SPREAD = 0.5, 0.8, 0.3
+SENTENCE = 12  # tokens
+WORDS = "the a water heat pan rice cook stir slow well then until soft salt add cup boil drain cover minute".split()
+_words = Random(0)
+SENTENCES = [" ".join(_words.choices(WORDS, k=SENTENCE - 1)) + "." for _ in range(1000)]
+
+
+@dataclass(frozen=True)
+class World:
+    """The queries, references and rollouts that are judged, the same for every method: no policy is trained.
+
+    Args:
+        start (`float`):
+            Mean quality of the rollouts of epoch 0, over all queries.
+        between (`float`):
+            Standard deviation over queries of a query's mean rollout.
+        within (`float`):
+            Standard deviation of the rollouts of a group around that mean.
+        spread (`float`):
+            Standard deviation of the logarithm of `within` over queries. With 0, all groups have the same deviation.
+        drift (`float`):
+            The quality that rollouts gain per epoch.
+        empty (`float`):
+            Share of rollouts without an answer, in 0..1.
+        rubrics (`tuple[float, float, float]`):
+            Shares of queries with 3, 4 and 5 rubrics.
+        tokens (`tuple[int, int, int, int]`):
+            Mean length of a query, a rubric, a reference and a rollout. The last two vary log-normally.
+        epochs, rollouts, references, queries_per_step, seed (`int`):
+            The paper's numbers, and the seed of the whole world.
+    """
+
+    start: float = 1.2
+    between: float = 1.0
+    within: float = 0.25
+    spread: float = 0.0
+    drift: float = 0.5
+    empty: float = 0.02
+    rubrics: tuple[float, float, float] = (0.05, 0.35, 0.6)
+    tokens: tuple[int, int, int, int] = (190, 24, 240, 400)
+    epochs: int = 4
+    rollouts: int = 8
+    references: int = 7
+    queries_per_step: int = 20
+    seed: int = 0
+
+    def visits(self, number: int, queries: int) -> tuple[list[RolloutGroup], dict[str, float]]:
+        """Return the groups of one query, one per epoch, and the quality of each response by its first word."""
+        random = Random(f"{self.seed}/{number}")
+        asked, rubric, reference, rollout = self.tokens
+        quality: dict[str, float] = {}
+
+        def response(name: str, value: float, tokens: int) -> str:
+            quality[name] = value
+            return text(random, name, tokens * random.lognormvariate(-0.045, 0.3))
+
+        (count,) = random.choices((3, 4, 5), self.rubrics)
+        rubrics = tuple(Rubric(text(random, "Covers", rubric), random.randint(1, 5)) for _ in range(count))
+        values = sorted(random.gauss(0, 1) for _ in range(self.references))
+        responses = tuple(response(f"q{number}n{i}", value, reference) for i, value in enumerate(values))
+        prompt = [{"role": "user", "content": text(random, f"q{number}", asked)}]
+        query = Query(f"q{number}", prompt, rubrics, responses)
+        mean = random.gauss(self.start, self.between)
+        within = self.within * Random(f"{self.seed}/{number}/spread").lognormvariate(0, self.spread)
+        groups = []
+        for epoch in range(self.epochs):
+            texts = [
+                ""
+                if random.random() < self.empty
+                else response(f"q{number}e{epoch}r{i}", random.gauss(mean + epoch * self.drift, within), rollout)
+                for i in range(self.rollouts)
+            ]
+            step = epoch * math.ceil(queries / self.queries_per_step) + number // self.queries_per_step
+            groups.append(RolloutGroup(query, tuple(Rollout(i, t) for i, t in enumerate(texts)), step, epoch))
+        return groups, quality
+
+
+def text(random: Random, first: str, tokens: float) -> str:
+    """Make a text of about `tokens` words and full stops that begins with `first`."""
+    return " ".join([first, *random.choices(SENTENCES, k=max(1, round(tokens / SENTENCE)))])
+
+
+def first_word(response: str) -> str:
+    """Return the word that stands for a response."""
+    return response.split(" ", 1)[0]
+
+
+SHOWN = re.compile(r"^(?:\[(\w+)\]|CANDIDATE|RESPONSE)\n(\w+)", re.MULTILINE)
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda share: 0.5 - share,
+    "edges": lambda share: abs(2 * share - 1) - 0.5,
+}
+
+
+@dataclass(frozen=True)
+class JudgeErrors:
+    """The errors of the judge's looks. All sizes have the unit of quality.
+
+    Args:
+        noise (`float`, *optional*, defaults to `0.09`):
+            Standard deviation of the error of one look, in a prompt with one or two responses.
+        lasting (`float`, *optional*, defaults to `0.0`):
+            Share of the error's variance that belongs to the response and repeats in every prompt, in 0..1.
+        tails (`float`, *optional*, defaults to `inf`):
+            Degrees of freedom of Student's t, above 2. The fewer, the heavier the tails. Without a limit, the errors
+            are normal. The standard deviation is the same for all degrees.
+        crowd (`float`, *optional*, defaults to `1.0`):
+            How many times as large the error is in a prompt with 8 responses as in a prompt with 2. The error grows as
+            a power of the number of responses `n`: the factor is `crowd ** log4(n / 2)`. Anchors count as responses,
+            and a single response counts as two. The lasting part grows as well.
+        bias (`float`, *optional*, defaults to `0.0`):
+            Difference that the place alone makes between the most and the least favoured place. It is the same
+            for any number of responses from 2 on.
+        shape (`str`, *optional*, defaults to `"linear"`):
+            `linear`: the first place is the most favoured one, and the favour falls evenly towards the last place.
+            `edges`: both ends are the most favoured places, and the middle is the least favoured one.
+        drawn (`bool`, *optional*, defaults to `False`):
+            Draw the sign of the bias for each query: half of the queries favour the other places.
+        labels (`float`, *optional*, defaults to `0.0`):
+            Difference that the label alone makes between the lowest and the highest label of a prompt. A response
+            without a label gets half of it.
+    """
+
+    noise: float = 0.09
+    lasting: float = 0.0
+    tails: float = math.inf
+    crowd: float = 1.0
+    bias: float = 0.0
+    shape: str = "linear"
+    drawn: bool = False
+    labels: float = 0.0
+
+    def settled(self, within: float) -> "JudgeErrors":
+        """Return the same judge as seen from its settled opinion: what it would say on average over presentations.
+
+        Settled opinion is quality plus lasting error. It takes the place of quality: its standard deviation within a
+        group counts as `within`, and no error lasts. Verdicts on pairs of rollouts have the same distribution.
+
+        Args:
+            within (`float`):
+                Standard deviation of the quality of the rollouts of a group.
+        """
+        scale = within / math.hypot(within, self.noise * math.sqrt(self.lasting))
+        noise = scale * self.noise * math.sqrt(1 - self.lasting)
+        return replace(self, noise=noise, lasting=0.0, bias=scale * self.bias, labels=scale * self.labels)
+
+    def deviation(self, n: int) -> float:
+        """Return the standard deviation of a look in a prompt with `n` responses."""
+        return self.noise * self.crowd ** math.log(max(n, 2) / 2, 4)
+
+    def draw(self, random: Random, deviation: float) -> float:
+        """Draw an error of this standard deviation."""
+        if math.isinf(self.tails):
+            return random.gauss(0, deviation)
+        squares = random.gammavariate(self.tails / 2, 2)  # chi-squared
+        return random.gauss(0, deviation) * math.sqrt((self.tails - 2) / squares)
+
+    def favour(self, prompt: str, names: Sequence[str]) -> dict[str, float]:
+        """Return what place and label add to each response of a prompt, by its heading, in the order of places."""
+        places = shares(names)
+        direction = Random(f"direction {query_of(prompt)}").choice((-1, 1)) if self.drawn else 1
+        labels = shares(sorted(filter(None, names), key=lambda name: (name[0], int(name[1:] or 0))))
+        return {
+            name: (direction * self.bias * SHAPES[self.shape](places[name]) if len(places) > 1 else 0.0)
+            + self.labels * (0.5 - labels.get(name, 0.5))
+            for name in names
+        }
+
+
+WORLDS = {
+    "careful": JudgeErrors(noise=0.19, lasting=0.8, bias=0.02),
+    "biased": JudgeErrors(noise=0.25, lasting=0.55, bias=0.22),
+    "blunt": JudgeErrors(noise=0.3, lasting=0.45, bias=0.08),
+}
+"""Three judges whose errors lie in the ranges that public records of pairwise verdicts allow.
+
+The records give errors as multiples of the spread of true quality over responses. Here that spread is 0.25, the
+deviation within a group of [`World`]. So rollouts are taken to differ as much as the responses of the records, which
+are of different models. `lasting` is an upper bound, because errors of the labels count as lasting. No record says how
+much a judge errs in a list of eight, so `crowd` is left open. experiments/judge_cost/README.md has sources and ranges.
+"""
+
+
+def shares(names: Sequence[str]) -> dict[str, float]:
+    """Return the place of each name as a share of the way from the first to the last one; 0.5 if there is only one."""
+    last = len(names) - 1
+    return {name: place / last if last else 0.5 for place, name in enumerate(names)}
+
+
+def answer(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> str:
+    """Answer a prompt from its text. `quality` holds the quality of each response by its first word."""
+    return verdict(prompt, looks_at(prompt, quality, errors))
+
+
+def looks_at(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> dict[str, float]:
+    """Look at each response of a prompt, and return the looks by heading."""
+    shown = {name: word for name, word in SHOWN.findall(prompt) if word in quality}
+    random = Random(blake2b(prompt.encode(), digest_size=8).digest())
+    deviation = errors.deviation(len(shown))
+    own, fresh = deviation * math.sqrt(errors.lasting), deviation * math.sqrt(1 - errors.lasting)
+    favour = errors.favour(prompt, list(shown))
+    return {
+        name: quality[word] + errors.draw(random, fresh) + (own and errors.draw(Random(word), own)) + favour[name]
+        for name, word in shown.items()
+    }
+
+
+def verdict(prompt: str, looks: Mapping[str, float]) -> str:
+    """Answer a prompt from the looks at its responses. `looks` has them by heading."""
+    form = prompt.rpartition("Return ")[2]
+    if '"position"' in form:
+        K = int(re.search(r"through (\d+)>", form)[1])
+        anchors = [look for name, look in looks.items() if name]
+        if anchors:
+            return json.dumps({"position": sum(look < looks[""] for look in anchors)})
+        return json.dumps({"position": round(K * score(prompt, looks[""]) / 10)})
+    if '"positions"' in form:
+        order = sorted((name for name in looks if name[0] == "R"), key=looks.get)
+        anchors = [look for name, look in looks.items() if name[0] == "A"]
+        positions = [sum(anchor < looks[name] for anchor in anchors) for name in order]
+        return json.dumps({"order": [int(name[1:]) for name in order], "positions": positions})
+    if '"order"' in form:
+        return json.dumps({"order": [int(name[1:]) for name in sorted(looks, key=looks.get)]})
+    if '"score"' in form:
+        return json.dumps({"score": round(score(prompt, looks[""]))})
+    alike = "A" in looks and abs(looks["A"] - looks["B"]) < ALIKE
+    if '"scores"' in form:
+        scores = [round(score(prompt, looks[name])) for name in "AB"]
+        if scores[0] == scores[1] and not alike:
+            better = looks["A"] < looks["B"]
+            scores[better] += 1
+            scores = [number - (max(scores) > 10) for number in scores]
+        return json.dumps({"scores": scores})
+    if '"winner"' in form:
+        tie = alike and '"tie"' in form
+        return json.dumps({"winner": "tie" if tie else max("AB", key=looks.get)})
+    chosen = select_k0([name for name in looks if name[0] != "L"], 4)
+    keep, add = ([name for name in chosen if name[0] == letter] for letter in "AR")
+    return json.dumps({"keep_anchor_ids": keep, "add_rollout_ids": add})
+
+
+def score(prompt: str, look: float) -> float:
+    """Map a look to the judge's scale for this query and these rubrics, in 0..10."""
+    head, _, rest = prompt.partition("\n\nRUBRICS\n")
+    offset, scale = miscalibration(head.partition("\n\nQUERY\n")[2] + rest.partition("\n\n")[0])
+    return 10 / (1 + math.exp(-(offset + scale * look)))
+
+
+def query_of(prompt: str) -> str:
+    """Return the text of a prompt's query."""
+    return prompt.partition("\n\nQUERY\n")[2].partition("\n\nRUBRICS\n")[0]
+
+
+@lru_cache(maxsize=1024)
+def miscalibration(asked: str) -> tuple[float, float]:
+    """Draw the offset and the scale of the judge for what is asked."""
+    random = Random(asked)
+    return random.gauss(0, OFFSET), SCALE * random.lognormvariate(0, SCALE_SPREAD)

@@ -1,0 +1,243 @@
+"""The simulated judge of the experiments: each of its errors, its answers, and the judges of `WORLDS`."""
+
+import json
+import math
+from functools import cache
+from hashlib import blake2b
+from itertools import pairwise, permutations
+from pathlib import Path
+from random import Random
+from statistics import fmean, pstdev
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from experiments.simulated_judge import WORLDS, JudgeErrors, World, answer, first_word, looks_at, text
+from rankbuffer_trl.groups import Query, Rollout, Rubric
+from rankbuffer_trl.judge import (
+    batch_question,
+    duel_question,
+    insertion_question,
+    pairwise_question,
+    pointwise_question,
+    ranking_question,
+)
+
+QUALITY = {f"word{i}": i / 10 for i in range(20)}
+TEXTS = [text(Random(i), f"word{i}", 30) for i in range(20)]
+RECORDS = Path(__file__).parent / "judge_records" / "judge_records.json"
+
+
+def query(name: str = "q") -> Query:
+    return Query(name, [{"role": "user", "content": f"{name} how?"}], (Rubric("Is right.", 3),), tuple(TEXTS[:7]))
+
+
+def shown(order, name: str = "q") -> str:
+    """Return the prompt that asks for an order of the texts with these numbers; the labels are the numbers."""
+    return ranking_question(query(name), [Rollout(i, TEXTS[i]) for i in order]).prompt()
+
+
+def favours(prompt: str, **errors) -> dict[str, float]:
+    """Return what errors without noise add to each response, by its first word."""
+    looks = looks_at(prompt, QUALITY, JudgeErrors(noise=0.0, **errors))
+    words = [line for line in prompt.splitlines() if line.partition(" ")[0] in QUALITY]
+    return {word: look - QUALITY[word] for look, word in zip(looks.values(), map(first_word, words), strict=True)}
+
+
+def mean_favours(orders, **errors) -> dict[str, float]:
+    found = [favours(shown(order), **errors) for order in orders]
+    return {word: fmean(each[word] for each in found) for word in found[0]}
+
+
+PROMPTS = {
+    "score": pointwise_question(query(), TEXTS[3]).prompt(),
+    "pair": pairwise_question(query(), TEXTS[3], TEXTS[1]).prompt(),
+    "duel": duel_question(query(), TEXTS[3], TEXTS[1]).prompt(),
+    "insert": insertion_question(query(), TEXTS[:7], TEXTS[9]).prompt(),
+    "list": shown([3, 0, 2, 5]),
+    "batch": batch_question(query(), TEXTS[:6], TEXTS[10:18]).prompt(),
+}
+CROWDED = {  # the factor of an error at crowd 1.4
+    "score": 1.0,
+    "pair": 1.0,
+    "duel": 1.0,
+    "list": math.sqrt(1.4),  # four responses
+    "insert": 1.4,  # seven anchors and the candidate
+    "batch": 1.4 ** math.log(14 / 2, 4),  # six anchors and eight candidates
+}
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_looks_at_draws_normal_errors_from_the_prompt_and_a_crowd_makes_them_larger(kind):
+    """The stored figures depend on these draws."""
+    prompt = PROMPTS[kind]
+    words = [first_word(line) for line in prompt.splitlines() if first_word(line) in QUALITY]
+    for lasting in (0.0, 0.3, 1.0):
+        error, expected = Random(blake2b(prompt.encode(), digest_size=8).digest()), []
+        for word in words:
+            fresh = error.gauss(0, 0.2 * math.sqrt(1 - lasting))
+            expected.append(fresh + (Random(word).gauss(0, 0.2 * math.sqrt(lasting)) if lasting else 0.0))
+        for crowd, factor in ((1.0, 1.0), (1.4, CROWDED[kind])):
+            looks = looks_at(prompt, QUALITY, JudgeErrors(noise=0.2, lasting=lasting, crowd=crowd)).values()
+            found = [look - QUALITY[word] for look, word in zip(looks, words, strict=True)]
+            assert found == pytest.approx([factor * each for each in expected]), (lasting, crowd)
+
+
+@settings(max_examples=30)
+@given(order=st.permutations(range(8)), size=st.integers(2, 8))
+def test_favour_of_a_linear_bias_is_the_first_places_and_cancels_under_reversal(order, size):
+    order = order[:size]
+    favour = favours(shown(order), bias=0.6)
+    by_place = [favour[f"word{i}"] for i in order]
+    assert by_place[0] == pytest.approx(0.3) and by_place[-1] == pytest.approx(-0.3)
+    assert all(0.6 / (size - 1) == pytest.approx(a - b) for a, b in pairwise(by_place))
+    assert mean_favours([order, order[::-1]], bias=0.6) == pytest.approx(dict.fromkeys(favour, 0.0), abs=1e-12)
+
+
+@settings(max_examples=30)
+@given(order=st.permutations(range(8)))
+def test_favour_of_the_edges_cancels_under_a_half_turn_and_not_under_reversal(order):
+    favour = favours(shown(order), bias=0.6, shape="edges")
+    by_place = [favour[f"word{i}"] for i in order]
+    assert by_place == pytest.approx(by_place[::-1])
+    assert by_place[:4] == pytest.approx([0.3, 0.9 / 7, -0.3 / 7, -1.5 / 7])
+    assert mean_favours([order, order[::-1]], bias=0.6, shape="edges") == pytest.approx(favour)
+    balanced = mean_favours([order, order[4:] + order[:4]], bias=0.6, shape="edges")
+    assert max(balanced.values()) - min(balanced.values()) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_favour_is_whole_in_a_pair_and_none_for_a_single_response():
+    assert favours(PROMPTS["pair"], bias=0.6) == pytest.approx({"word3": 0.3, "word1": -0.3})
+    assert favours(PROMPTS["pair"], bias=0.6, shape="edges") == pytest.approx({"word3": 0.3, "word1": 0.3})
+    for shape in ("linear", "edges"):
+        assert favours(PROMPTS["score"], bias=0.6, shape=shape) == pytest.approx({"word3": 0.0})
+    last = favours(PROMPTS["insert"], bias=0.6)
+    assert last["word0"] == pytest.approx(0.3) and last["word9"] == pytest.approx(-0.3), "the candidate stands last"
+
+
+def test_favour_of_a_drawn_direction_belongs_to_the_query():
+    signs = set()
+    for number in range(40):
+        orders = permutations(range(3))
+        firsts = {
+            round(favours(shown(order, f"q{number}"), bias=0.6, drawn=True)[f"word{order[0]}"], 9) for order in orders
+        }
+        assert len(firsts) == 1
+        signs |= firsts
+    assert signs == {0.3, -0.3}
+
+
+@settings(max_examples=30)
+@given(order=st.permutations([0, 3, 5, 11]))
+def test_favour_of_labels_moves_with_the_label_and_not_with_the_place(order):
+    assert favours(shown(order), labels=0.6) == pytest.approx(
+        {"word0": 0.3, "word3": 0.1, "word5": -0.1, "word11": -0.3}
+    )
+    labelled = [Rollout(label, TEXTS[i]) for label, i in zip((2, 0, 10, 1), order, strict=True)]
+    favour = favours(ranking_question(query(), labelled).prompt(), labels=0.6)
+    assert [favour[f"word{order[place]}"] for place in (1, 3, 0, 2)] == pytest.approx([0.3, 0.1, -0.1, -0.3])
+    unlabelled = favours(PROMPTS["insert"], labels=0.6)
+    assert unlabelled["word9"] == pytest.approx(0.0, abs=1e-12), "the candidate has no label"
+    assert unlabelled["word0"] == pytest.approx(0.3) and unlabelled["word6"] == pytest.approx(-0.3)
+
+
+@pytest.mark.parametrize("degrees", [5.0, 8.0])
+def test_draw_has_heavier_tails_at_the_same_standard_deviation(degrees):
+    random, errors = Random(0), JudgeErrors(tails=degrees)
+    draws = [errors.draw(random, 2.0) for _ in range(50_000)]
+    assert fmean(draws) == pytest.approx(0.0, abs=0.03)
+    assert pstdev(draws) == pytest.approx(2.0, rel=0.02)
+    share = fmean(abs(draw) > 6.0 for draw in draws)
+    assert share > 2 * 0.0027, "a normal number is beyond three deviations in 0.27 % of the draws"
+
+
+@cache
+def in_both_orders(errors: JudgeErrors, pairs: int = 2000) -> dict[str, float]:
+    """Ask for the order of pairs of rollouts, each in both orders of presentation. Return what a record shows."""
+    random, first, right, agree = Random(0), [], [], []
+    for number in range(pairs):
+        quality = {f"x{number}": random.gauss(0, World.within), f"y{number}": random.gauss(0, World.within)}
+        better = max(quality, key=quality.get)
+        chosen = []
+        for names in (list(quality), list(quality)[::-1]):
+            prompt = ranking_question(query(), [Rollout(i, name) for i, name in enumerate(names)]).prompt()
+            chosen.append(names[json.loads(answer(prompt, quality, errors))["order"][-1]])
+            first.append(chosen[-1] == names[0])
+        right += [name == better for name in chosen]
+        agree.append(chosen[0] == chosen[1])
+    return {"first": fmean(first), "consistent": fmean(agree), "accuracy": fmean(right)}
+
+
+@pytest.mark.parametrize(("world", "judge"), [("careful", "GPT-4"), ("biased", "ChatGPT"), ("blunt", "LLaMA2")])
+def test_worlds_judge_pairs_as_the_records_say(world, judge):
+    """A range of the records goes from the lowest to the highest end of the intervals of one judge on two sets."""
+    records = [
+        each
+        for each in json.loads(RECORDS.read_text())["estimates"]
+        if (each["judge"], each["prompt"]) == (judge, "Vanilla_NoRules") and each["data"] in ("MT-Bench", "LLMEval^2")
+    ]
+    assert len(records) == 2
+    seen = in_both_orders(WORLDS[world]) | {"lasting_share": WORLDS[world].lasting}
+    for name, share in seen.items():
+        assert min(each[name][1] for each in records) <= share <= max(each[name][2] for each in records), name
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_settled_judges_give_the_same_verdicts(world):
+    errors = WORLDS[world]
+    settled = errors.settled(World.within)
+    assert settled.lasting == 0
+    found, seen = in_both_orders(errors), in_both_orders(settled)
+    assert [seen["first"], seen["consistent"]] == pytest.approx([found["first"], found["consistent"]], abs=0.025)
+    assert seen["accuracy"] > found["accuracy"] + 0.05, "what lasts is no error against the settled opinion"
+
+
+def test_settled_changes_only_what_lasts():
+    errors = JudgeErrors(noise=0.1, bias=0.2, crowd=1.4, labels=0.1)
+    assert errors.settled(0.25) == errors
+    twice = JudgeErrors(noise=0.5, lasting=0.75, bias=0.2, labels=0.4).settled(0.25)  # lasting: sqrt(3) spreads
+    assert (twice.noise, twice.bias, twice.labels) == pytest.approx((0.125, 0.1, 0.2))
+
+
+def test_visits_of_a_spread_world_differ_only_in_the_deviation_within_a_group():
+    def deviations(world: World) -> list[float]:
+        return [
+            pstdev(quality[first_word(rollout.text)] for rollout in group.answered)
+            for number in range(30)
+            for groups, quality in [world.visits(number, 30)]
+            for group in groups
+        ]
+
+    ratios = [b / a for a, b in zip(deviations(World()), deviations(World(spread=0.7)), strict=True)]
+    assert pstdev(map(math.log, ratios)) == pytest.approx(0.7, rel=0.3)
+    assert all(a == pytest.approx(b) for a, b in zip(ratios[::4], ratios[1::4], strict=True)), "one per query"
+    assert fmean(map(math.log, ratios)) == pytest.approx(0.0, abs=0.4)
+
+
+def test_answer_orders_a_list_by_its_labels():
+    exact = JudgeErrors(noise=0.0)
+    assert json.loads(answer(PROMPTS["list"], QUALITY, exact)) == {"order": [0, 2, 3, 5]}
+    by_slot = ranking_question(query(), [Rollout(i, TEXTS[i]) for i in (3, 0, 2, 5)], by_slot=True)
+    assert by_slot.read(answer(by_slot.prompt(), QUALITY, exact)) == [1, 2, 0, 3]
+
+
+@settings(max_examples=30)
+@given(
+    anchors=st.lists(st.integers(0, 19), min_size=2, max_size=6, unique=True),
+    candidates=st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True),
+    noise=st.sampled_from([0.0, 0.5]),
+)
+def test_answer_places_a_batch_among_the_anchors(anchors, candidates, noise):
+    """Errors may put anchors and candidates into any order. The verdict is valid, and agrees with the looks."""
+    anchors = [i for i in anchors if i not in candidates]
+    assume(len(anchors) >= 2)
+    question = batch_question(query(), [TEXTS[i] for i in anchors], [TEXTS[i] for i in candidates])
+    prompt, errors = question.prompt(), JudgeErrors(noise=noise)
+    looks = looks_at(prompt, QUALITY, errors)
+    assert list(looks) == [*(f"A{i}" for i in range(len(anchors))), *(f"R{i}" for i in range(len(candidates)))]
+    verdict = json.loads(answer(prompt, QUALITY, errors))
+    question.read(json.dumps(verdict))
+    ordered = [looks[f"R{i}"] for i in verdict["order"]]
+    assert ordered == sorted(ordered)
+    assert verdict["positions"] == [sum(looks[f"A{i}"] < own for i in range(len(anchors))) for own in ordered]
