@@ -16,11 +16,9 @@ from rankbuffer_trl.store.gains import (
     LEAST_QUERIES,
     Visit,
     above_initial,
-    between_runs,
     by_window,
     compare,
     cut,
-    initial_only,
     newest_window,
     placements,
     preference,
@@ -196,7 +194,6 @@ def test_a_judge_that_does_not_see_the_anchors_has_compared_nothing(scorer):
     made, _ = train(scorer, RankBuffer(anchor_content=False), score=lambda messages: by_place(messages))
     assert visits(made.store) == {} and placements(made.store)
     assert newest_window(made.store, least=3) is None
-    assert between_runs((made.store, made.store)) == {}
 
 
 def by_place(messages) -> str:
@@ -256,18 +253,6 @@ def test_shares_above_the_initial_anchors_are_over_the_same_queries(scorer):
             share = shares[epoch, f"initial-{i}"]
             assert share.queries == 12 and share.low <= share.share <= share.high
             assert share.share == pytest.approx(sum(text > anchor for text in texts) / len(texts))
-
-
-def test_two_runs_are_compared_over_the_initial_anchors_alone(scorer):
-    one, _ = train(scorer, queries=30, gain=0)
-    other, _ = train(scorer, queries=30, gain=4)
-    found = between_runs((one.store, other.store))
-    assert list(found) == [0, 1, 2]
-    assert found[0].probability == pytest.approx(0.5), "the same rollouts"
-    assert found[2].probability > 0.6
-    mine, theirs = visits(one.store), visits(other.store)
-    pairs = [(initial_only(mine[id][2]), initial_only(theirs[id][2])) for id in mine]
-    assert found[2] == compare(pairs)
 
 
 SAMPLES, QUERIES = 100, 200
