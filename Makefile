@@ -5,6 +5,7 @@
 # make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
 # make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI does not run it
 # make test-browser run the tests of the report page in a headless Chromium
+# make test-experiments  run the tests of experiments/: about ten minutes; CI runs it every week
 # make lint         check style, types and imports
 # make mutants FILE=<module> TESTS=<test files>   change the module in many small ways; do these tests notice?
 # make benchmarks   measure costs and speed
@@ -36,7 +37,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' setup.py)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-all test-vllm test-gpu test-assets test-browser lint mutants benchmarks clean
+.PHONY: quickstart test test-all test-vllm test-gpu test-assets test-browser test-experiments lint mutants benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -45,9 +46,9 @@ test: $(VENV)/installed-dev
 	@echo "One file: $(PYTEST) tests/test_buffer.py    One test: $(PYTEST) tests/test_buffer.py -k NAME"
 	$(PYTEST) -m "not slow" $(PARALLEL)
 
-# The slow tests start several processes each, so they run one after another.
+# The slow tests start up to four processes each, so two files run at a time, whatever the number of cores.
 test-all: test
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --numprocesses 2 --dist loadfile
 
 test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 	$(PYTEST) tests/with_vllm $(VLLM_SERVER)
@@ -64,6 +65,9 @@ test-browser: $(VENV)/installed-dev
 	@command -v chromedriver > /dev/null || tests/browser/install-chromium
 	$(PYTEST) tests/browser
 
+test-experiments: $(VENV)/installed-dev
+	DS_ACCELERATOR=cpu $(PYTEST) experiments $(PARALLEL)
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,8 +82,7 @@ benchmarks: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/trainer_overhead.py
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/buffer_store.py
 	$(BIN)/python benchmarks/judge_throughput.py
-	$(BIN)/python benchmarks/prepare_data.py
-	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/miniature.py
+	$(BIN)/python benchmarks/overlap.py --measure
 
 $(VENV)/installed: requirements.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'

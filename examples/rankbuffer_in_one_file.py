@@ -71,7 +71,7 @@ def first_buffer(ordered: list[str], K0: int) -> Buffer:
 
 
 async def rank_group(J: "Judge", x: dict, y: list[str], A: Buffer | None, e: int, settings: Settings) -> tuple:
-    """Return the rank rewards of the rollouts `y` of query `x` in epoch `e`, and the buffer for the next visit.
+    """Return the rank rewards of the rollouts `y` of query `x` in epoch `e`, and the query's next buffer.
 
     A rollout without an answer is an empty text: it is never judged and below all others. A rollout that the judge
     failed to place has the reward `None` and changes no buffer.
@@ -166,7 +166,7 @@ REPEAT = "That is not a valid answer: {}. Answer the same question again with th
 
 
 class Judge:
-    """The language model that judges. A server at `url` serves it; the key comes from the environment."""
+    """The judge `J`: a language model behind an OpenAI-compatible server. `OPENAI_API_KEY` may hold its key."""
 
     def __init__(self, url: str, model: str, attempts: int = 3, concurrency: int = 64):
         key = os.environ.get("OPENAI_API_KEY", "none")
@@ -230,7 +230,7 @@ def fill(template: str, values: dict) -> str:
 
 
 def read(answer: str, key: str, valid: Callable) -> object:
-    """Return the value of `key` in the one JSON object of an answer, or raise `ValueError`."""
+    """Return the valid value of `key` in the one JSON object of an answer, or raise `ValueError`."""
     objects = re.findall(r"\{[^{}]*\}", after_thinking(answer))
     pairs = json.loads(objects[0], object_pairs_hook=list) if len(objects) == 1 else []
     values = [value for name, value in pairs if name == key]
@@ -288,14 +288,11 @@ class RankBufferTrainer(GRPOTrainer):
         G, e = self.num_generations, int(self.state.epoch)
         ids = [id for id, _ in rollouts[::G]]
         texts = [text for _, text in rollouts]
-        ranked = await asyncio.gather(
-            *(
-                rank_group(
-                    self.judge, self.queries[id], texts[i * G : (i + 1) * G], self.buffers.get(id), e, self.settings
-                )
-                for i, id in enumerate(ids)
-            )
-        )
+        groups = zip(ids, [texts[i : i + G] for i in range(0, len(texts), G)], strict=True)
+        tasks = [
+            rank_group(self.judge, self.queries[id], y, self.buffers.get(id), e, self.settings) for id, y in groups
+        ]
+        ranked = await asyncio.gather(*tasks)
         rewards = [r for group, _ in ranked for r in group]
         if rewards.count(None) > self.settings.max_failures * len(rewards):
             raise RuntimeError(f"the judge failed for {rewards.count(None)} of {len(rewards)} rollouts")
@@ -304,7 +301,7 @@ class RankBufferTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, *args) -> torch.Tensor:
         rewards = super()._calculate_rewards(*args)
-        rewards[rewards[:, 0].isnan()] = torch.nan  # else TRL takes a missing rank for 0, the rank of an average one
+        rewards[rewards[:, 0].isnan()] = torch.nan  # else TRL takes a missing rank for 0, that of an average one
         return rewards
 
     def _get_train_sampler(self, dataset=None):

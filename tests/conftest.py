@@ -207,6 +207,12 @@ def data_file(howto, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of data sets for one test alone. A file asks for it with `pytest.mark.usefixtures("cache")`."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
 def rows(data_file):
     from rankbuffer_trl.data.queries import load_queries
 

@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from conftest import ask, numbers, scripted_judge, unreachable
-from helpers.http_server import served
+from helpers.faulty_server import Fault, completion, counting, serving
 
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import (
@@ -30,7 +29,6 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.batch import hash_request
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.reach import check_judge, longest_need, servers_of
 
 
@@ -54,7 +52,7 @@ def put(judge: Judge, log: Path | None, *numbers: int, **kwargs) -> Answers:
 
 
 @pytest.mark.parametrize("afresh", [False, True])
-def test_a_malformed_answer_is_asked_again_in_a_turn_or_afresh(afresh):
+def test_judge_asks_a_chat_again_in_a_turn_or_afresh(afresh):
     answers = ["x", "2"]
     judge = scripted_judge(lambda messages: answers[len(judge.client.seen) - 1])
     value, call = ask(judge, chat("1", afresh=afresh))
@@ -62,36 +60,35 @@ def test_a_malformed_answer_is_asked_again_in_a_turn_or_afresh(afresh):
     assert call.malformed == 1
     first, second = judge.client.seen
     assert first == second[:2] and len(second) == (2 if afresh else 4)
-    if not afresh:
-        assert "not a number" in second[-1]["content"]
+    assert afresh or "not a number" in second[-1]["content"]
 
 
-def test_fields_of_the_request_go_to_the_server_and_each_repeat_has_its_seed():
-    bodies = []
+def test_judge_sends_the_fields_of_a_chat_and_a_seed_for_each_repeat(fault):
+    def fields(handler, user: dict, request: dict) -> list[dict]:
+        ask(Judge(fault.client(handler, 0, request=user)), chat("6", request=request, afresh=True))
+        return [{key: body[key] for key in body if key not in ("messages", "model")} for body in fault.seen]
 
-    async def complete(request):
-        bodies.append(await request.json())
-        return web.json_response({"choices": [{"message": {"content": "x" if len(bodies) == 1 else "7"}}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", complete)
-    with served(app) as address:
-        for request in ({"temperature": 0.7, "seed": 5, "top_k": -1}, {"seed": None, "max_tokens": 9}):
-            judge = Judge(OpenAIClient(f"{address}/v1", "m", request={"top_k": None} if bodies else {}))
-            ask(judge, chat("6", request=request, afresh=True))
-    sampled, again, plain = ({k: v for k, v in body.items() if k not in ("messages", "model")} for body in bodies)
-    assert sampled == {"temperature": 0.7, "seed": 5, "top_k": -1}
-    assert again == sampled | {"seed": 6}
-    assert plain == {"temperature": 0, "max_tokens": 9}
+    sampled = {"temperature": 0.7, "seed": 5, "top_k": -1}
+    asked = fields(lambda request, n: completion("x" if n == 1 else "7"), {}, sampled)
+    assert asked == [sampled, sampled | {"seed": 6}]
+    plain = fields(lambda request, n: completion("7"), {"top_k": None}, {"seed": None, "max_tokens": 9, "top_k": 3})
+    assert plain == [{"temperature": 0, "max_tokens": 9}]
 
 
 # The log
 
 
-def test_what_is_in_the_log_is_not_asked_again(tmp_path):
+def test_ask_many_does_not_ask_what_is_in_the_log(tmp_path):
     judge, path = scripted_judge(add_one), tmp_path / "new" / "log.jsonl"
+    closed: list[bool] = []
+
+    async def close() -> None:
+        closed.append(True)
+
+    judge.client.close = close
     answers = put(judge, path, 1, 2)
     assert (answers.values, answers.failures) == ({"k1": 2, "k2": 3}, {}) and judge.drain() == []
+    assert closed == [True]
     answers = put(judge, path, 1, 2, 3)
     assert len(judge.client.seen) == 3 and answers.values == {"k1": 2, "k2": 3, "k3": 4}
     assert (answers.totals.calls, answers.totals.prompt_tokens) == (3, 30)
@@ -99,13 +96,13 @@ def test_what_is_in_the_log_is_not_asked_again(tmp_path):
         assert len(log) == 3 and log.totals() == answers.totals
 
 
-def test_without_a_log_nothing_is_written(tmp_path, monkeypatch):
+def test_ask_many_writes_nothing_without_a_log(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answers = put(scripted_judge(add_one), None, 1, 2)
     assert answers.values == {"k1": 2, "k2": 3} and len(answers.calls) == 2 and not list(tmp_path.iterdir())
 
 
-def test_failures_are_named_in_the_order_asked_and_asked_again_next_time(tmp_path):
+def test_ask_many_names_failures_in_the_order_asked_and_asks_them_again(tmp_path):
     path = tmp_path / "log"
     failed = put(scripted_judge(unreachable), path, 1)
     assert (failed.values, failed.failures) == ({}, {"k1": "unreachable: connection refused"})
@@ -132,7 +129,7 @@ def test_failures_are_named_in_the_order_asked_and_asked_again_next_time(tmp_pat
     assert healed.totals.spent_prompt_tokens == 40, "failures are charged to the run in which they happen"
 
 
-def test_an_answer_counts_for_the_same_words_model_and_fields_only(tmp_path):
+def test_ask_many_reuses_an_answer_for_the_same_words_model_and_fields_only(tmp_path):
     def asked(text="1", model=None, guard=False, **request) -> int:
         judge = scripted_judge(lambda messages: "7", guard=guard)
         questions = {"k": chat(text, request=request)}
@@ -146,30 +143,21 @@ def test_an_answer_counts_for_the_same_words_model_and_fields_only(tmp_path):
     assert len({hash_request("m", words, {"a": 1}), *(hash_request(*other) for other in others)}) == 5
 
 
-def test_decoding_guard_and_the_users_fields_belong_to_the_question(tmp_path):
+def test_ask_many_takes_decoding_guard_and_the_users_fields_for_parts_of_a_question(fault, tmp_path):
     """A question of a reward method is another request under another decoding, guard or `judge_request`."""
-    bodies = []
-
-    async def complete(request):
-        bodies.append(await request.json())
-        return web.json_response({"choices": [{"message": {"content": '{"position": 1}'}}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", complete)
+    fault.play(counting(None, '{"position": 1}'))
     question = insertion_question(numbers("q"), ["1", "2"], "3")
-    with served(app) as address:
 
-        def asked(**settings) -> int:
-            config = JudgeConfig(judge_url=f"{address}/v1", judge_model="m", judge_max_retries=0, **settings)
-            before = len(bodies)
-            answers = asyncio.run(ask_many(config.judge(), {"k": question}, tmp_path / "log", "asking"))
-            assert answers.values == {"k": 1}
-            return len(bodies) - before
+    def asked(**settings) -> int:
+        before = fault.asked
+        answers = asyncio.run(ask_many(judge_at(fault, **settings), {"k": question}, tmp_path / "log", "asking"))
+        assert answers.values == {"k": 1}
+        return fault.asked - before
 
-        changes = [{"judge_decoding": "regex"}, {"judge_guard": False}, {"judge_free_tokens": 9}]
-        changes.append({"judge_request": {"top_p": 0.5}})
-        assert [asked(), asked()] == [1, 0]
-        assert [asked(**change) for change in changes] == [1] * 4 and asked(**changes[3]) == 0
+    changes = [{"judge_decoding": "regex"}, {"judge_guard": False}, {"judge_free_tokens": 9}]
+    changes.append({"judge_request": {"top_p": 0.5}})
+    assert [asked(), asked()] == [1, 0]
+    assert [asked(**change) for change in changes] == [1] * 4 and asked(**changes[3]) == 0
 
 
 def write_until_killed(path) -> None:
@@ -179,7 +167,7 @@ def write_until_killed(path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_kill_loses_nothing_and_a_torn_line_is_dropped(tmp_path, caplog):
+def test_answer_log_survives_a_kill_and_drops_a_torn_line(tmp_path, caplog):
     writer = multiprocessing.get_context("fork").Process(target=write_until_killed, args=(tmp_path / "log",))
     writer.start()
     writer.join(60)
@@ -195,48 +183,21 @@ def test_a_kill_loses_nothing_and_a_torn_line_is_dropped(tmp_path, caplog):
     assert sorted(row["value"] for row in rows) == list(range(1, 22))
 
 
-def test_an_answer_is_on_disk_before_the_others_are_there(tmp_path):
-    """The fifth answer looks into the file while it is waited for; nothing else would end the wait."""
-    path = tmp_path / "log"
+def test_ask_many_has_an_answer_in_the_log_before_the_next_request_leaves(fault, tmp_path):
+    path, waiting = tmp_path / "log", []
 
-    class Slow:
-        name = "slow"
-        closed = False
+    def complete(request, n):
+        asked = fault.seen[n - 1]
+        if not asked:
+            return completion("no list of models")
+        waiting.append(fault.asked - len(path.read_bytes().splitlines()))
+        return completion(add_one(asked["messages"]))
 
-        async def complete(self, messages, *, question, seed, tally):
-            tally.attempts += 1
-            if messages[1]["content"] == "5":
-                while path.read_text().count("\n") < 4:
-                    await asyncio.sleep(0)
-            return add_one(messages), Usage()
-
-        async def close(self):
-            self.closed = True
-
-    judge = Judge(Slow())
-    assert len(put(judge, path, 5, 1, 2, 3, 4).values) == 5 and judge.client.closed
-    values = [json.loads(line)["value"] for line in path.read_text().splitlines()]
-    assert sorted(values[:4]) == [2, 3, 4, 5] and values[4] == 6
+    put(Judge(fault.client(complete, 0, concurrency=2)), path, *range(60))
+    assert len(waiting) == 60 and max(waiting) == 2, "a kill loses no more than the requests in flight"
 
 
-def test_an_answer_is_in_the_log_before_the_next_request_leaves(tmp_path):
-    path, open_requests = tmp_path / "log", []
-
-    async def complete(request):
-        body = await request.json()
-        asked.append(body)
-        open_requests.append(len(asked) - len(path.read_bytes().splitlines()))
-        return web.json_response({"choices": [{"message": {"content": add_one(body["messages"])}}]})
-
-    asked: list[dict] = []
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", complete)
-    with served(app) as address:
-        put(Judge(OpenAIClient(f"{address}/v1", "m", concurrency=2)), path, *range(60))
-    assert len(asked) == 60 and max(open_requests) == 2, "a kill loses no more than the requests in flight"
-
-
-def test_a_damaged_line_is_an_error_that_names_it_and_leaves_the_file_free(tmp_path):
+def test_answer_log_names_a_damaged_line_and_leaves_the_file_free(tmp_path):
     put(scripted_judge(add_one), tmp_path / "log", 1, 2)
     text = (tmp_path / "log").read_text()
     (tmp_path / "log").write_text("{}\n" + text)
@@ -247,7 +208,7 @@ def test_a_damaged_line_is_an_error_that_names_it_and_leaves_the_file_free(tmp_p
     assert (tmp_path / "log").read_text() == "{}\n" + text
 
 
-def test_a_line_of_an_older_version_is_read(tmp_path):
+def test_answer_log_reads_a_line_of_an_older_version(tmp_path):
     put(scripted_judge(add_one), tmp_path / "log", 1)
     row = json.loads((tmp_path / "log").read_text())
     del row["call"]["malformed"]
@@ -256,13 +217,13 @@ def test_a_line_of_an_older_version_is_read(tmp_path):
         assert [call.malformed for call in log.calls] == [0] and log.totals().calls == 1
 
 
-def test_two_jobs_cannot_have_one_log(tmp_path):
+def test_answer_log_belongs_to_one_job(tmp_path):
     with AnswerLog(tmp_path / "log"), pytest.raises(BlockingIOError, match="in use by another process"):
         AnswerLog(tmp_path / "log")
     AnswerLog(tmp_path / "log").close()
 
 
-def test_a_full_disk_ends_the_job_and_keeps_whole_lines(tmp_path):
+def test_answer_log_keeps_whole_lines_on_a_full_disk(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -279,7 +240,7 @@ def test_a_full_disk_ends_the_job_and_keeps_whole_lines(tmp_path):
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_what_answers_cost(tmp_path):
+def test_price_adds_up_what_answers_cost(tmp_path):
     totals = put(scripted_judge(add_one), tmp_path / "log", *range(4)).totals
     assert JudgeConfig().endpoint().price(totals) is None
     assert JudgeConfig(judge_prompt_price=100.0).endpoint().price(totals) == pytest.approx(4 * 10 * 100 / 1e6)
@@ -289,7 +250,7 @@ def test_what_answers_cost(tmp_path):
         JudgeConfig(judge_completion_price=-1.0)
 
 
-def test_a_bug_ends_the_job_as_itself_and_keeps_what_was_answered(tmp_path):
+def test_ask_many_ends_with_a_bug_as_itself_and_keeps_what_was_answered(tmp_path):
     def answer(messages):
         return ZeroDivisionError("a bug") if messages[1]["content"] == "3" else add_one(messages)
 
@@ -303,32 +264,8 @@ def test_a_bug_ends_the_job_as_itself_and_keeps_what_was_answered(tmp_path):
 # The check
 
 
-class Server:
-    """A server of model `m` with a context, which counts a token per word and answers 7."""
-
-    def __init__(self, context: int | None, tokenizes: bool = True):
-        self.context, self.asked, self.counted = context, 0, []
-        self.app = web.Application()
-        self.app.router.add_get("/v1/models", self.models)
-        self.app.router.add_post("/v1/chat/completions", self.complete)
-        if tokenizes:
-            self.app.router.add_post("/tokenize", self.tokenize)
-
-    async def models(self, request):
-        row = {"id": "m", "object": "model", "created": 0, "owned_by": "t", "max_model_len": self.context}
-        return web.json_response({"object": "list", "data": [row]})
-
-    async def tokenize(self, request):
-        self.counted += [m["content"] for m in (await request.json())["messages"]]
-        return web.json_response({"count": len(self.counted[-1].split())})
-
-    async def complete(self, request):
-        self.asked += 1
-        return web.json_response({"choices": [{"message": {"content": "7"}}]})
-
-
-def judge_at(*addresses: str, **settings) -> Judge:
-    urls = [f"{address}/v1" for address in addresses]
+def judge_at(*servers: Fault, **settings) -> Judge:
+    urls = [server.url for server in servers]
     return JudgeConfig(judge_url=urls, judge_model="m", judge_max_retries=0, **settings).judge()
 
 
@@ -348,32 +285,29 @@ def words(n: int, **kwargs) -> Chat:
         (None, {"max_tokens": 10}, {}, True),  # a server that does not say
     ],
 )
-def test_the_longest_prompt_and_its_answer_must_fit_before_anything_is_asked(context, request_fields, settings, fits):
-    server = Server(context)
+def test_ask_many_checks_that_the_longest_prompt_and_its_answer_fit(fault, context, request_fields, settings, fits):
+    fault.play(counting(context))
     questions = {f"k{n}": words(n, request=request_fields) for n in (3, 20, 9)}
-    with served(server.app) as address:
-        job = ask_many(judge_at(address, **settings), questions, None, "asking")
-        if fits:
-            assert asyncio.run(job).values == dict.fromkeys(questions, 7)
-            return
-        needed = 20 + request_fields.get("max_tokens", 0)
-        with pytest.raises(JudgeError, match=rf"a context of {context} tokens is too small.*max-model-len {needed} "):
-            asyncio.run(job)
-    assert server.asked == 0
+    job = ask_many(judge_at(fault, **settings), questions, None, "asking")
+    if fits:
+        assert asyncio.run(job).values == dict.fromkeys(questions, 7)
+        return
+    needed = 20 + request_fields.get("max_tokens", 0)
+    with pytest.raises(JudgeError, match=rf"a context of {context} tokens is too small.*max-model-len {needed} "):
+        asyncio.run(job)
+    assert fault.asked == 0
 
 
-def test_the_smallest_of_several_servers_decides():
-    large, small = Server(100), Server(10)
-    with (
-        served(large.app) as one,
-        served(small.app) as two,
-        pytest.raises(JudgeError, match=f"m at {two}/v1: a context of 10 tokens"),
-    ):
-        asyncio.run(ask_many(judge_at(one, two), {"k": words(20)}, None, "asking"))
-    assert large.asked == small.asked == 0
+def test_ask_many_goes_by_the_smallest_of_several_servers(fault):
+    fault.play(counting(100))
+    with serving() as small:
+        small.play(counting(10))
+        with pytest.raises(JudgeError, match=f"m at {small.url}: a context of 10 tokens"):
+            asyncio.run(ask_many(judge_at(fault, small), {"k": words(20)}, None, "asking"))
+    assert fault.asked == small.asked == 0
 
 
-def test_questions_of_a_reward_method_need_the_room_of_their_verdict():
+def test_longest_need_has_the_room_of_a_verdict(fault):
     async def need_of(judge, question):
         try:
             return await longest_need(servers_of(judge)[0], [question], judge.guard)
@@ -381,49 +315,44 @@ def test_questions_of_a_reward_method_need_the_room_of_their_verdict():
             await judge.client.close()
 
     question = insertion_question(numbers("q"), ["1", "2"], "3")
-    server = Server(1000)
-    with served(server.app) as address:
-        for decoding, room in (("none", 16 + 256), ("regex", 16)):
-            for guard in (True, False):
-                judge = judge_at(address, judge_decoding=decoding, judge_guard=guard)
-                need = asyncio.run(need_of(judge, question))
-                assert need.exact and (need.answer, need.prompt) == (room, len(question.prompt(guard).split()))
-                assert server.counted[-1] == question.prompt(guard)
+    fault.play(counting(1000))
+    for decoding, room in (("none", 16 + 256), ("regex", 16)):
+        for guard in (True, False):
+            need = asyncio.run(need_of(judge_at(fault, judge_decoding=decoding, judge_guard=guard), question))
+            assert need.exact and (need.answer, need.prompt) == (room, len(question.prompt(guard).split()))
+            assert fault.seen[-1]["messages"] == question.chat(guard)
 
 
-def test_the_longest_text_need_not_have_the_most_tokens():
-    server = Server(20)
+def test_ask_many_counts_tokens_of_several_prompts_where_the_server_can(fault):
+    """The longest text need not have the most tokens."""
     prompts = {"long word": chat("x" * 500), "many words": words(30)}
-    with served(server.app) as address, pytest.raises(JudgeError, match="has 30 tokens"):
-        asyncio.run(ask_many(judge_at(address), prompts, None, "asking"))
+    fault.play(counting(20))
+    with pytest.raises(JudgeError, match="has 30 tokens"):
+        asyncio.run(ask_many(judge_at(fault), prompts, None, "asking"))
+    fault.play(counting(20, tokenizes=False))
+    assert asyncio.run(ask_many(judge_at(fault), prompts, None, "asking")).values == dict.fromkeys(prompts, 7)
 
 
-def test_a_server_that_cannot_count_is_not_checked_for_length():
-    server = Server(10, tokenizes=False)
-    with served(server.app) as address:
-        assert asyncio.run(ask_many(judge_at(address), {"k": words(20)}, None, "asking")).values == {"k": 7}
-
-
-def test_asking_loads_no_client_before_it_is_needed():
+def test_judge_package_loads_no_client_before_it_is_needed():
     heavy = "[name for name in ('openai', 'rich', 'torch', 'datasets') if name in sys.modules]"
     code = f"import sys, rankbuffer_trl.judge; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_judge_that_is_checked_without_questions_and_the_embedded_one():
-    server = Server(10)
-    with served(server.app) as address:
-        check_judge(judge_at(address))
+def test_check_judge_names_what_is_wrong_and_passes_the_embedded_one():
+    with serving() as server:
+        server.play(counting(10))
+        check_judge(judge_at(server))
         with pytest.raises(JudgeError, match="does not serve judge_model='other'; it serves 'm'"):
-            check_judge(JudgeConfig(judge_url=f"{address}/v1", judge_model="other").judge())
+            check_judge(JudgeConfig(judge_url=server.url, judge_model="other").judge())
     with pytest.raises(JudgeError, match="cannot be reached"):
-        check_judge(judge_at(address))
+        check_judge(judge_at(server))
     check_judge(JudgeConfig().judge())
 
 
-def test_where_all_is_answered_no_server_is_needed(tmp_path):
-    server = Server(100)
-    with served(server.app) as address:
-        asyncio.run(ask_many(judge_at(address), {"k": words(5)}, tmp_path / "log", "asking"))
-    again = asyncio.run(ask_many(judge_at(address), {"k": words(5)}, tmp_path / "log", "asking"))
+def test_ask_many_needs_no_server_where_all_is_answered(tmp_path):
+    with serving() as server:
+        server.play(counting(100))
+        asyncio.run(ask_many(judge_at(server), {"k": words(5)}, tmp_path / "log", "asking"))
+    again = asyncio.run(ask_many(judge_at(server), {"k": words(5)}, tmp_path / "log", "asking"))
     assert again.values == {"k": 7} and server.asked == 1

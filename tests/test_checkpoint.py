@@ -1,4 +1,4 @@
-"""Checkpoints: which ones are whole, which belong to the run, and which are deleted."""
+"""Checkpoints: which ones are whole, which belong to the run, which may be loaded, and which are deleted."""
 
 import json
 import os
@@ -8,14 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.sampled import InterruptAt, train
+from helpers.sampled import copy_checkpoints, interrupt_at, train
 from helpers.scripted import config
+from huggingface_hub._local_folder import get_local_download_paths
 
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import FOLDER, RUN, STATE, checkpoints, read_store
 from rankbuffer_trl.training.checkpoint import (
     check_resumable,
+    check_trusted,
     delete_oldest,
     describe,
     fingerprint,
@@ -26,64 +28,53 @@ from rankbuffer_trl.training.checkpoint import (
 )
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
+# Which checkpoints are whole
+
 
 def halve(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-FILES = {
-    "state": "trainer_state.json",
-    "weights": "model.safetensors",
-    "optimizer": "optimizer.pt",
-    "random": "rng_state.pth",
-    "run": f"{FOLDER}/{RUN}",
-    "store": f"{FOLDER}/{STORE}",
-    "scheduler": "scheduler.pt",
-    "arguments": "training_args.bin",
-    "model's configuration": "config.json",
+def flip(path, place):
+    contents = bytearray(path.read_bytes())
+    contents[place] ^= 1
+    path.write_bytes(contents)
+
+
+def put(*patterns):
+    """Put files of checkpoint-8 in the place of others."""
+
+    def apply(checkpoint):
+        other = checkpoint.parent / "others" / "checkpoint-8"
+        for path in {path for pattern in patterns for path in other.glob(pattern)}:
+            copy = shutil.copytree if path.is_dir() else shutil.copy
+            copy(path, checkpoint / path.relative_to(other), **({"dirs_exist_ok": True} if path.is_dir() else {}))
+
+    return apply
+
+
+FILES = [
+    *("trainer_state.json", "model.safetensors", "optimizer.pt", "rng_state.pth", f"{FOLDER}/{RUN}"),
+    *(f"{FOLDER}/{STORE}", "scheduler.pt", "training_args.bin", "config.json"),
+]
+ACCIDENTS = {
+    f"{file} {accident.__name__}": (
+        lambda path, file=file, accident=accident: accident(path / file),
+        f"{re.escape(Path(file).name)} is (missing|cut short)",
+    )
+    for file in FILES
+    for accident in (halve, Path.unlink)
 }
-
-
-@pytest.mark.parametrize("accident", [halve, Path.unlink], ids=["cut", "gone"])
-@pytest.mark.parametrize("file", FILES)
-def test_a_torn_checkpoint_is_recognised(tmp_path, whole, file, accident):
-    for step in (3, 4):
-        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    torn = tmp_path / "checkpoint-4"
-    assert newest_checkpoint(tmp_path) == torn
-    path = torn / FILES[file]
-    accident(path)
-    assert re.search(f"{path.name} is", why_torn(torn))
-    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
-
-
+STEPS = "run.json says {}, trainer_state.json says {}, its name says 4"
 MIXTURES = {  # what of checkpoint-8 lies in checkpoint-4
-    "buffers and manifest": ([FOLDER], r"run\.json says 8, trainer_state\.json says 4, its name says 4"),
-    "all but buffers and manifest": (["[!r]*", "rng_state.pth"], r"run\.json says 4, trainer_state\.json says 8"),
-    "everything": (["*"], r"run\.json says 8, trainer_state\.json says 8, its name says 4"),
-    "buffers": ([f"{FOLDER}/{STORE}"], r"rankbuffer/store\.sqlite is .*not the file that was saved at step 4"),
-    "trainer state": (["trainer_state.json"], r"trainer_state\.json says 8"),
-    "policy": (["model.safetensors"], r"model\.safetensors is .*not the file that was saved at step 4"),
-    "optimizer": (["optimizer.pt"], r"optimizer\.pt is .*not the file that was saved at step 4"),
-    "random state": (["rng_state.pth"], r"rng_state\.pth is .*not the file that was saved at step 4"),
+    "buffers and manifest": (put(FOLDER), STEPS.format(8, 4)),
+    "all but buffers and manifest": (put("[!r]*", "rng_state.pth"), STEPS.format(4, 8)),
+    "everything": (put("*"), STEPS.format(8, 8)),
+    "trainer state": (put("trainer_state.json"), "trainer_state.json says 8"),
+} | {
+    f"{file} of another step": (put(file), f"{file} is .*not the file that was saved at step 4")
+    for file in (f"{FOLDER}/{STORE}", "model.safetensors", "optimizer.pt", "rng_state.pth")
 }
-
-
-@pytest.mark.parametrize("case", MIXTURES)
-def test_a_checkpoint_of_two_steps_is_refused(tmp_path, whole, caplog, case):
-    for step in (3, 4):
-        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    mixed, other = tmp_path / "checkpoint-4", whole[0] / "checkpoint-8"
-    patterns, message = MIXTURES[case]
-    for path in {path for pattern in patterns for path in other.glob(pattern)}:
-        copy = shutil.copytree if path.is_dir() else shutil.copy
-        copy(path, mixed / path.relative_to(other), **({"dirs_exist_ok": True} if path.is_dir() else {}))
-    assert re.search(message, why_torn(mixed))
-    with pytest.raises(StoreError, match=f"checkpoint-4 is not a whole checkpoint: .*{message}"):
-        check_resumable(mixed, {}, True)
-    with caplog.at_level("WARNING"):
-        assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
-    assert caplog.text.count("skipping") == 1
 
 
 def manifest(change):
@@ -105,10 +96,7 @@ EDITS = {
     "null": (manifest(lambda run: None), r"run\.json is damaged"),
     "deep": (lambda path: (path / FOLDER / RUN).write_text("[" * 100_000), r"run\.json is .*not JSON"),
     "bytes": (lambda path: (path / FOLDER / RUN).write_bytes(b"\xff\xfe{"), r"run\.json is .*not JSON"),
-    "an older version's": (
-        without("format"),
-        r"run\.json was written by another version of this program \('0\.1\.0'\)",
-    ),
+    "an older version's": (without("format"), r"was written by another version of this program \('0\.1\.0'\)"),
     "no step": (without("step"), "'step' is not a JSON int"),
     "no processes": (without("processes"), "'processes' is not a JSON int"),
     "processes in words": (manifest(lambda run: run | {"processes": "1"}), "'processes' is not a JSON int"),
@@ -128,26 +116,33 @@ EDITS = {
 }
 
 
-def flip(path, place):
-    contents = bytearray(path.read_bytes())
-    contents[place] ^= 1
-    path.write_bytes(contents)
+@pytest.mark.parametrize("faults", [ACCIDENTS, MIXTURES, EDITS], ids=["accidents", "mixtures", "edits"])
+def test_why_torn_names_what_is_wrong_and_the_checkpoint_is_skipped(tmp_path, whole, caplog, faults):
+    copy_checkpoints(whole, tmp_path / "others", 4, 8)
+    copy_checkpoints(whole, tmp_path, 3)
+    for number, (name, (change, message)) in enumerate(faults.items()):
+        checkpoint = copy_checkpoints(whole, tmp_path, 4)
+        assert why_torn(checkpoint) is None and newest_checkpoint(tmp_path) == checkpoint
+        change(checkpoint)
+        found = why_torn(checkpoint)
+        assert found and re.search(message, found), f"{name}: {found}"
+        with pytest.raises(StoreError, match=r"checkpoint-4 is not a whole checkpoint: ") as error:
+            check_resumable(checkpoint, {}, True)
+        assert found in str(error.value)
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3", name
+        assert caplog.text.count("skipping") == 1
+        set_torn_aside(tmp_path)
+        assert [step for step, _ in checkpoints(tmp_path)] == [3]
+        assert (tmp_path / "_torn" / f"checkpoint-4.{number}").is_dir()
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    with pytest.raises(StoreError, match=r"no whole checkpoint in .* to resume from"):
+        newest_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("case", EDITS)
-def test_an_edited_checkpoint_is_skipped_with_a_line(tmp_path, whole, case):
-    for step in (3, 4):
-        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    change, message = EDITS[case]
-    change(tmp_path / "checkpoint-4")
-    assert re.search(message, why_torn(tmp_path / "checkpoint-4"))
-    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
-    set_torn_aside(tmp_path)
-    assert [path.name for path in (tmp_path / "_torn").iterdir()] == ["checkpoint-4.0"]
-
-
-def test_a_folder_with_an_odd_name_is_no_checkpoint(tmp_path, whole):
-    shutil.copytree(whole[0] / "checkpoint-3", tmp_path / "checkpoint-3")
+def test_checkpoints_leaves_out_folders_with_odd_names(tmp_path, whole):
+    copy_checkpoints(whole, tmp_path, 3)
     for name in ("checkpoint-²", "checkpoint-", "checkpoint--1", "checkpoint-4 (copy)", "checkpoint-" + "9" * 200):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-5").write_text("a file")
@@ -155,10 +150,9 @@ def test_a_folder_with_an_odd_name_is_no_checkpoint(tmp_path, whole):
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
 
 
-def test_the_stores_digest_is_checked(tmp_path, whole):
+def test_check_resumable_checks_the_digest_of_the_store(tmp_path, whole):
     """Of a large file the list of files has samples alone."""
-    checkpoint = tmp_path / "checkpoint-4"
-    shutil.copytree(whole[0] / "checkpoint-4", checkpoint)
+    checkpoint = copy_checkpoints(whole, tmp_path, 4)
     store = checkpoint / FOLDER / STORE
     flip(store, store.stat().st_size // 2)
     manifest(lambda run: run | {"files": run["files"] | {f"{FOLDER}/{STORE}": fingerprint(store)}})(checkpoint)
@@ -167,21 +161,23 @@ def test_the_stores_digest_is_checked(tmp_path, whole):
         check_resumable(checkpoint, {}, True)
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 2**16, 2**20, 2**20 + 1, 2**22, 2**22 + 12345])
-def test_a_fingerprint_tells_files_apart(tmp_path, size):
+def test_fingerprint_tells_files_apart(tmp_path):
     """Any byte of a small file; of a large one those at its sixteenths and its end, and the size."""
     path = tmp_path / "file"
-    contents = bytes(size)
-    path.write_bytes(contents)
-    mark = fingerprint(path)
-    assert mark[0] == size and fingerprint(path) == mark
-    places = {0, size // 3, size - 1} if size <= 2**20 else {0, size // 16, 5 * (size // 16) + 9, size - 1}
-    for place in places if size else ():
-        flip(path, place)
+    for size in (0, 1, 100, 2**16, 2**20, 2**20 + 1, 2**22, 2**22 + 12345):
+        path.write_bytes(bytes(size))
+        mark = fingerprint(path)
+        assert mark[0] == size and fingerprint(path) == mark
+        places = {0, size // 3, size - 1} if size <= 2**20 else {0, size // 16, 5 * (size // 16) + 9, size - 1}
+        for place in places if size else ():
+            flip(path, place)
+            assert fingerprint(path) != mark, (size, place)
+            flip(path, place)
+        path.write_bytes(bytes(size + 1))
         assert fingerprint(path) != mark
-        flip(path, place)
-    path.write_bytes(contents + b"\0")
-    assert fingerprint(path) != mark
+
+
+# Which are written and deleted
 
 
 def test_the_manifest_is_written_when_all_processes_have_written_the_rest(tmp_path, tiny_policy, rows, monkeypatch):
@@ -203,80 +199,56 @@ def test_the_manifest_is_written_when_all_processes_have_written_the_rest(tmp_pa
     assert why_torn(checkpoint) is None
 
 
-def test_a_checkpoint_that_is_written_over_is_void_first(tmp_path, tiny_policy, rows, whole, monkeypatch):
-    shutil.copytree(whole[0] / "checkpoint-4", tmp_path / "checkpoint-4")
-    trainer = RankBufferTrainer(tiny_policy, config(tmp_path), rows)
-
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("rankbuffer_trl.files.os.replace", fail)
-    assert why_torn(tmp_path / "checkpoint-4") is None
-    with pytest.raises(StoreError, match="No space left"):
-        trainer.save_model(str(tmp_path / "checkpoint-4"), _internal_call=True)
-    trainer.close()
-    assert why_torn(tmp_path / "checkpoint-4") == "run.json is missing"
-
-
-def test_a_failed_checkpoint_leaves_the_settings_as_they_were(tmp_path, tiny_policy, rows, monkeypatch):
+def test_a_checkpoint_that_fails_is_void_first_and_leaves_the_settings_as_they_were(
+    tmp_path, tiny_policy, rows, whole, monkeypatch
+):
     settings = config(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
+    old = copy_checkpoints(whole, tmp_path, 4)
     trainer = RankBufferTrainer(tiny_policy, settings, rows)
 
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("rankbuffer_trl.files.os.replace", fail)
+    assert why_torn(old) is None
+    with pytest.raises(StoreError, match="No space left"):
+        trainer.save_model(str(old), _internal_call=True)
+    assert why_torn(old) == "run.json is missing"
     with pytest.raises(StoreError, match="checkpoint-1 could not be written to"):
         trainer.train()
     trainer.close()
     assert trainer.args.save_total_limit == 2
 
 
-def test_the_oldest_checkpoints_go_whatever_the_clock_says(tmp_path, tiny_policy, rows, whole):
-    """It was set back by an hour since the first two were written."""
+def test_the_oldest_checkpoints_go_whatever_the_clock_says_and_no_copy_does(tmp_path, tiny_policy, rows, whole):
+    """The clock was set back by an hour since the first two were written."""
     ahead = time.time() + 3600
-    for step in (3, 4):
-        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-        os.utime(tmp_path / f"checkpoint-{step}", (ahead + step, ahead + step))
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, tiny_policy, rows, resume=True, save_total_limit=2, callback=InterruptAt(7))
-    assert [step for step, _ in checkpoints(tmp_path)] == [6, 5]
-    run = json.loads((tmp_path / "checkpoint-6" / FOLDER / RUN).read_text())
-    assert run["config"]["save_total_limit"] == 2
-
-
-def test_no_copy_of_a_checkpoint_is_counted_or_deleted(tmp_path, tiny_policy, rows, whole):
     copies = ["checkpoint-1-copy", "checkpoint-999-copy", "checkpoint-of-checkpoint-2"]
-    for name in ("checkpoint-3", *copies):
+    copy_checkpoints(whole, tmp_path, 3, 4)
+    for step in (3, 4):
+        os.utime(tmp_path / f"checkpoint-{step}", (ahead + step, ahead + step))
+    for name in copies:
         shutil.copytree(whole[0] / "checkpoint-3", tmp_path / name)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, tiny_policy, rows, resume=True, save_total_limit=2, callback=InterruptAt(7))
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == sorted(
-        [*copies, "checkpoint-5", "checkpoint-6"]
-    )
+        train(tmp_path, tiny_policy, rows, resume=True, save_total_limit=2, callback=interrupt_at(7))
+    left = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    assert left == sorted([*copies, "checkpoint-5", "checkpoint-6"])
+    assert read_manifest(tmp_path / "checkpoint-6")["config"]["save_total_limit"] == 2
 
 
-@pytest.mark.parametrize(
-    ("limit", "best", "left"),
-    [
-        (None, 1, [4, 3, 2, 1]),
-        (0, 1, [4, 3, 2, 1]),
-        (-1, 1, [4, 3, 2, 1]),
-        (1, None, [4]),
-        (1, 2, [4, 2]),
-        (2, 4, [4, 3]),
-        (3, 1, [4, 3, 1]),
-        (9, 1, [4, 3, 2, 1]),
-    ],
-)
-def test_the_newest_and_the_best_are_left(tmp_path, limit, best, left):
-    for step in range(1, 5):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    delete_oldest(tmp_path, limit, best and str(tmp_path / f"checkpoint-{best}"))
-    assert [step for step, _ in checkpoints(tmp_path)] == left
+def test_delete_oldest_leaves_the_newest_and_the_best(tmp_path):
+    cases = [
+        *[(None, 1, [4, 3, 2, 1]), (0, 1, [4, 3, 2, 1]), (-1, 1, [4, 3, 2, 1]), (9, 1, [4, 3, 2, 1])],
+        *[(1, None, [4]), (1, 2, [4, 2]), (2, 4, [4, 3]), (3, 1, [4, 3, 1])],
+    ]
+    for limit, best, left in cases:
+        for step in range(1, 5):
+            (tmp_path / f"checkpoint-{step}").mkdir(exist_ok=True)
+        delete_oldest(tmp_path, limit, best and str(tmp_path / f"checkpoint-{best}"))
+        assert [step for step, _ in checkpoints(tmp_path)] == left, (limit, best)
 
 
-def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, whole):
+def test_check_resumable_refuses_the_folder_of_a_run(tmp_path, whole):
     """It holds no optimizer, and its manifest lists the store alone; `save_state` puts a trainer state into it."""
     for name in (FOLDER, "model.safetensors"):
         (shutil.copytree if (whole[0] / name).is_dir() else shutil.copy)(whole[0] / name, tmp_path / name)
@@ -286,7 +258,7 @@ def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_stays(tmp_path, tiny_policy, rows):
+def test_a_run_keeps_its_best_checkpoint(tmp_path, tiny_policy, rows):
     settings = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
     args = config(tmp_path, max_steps=4, metric_for_best_model="good", **settings, per_device_eval_batch_size=8)
     trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(1)))
@@ -297,7 +269,7 @@ def test_the_best_checkpoint_stays(tmp_path, tiny_policy, rows):
     assert [step for step, _ in checkpoints(tmp_path)] == [4, 1]
 
 
-def test_another_number_of_processes_is_said_and_allowed(whole, caplog):
+def test_check_resumable_says_another_number_of_processes_and_allows_it(whole, caplog):
     checkpoint = whole[0] / "checkpoint-6"
     saved = read_manifest(checkpoint)
     with caplog.at_level("WARNING"):
@@ -306,7 +278,7 @@ def test_another_number_of_processes_is_said_and_allowed(whole, caplog):
     assert "was saved by 1 processes, now there are 2" in caplog.text
 
 
-def test_run_json_leaves_out_addresses_and_tokens(tmp_path):
+def test_describe_leaves_out_addresses_and_tokens(tmp_path):
     args = config(tmp_path, judge_url="http://10.1.2.3:9/v1", judge_model="m", hub_token="hf_a_token")
     told = describe({}, 0, {}, args)
     assert told["config"]["judge_model"] == "m" and not {"judge_url", "hub_token"} & told["config"].keys()
@@ -327,3 +299,78 @@ def test_run_json_tells_what_a_checkpoint_is(whole):
     calls = store.rows("SELECT sum(outcome = 'parsed'), sum(prompt_tokens) FROM calls WHERE phase = 'train'")
     assert (told["totals"]["train"]["calls"], told["totals"]["train"]["prompt_tokens"]) == next(calls)
     store.close()
+
+
+# Which may be loaded: a foreign DeepSpeed or FSDP checkpoint executes code when it is loaded
+
+
+def make(path, deepspeed=True):
+    """What counts in a checkpoint here: DeepSpeed's folder, or plain files."""
+    (path / "global_step2" if deepspeed else path / "rankbuffer").mkdir(parents=True)
+    (path / "optimizer.pt").touch()
+    return path
+
+
+def refused(checkpoint, output_dir, trusted=False) -> bool:
+    try:
+        check_trusted(checkpoint, output_dir, trusted)
+    except StoreError as error:
+        assert str(checkpoint) in str(error) and "set trust_checkpoint to true" in str(error)
+        return True
+    return False
+
+
+def test_check_trusted_refuses_a_checkpoint_from_elsewhere(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    elsewhere = ["run/_from_hub/last-checkpoint", "run/_from_hub/checkpoint-2", "run/last-checkpoint"]
+    elsewhere += ["run/checkpoint-2/checkpoint-2", "run/checkpoint-", "other/checkpoint-2", "run-2/checkpoint-2"]
+    for place in ["run/checkpoint-2", *elsewhere]:
+        checkpoint = make(tmp_path / place)
+        assert refused(checkpoint, run) == (place in elsewhere), place
+        assert not refused(checkpoint, run, trusted=True)
+        assert not refused(make(tmp_path / "plain" / place, deepspeed=False), run)
+    (run / "checkpoint-3").symlink_to(tmp_path / "other" / "checkpoint-2")
+    assert refused(run / "checkpoint-3", run) and refused(run / ".." / "other" / "checkpoint-2", run)
+    monkeypatch.chdir(run)
+    for name in ("checkpoint-2", "../run/checkpoint-2"):
+        assert not refused(run / name, run) and not refused(Path(name), run)
+    for folder in (tmp_path / "fsdp" / "checkpoint-2", run / "checkpoint-4"):
+        (make(folder, deepspeed=False) / "optimizer_0").mkdir()
+        (folder / "optimizer_0" / ".metadata").touch()
+        assert refused(folder, run) == (folder.parent != run), "an FSDP checkpoint is executed, too"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_check_trusted_notices_a_download_whichever_folder_it_was_told(tmp_path, depth):
+    """`hf download --local-dir` got the checkpoint itself, the run's folder, or one above."""
+    run = tmp_path / "runs" / "mine"
+    checkpoint, other = make(run / "checkpoint-2"), make(run / "checkpoint-3")
+    told = [checkpoint, *checkpoint.parents][depth]
+    if depth:
+        get_local_download_paths(told, "checkpoint-4/latest")
+    assert not refused(checkpoint, run)
+    get_local_download_paths(told, str((checkpoint / "global_step2" / "a.pt").relative_to(told)))
+    assert refused(checkpoint, run)
+    assert not refused(other, run)
+
+
+@pytest.mark.slow
+def test_a_run_asks_before_anything_of_the_checkpoint_is_loaded(tmp_path, tiny_policy, rows):
+    settings = dict(save_strategy="steps", save_steps=1)
+    trainer = RankBufferTrainer(tiny_policy, config(tmp_path / "a", max_steps=1, **settings), rows)
+    trainer.train()
+    trainer.close()
+    foreign = tmp_path / "b" / "_from_hub" / "last-checkpoint"
+    shutil.copytree(tmp_path / "a" / "checkpoint-1", foreign)
+    (foreign / "global_step1").mkdir()
+    for trust in (False, True):
+        args = config(tmp_path / "b", max_steps=2, trust_checkpoint=trust, **settings)
+        trainer = RankBufferTrainer(tiny_policy, args, rows)
+        if trust:
+            trainer.train(resume_from_checkpoint=str(foreign))
+            assert trainer.state.global_step == 2
+        else:
+            with pytest.raises(StoreError, match=r"did not write.*trust_checkpoint"):
+                trainer.train(resume_from_checkpoint=str(foreign))
+            assert trainer.rank_reward.scorer.store.last_step() is None
+        trainer.close()

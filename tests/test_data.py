@@ -1,15 +1,18 @@
-"""The training set: good files load, and every bad row is refused with its place, key and value."""
+"""The training set: good files load, and every bad row or file is refused with its place, key and value."""
 
-import copy
 import json
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
 
-from rankbuffer_trl.data.queries import DataError, QueryTable, iterate, load_queries
+from rankbuffer_trl.data.output import write_rows
+from rankbuffer_trl.data.queries import HINT, DataError, QueryTable, checked, iterate, load_queries, normal_row
 from rankbuffer_trl.groups import Query, Rubric
 
-USER = {"role": "user", "content": "How?"}
+pytestmark = pytest.mark.usefixtures("cache")
+
+USER, SYSTEM = ({"role": role, "content": "How?"} for role in ("user", "system"))
 RUBRIC = {"text": "Is clear.", "weight": 5}
 
 
@@ -25,28 +28,21 @@ def good_rows(n: int = 2) -> list[dict]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+def without(key: str, rows: list[dict]) -> list[dict]:
+    return [{name: value for name, value in row.items() if name != key} for row in rows]
 
 
-def write(path, content: list[dict]):
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(content), encoding="utf-8")
-    else:
-        Dataset.from_list(content).to_parquet(str(path))
-    return path
+def write_json(path: Path, rows: list[dict]) -> None:
+    path.write_text(json.dumps(rows), encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["q.jsonl", "q.json", "q.parquet"])
-def test_every_kind_of_file_gives_the_same_queries(tmp_path, name):
-    table = QueryTable(load_queries(str(write(tmp_path / name, good_rows()))), anchors_needed=4)
-    assert len(table) == 2
-    assert "q1" in table
-    assert "q2" not in table
-    assert table.ids == ["q0", "q1"]
+@pytest.mark.parametrize(
+    ("name", "write"), [("q.jsonl", write_rows), ("q.json", write_json), ("q.parquet", write_rows)]
+)
+def test_load_queries_gives_the_same_queries_from_every_kind_of_file(tmp_path, name, write):
+    write(tmp_path / name, good_rows())
+    table = QueryTable(load_queries(str(tmp_path / name)), anchors_needed=4)
+    assert len(table) == 2 and "q1" in table and "q2" not in table and table.ids == ["q0", "q1"]
     assert table["q1"] == Query(
         "q1",
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How 1?"}],
@@ -55,239 +51,210 @@ def test_every_kind_of_file_gives_the_same_queries(tmp_path, name):
     )
 
 
-def test_the_quickstart_data_can_be_trained_on(howto):
-    table = QueryTable(Dataset.from_list(howto), anchors_needed=4)
-    assert [table[row["query_id"]].responses for row in howto] == [tuple(row["responses"]) for row in howto]
+# Rows
 
-
-def set_key(key, value):
-    def change(row):
-        row[key] = value
-
-    return change
-
-
-BAD_ROWS = {
-    "empty id": (set_key("query_id", ""), ["row 2", "query_id must be non-empty text, got ''"]),
-    "blank id": (set_key("query_id", "  "), ["row 2", "query_id must be non-empty text"]),
-    "duplicate id": (set_key("query_id", "q0"), ["row 2: the query_id 'q0' is that of row 1, too"]),
-    "empty prompt": (
-        set_key("prompt", []),
-        ["row 2 (query_id 'q1')", "prompt must be a text or a list of messages", "got []"],
-    ),
-    "no prompt": (set_key("prompt", None), ["row 2", "prompt must be a text or a list of messages", "got None"]),
-    "ends in assistant": (
-        set_key("prompt", [USER, {"role": "assistant", "content": "So."}]),
-        ["row 2", "prompt must end with a user message, got 'assistant'"],
-    ),
-    "ends in system": (
-        set_key("prompt", [{"role": "system", "content": "So."}]),
-        ["must end with a user", "'system'"],
-    ),
-    "null content": (
-        set_key("prompt", [{"role": "user", "content": None}]),
-        ["row 2", "prompt[0].content must be non-empty text, got None"],
-    ),
-    "empty content": (
-        set_key("prompt", [USER, {"role": "user", "content": " "}]),
-        ["row 2", "prompt[1].content must be non-empty text, got ' '"],
-    ),
-    "null role": (set_key("prompt", [{"role": None, "content": "Be brief."}, USER]), ["row 2", "prompt[0]", "role"]),
-    "rubrics empty": (set_key("rubrics", []), ["row 2", "rubrics must be a non-empty list, got []"]),
-    "no rubrics": (set_key("rubrics", None), ["row 2", "rubrics must be a non-empty list, got None"]),
-    "rubric with empty text": (
-        set_key("rubrics", [RUBRIC, {"text": "", "weight": 5}]),
-        ["row 2", "rubrics[1].text must be non-empty text, got ''"],
-    ),
-    "rubric with null text": (
-        set_key("rubrics", [{"text": None, "weight": 5}]),
-        ["rubrics[0].text must be", "got None"],
-    ),
-    "weight 0": (
-        set_key("rubrics", [{"text": "Is clear.", "weight": 0}]),
-        ["row 2", "rubrics[0].weight must be an integer from 1 to 5, got 0"],
-    ),
-    "weight 6": (set_key("rubrics", [RUBRIC, {"text": "x", "weight": 6}]), ["rubrics[1].weight", "1 to 5, got 6"]),
-    "weight null": (set_key("rubrics", [{"text": "x", "weight": None}]), ["rubrics[0].weight", "got None"]),
-    "too few responses": (
-        set_key("responses", ["worst", "bad", "best"]),
-        ["row 2", "responses must hold at least 4 responses", "got 3"],
-    ),
-    "no responses": (set_key("responses", None), ["row 2", "responses must be a list of text", "got None"]),
-    "empty response": (
-        set_key("responses", ["worst", "bad", "good", " \n"]),
-        ["row 2", "responses[3] must be non-empty text"],
-    ),
-    "null response": (set_key("responses", ["worst", None, "good", "best"]), ["responses[1] must be", "got None"]),
-}
-
-
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_a_bad_row_is_refused_with_its_place(case):
-    change, fragments = BAD_ROWS[case]
-    data = good_rows()
-    change(data[1])
-    with pytest.raises(DataError) as error:
-        QueryTable(Dataset.from_list(data), anchors_needed=4)
-    assert [fragment for fragment in fragments if fragment not in str(error.value)] == []
-
-
-BAD_TABLES = {  # faults of a column's type, which all rows of an Arrow table share
-    "message without content": ("prompt", [{"role": "user"}], "prompt[0] must have role and content"),
-    "message without role": ("prompt", [{"content": "How?"}], "prompt[0] must have role and content"),
-    "prompt is a number": ("prompt", 3, "prompt must be a text or a list of messages"),
-    "prompt of texts": ("prompt", ["How?"], "prompt[0] must have role and content, got 'How?'"),
-    "content is a number": (
+MESSAGES = 'must be a text or a list of messages such as [{"role": "user", "content": "..."}]'
+TEXT = "must be non-empty text"
+WEIGHT = "must be an integer from 1 to 5"
+PARTS = "must have text and weight"
+LONG = "x" * 100
+BAD_VALUES = [  # column, value, the key that is named, what is wrong with it, what it is
+    ("query_id", "", "query_id", TEXT, ""),
+    ("query_id", " \n", "query_id", TEXT, " \n"),
+    ("query_id", 7, "query_id", TEXT, 7),
+    ("prompt", [], "prompt", MESSAGES, []),
+    ("prompt", None, "prompt", MESSAGES, None),
+    ("prompt", 3, "prompt", MESSAGES, 3),
+    ("prompt", [SYSTEM], "prompt", "must end with a user message", "system"),
+    ("prompt", [USER, {"role": "assistant", "content": "So."}], "prompt", "must end with a user message", "assistant"),
+    ("prompt", ["How?"], "prompt[0]", "must have role and content", "How?"),
+    ("prompt", [{"role": "user"}], "prompt[0]", "must have role and content", {"role": "user"}),
+    ("prompt", [{"content": "How?"}], "prompt[0]", "must have role and content", {"content": "How?"}),
+    ("prompt", [{"role": None, "content": "How?"}, USER], "prompt[0].role", TEXT, None),
+    ("prompt", [USER, {"role": "user", "content": " "}], "prompt[1].content", TEXT, " "),
+    ("prompt", [{"role": "user", "content": 3}], "prompt[0].content", TEXT, 3),
+    (
         "prompt",
-        [{"role": "user", "content": 3}],
-        "prompt[0].content must be non-empty text, got 3",
+        [{"role": "user", "content": "\0"}],
+        "prompt[0].content",
+        "must be text without NUL characters",
+        "\0",
     ),
-    "id is a number": ("query_id", 7, "query_id must be non-empty text, got 7"),
-    "rubric without text": ("rubrics", [{"weight": 5}], "rubrics[0] must have text and weight"),
-    "rubric without weight": ("rubrics", [{"text": "Is clear."}], "rubrics[0] must have text and weight"),
-    "rubrics of texts": ("rubrics", ["Is clear."], "rubrics[0] must have text and weight, got 'Is clear.'"),
-    "weight 2.5": (
-        "rubrics",
-        [{"text": "x", "weight": 2.5}],
-        "rubrics[0].weight must be an integer from 1 to 5, got 2.5",
-    ),
-    "weight as text": (
-        "rubrics",
-        [{"text": "x", "weight": "5"}],
-        "rubrics[0].weight must be an integer from 1 to 5, got '5'",
-    ),
-    "weight true": ("rubrics", [{"text": "x", "weight": True}], "rubrics[0].weight must be an integer from 1 to 5"),
-    "responses is text": ("responses", "abcd", "responses must be a list of text from worst to best, got 'abcd'"),
-    "responses of numbers": ("responses", [1, 2, 3, 4], "responses[0] must be non-empty text, got 1"),
-}
+    ("rubrics", [], "rubrics", "must be a non-empty list", []),
+    ("rubrics", None, "rubrics", "must be a non-empty list", None),
+    ("rubrics", "Is clear.", "rubrics", "must be a non-empty list", "Is clear."),
+    ("rubrics", ["Is clear."], "rubrics[0]", PARTS, "Is clear."),
+    ("rubrics", [{"weight": 5}], "rubrics[0]", PARTS, {"weight": 5}),
+    ("rubrics", [{"text": "Is clear."}], "rubrics[0]", PARTS, {"text": "Is clear."}),
+    ("rubrics", [RUBRIC, {"text": "", "weight": 5}], "rubrics[1].text", TEXT, ""),
+    ("rubrics", [{"text": None, "weight": 5}], "rubrics[0].text", TEXT, None),
+    *(("rubrics", [{"text": "x", "weight": w}], "rubrics[0].weight", WEIGHT, w) for w in (0, 6, 2.5, "5", True, None)),
+    ("responses", None, "responses", "must be a list of text from worst to best", None),
+    ("responses", LONG, "responses", "must be a list of text from worst to best", LONG),
+    ("responses", ["a", "b", "c"], "responses", "must hold at least 4 responses from worst to best", 3),
+    ("responses", ["a", "b", "c", " \n"], "responses[3]", TEXT, " \n"),
+    ("responses", ["a", None, "c", "d"], "responses[1]", TEXT, None),
+    ("responses", [1, 2, 3, 4], "responses[0]", TEXT, 1),
+    ("models", ["a"], "models", "must name who wrote each of the 4 responses", ["a"]),
+    ("models", ["a", None, "c", "d"], "models[1]", TEXT, None),
+    ("models", "gpt-4", "models", "must be a list of text", "gpt-4"),
+]
 
 
-@pytest.mark.parametrize("case", BAD_TABLES)
-def test_a_column_of_another_type_is_refused(case):
-    key, value, fragment = BAD_TABLES[case]
-    row = good_rows(1)[0] | {key: value}
-    with pytest.raises(DataError) as error:
-        QueryTable(Dataset.from_list([row]), anchors_needed=4)
-    assert str(error.value).startswith("row 1")
-    assert fragment in str(error.value)
+def test_checked_refuses_a_bad_value_with_its_place():
+    for column, value, key, problem, found in BAD_VALUES:
+        rows = [row | {column: value} for row in good_rows(1)]
+        shown = repr(found) if found != LONG else f"'{LONG[:79]}..."
+        id = rows[0]["query_id"]
+        name = f" (query_id {id!r})" if isinstance(id, str) else ""
+        with pytest.raises(DataError) as error:
+            list(checked(Dataset.from_list(rows), anchors_needed=4))
+        assert str(error.value) == f"row 1{name}: {key} {problem}, got {shown}{HINT}", (column, value)
+
+
+def test_checked_takes_columns_that_are_not_needed_as_they_are_or_missing():
+    for change in ({"rubrics": None}, {"responses": None}, {"responses": []}, {"models": None}, {"split": 3}):
+        rows = [row | change for row in good_rows()]
+        assert list(checked(Dataset.from_list(rows), rubrics_needed=False)) == rows
+    for change, key in (({"rubrics": [{"text": "x", "weight": 9}]}, "weight"), ({"responses": [""]}, "responses")):
+        with pytest.raises(DataError, match=key):
+            list(checked(Dataset.from_list([good_rows(1)[0] | change]), rubrics_needed=False))
+    with pytest.raises(DataError, match="no rows"):
+        list(checked(Dataset.from_list(good_rows()).select([])))
+
+
+def test_checked_refuses_two_rows_of_one_name():
+    with pytest.raises(DataError, match="row 2: the query_id 'q0' is that of row 1, too"):
+        list(checked(Dataset.from_list(good_rows(1) * 2)))
+    nameless = Dataset.from_list(without("query_id", good_rows(1)) * 2)
+    with pytest.raises(DataError, match=r"row 2 .*: the prompt is the same as in row 1, and a row without query_id"):
+        list(checked(nameless))
+
+
+def test_checked_numbers_the_rows_after_the_first_thousand():
+    rows = good_rows(1001)
+    assert list(iterate(Dataset.from_list(rows))) == rows
+    rows[1000]["rubrics"][1]["weight"] = 9
+    with pytest.raises(DataError, match=r"row 1001 \(query_id 'q1000'\): rubrics\[1\].weight"):
+        QueryTable(Dataset.from_list(rows), anchors_needed=4)
+
+
+class Torn:
+    """A data set that cannot be read after its first batch."""
+
+    def iter(self, batch_size):
+        yield {"n": list(range(batch_size))}
+        raise ValueError("torn")
+
+
+def test_iterate_says_how_many_rows_it_could_read():
+    with pytest.raises(DataError, match="after its first 100 rows or so: torn"):
+        list(iterate(Torn()))
+
+
+# The table
 
 
 @pytest.mark.parametrize("column", ["prompt", "rubrics", "responses"])
-def test_a_missing_column_is_named(column):
-    dataset = Dataset.from_list(good_rows()).remove_columns(column)
-    with pytest.raises(DataError, match=f"no column '{column}'") as error:
-        QueryTable(dataset, anchors_needed=4)
-    assert ("bootstrap" in str(error.value)) == (column == "responses")
+def test_query_table_names_a_missing_column(column):
+    with pytest.raises(DataError, match=f"no column '{column}'.*its columns are") as error:
+        QueryTable(Dataset.from_list(without(column, good_rows())), anchors_needed=4)
+    hint = {"rubrics": "generate_rubrics.py makes", "responses": "generate_responses.py .*bootstrap"}.get(column, "")
+    assert error.match(hint) and ("generate" in str(error.value)) == bool(hint)
 
 
-def test_bootstrap_needs_no_responses():
-    table = QueryTable(Dataset.from_list(good_rows()).remove_columns("responses"), anchors_needed=0)
-    assert table["q0"].responses == ()
-
-
-def test_bootstrap_does_not_look_at_responses():
-    data = good_rows()
-    data[1]["responses"] = []
-    assert len(QueryTable(Dataset.from_list(data), anchors_needed=0)) == 2
-
-
-def test_no_rows_are_refused():
-    with pytest.raises(DataError, match="no rows"):
-        QueryTable(Dataset.from_list(good_rows()).select([]), anchors_needed=4)
-
-
-def test_other_columns_do_no_harm():
-    data = [row | {"split": "train", "responses_meta": None} for row in good_rows()]
-    assert len(QueryTable(Dataset.from_list(data), anchors_needed=4)) == 2
-
-
-def test_an_unknown_query_is_named():
+def test_query_table_of_a_bootstrap_does_not_look_at_responses():
+    rows = good_rows()
+    rows[1]["responses"] = []
+    for dataset in (Dataset.from_list(rows), Dataset.from_list(without("responses", rows))):
+        table = QueryTable(dataset)
+        assert len(table) == 2 and table["q0"].responses == ()
     with pytest.raises(DataError, match="no query 'nobody'"):
-        QueryTable(Dataset.from_list(good_rows()))["nobody"]
+        table["nobody"]
 
 
-def test_rows_after_the_first_thousand_are_checked_and_numbered():
-    data = good_rows(1001)
-    broken = copy.deepcopy(data)
-    broken[1000]["rubrics"][1]["weight"] = 9
-    with pytest.raises(DataError, match=r"row 1001 \(query_id 'q1000'\): rubrics\[1\].weight"):
-        QueryTable(Dataset.from_list(broken), anchors_needed=4)
-    dataset = Dataset.from_list(data)
-    assert list(iterate(dataset)) == list(dataset)
+def in_file(path: Path, rows: list[dict]) -> Dataset:
+    write_rows(path, rows)
+    return load_queries(str(path))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("broken.jsonl", '{"query_id": "q0", "prompt": [{"role": "us'),
-        ("broken.json", '[{"query_id": "q0", "prompt": [{"role": "us'),
-        ("empty.jsonl", ""),
-        ("broken.parquet", "PAR1"),
-    ],
-)
-def test_an_unreadable_file_is_named(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_text(content)
-    with pytest.raises(DataError) as error:
-        QueryTable(load_queries(str(path)))
-    assert name in str(error.value) or "no rows" in str(error.value)
-
-
-def test_a_truncated_last_line_is_not_dropped_in_silence(tmp_path):
-    path = write(tmp_path / "cut.jsonl", good_rows(3))
-    path.write_text(path.read_text()[:-40])
-    with pytest.raises(DataError, match=r"cut\.jsonl cannot be read"):
-        load_queries(str(path))
-
-
-@pytest.mark.parametrize(
-    "write_rows",
-    [lambda path, rows: write(path, rows), lambda path, rows: Dataset.from_list(rows)],
-    ids=["file", "memory"],
-)
-def test_a_prompt_may_be_a_text_and_an_id_may_be_missing(tmp_path, write_rows):
+@pytest.mark.parametrize("load", [in_file, lambda path, rows: Dataset.from_list(rows)], ids=["file", "memory"])
+def test_query_table_takes_a_prompt_as_text_and_a_row_without_id(tmp_path, load):
     full = good_rows(3)
     for row in full:
         row["prompt"] = row["prompt"][1:]
-    bare = [{key: value for key, value in row.items() if key != "query_id"} for row in full]
+    bare = without("query_id", full)
     texts = [row | {"prompt": row["prompt"][0]["content"]} for row in bare]
     some = [texts[0] | {"query_id": None}, texts[1] | {"query_id": "mine"}, texts[2]]
-    tables = {}
-    for name, rows in {"full": full, "bare": bare, "texts": texts, "some": some}.items():
-        made = write_rows(tmp_path / f"{name}.jsonl", rows)
-        tables[name] = QueryTable(made if isinstance(made, Dataset) else load_queries(str(made)), anchors_needed=4)
+    tables = {
+        name: QueryTable(load(tmp_path / f"{name}.jsonl", rows), anchors_needed=4)
+        for name, rows in {"full": full, "bare": bare, "texts": texts, "some": some}.items()
+    }
     ids = tables["bare"].ids
     assert ids[0] == "prompt-4aa4421349d3f717", "an id never changes: buffers belong to it"
     assert tables["texts"].ids == ids and tables["some"].ids == [ids[0], "mine", ids[2]]
-    assert tables["texts"].sha256 == tables["bare"].sha256
+    assert tables["texts"].sha256 == tables["bare"].sha256 != tables["full"].sha256
     assert [tables["texts"][id].prompt for id in ids] == [row["prompt"] for row in full]
-    assert list(tables["texts"].prompts) == [
-        {"prompt": row["prompt"], "query_id": id} for row, id in zip(full, ids, strict=True)
-    ]
+    shown = [{"prompt": row["prompt"], "query_id": id} for row, id in zip(full, ids, strict=True)]
+    assert list(tables["texts"].prompts) == shown
     assert len(set(ids)) == 3 and tables["full"].ids == ["q0", "q1", "q2"]
 
 
-def test_texts_and_messages_may_stand_in_one_file(tmp_path):
-    rows = good_rows(2)
+def test_query_table_takes_texts_and_messages_in_one_file(tmp_path):
+    rows = good_rows()
     rows[0]["prompt"] = "How 0?"
-    table = QueryTable(load_queries(str(write(tmp_path / "mixed.jsonl", rows))), anchors_needed=4)
+    table = QueryTable(in_file(tmp_path / "mixed.jsonl", rows), anchors_needed=4)
     assert [table[id].prompt for id in table.ids] == [[{"role": "user", "content": "How 0?"}], rows[1]["prompt"]]
 
 
-def test_the_same_prompt_without_an_id_is_refused():
-    rows = [{key: value for key, value in good_rows(1)[0].items() if key != "query_id"}] * 2
-    with pytest.raises(DataError, match=r"row 2 .*: the prompt is the same as in row 1, and a row without query_id"):
-        QueryTable(Dataset.from_list(rows))
+def test_normal_row_gives_an_id_by_role_and_content_alone():
+    with_name = normal_row({"prompt": [{"role": "user", "content": "Why?", "name": "me"}]})
+    assert with_name["query_id"] == normal_row({"prompt": "Why?"})["query_id"] != normal_row({"prompt": 3})["query_id"]
 
 
-@pytest.mark.parametrize("name", ["mine.csv", "mine.txt", "queries"])
-def test_a_file_of_another_kind_is_called_so(tmp_path, name):
-    (tmp_path / name).write_text("prompt\nHow?\n")
-    with pytest.raises(DataError, match=rf"{name} is not supported, .* one JSON object per line"):
-        load_queries(str(tmp_path / name))
+# Files
+
+LINE = json.dumps(good_rows(1)[0]).encode()
+REFUSED_FILES = {
+    "nowhere.jsonl": (None, r"nowhere\.jsonl does not exist \(dataset_name is a file here, because it ends in .jsonl"),
+    "nowhere.json": (None, r"nowhere\.json does not exist"),
+    "nowhere.parquet": (None, r"nowhere\.parquet does not exist"),
+    "mine.csv": (b"prompt\nHow?\n", r"mine\.csv is not supported, .* write mine.jsonl, one JSON object per line"),
+    "nowhere.txt": (None, r"nowhere\.txt is not supported"),
+    "nowhere.yml": (None, r"nowhere\.yml is not supported"),
+    "queries": (b"prompt\nHow?\n", r"queries is not supported, .* write queries.jsonl"),
+    "empty.jsonl": (b"", "no rows"),
+    "cut.jsonl": (LINE + b"\n" + LINE[:-40], r"cut\.jsonl cannot be read.*rankbuffer-data check"),
+    "cut.json": (b"[" + LINE[:40], r"cut\.json cannot be read"),
+    "cut.parquet": (b"PAR1", r"cut\.parquet cannot be read"),
+    "nul.jsonl": (LINE.replace(b"How", b"H\0w"), r"nul\.jsonl cannot be read"),
+    "latin.jsonl": (LINE.replace(b"How", b"caf\xe9"), "utf-8"),
+    "surrogate.jsonl": (LINE.replace(b"How", b"\\ud800"), "surrogate"),
+    "nobody/nothing": (None, r"nobody/nothing cannot be read: .*Hub"),
+}
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
-def test_a_missing_file_is_named(tmp_path, suffix):
-    with pytest.raises(DataError, match=rf"nowhere\.{suffix} does not exist"):
-        load_queries(str(tmp_path / f"nowhere.{suffix}"))
+@pytest.mark.parametrize("name", REFUSED_FILES)
+def test_load_queries_refuses_a_file_that_it_cannot_read(tmp_path, name):
+    content, message = REFUSED_FILES[name]
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    for streaming in (False, True):  # then some faults are found while the rows are read, where the file has no name
+        with pytest.raises(DataError, match=f"{message}|cannot be read after its first" if streaming else message):
+            if not list(iterate(load_queries(str(path) if "/" not in name else name, streaming=streaming))):
+                raise DataError("no rows")  # which are an error later
+
+
+def test_load_queries_reads_the_splits_of_a_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("folder")  # datasets also looks for the names of splits in the names of folders
+    for split, rows in (("train", good_rows(3)), ("test", good_rows(1))):
+        write_rows(folder / f"{split}.jsonl", rows)
+    assert [len(load_queries(str(folder), split=split)) for split in ("train", "test")] == [3, 1]
+    with pytest.raises(DataError, match=r"train\.jsonl has no split 'test'; name a folder .* test.jsonl"):
+        load_queries(str(folder / "train.jsonl"), split="test")
+
+
+def test_load_queries_passes_over_byte_order_marks_and_crlf(tmp_path):
+    (tmp_path / "q.jsonl").write_bytes(b"\xef\xbb\xbf" + LINE + b"\r\n" + LINE + b"\r\n")
+    assert list(load_queries(str(tmp_path / "q.jsonl"))) == good_rows(1) * 2

@@ -43,7 +43,7 @@ def score(scorer: GroupScorer, groups: list[RolloutGroup], arrivals: list[tuple[
 
 
 @every_method
-def test_any_order_and_any_part_of_the_arrivals_gives_the_same(method, scorer):
+def test_arrived_in_any_order_and_any_part_gives_the_same(method, scorer):
     late, early = (scorer(scripted_judge(by_number), method, max_failures=1.0) for _ in range(2))
 
     @settings(max_examples=8)
@@ -75,20 +75,17 @@ def spent(call):
     return replace(call, seconds=0.0)
 
 
-@every_method
+@pytest.mark.parametrize("method", [method for method in METHODS if hasattr(method, "early_questions")], ids=str)
 @settings(max_examples=20)
 @given(qualities=st.lists(QUALITIES, min_size=2, max_size=2))
-def test_what_is_asked_early_is_asked_by_the_method_itself(method, qualities):
-    early_questions = getattr(method, "early_questions", None)
-    if early_questions is None:
-        return
+def test_early_questions_are_asked_by_the_method_itself(method, qualities):
     buffer = None
     for step, each in enumerate(qualities):
         whole = replace(make(each, step=step), epoch=step)
         early = [
             question.prompt()
             for rollout in whole.rollouts
-            for question in early_questions(replace(whole, rollouts=(rollout,)), buffer)
+            for question in method.early_questions(replace(whole, rollouts=(rollout,)), buffer)
         ]
         judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
         buffer = asyncio.run(method.score(whole, buffer, judge)).after
@@ -96,7 +93,7 @@ def test_what_is_asked_early_is_asked_by_the_method_itself(method, qualities):
         assert Counter(early) <= asked
 
 
-def test_which_methods_ask_early():
+def test_early_questions_are_asked_by_methods_that_ask_about_each_rollout_alone():
     """Those that ask about each rollout alone. A buffer that is bootstrapped begins with the whole group."""
     alone = {"Pointwise", "GDPO", "RRCAGR", "RankBuffer", "RankBufferLooks", "LLMBuffer"}
     for method in METHODS:
@@ -183,28 +180,26 @@ def test_a_method_without_early_questions_is_asked_group_by_group(scorer):
     assert [score.rewards for score in made.score(groups, 0).scores] == [(1.0, -1.0)] * 2
 
 
-def test_two_rollouts_with_one_text_are_two_calls(scorer):
-    counts = []
+def test_each_early_question_answers_one_question(scorer):
+    """The judge answers the same question in another way each time, and a rollout that comes twice counts once."""
+    found = []
     for early in (False, True):
-        made = scorer(scripted_judge(by_number))
-        groups = [group(numbers(), "50 50 50 5", 0)]
+
+        def answer(messages, places=iter([4, 0, 2])):  # noqa: B008  (made anew in each turn of the loop)
+            ranking = "CANDIDATES" in messages[0]["content"]
+            return by_number(messages) if ranking else f'{{"position": {next(places)}}}'
+
+        made = scorer(scripted_judge(answer))
+        groups = [group(numbers(), "50 50 50", 0)]
         if early:
             announce(made, groups, 0)
-            for row, text in rows(groups)[:3]:
+            for row, text in [(0, "50"), (0, "50"), (0, "7"), (1, "50")]:
                 made.arrived(row, text)
             settle(made)
-        counts.append(Counter(call.kind for call in made.score(groups, 0).calls))
-    assert counts == [Counter(insert=4, fine=1)] * 2
-
-
-def test_a_rollout_counts_once(scorer):
-    made = scorer(scripted_judge(by_number))
-    groups = [group(numbers(), "50 5", 0)]
-    announce(made, groups, 0)
-    for row, text in [(0, "50"), (0, "50"), (0, "7"), (1, "5")]:
-        made.arrived(row, text)
-    outcome = made.score(groups, 0)
-    assert outcome.scores[0].rewards == (1.0, -1.0) and len(outcome.calls) == 2
+        outcome = made.score(groups, 0)
+        found.append((outcome.scores, Counter(call.kind for call in outcome.calls)))
+    assert found[0][0][0].positions == {0: 4, 1: 0, 2: 2} and found[0][1] == Counter(insert=3)
+    assert found[1] == found[0]
 
 
 # What was announced and is not what is scored
@@ -330,29 +325,34 @@ def test_a_failure_about_a_text_that_is_gone_is_not_one_of_none(scorer):
     assert [call.outcome for call in outcome.calls] == ["unreachable"]
 
 
-def test_generation_does_not_count_for_the_time_limit(scorer):
-    gate = Gate()
-    made = scorer(Judge(gate, guard=False), step_timeout=0.2)
-    groups = [group(numbers(), "50 5", 0)]
-    announce(made, groups, 0)
-    made.arrived(0, "50")
-    made.run(asyncio.sleep(0.3))  # the policy is slower than the judge may be
-    made.run(gate.let())
-    made.arrived(1, "5")
-    assert made.score(groups, 0).scores[0].rewards == (1.0, -1.0)
+@pytest.mark.parametrize("answered", [109, 111])
+def test_the_step_timeout_counts_from_the_last_rollout(scorer, answered):
+    """The policy takes 100 s. A rollout that comes again does not start the clock again."""
+    clock, gate = [0.0], Gate()
+    made = scorer(Judge(gate, guard=False), step_timeout=10.0)
 
+    async def take_over_the_clock():
+        asyncio.get_running_loop().time = lambda: clock[0]
 
-def test_the_last_rollout_starts_the_clock(scorer):
-    gate = Gate()
-    made = scorer(Judge(gate, guard=False), step_timeout=0.1)
-    groups = [group(numbers(), "50 5", 0)]
-    announce(made, groups, 0)
-    for row, text in rows(groups):
+    def at(second: float, row: int, text: str) -> None:
+        clock[0] = second
         made.arrived(row, text)
-    made.run(asyncio.sleep(0.3))
+        settle(made)
+
+    made.run(take_over_the_clock())
+    groups = [group(numbers(), "50 5", 0)]
+    announce(made, groups, 0)
+    at(0, 0, "50")
+    at(100, 1, "5")
+    at(105, 1, "5")
+    clock[0] = answered
+    settle(made)
     made.run(gate.let())
-    with pytest.raises(JudgeError, match=r"judge_step_timeout=0.1 s: 0 judgments were answered"):
-        made.score(groups, 0)
+    if answered < 110:
+        assert made.score(groups, 0).scores[0].rewards == (1.0, -1.0)
+    else:
+        with pytest.raises(JudgeError, match=r"judge_step_timeout=10 s: 0 judgments were answered"):
+            made.score(groups, 0)
 
 
 def test_a_question_that_the_method_never_asks_does_not_hold_the_step_up(scorer):

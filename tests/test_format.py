@@ -1,14 +1,11 @@
 """The format check and the format reward: what counts as an answer, and that no text breaks the reader."""
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import trl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -26,81 +23,50 @@ from rankbuffer_trl.rewards.format import (
 TAGGED = r"<answer>(?P<answer>.*)</answer>"
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "well_formed"),
-    [
-        ("<think>a</think>b", "b", True),
-        (" \n<think>\na\n</think>\n\nb\nc \n", "b\nc", True),
-        ("<think></think>b", "b", True),
-        ("<think>1 < 2 </ think></think>3 > 2 <b>", "3 > 2 <b>", True),
-        ("<think>a</think>", "", False),
-        ("<think>a</think> \n\t", "", False),
-        ("<think>a", "", False),
-        ("b", "", False),
-        ("", "", False),
-        ("<THINK>a</THINK>b", "", False),
-        ("hello <think>a</think>b", "b", False),
-        ("a</think>b", "b", False),
-        ("<think>a</think>b<think>c</think>d", "d", False),
-        ("<think>a</think><think>c</think>d", "d", False),
-        ("<think>a<think>b</think>c", "c", False),
-        ("<think>a<think>b</think></think>c", "c", False),
-        ("<think>a</think></think>b", "b", False),
-        ("<think>a</think>b</think>", "", False),
-        ("<think>a</think></think>", "", False),
-        ("<think>a</think>b<think>", "b<think>", False),
-        ("<think>a</think><think>b", "<think>b", False),
-    ],
-)
-def test_think_wants_one_closed_block_and_an_answer(text, answer, well_formed):
-    assert read_answer(text, "think") == Answer(answer, well_formed)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "well_formed"),
-    [
-        (" b\n", "b", True),
-        ("<think>a</think>b", "<think>a</think>b", True),
-        ("", "", False),
-        (" \n\u2003", "", False),
-    ],
-)
-def test_none_wants_any_text(text, answer, well_formed):
-    assert read_answer(text, "none") == Answer(answer, well_formed)
-
-
-@pytest.mark.parametrize(
-    ("check", "text", "answer", "well_formed"),
-    [
+def test_read_answer_of_each_check():
+    for check, text, answer, well_formed in (
+        # `think` wants one closed block and an answer
+        ("think", " \n<think>\na\n</think>\n\nb\nc \n", "b\nc", True),
+        ("think", "<think></think>b", "b", True),
+        ("think", "<think>1 < 2 </ think></think>3 > 2 <b>", "3 > 2 <b>", True),
+        ("think", "<think>a</think> \n\t", "", False),
+        ("think", "<think>a", "", False),
+        ("think", "b", "", False),
+        ("think", "", "", False),
+        ("think", "<THINK>a</THINK>b", "", False),
+        ("think", "hello <think>a</think>b", "b", False),
+        ("think", "a</think>b", "b", False),
+        ("think", "<think>a</think>b<think>c</think>d", "d", False),
+        ("think", "<think>a<think>b</think>c", "c", False),
+        ("think", "<think>a</think></think>b", "b", False),
+        ("think", "<think>a</think>b</think>", "", False),
+        ("think", "<think>a</think><think>b", "<think>b", False),
+        # `none` wants any text
+        ("none", " b\n", "b", True),
+        ("none", "<think>a</think>b", "<think>a</think>b", True),
+        ("none", " \n\u2003", "", False),
+        # a regular expression must match the whole text
         (TAGGED, "<answer> b\nc </answer>", "b\nc", True),
         (TAGGED, "well: <answer>b</answer>", "", False),
         (TAGGED, "<answer>b</answer> ok", "", False),
-        (TAGGED, "<answer>b", "", False),
         (TAGGED, "<answer> </answer>", "", False),
-        (TAGGED, "<answer></answer>", "", False),
         (r"(?P<answer>A: .+)", "A: b", "A: b", True),
-        (r"(?P<answer>A: .+)", "b", "", False),
-        (r"(?P<answer>\s*)", " ", "", False),
         (r"(?P<answer>a)?b", "b", "", False),
-    ],
-)
-def test_a_regex_must_match_the_whole_text(check, text, answer, well_formed):
-    assert read_answer(text, check) == Answer(answer, well_formed)
+    ):
+        assert read_answer(text, check) == Answer(answer, well_formed), (check, text)
+    assert read_answer(" <think> ") == Answer("<think>", True), "`none` is the default"
 
 
 PIECES = st.sampled_from(
     ["<think>", "</think>", "<think", "<", ">", "/", "a", " ", "\n", "<answer>", "</answer>", "\x1f"]
 )
-
-
 PIECED = st.tuples(st.sampled_from(["", "<think>a</think>", "<answer>"]), st.lists(PIECES, max_size=5)).map(
     lambda text: text[0] + "".join(text[1])
 )
 
 
-@settings(max_examples=400)
-@given(st.one_of(st.text(), PIECED), st.sampled_from(["think", "none", TAGGED]))
-def test_a_well_formed_answer_is_never_empty_and_never_holds_thinking(text, check):
+@given(st.text() | PIECED, st.sampled_from(["think", "none", TAGGED]))
+def test_read_answer_is_never_empty_when_well_formed_and_never_holds_thinking(text, check):
     answer = read_answer(text, check)
     assert answer.text == answer.text.strip()
     assert answer.text in text
@@ -111,35 +77,27 @@ def test_a_well_formed_answer_is_never_empty_and_never_holds_thinking(text, chec
         assert not answer.well_formed or (text.count("<think>"), text.count("</think>")) == (1, 1)
 
 
-def test_long_adversarial_texts_are_read_without_backtracking():
-    # In a process of its own, so that catastrophic backtracking fails this test instead of hanging the run.
-    program = """
-import json, sys
-from rankbuffer_trl.rewards.format import read_answer
-n = 200_000
-fillers = ["<think>", "</think>", "<", "\\n", "a", "a ", " a", "<think></think>", "</think>\\n"]
-starts = ["", "<think>", "<think></think>", "<think>a</think>b", "\\n" * 1000]
-ends = ["", "<think>", "<think><think>", "</think>", "</think></think>", "\\n"]
-read = [read_answer(s + f * (n // len(f)) + e, "think") for f in fillers for s in starts for e in ends]
-json.dump(len(read), sys.stdout)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=40, check=True)
-    assert json.loads(done.stdout) == 9 * 5 * 6
+def test_read_answer_takes_long_adversarial_texts_without_backtracking():
+    """A reader that backtracks would take hours, and the time limit of a test would end it."""
+    n = 200_000
+    for filler in ("<think>", "</think>", "<", "\n", "a ", " a", "<think></think>", "</think>\n"):
+        for start in ("", "<think>", "<think>a</think>b", "\n" * 1000):
+            for end in ("", "<think><think>", "</think>", "\n"):
+                read_answer(start + filler * (n // len(filler)) + end, "think")
 
 
-@pytest.mark.parametrize(
-    ("completion", "text"),
-    [
-        ("plain", "plain"),
-        ([{"role": "assistant", "content": "b"}], "b"),
-        ([{"role": "assistant", "content": "b", "reasoning_content": "a"}], "<think>a</think>b"),
-        ([{"role": "assistant", "content": None, "reasoning_content": "a"}], "<think>a</think>"),
-        ([{"role": "assistant", "content": "b", "reasoning_content": None}], "b"),
-        ([{"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}], "y"),
-    ],
-)
-def test_completion_text_puts_thinking_back(completion, text):
-    assert completion_text(completion) == text
+def test_completion_text_puts_thinking_back():
+    for message, text in (
+        ({"content": "b"}, "b"),
+        ({"content": "b", "reasoning_content": "a"}, "<think>a</think>b"),
+        ({"content": None, "reasoning_content": "a"}, "<think>a</think>"),
+        ({"content": "b", "reasoning_content": None}, "b"),
+    ):
+        assert completion_text([{"role": "assistant", "content": "x"}, {"role": "assistant"} | message]) == text
+    assert completion_text("plain") == "plain"
+
+
+# With a tokenizer
 
 
 def tokenizer_with(template: str) -> PreTrainedTokenizerFast:
@@ -149,87 +107,62 @@ def tokenizer_with(template: str) -> PreTrainedTokenizerFast:
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}" + template
+    tokenizer.chat_template = template
     return tokenizer
 
 
-OPENS = "{% if add_generation_prompt and thinking is not defined %}\n<think>\n{% endif %}"
-PROMPTS = [[{"role": "user", "content": "How?"}]] * 3
+MESSAGES = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+OPENS = MESSAGES + "{% if add_generation_prompt and thinking is not defined %}\n<think>\n{% endif %}"
+PROMPTS = [[{"role": "user", "content": "What does <think> do?"}]] * 4
+TEXTS = ["<think>a</think>b<eos>", "a\n</think>\nb<eos>", "never closed", "x</think>"]
 
 
-def read_ids(template: str, texts: list[str], check: str = "think", **kwargs) -> list[Answer]:
+def read_ids(template: str, check: str = "think", prompts=PROMPTS, **kwargs) -> list[Answer]:
     tokenizer = tokenizer_with(template)
-    ids = [tokenizer(text)["input_ids"] for text in texts]
-    return AnswerReader(check, tokenizer, **kwargs).read(PROMPTS[: len(texts)], ["ignored"] * len(texts), ids)
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+    return AnswerReader(check, tokenizer, **kwargs).read(prompts, ["ignored"] * len(TEXTS), ids)
 
 
-def test_thinking_that_the_prompt_opened_counts_as_opened():
-    answers = read_ids(OPENS, ["a\n</think>\nb<eos>", "never closed", "<think>a</think>b"])
-    assert answers == [Answer("b", True), Answer("", False), Answer("b", False)]
+def of_trl(name: str) -> str:
+    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
-def test_thinking_that_the_prompt_left_closed_must_be_opened_by_the_policy():
-    assert read_ids("\nA:", ["a</think>b", "<think>a</think>b<eos>"]) == [Answer("b", False), Answer("b", True)]
+UNOPENED = [Answer("b", True), Answer("b", False), Answer("", False), Answer("", False)]
+OPENED = [Answer("b", False), Answer("b", True), Answer("", False), Answer("", False)]
+CLOSED = [Answer("b", False), Answer("b", False), Answer("never closed", True), Answer("", False)]
 
 
-def test_the_prompt_is_rendered_with_the_trainers_template_kwargs():
-    texts = ["a</think>b"]
-    assert read_ids(OPENS, texts) == [Answer("b", True)]
-    assert read_ids(OPENS, texts, chat_template_kwargs={"thinking": False}) == [Answer("b", False)]
+def test_answer_reader_knows_whether_the_prompt_began_the_thinking():
+    for template, kwargs, answers in (
+        (MESSAGES + "\nA:", {}, UNOPENED),
+        (OPENS, {}, OPENED),
+        (OPENS, {"thinking": False}, UNOPENED),
+        (of_trl("qwen3"), {}, UNOPENED),
+        (of_trl("qwen3"), {"enable_thinking": True}, UNOPENED),
+        (of_trl("qwen3"), {"enable_thinking": False}, CLOSED),
+        (of_trl("qwen3_5_think"), {}, OPENED),
+        (of_trl("deepseek_r1_distill"), {}, OPENED),
+    ):
+        assert read_ids(template, chat_template_kwargs=kwargs) == answers, (template, kwargs)
 
 
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
-
-
-@pytest.mark.parametrize(
-    ("template", "kwargs", "begun"),
-    [
-        ("qwen3", {}, ""),
-        ("qwen3", {"enable_thinking": True}, ""),
-        ("qwen3", {"enable_thinking": False}, "<think>\n\n</think>\n\n"),
-        ("qwen3_5_think", {}, "<think>\n"),
-        ("deepseek_r1_distill", {}, "<think>\n"),
-    ],
-)
-def test_real_templates_begin_the_thinking_or_do_not(template, kwargs, begun):
-    tokenizer = tokenizer_with("")
-    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
-    prompts = [[{"role": "user", "content": "What does <think> do?"}]] * 3
-    texts = [f"{'' if begun else '<think>'}{'' if '</' in begun else 'a</think>'}b<eos>", "never closed", "x</think>"]
-    ids = [tokenizer(text)["input_ids"] for text in texts]
-    reader = AnswerReader("think", tokenizer, kwargs)
-    answers = reader.read(prompts, ["ignored"] * 3, ids)
-    assert reader._begun == begun
-    assert answers[0] == Answer("b", True)
-    closed = "</" in begun  # then all that follows is the answer
-    assert answers[1] == (Answer("never closed", True) if closed else Answer("", False))
-    assert answers[2] == Answer("", False)
-
-
-def test_other_checks_do_not_see_the_opened_thinking():
-    assert read_ids(OPENS, ["b<eos>"], check="none") == [Answer("b", True)]
-
-
-def test_a_plain_text_prompt_opens_nothing():
-    tokenizer = tokenizer_with(OPENS)
-    ids = [tokenizer("a</think>b")["input_ids"]]
-    assert AnswerReader("think", tokenizer).read(["How?"], ["ignored"], ids) == [Answer("b", False)]
-
-
-def test_completions_are_taken_as_they_come_without_ids():
-    reader = AnswerReader("think", tokenizer_with(OPENS))
+def test_answer_reader_begins_no_thinking_for_other_checks_plain_prompts_and_texts():
+    assert read_ids(OPENS, check="none")[2] == Answer("never closed", True)
+    assert read_ids(OPENS, prompts=["How?"] * 4) == UNOPENED
     completions = [[{"role": "assistant", "content": "b", "reasoning_content": "a"}], "b"]
-    assert reader.read(PROMPTS[:2], completions, None) == [Answer("b", True), Answer("", False)]
+    answers = [Answer("b", True), Answer("", False)]
+    assert AnswerReader("think", tokenizer_with(OPENS)).read(PROMPTS[:2], completions, None) == answers
+    assert AnswerReader("think").read(PROMPTS[:2], completions, [[1], [2]]) == answers
 
 
 def test_format_reward_is_one_or_zero():
-    answers = AnswerReader("think").read(PROMPTS, ["<think>a</think>b", "b", "<think>a</think>"], None)
+    answers = AnswerReader("think").read(PROMPTS[:3], ["<think>a</think>b", "b", "<think>a</think>"], None)
     assert format_reward(extracted_answer=answers, query_id=["x"] * 3) == [1.0, 0.0, 0.0]
     assert format_reward.__name__ == "format_reward"
 
 
 @pytest.mark.parametrize("check", [check_format, AnswerReader])
-def test_check_format_reads_or_names_the_fault(check):
+def test_check_format_names_the_fault(check):
     check(TAGGED)
     with pytest.raises(SettingsError, match=r"format_check must be .*'\(\?P<answer' is not one: "):
         check("(?P<answer")

@@ -6,15 +6,17 @@ import pytest
 import transformers.trainer
 from datasets import load_dataset
 from helpers.fake_hub import FolderHub
-from helpers.sampled import InterruptAt, same
-from helpers.scripted import config, contents, run
+from helpers.sampled import interrupt_at, same, train
+from helpers.scripted import config
 from huggingface_hub import ModelCard
+from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.export import FILE
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN, read_store
+from rankbuffer_trl.store.places import FOLDER, RUN, read_store
 from rankbuffer_trl.training.card import on_hub, public, write_card
 from rankbuffer_trl.training.checkpoint import why_torn
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -22,8 +24,7 @@ from rankbuffer_trl.training.trainer import RankBufferTrainer
 REPO = "somebody/ranked"
 PUSH = dict(push_to_hub=True, hub_model_id=REPO, hub_token="hf_secret")
 STORE = f"{FOLDER}/{RUN}"
-FIGURES = {"figures/buffers.png"}
-ROOT_FILES = {"README.md", "config.json", "model.safetensors", STORE, FILE, *FIGURES}
+ROOT_FILES = {"README.md", "config.json", "model.safetensors", STORE, FILE}
 
 
 @pytest.fixture
@@ -40,23 +41,30 @@ def steps(path) -> int:
     return last + 1
 
 
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
 @pytest.mark.slow
-def test_a_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub):
+@pytest.mark.parametrize(
+    ("peft", "weights", "library"),
+    [(None, "model", "transformers"), (LORA, "adapter_model", "peft")],
+    ids=["policy", "lora"],
+)
+def test_a_pushed_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub, peft, weights, library):
     """In its second epoch."""
 
-    def train(folder, resume=None, callbacks=None, **settings):
-        args = config(tmp_path / folder, max_steps=6, save_strategy="steps", save_steps=5, **settings)
-        trainer = RankBufferTrainer(tiny_policy, args, rows, callbacks=callbacks)
-        try:
-            trainer.train(resume_from_checkpoint=resume)
-            trainer.save_model()
-        finally:
-            trainer.close()
-        return contents(tmp_path / folder / LIVE_STORE), load_file(tmp_path / folder / "model.safetensors")
+    def run(folder, resume=None, callback=None, **settings):
+        model = dict(weights=weights, peft=peft)
+        steps = dict(max_steps=6, save_steps=5)
+        return train(tmp_path / folder, tiny_policy, rows, resume, callback, **model, **steps, **settings)
 
-    whole = train("whole")
+    whole = run("whole")
     with pytest.raises(KeyboardInterrupt):
-        train("here", callbacks=[InterruptAt(6)], hub_strategy="checkpoint", **PUSH)
+        run("here", callback=interrupt_at(6), hub_strategy="checkpoint", **PUSH)
+    files = {f"{weights}.safetensors", STORE}
+    assert hub.files(REPO) >= files | {f"last-checkpoint/{name}" for name in files}
+    assert len([name for name in hub.files(REPO) if name.endswith("model.safetensors")]) == 2, "an adapter is alone"
+    assert ModelCard.load(hub.root / REPO / "README.md").data.library_name == library
     hub.snapshot_download(REPO, tmp_path / "there", "last-checkpoint/*")
     pulled = tmp_path / "there" / "last-checkpoint"
     assert list((tmp_path / "there").iterdir()) == [pulled] and steps(pulled) == 5
@@ -64,21 +72,25 @@ def test_a_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub):
     card = (hub.root / REPO / "README.md").read_text()
     (checkpoint,) = re.findall(r"--resume_from_checkpoint runs/resumed/(\S+)", card)
     with pytest.raises(StoreError, match=r"every push would upload it again.*_from_hub"):
-        train("there", resume=str(pulled), hub_strategy="checkpoint", **PUSH)
+        run("there", resume=str(pulled), hub_strategy="checkpoint", **PUSH)
     assert steps(hub.root / REPO / "last-checkpoint") == 5 and checkpoint == "_from_hub/last-checkpoint"
     (tmp_path / "there" / "_from_hub").mkdir()
     pulled.rename(tmp_path / "there" / checkpoint)
-    resumed = train("there", resume=str(tmp_path / "there" / checkpoint), hub_strategy="checkpoint", **PUSH)
+    resumed = run("there", resume=str(tmp_path / "there" / checkpoint), hub_strategy="checkpoint", **PUSH)
     assert same(resumed, whole)
     assert steps(hub.root / REPO / "last-checkpoint") == 6, "the newest, and not the one it was resumed from"
     assert not any("_from_hub" in name for name in hub.files(REPO))
+    if peft:
+        assert any(weight.abs().max() > 0 for name, weight in resumed[1].items() if "lora_B" in name)
+        policy = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_policy), hub.root / REPO)
+        assert {name.replace(".default", "") for name in policy.state_dict() if "lora" in name} == set(resumed[1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "also"), [("every_save", set()), ("all_checkpoints", {f"checkpoint-{n}/{STORE}" for n in (2, 4)})]
 )
-def test_every_save_pushes_policy_buffers_and_card_of_one_step(tmp_path, tiny_policy, rows, hub, strategy, also):
+def test_a_push_holds_policy_buffers_and_card_of_one_step(tmp_path, tiny_policy, rows, hub, strategy, also):
     seen = []
     upload = hub.upload_folder
 
@@ -105,18 +117,17 @@ def test_every_save_pushes_policy_buffers_and_card_of_one_step(tmp_path, tiny_po
     trainer.close()
 
 
-def test_a_push_that_fails_is_named_as_one_and_the_checkpoint_is_whole(tmp_path, tiny_policy, rows, hub):
+def test_a_push_that_fails_is_named_as_one_and_its_checkpoint_is_whole(tmp_path, tiny_policy, rows, hub):
     def fail(**kwargs):
         raise OSError("the push failed")
 
     hub.upload_folder = fail
-    settings = dict(max_steps=2, save_strategy="steps", save_steps=2, **PUSH)
     with pytest.raises(OSError, match=r"^the push failed$"):
-        run(tmp_path / "run", tiny_policy, rows, **settings)
+        train(tmp_path / "run", tiny_policy, rows, max_steps=2, save_steps=2, **PUSH)
     assert why_torn(tmp_path / "run" / "checkpoint-2") is None
 
 
-def test_at_the_end_everything_is_pushed_once(tmp_path, tiny_policy, rows, hub, monkeypatch):
+def test_push_to_hub_pushes_everything_once(tmp_path, tiny_policy, rows, hub, monkeypatch):
     settings = dict(max_steps=2, save_strategy="steps", save_steps=1, hub_strategy="end", method="pointwise", **PUSH)
     args = config(tmp_path / "run", **settings)
     trainer = RankBufferTrainer(tiny_policy, args, rows, dataset_name="somebody/queries")
@@ -130,7 +141,7 @@ def test_at_the_end_everything_is_pushed_once(tmp_path, tiny_policy, rows, hub, 
     trainer.push_to_hub()
     assert len(cards) == 1 and state.is_file()
     assert [path for path, _ in hub.uploads] == [""]
-    assert ROOT_FILES - hub.files(REPO) == FIGURES, "the method has no buffers"
+    assert hub.files(REPO) >= ROOT_FILES
     assert steps(hub.root / REPO) == 2
     card = (hub.root / REPO / "README.md").read_text()
     assert "datasets: somebody/queries" in card and "anchors" not in card
@@ -192,7 +203,7 @@ def test_the_cards_code_reads_the_buffers(published, monkeypatch):
     store.close()
 
 
-def test_names_that_may_be_published(tmp_path, monkeypatch):
+def test_on_hub_and_public_tell_which_names_may_be_published(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "local").touch()

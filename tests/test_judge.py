@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from aiohttp import web
 from conftest import ScriptedClient, ask, ask_all, scripted_judge, unreachable
+from helpers.faulty_server import GOOD, completion
 from helpers.http_server import served
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
@@ -17,8 +18,6 @@ from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.serve import make_app
-
-GOOD = '{"position": 1}'
 
 
 @pytest.fixture
@@ -29,26 +28,31 @@ def question(query):
 # The seam
 
 
-def test_a_parsed_answer_is_the_verdict(question):
-    client = ScriptedClient(lambda messages: "Sure:\n```json\n" + GOOD + "\n```")
-    judge = Judge(client, method="my_method")
+def test_ask_returns_the_verdict_and_records_the_call(question):
+    judge = Judge(ScriptedClient(lambda messages: "Sure:\n```json\n" + GOOD + "\n```"), method="my_method")
     verdict, call = ask(judge, question)
     assert verdict == 1
     assert call.seconds >= 0
     assert call == Call(
         "my_method", "insert", "tea", "scripted judge", "parsed", 1, (10, 4, 3), (10, 4, 3), call.seconds, ""
     )
-    assert client.seen == [question.chat(guard=True)], "the guard is on unless it is switched off"
+    assert judge.client.seen == [question.chat(guard=True)], "the guard is on unless it is switched off"
+    assert ask(scripted_judge(lambda messages: '{"position": 0}'), question)[0] == 0
 
 
-def test_a_malformed_answer_is_asked_again_with_its_fault(question):
-    answers = ["no idea", '{"position": 3}', GOOD]
-    judge = scripted_judge(lambda messages: answers[len(judge.client.seen) - 1])
+def test_ask_puts_a_malformed_answer_again_with_its_fault_and_another_seed(question):
+    answers, seeds = ["no idea", '{"position": 3}', GOOD], []
+
+    class Seeded(ScriptedClient):
+        async def complete(self, messages, *, seed, **kwargs):
+            seeds.append(seed)
+            return await super().complete(messages, seed=seed, **kwargs)
+
+    judge = Judge(Seeded(lambda messages: answers[len(seeds) - 1]), guard=False)
     verdict, call = ask(judge, question)
     assert verdict == 1
     assert (call.outcome, call.attempts, call.error) == ("parsed", 3, "")
-    assert call.usage == Usage(10, 4, 3)
-    assert call.spent == Usage(30, 12, 9)
+    assert (call.usage, call.spent) == (Usage(10, 4, 3), Usage(30, 12, 9))
     first, second, third = judge.client.seen
     assert [message["role"] for message in third] == ["user", "assistant", "user"]
     assert [turns[0] for turns in (second, third)] == first * 2
@@ -56,77 +60,41 @@ def test_a_malformed_answer_is_asked_again_with_its_fault(question):
     assert "exactly one flat JSON object" in second[2]["content"]
     assert third[1]["content"] == '{"position": 3}'
     assert "`position` must be an integer from 0 through 2, not 3" in third[2]["content"]
-
-
-def test_each_repeat_has_its_own_seed(question):
-    seeds = []
-
-    class Client:
-        name = "seeded"
-
-        async def complete(self, messages, *, question, seed, tally):
-            seeds.append(seed)
-            return "no", Usage()
-
-        async def close(self):
-            pass
-
-    ask(Judge(Client()), question)
     assert len(set(seeds)) == 3
 
 
-@pytest.mark.parametrize("max_attempts", [1, 2, 3])
-def test_malformed_answers_end_in_none_after_max_attempts(question, max_attempts):
-    judge = scripted_judge(lambda messages: "no", max_attempts=max_attempts)
-    verdict, call = ask(judge, question)
-    assert verdict is None
-    assert (call.outcome, call.attempts, call.usage) == ("malformed", max_attempts, Usage())
-    assert call.spent == Usage(10 * max_attempts, 4 * max_attempts, 3 * max_attempts)
-    assert "flat JSON object" in call.error
-    assert len(judge.client.seen) == max_attempts
+def test_ask_returns_none_after_max_attempts_malformed_answers(question):
+    for most in (1, 2, 3):
+        judge = scripted_judge(lambda messages: "no", max_attempts=most)
+        verdict, call = ask(judge, question)
+        assert verdict is None
+        assert (call.outcome, call.attempts, call.usage) == ("malformed", most, Usage())
+        assert call.spent == Usage(10 * most, 4 * most, 3 * most)
+        assert "flat JSON object" in call.error
+        assert len(judge.client.seen) == most
 
 
-def test_an_unreachable_judge_gives_none_at_once(question):
-    judge = scripted_judge(unreachable)
-    verdict, call = ask(judge, question)
-    assert verdict is None
-    assert (call.outcome, call.attempts, call.usage, call.spent) == ("unreachable", 1, Usage(), Usage())
-    assert call.error == "connection refused"
-    assert len(judge.client.seen) == 1
+def test_ask_returns_none_when_the_judge_is_unreachable(question):
+    """What was answered before counts."""
+    for answered, spent in ((0, Usage()), (1, Usage(10, 4, 3))):
+        judge = scripted_judge(lambda messages: "no" if len(judge.client.seen) <= answered else unreachable(messages))
+        verdict, call = ask(judge, question)
+        assert verdict is None
+        assert (call.outcome, call.attempts, call.usage, call.spent) == ("unreachable", answered + 1, Usage(), spent)
+        assert call.error == "connection refused"
 
 
-def test_attempts_before_and_after_a_lost_connection_all_count(question):
-    judge = scripted_judge(lambda messages: "no" if len(judge.client.seen) == 1 else unreachable(messages))
-    verdict, call = ask(judge, question)
-    assert verdict is None
-    assert (call.outcome, call.attempts, call.usage, call.spent) == ("unreachable", 2, Usage(), Usage(10, 4, 3))
-
-
-def test_position_zero_is_a_verdict(question):
-    assert ask(scripted_judge(lambda messages: '{"position": 0}'), question)[0] == 0
-
-
-class Crowd:
+class Crowd(ScriptedClient):
     """Answers in a seeded random order."""
 
-    name = "crowd"
-
-    def __init__(self, seed: int, answer: Callable[[str], str | Exception]):
+    def __init__(self, seed: int, answer: Callable[[list[dict]], str | Exception]):
+        super().__init__(answer)
         self.random = random.Random(seed)
-        self.answer = answer
 
-    async def complete(self, messages, *, question, seed, tally):
-        tally.attempts += 1
+    async def complete(self, messages, **kwargs):
         for _ in range(self.random.randrange(20)):
             await asyncio.sleep(0)
-        prompt = messages[0]["content"]
-        answer = self.answer(prompt)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer, Usage(len(prompt), 0, len(answer))
-
-    async def close(self):
-        pass
+        return await super().complete(messages, **kwargs)
 
 
 def hidden(call: Call) -> tuple:
@@ -134,16 +102,16 @@ def hidden(call: Call) -> tuple:
     return (call.query_id, call.kind, call.outcome, call.attempts, call.usage, call.spent, call.error)
 
 
-def test_the_ledgers_order_does_not_tell_who_answered_first():
+def test_drain_does_not_tell_who_answered_or_failed_first():
     queries = [Query(id, [{"role": "user", "content": id}], (Rubric("Is good.", 1),)) for id in ("b", "a", "c")]
     questions = [coarse(query, ["x", "y"], "word " * i) for i in range(6) for query in queries]
     questions += [fine(query, [Rollout(0, "x"), Rollout(1, "y")]) for query in queries]
 
-    def answer(prompt):
-        if "CANDIDATES" in prompt:
+    def answer(messages):
+        if "CANDIDATES" in messages[0]["content"]:
             return '{"order": [1, 0]}'
-        words = prompt.count("word")
-        return TransportError("gone") if words == 2 else json.dumps({"position": words % 3})
+        words = messages[0]["content"].count("word")
+        return TransportError(f"cause {words}") if words > 2 else json.dumps({"position": words % 3})
 
     ledgers = []
     for seed in range(5):
@@ -153,57 +121,38 @@ def test_the_ledgers_order_does_not_tell_who_answered_first():
         assert judge.drain() == []
     assert len(ledgers[0]) == len(questions)
     assert ledgers[1:] == ledgers[:1] * 4
+    assert {call[-1] for call in ledgers[0]} == {"", "cause 3", "cause 4", "cause 5"}
 
 
-def test_the_ledgers_order_of_failures_does_not_tell_who_failed_first(query):
-    questions = [coarse(query, ["x", "y"], f"candidate {i}") for i in range(6)]
-
-    def answer(prompt):
-        return TransportError("cause " + prompt.partition("> candidate ")[2][0])
-
-    ledgers = []
-    for seed in range(5):
-        judge = Judge(Crowd(seed, answer))
-        ask_all(judge, questions)
-        ledgers.append([call.error for call in judge.drain()])
-    assert sorted(ledgers[0]) == [f"cause {i}" for i in range(6)]
-    assert ledgers[1:] == ledgers[:1] * 4
-
-
-def test_on_call_is_told_of_every_call(query):
+def test_on_call_is_told_of_every_call_of_its_asker(query):
     told = []
-    judge = scripted_judge(
-        lambda messages: GOOD if "good one" in messages[0]["content"] else "no", on_call=told.append
-    )
-    assert ask_all(judge, [coarse(query, ["x", "y"], text) for text in ("a good one", "another one")]) == [1, None]
-    assert [(call.outcome, call.failed) for call in told] == [("parsed", False), ("malformed", True)]
-    assert told == judge.calls
+    judge = scripted_judge(lambda messages: GOOD if "good one" in messages[0]["content"] else "no", max_attempts=2)
+    asker = judge.asker("my_method", told.append)
+    assert ask_all(asker, [coarse(query, ["x", "y"], text) for text in ("a good one", "another one")]) == [1, None]
+    assert {(call.method, call.outcome, call.failed, call.attempts) for call in told} == {
+        ("my_method", "parsed", False, 1),
+        ("my_method", "malformed", True, 2),
+    }
+    assert told == asker.calls and judge.calls == []
+    assert judge.client.seen[0] == coarse(query, ["x", "y"], "a good one").chat(guard=False)
 
 
-class Waiting:
+class Waiting(ScriptedClient):
     """Answers the first question; the others wait for ever: one of them sent, the last for its turn."""
 
-    name = "waiting"
-
-    async def complete(self, messages, *, question, seed, tally):
+    async def complete(self, messages, *, tally, **kwargs):
         place = int(messages[0]["content"].partition("> candidate ")[2][0])
-        if place == 2:
+        tally.attempts += place == 1
+        if place:
             await asyncio.Event().wait()
-        tally.attempts += 1
-        if place == 1:
-            await asyncio.Event().wait()
-        await asyncio.sleep(0)  # so that all are put
-        return GOOD, Usage(10, 4, 3)
-
-    async def close(self):
-        pass
+        return await super().complete(messages, tally=tally, **kwargs)
 
 
-def test_what_on_call_raises_ends_all_questions_and_what_was_sent_is_recorded(query):
+def test_on_call_that_raises_ends_all_questions_and_what_was_sent_is_recorded(query):
     def stop(call):
         raise JudgeError("enough")
 
-    judge = Judge(Waiting(), on_call=stop)
+    judge = Judge(Waiting(lambda messages: GOOD), on_call=stop)
     with pytest.raises(ExceptionGroup) as error:
         ask_all(judge, [coarse(query, ["x", "y"], f"candidate {i}") for i in range(3)])
     assert [str(each) for each in error.value.exceptions] == ["enough"]
@@ -211,11 +160,18 @@ def test_what_on_call_raises_ends_all_questions_and_what_was_sent_is_recorded(qu
     assert not any(call.failed for call in judge.calls)
 
 
-def test_preflight_of_a_good_judge_leaves_no_call(question):
+def test_first_question_leaves_the_ledger_as_it_is(question):
     judge = scripted_judge(lambda messages: GOOD)
-    asyncio.run(judge.first_question(question))
-    assert len(judge.client.seen) == 1
-    assert judge.drain() == []
+
+    async def run():
+        await judge.first_question(question)
+        assert judge.calls == []
+        await judge.ask(question)
+        await judge.first_question(question)
+
+    asyncio.run(run())
+    assert len(judge.client.seen) == 3
+    assert len(judge.drain()) == 1
 
 
 @pytest.mark.parametrize(
@@ -225,42 +181,12 @@ def test_preflight_of_a_good_judge_leaves_no_call(question):
         (lambda messages: "Hello!", ["malformed", "flat JSON object", "asked 3 times", "instruction-tuned"]),
     ],
 )
-def test_preflight_names_endpoint_and_cause(question, answer, fragments):
+def test_first_question_names_endpoint_and_cause(question, answer, fragments):
     judge = scripted_judge(answer)
     with pytest.raises(JudgeError) as error:
         asyncio.run(judge.first_question(question))
-    missing = [fragment for fragment in ["scripted judge", *fragments] if fragment not in str(error.value)]
-    assert missing == []
+    assert [fragment for fragment in ["scripted judge", *fragments] if fragment not in str(error.value)] == []
     assert judge.drain() == []
-
-
-def test_preflight_takes_no_earlier_call_out_of_the_ledger(question):
-    judge = scripted_judge(lambda messages: GOOD)
-
-    async def run():
-        await judge.ask(question)
-        await judge.first_question(question)
-
-    asyncio.run(run())
-    assert len(judge.drain()) == 1
-
-
-def test_an_asker_has_a_ledger_a_method_and_a_watcher_of_its_own(question):
-    told = []
-    judge = scripted_judge(lambda messages: "no", max_attempts=2, guard=True, on_call=told.append)
-    asker = judge.asker("my_method", told.append)
-    assert ask(asker, question) == (None, told[0])
-    assert (told[0].method, told[0].attempts, len(told)) == ("my_method", 2, 1)
-    assert judge.client.seen[0] == question.chat(guard=True)
-    assert judge.drain() == asker.drain() == []
-
-
-def test_a_rubric_the_embedded_judge_cannot_read_is_no_crash(query):
-    unreadable = Query("why", query.prompt, (Rubric("Explains why.", 3),), query.responses)
-    verdict, call = ask(Judge(RubricJudge()), coarse(unreadable, ["a", "b"], "c"))
-    assert verdict is None
-    assert call.outcome != "parsed"
-    assert "explains why" in call.error.lower()
 
 
 # Over HTTP
@@ -273,7 +199,7 @@ def rubric_server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_the_served_judge_answers_like_the_embedded_one(howto, rubric_server, concurrency):
+def test_served_judge_answers_like_the_embedded_one(howto, rubric_server, concurrency):
     questions = []
     for row in howto[:6]:
         query = Query(row["query_id"], row["prompt"], tuple(Rubric(**rubric) for rubric in row["rubrics"]))
@@ -292,78 +218,62 @@ def test_the_served_judge_answers_like_the_embedded_one(howto, rubric_server, co
     assert all(call.usage.prompt > 50 and call.usage.completion > 2 for call in calls)
 
 
-def test_an_unknown_model_is_named(question, rubric_server):
-    verdict, call = ask(Judge(OpenAIClient(rubric_server, "no-such-model", max_retries=2)), question)
+def test_served_judge_names_an_unknown_model_and_a_question_that_it_cannot_read(query, question, rubric_server):
+    unreadable = coarse(Query("why", query.prompt, (Rubric("Explains why.", 3),)), ["a", "b"], "c")
+    for model, asked, code, part in (
+        ("no-such-model", question, 404, "no-such-model"),
+        (RubricJudge.model, unreadable, 400, "Explains why"),
+    ):
+        verdict, call = ask(Judge(OpenAIClient(rubric_server, model, max_retries=2)), asked)
+        assert verdict is None
+        assert (call.outcome, call.attempts) == ("unreachable", 1)
+        assert call.error.startswith(f"HTTP {code}") and part.lower() in call.error.lower()
+    verdict, call = ask(Judge(RubricJudge()), unreadable)
     assert verdict is None
-    assert (call.outcome, call.attempts) == ("unreachable", 1)
-    assert call.error.startswith("HTTP 404")
-    assert "no-such-model" in call.error
+    assert call.outcome == "unreachable" and "explains why" in call.error.lower()
 
 
-def test_a_question_the_served_judge_cannot_read_is_an_error(query, rubric_server):
-    unreadable = Query("why", query.prompt, (Rubric("Explains why.", 3),), query.responses)
-    verdict, call = ask(Judge(OpenAIClient(rubric_server, RubricJudge.model)), coarse(unreadable, ["a", "b"], "c"))
-    assert verdict is None
-    assert (call.outcome, call.attempts) == ("unreachable", 1)
-    assert call.error.startswith("HTTP 400")
-
-
-def test_preflight_names_the_address(question):
+def test_client_names_the_address_where_nobody_listens_and_frees_its_slot(question):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound but not listening: refused, and nobody else gets the port
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-        judge = Judge(OpenAIClient(url, "a-model", max_retries=0))
+        judge = Judge(OpenAIClient(url, "a-model", max_retries=0, concurrency=1))
         with pytest.raises(JudgeError) as error:
             asyncio.run(judge.first_question(question))
-    assert f"a-model at {url}" in str(error.value)
-    assert "Connect" in str(error.value)
-    assert judge.drain() == []
+        assert f"a-model at {url}" in str(error.value) and "Connect" in str(error.value)
+        assert judge.drain() == []
+        judge = Judge(OpenAIClient(url, "a-model", max_retries=0, concurrency=1))
+        assert ask_all(judge, [question] * 5) == [None] * 5
+    assert [call.attempts for call in judge.drain()] == [1] * 5
 
 
-@pytest.mark.parametrize("concurrency", [1, 4, 8])
-def test_never_more_requests_in_flight_than_allowed(query, concurrency):
+@pytest.mark.parametrize("concurrency", [1, 4, 120])
+def test_client_has_as_many_requests_in_flight_as_allowed(fault, query, concurrency):
+    """The limit of aiohttp's connection pool is 100 unless told otherwise."""
     now, most, full = 0, 0, asyncio.Barrier(concurrency)
 
-    async def chat(request):
+    async def answer(request: web.Request, n: int) -> web.Response:
         nonlocal now, most
         now += 1
         most = max(most, now)
         await full.wait()  # so that what is allowed is in flight at once, time and again
         await asyncio.sleep(0.01)  # ... and one more than that would be noticed
         now -= 1
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": GOOD}}]})
+        return completion(GOOD)
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    with served(app) as address:
-        judge = Judge(OpenAIClient(address + "/v1", "m", concurrency=concurrency, timeout=10, max_retries=0))
-        assert ask_all(judge, [coarse(query, ["a", "b"], str(i)) for i in range(16)]) == [1] * 16
+    questions = [coarse(query, ["a", "b"], str(i)) for i in range(2 * concurrency)]
+    assert ask_all(fault.judge(answer, 0, concurrency=concurrency), questions) == [1] * len(questions)
     assert most == concurrency
 
 
-def test_more_than_a_hundred_requests_can_be_in_flight(query):
-    """The limit of aiohttp's connection pool is 100 unless told otherwise."""
-    full = asyncio.Barrier(120)
-
-    async def chat(request):
-        await full.wait()
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": GOOD}}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    with served(app) as address:
-        judge = Judge(OpenAIClient(address + "/v1", "m", concurrency=120, timeout=20, max_retries=0))
-        assert ask_all(judge, [coarse(query, ["a", "b"], str(i)) for i in range(120)]) == [1] * 120
-
-
 @pytest.mark.parametrize(("limit", "connections"), [(0.0, 3), (60.0, 1)])
-def test_a_connection_is_not_used_again_after_its_idle_limit(query, monkeypatch, limit, connections):
+def test_client_uses_no_connection_again_after_its_idle_limit(fault, query, monkeypatch, limit, connections):
     """A server that drops idle connections would lose a request that is sent just then."""
     peers = []
 
-    async def chat(request):
+    def answer(request: web.Request, n: int) -> web.Response:
         peers.append(request.transport.get_extra_info("peername"))
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": GOOD}}]})
+        return completion(GOOD)
 
     async def one_after_the_other(judge):
         answers = [await judge.ask(coarse(query, ["a", "b"], str(i))) for i in range(3)]
@@ -372,18 +282,5 @@ def test_a_connection_is_not_used_again_after_its_idle_limit(query, monkeypatch,
 
     assert openai_client.IDLE_SECONDS < 5  # after which vLLM's server drops one
     monkeypatch.setattr(openai_client, "IDLE_SECONDS", limit)
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    with served(app) as address:
-        judge = Judge(OpenAIClient(address + "/v1", "m", timeout=10, max_retries=0))
-        assert asyncio.run(one_after_the_other(judge)) == [1] * 3
+    assert asyncio.run(one_after_the_other(fault.judge(answer, 0))) == [1] * 3
     assert len(peers) == 3 and len(set(peers)) == connections
-
-
-def test_a_failed_question_frees_its_slot(question):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-        judge = Judge(OpenAIClient(url, "m", max_retries=0, concurrency=1))
-        assert ask_all(judge, [question] * 5) == [None] * 5
-    assert [call.attempts for call in judge.drain()] == [1] * 5

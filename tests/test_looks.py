@@ -5,7 +5,7 @@ import math
 import random
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, pairwise, product
 
 import pytest
 from helpers.places import judge_by, mean, shown_in, slow_places, slow_rewards
@@ -104,19 +104,6 @@ def test_orders_follow_seed_query_and_step(cut):
     assert first[:half] == cut(range(8), 4, 0, make(EIGHT)) != first[half:]
 
 
-@pytest.mark.parametrize(("cut", "looks"), [(balanced, 2), (cut_into_fours, 4)])
-@given(st.permutations(range(8)), st.integers(2, 8), st.floats(-200, 200), SEEDS)
-def test_orders_let_no_linear_place_bias_turn_a_pair_in_all_of_them(cut, looks, qualities, n, bias, seed):
-    orders = []
-    for shown in cut(range(n), looks, seed, make(qualities[:n])):
-        values = {i: qualities[i] - bias * slot for slot, i in enumerate(shown)}
-        orders.append(sorted(shown, key=values.get))
-    for worse, better in permutations(range(n), 2):
-        if qualities[worse] < qualities[better]:
-            right = [order.index(worse) < order.index(better) for order in orders if {worse, better} <= set(order)]
-            assert not right or any(right)
-
-
 # Mean places, rewards, disputed blocks
 
 ORDERS = st.integers(1, 6).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=4))
@@ -183,10 +170,13 @@ GROUPS = st.lists(st.none() | st.integers(0, 10), min_size=1, max_size=14)
 FAILING, NOISE = st.sampled_from([0, 0.3, 0.9]), st.sampled_from([0, 2, 20])
 
 
-@pytest.mark.parametrize("methods", [WHOLE, FOURS], ids=["whole", "fours"])
-@given(data=st.data(), qualities=GROUPS, failing=FAILING, noise=NOISE)
-def test_listwise_rewards_are_those_of_the_oracle(methods, data, qualities, failing, noise):
-    method, group = data.draw(methods), make(qualities)
+@given(WHOLE | FOURS, GROUPS, FAILING, NOISE)
+@example(Listwise(seed=5), [5] * 8, 0.3, 20)
+@example(Listwise(seed=10), [5] * 8, 0.3, 20)
+@example(Listwise(4, blocks_of_four=True), [*EIGHT, None], 0.5, 0)
+@example(Listwise(), [7, None], 0, 0)
+def test_listwise_rewards_are_those_of_the_oracle(method, qualities, failing, noise):
+    group = make(qualities)
     chance = random.Random(method.seed)
     heard: list[list[str] | None] = []
 
@@ -234,7 +224,19 @@ def test_listwise_asks_about_two_rollouts_in_both_orders_and_no_more():
         assert len(play(Listwise(looks), make([5, 5])).calls) == 2
 
 
-def test_looks_that_cannot_be_balanced_are_refused():
+def test_rankbuffer_looks_cost_the_most_with_three_or_two_in_an_interval():
+    for method, size, calls in (
+        (RankBufferLooks(looks=4), 8, (8, 8 + 2 * 4 + 2)),
+        (RankBufferLooks(looks=4), 7, (7, 7 + 2 * 4)),
+        (RankBufferLooks(looks=2), 8, (8, 8 + 4 * 2)),
+        (RankBufferLooks(looks=1), 8, (8, 8 + 4)),
+        (RankBufferLooks(looks=4, fine=False), 8, (8, 8)),
+    ):
+        assert method.calls(make([5] * size), first=True) == calls
+
+
+def test_looks_are_two_by_default_and_cannot_be_what_no_order_balances():
+    assert (Listwise(), RankBufferLooks()) == (Listwise(2, True, 0, False), RankBufferLooks(looks=2, seed=0))
     for method, looks in product((Listwise, RankBufferLooks), (0, -2, 3, 5)):
         with pytest.raises(SettingsError, match=f"looks must be 1 or an even number, got {looks}: .* its reverse"):
             method(looks=looks)
@@ -259,6 +261,8 @@ def test_rankbuffer_looks_without_errors_is_the_papers_method(qualities, looks, 
 
 @given(QUALITIES, st.sampled_from([1, 2, 4]), SEEDS, st.sampled_from([0, 0.3, 1]))
 @example([6] * 9, 4, 0, 0)
+@example([6] * 8, 4, 0, 0)
+@example([5, 6] * 2, 2, 0, 0)
 def test_rankbuffer_looks_give_the_rewards_and_the_buffer_of_the_oracle(qualities, looks, seed, failing):
     chance = random.Random(seed)
     lists: list[tuple[list[str], list[str] | None]] = []  # what each fine question showed, and the order it got
@@ -272,7 +276,9 @@ def test_rankbuffer_looks_give_the_rewards_and_the_buffer_of_the_oracle(qualitie
         return TransportError("refused") if order is None else json.dumps({"order": order})
 
     group, method = make(qualities), RankBufferLooks(looks=looks, seed=seed, refine_at=2)
-    score = play(method, group, answer).score
+    played = play(method, group, answer)
+    score, (least, most) = played.score, method.calls(group, first=True)
+    assert least <= len(played.calls) <= most
     texts = {rollout.id: rollout.text for rollout in group.rollouts}
     places: dict[str, Fraction] = {}
     sigma: list[list[Rollout]] = []

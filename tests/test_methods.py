@@ -73,11 +73,6 @@ def test_calls_of_a_group_of_eight_are_what_the_paper_says():
             assert least == most, method
         pairs = [0, 0, 2, 2, 5, 5, 8, 8] if isinstance(method, Listwise) else [0, 0, 2, 3, 5, 6, 8, 9]
         assert len(play(method, make(pairs)).calls) == most, f"{method}: pairs in an interval cost the most"
-
-
-def test_calls_and_needs_of_rankbuffer():
-    assert (RankBuffer(k0=5).responses_needed, RankBuffer(k0=5, bootstrap=True).responses_needed) == (5, 0)
-    assert RankBuffer().calls(make(EIGHT), first=True) == (8, 12)
     assert RankBuffer(fine=False).calls(make(EIGHT), first=True) == (8, 8)
     assert RankBuffer(bootstrap=True).calls(make(EIGHT), first=False) == (8, 12)
 
@@ -363,12 +358,9 @@ def test_load_method_finds_a_method_by_the_name_of_its_file():
         if hasattr(method, "seed"):
             assert method.seed == 5
             assert load_method(name, {"seed": 2}, seed=5).seed == 2
-
-
-def test_load_method_hands_the_arguments_over():
-    assert load_method("tournament", {"repeats": 5}, seed=1) == Tournament(seed=1, repeats=5)
     assert load_method("rrc_agr", {"references": 3}, seed=0).responses_needed == 3
-    assert load_method("llm_buffer", {"look_ahead": True}, seed=0) == LLMBuffer(look_ahead=True)
+    assert load_method("rankbuffer", {"k0": 5}, seed=0).responses_needed == 5
+    assert load_method("rankbuffer", {"bootstrap": True}, seed=0).responses_needed == 0
     assert load_method("test_methods.Shortlist", {"worst_is": 0.0}, seed=9) == Shortlist(0.0)
 
 

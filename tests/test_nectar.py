@@ -10,71 +10,44 @@ import prepare_nectar
 import pytest
 from datasets import Dataset, load_dataset
 from helpers.nectar_rows import raw_row
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.data.nectar import Unusable, parse_prompt, place_of, render_prompt, sample, to_row
-from rankbuffer_trl.data.queries import DataError, QueryTable, iterate, load_queries
+from rankbuffer_trl.data.output import write_rows
+from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.errors import SettingsError
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-
+pytestmark = pytest.mark.usefixtures("cache")
 
 # The prompt
 
-CASES = {
-    "one turn": ("\n\nHuman: Hi\n\nAssistant: ", ["Hi"]),
-    "three turns": ("\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: ", ["a", "b", "c"]),
-    "without spaces": ("Human:a\n\nAssistant:", ["a"]),
-    "without the last marker": ("\n\nHuman: a", ["a"]),
-    "words inline": (
-        "\n\nHuman: Say Human: or Assistant: twice.\nHuman: no\n\nAssistant: ",
-        ["Say Human: or Assistant: twice.\nHuman: no"],
-    ),
-    "paragraphs": ("\n\nHuman: a\n\nb\n\n Human: c\n\nAssistant: ", ["a\n\nb\n\n Human: c"]),
-    "a word like it": ("\n\nHuman: a\n\nHumanoid: b\n\nAssistant: ", ["a\n\nHumanoid: b"]),
-    "CRLF": ("\r\n\r\nHuman: a\r\nb\r\n\r\nAssistant: ", ["a\nb"]),
-    "byte order mark": ("\ufeff\n\nHuman: a\n\nAssistant: ", ["a"]),
-    "a megabyte": ("\n\nHuman: " + "a\n" * 500_000 + "b\n\nAssistant: ", ["a\n" * 500_000 + "b"]),
+UNUSABLE = {
+    "": "no turn of a Human",
+    "How do I make tea?": "no turn of a Human",
+    "Hello.\n\nHuman: Hi\n\nAssistant: ": "text before its first turn",
+    "\n\nHuman: a\n\nAssistant: b": "ends in an assistant turn",
+    "\n\nAssistant: a\n\nHuman: b\n\nAssistant: ": "do not alternate",
+    "\n\nHuman: a\n\nHuman: b\n\nAssistant: ": "do not alternate",
+    "\n\nHuman: \n\nAssistant: ": "empty turn",
+    "\n\nHuman: a\n\nAssistant: \n\nHuman: b\n\nAssistant: ": "empty turn",
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_prompt_is_read(case):
-    text, contents = CASES[case]
-    messages = parse_prompt(text)
-    assert [message["content"] for message in messages] == contents
-    assert [message["role"] for message in messages] == [("user", "assistant")[i % 2] for i in range(len(contents))]
-
-
-BAD_PROMPTS = {
-    "nothing": ("", "no turn of a Human"),
-    "plain text": ("How do I make tea?", "no turn of a Human"),
-    "text before": ("Hello.\n\nHuman: Hi\n\nAssistant: ", "text before its first turn"),
-    "ends in an assistant turn": ("\n\nHuman: a\n\nAssistant: b", "ends in an assistant turn"),
-    "begins with the assistant": ("\n\nAssistant: a\n\nHuman: b\n\nAssistant: ", "do not alternate"),
-    "twice the human": ("\n\nHuman: a\n\nHuman: b\n\nAssistant: ", "do not alternate"),
-    "an empty human": ("\n\nHuman: \n\nAssistant: ", "empty turn"),
-    "an empty assistant": ("\n\nHuman: a\n\nAssistant: \n\nHuman: b\n\nAssistant: ", "empty turn"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_PROMPTS)
-def test_a_prompt_that_is_none_is_left_out(case):
-    text, reason = BAD_PROMPTS[case]
-    with pytest.raises(Unusable, match=reason):
-        parse_prompt(text)
-
-
-def conversation(contents: list[str]) -> list[dict]:
-    return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+def test_parse_prompt_says_why_a_text_is_no_prompt():
+    for text, reason in UNUSABLE.items():
+        with pytest.raises(Unusable, match=reason):
+            parse_prompt(text)
 
 
 PIECES = ["\n\nHuman:", "\n\nAssistant:", "Human:", "Assistant:", " ", "\n", "\n\n", "\r\n", "\ufeff", "a", "é", "ß:"]
 turn = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join)
 calm = st.lists(st.sampled_from([piece for piece in PIECES if len(piece) < 5 or piece[0] != "\n"]), max_size=5)
+
+
+def odd(turns: list) -> list:
+    """Drop the last turn if their number is even."""
+    return turns[: len(turns) - (len(turns) + 1) % 2]
 
 
 def speak(turns: list[list[str]]) -> str:
@@ -83,53 +56,31 @@ def speak(turns: list[list[str]]) -> str:
 
 prompts = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=16).map("".join),  # mostly refused
-    st.lists(calm, min_size=1, max_size=5).map(lambda turns: speak(turns[: len(turns) - (len(turns) + 1) % 2])),
+    st.lists(calm, min_size=1, max_size=5).map(lambda turns: speak(odd(turns))),
 )
 
 
 @given(st.lists(turn, min_size=1, max_size=5))
-def test_what_is_rendered_is_read_back(contents):
-    """Any conversation of an odd number of turns that holds no marker after an empty line is rendered and read back,
-    and what it renders to is the text that was read."""
-    contents = contents[: len(contents) - (len(contents) + 1) % 2]
-    contents = [re.sub(r"\n\n(?=Human:|Assistant:)", " ", c.replace("\r\n", "").strip()) for c in contents]
-    if not contents or not all(contents):
+def test_render_prompt_is_the_inverse_of_parse_prompt(contents):
+    """Any conversation of an odd number of turns that holds no marker after an empty line is read back."""
+    contents = [re.sub(r"\n\n(?=Human:|Assistant:)", " ", c.replace("\r\n", "").strip()) for c in odd(contents)]
+    if not all(contents):
         return
-    messages = conversation(contents)
-    text = render_prompt(messages)
-    assert parse_prompt(text) == messages
-    assert render_prompt(parse_prompt(text)) == text
+    messages = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+    assert parse_prompt(render_prompt(messages)) == messages
 
 
 @given(prompts)
-def test_parse_then_render_gives_the_text_back(text):
-    """Any text that is read: rendering gives it back but for white space around turns, and a fixed point exactly."""
-    try:
-        messages = parse_prompt(text)
-    except Unusable:
-        return
-
-    def bare(text: str) -> str:
-        text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-        text = re.sub(r"\s*(\A\s*|\n\n)(Human|Assistant):\s*", r"\n\n\2: ", text)
-        return text.rstrip().removesuffix("\n\nAssistant:").rstrip()
-
-    rendered = render_prompt(messages)
-    assert bare(rendered) == bare(text)
-    assert render_prompt(parse_prompt(rendered)) == rendered
-
-
-@given(prompts)
-def test_the_reader_agrees_with_a_slow_one(text):
+@example("\ufeff\n\nHuman: a\n\nAssistant: ")
+def test_parse_prompt_agrees_with_a_slow_reader(text):
     """Line by line: a line that begins with a marker after an empty line, or first of all, begins a turn."""
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     turns, before = [], ""
     for i, line in enumerate(lines):
         name = next((name for name in ("Human", "Assistant") if line.lstrip().startswith(f"{name}:")), None)
         first = not turns and not before.strip()
-        exact = line.startswith(f"{name}:")
         after_empty = i >= 2 and lines[i - 1] == ""
-        if name and ((after_empty and exact) or first):
+        if name and (first or (after_empty and line.startswith(f"{name}:"))):
             turns.append([name, line.lstrip()[len(name) + 1 :]])
         elif turns:
             turns[-1][1] += "\n" + line
@@ -138,13 +89,8 @@ def test_the_reader_agrees_with_a_slow_one(text):
     turns = [(name, content.strip()) for name, content in turns]
     if turns and turns[-1] == ("Assistant", ""):
         turns.pop()
-    good = (
-        bool(turns)
-        and not before.strip()
-        and [name for name, _ in turns] == [("Human", "Assistant")[i % 2] for i in range(len(turns))]
-        and len(turns) % 2 == 1
-        and all(content for _, content in turns)
-    )
+    alternate = [name for name, _ in turns] == [("Human", "Assistant")[i % 2] for i in range(len(turns))]
+    good = alternate and len(turns) % 2 == 1 and all(content for _, content in turns) and not before.strip()
     try:
         messages = parse_prompt(text)
     except Unusable:
@@ -152,82 +98,93 @@ def test_the_reader_agrees_with_a_slow_one(text):
     else:
         assert good
         assert [message["content"] for message in messages] == [content for _, content in turns]
+        assert [message["role"] for message in messages] == [("user", "assistant")[i % 2] for i in range(len(turns))]
+
+
+def test_parse_prompt_reads_a_megabyte():
+    assert parse_prompt("\n\nHuman: " + "a\n" * 500_000 + "b\n\nAssistant: ")[0]["content"] == "a\n" * 500_000 + "b"
 
 
 # A row
 
 
-def test_a_row_has_its_responses_from_worst_to_best(howto):
+def test_to_row_orders_responses_from_worst_to_best(howto):
     row = to_row(raw_row(3, howto))
     assert row["responses"] == [f"{text} (3)" for text in howto[3]["responses"]]
     assert row["models"] == [f"model-{rank}" for rank in (7, 6, 5, 4, 3, 2, 1)]
     assert row["prompt"] == [{"role": "user", "content": howto[3]["prompt"][0]["content"] + " This is question 3."}]
     assert row["query_id"] == to_row(raw_row(3, howto))["query_id"] != to_row(raw_row(4, howto))["query_id"]
+    nameless = raw_row(3, howto)
+    for answer in nameless["answers"]:
+        answer |= {"model": None, "answer": f" {answer['answer']}\r\nb "}
+    assert to_row(nameless)["models"] == ["unknown"] * 7
+    assert to_row(nameless)["responses"] == [f"{text}\nb" for text in row["responses"]]
 
 
-def change(row: dict, place: int, **answer) -> None:
-    row["answers"][place] |= answer
+def change(place: int, **answer):
+    return lambda row: row["answers"][place].update(answer)
 
 
+def ranks(new):
+    return lambda row: [answer.update(rank=new(answer["rank"])) for answer in row["answers"]]
+
+
+RANKS = "the ranks are not 1 to 7, each once"
 DROPS = {
-    "ties": (lambda row: change(row, 0, rank=row["answers"][1]["rank"]), "ranks are not 1 to 7"),
-    "gaps": (
-        lambda row: [change(row, i, rank=a["rank"] + (a["rank"] > 3)) for i, a in enumerate(row["answers"])],
-        "ranks",
-    ),
-    "from 0": (lambda row: [change(row, i, rank=a["rank"] - 1) for i, a in enumerate(row["answers"])], "ranks"),
-    "half a rank": (lambda row: change(row, 2, rank=2.5), "ranks"),
-    "no rank": (lambda row: change(row, 2, rank=None), "ranks"),
-    "not a number": (lambda row: change(row, 2, rank=float("nan")), "ranks"),
+    "ties": (ranks(lambda rank: min(rank, 6)), RANKS),
+    "gaps": (ranks(lambda rank: rank + (rank > 3)), RANKS),
+    "from 0": (ranks(lambda rank: rank - 1), RANKS),
+    "half a rank": (change(2, rank=2.5), RANKS),
+    "no rank": (change(2, rank=None), RANKS),
+    "not a number": (change(2, rank=float("nan")), RANKS),
     "six responses": (lambda row: row["answers"].pop(), "not 7 responses"),
-    "empty response": (lambda row: change(row, 4, answer=" \n"), "a response is empty"),
-    "null response": (lambda row: change(row, 4, answer=None), "a response is empty"),
-    "NUL in a response": (lambda row: change(row, 4, answer="a\0b"), "not clean text"),
-    "surrogate in a response": (lambda row: change(row, 4, answer="a\ud800b"), "not clean text"),
-    "surrogate in the prompt": (lambda row: row.update(prompt="\n\nHuman: \udc00\n\nAssistant: "), "not clean text"),
+    "empty response": (change(4, answer=" \n"), "a response is empty or is not clean text"),
+    "null response": (change(4, answer=None), "a response is empty or is not clean text"),
+    "NUL in a response": (change(4, answer="a\0b"), "a response is empty or is not clean text"),
+    "surrogate in a response": (change(4, answer="a\ud800b"), "a response is empty or is not clean text"),
+    "surrogate in the prompt": (
+        lambda row: row.update(prompt="\n\nHuman: \udc00\n\nAssistant: "),
+        "the prompt is empty or is not clean text",
+    ),
     "the same response": (
-        lambda row: change(row, 0, answer=" " + row["answers"][1]["answer"] + "\r\n"),
+        lambda row: row["answers"][0].update(answer=" " + row["answers"][1]["answer"] + "\r\n"),
         "two responses are the same",
     ),
-    "no prompt": (lambda row: row.update(prompt=None), "missing"),
-    "no answers": (lambda row: row.update(answers=None), "missing"),
-    "empty prompt": (lambda row: row.update(prompt=" "), "empty"),
-    "assistant turn": (lambda row: row.update(prompt=row["prompt"] + "Sure."), "ends in an assistant turn"),
+    "no prompt": (lambda row: row.update(prompt=None), "prompt or answers are missing"),
+    "no answers": (lambda row: row.update(answers=None), "prompt or answers are missing"),
+    "assistant turn": (lambda row: row.update(prompt=row["prompt"] + "Sure."), "the prompt ends in an assistant turn"),
 }
 
 
-@pytest.mark.parametrize("case", DROPS)
-def test_a_row_that_cannot_be_used_is_left_out_with_its_reason(howto, case):
-    spoil, reason = DROPS[case]
-    row = raw_row(0, howto)
-    spoil(row)
-    found = sample([row, raw_row(1, howto)], None, 42)
-    assert [each["query_id"] for each in found.rows] == [to_row(raw_row(1, howto))["query_id"]]
-    [(given, count)] = found.dropped.items()
-    assert reason in given and count == 1
+def test_sample_leaves_a_row_out_and_counts_why(howto):
+    for case, (spoil, reason) in DROPS.items():
+        row = raw_row(0, howto)
+        spoil(row)
+        found = sample([row, raw_row(1, howto)], None, 42)
+        assert found.rows == [to_row(raw_row(1, howto))] and found.dropped == {reason: 1}, case
 
 
 DRIFT = {
-    "no prompt": (lambda row: row.pop("prompt"), ["row 1", "no column 'prompt'", "'good_natured'"]),
-    "renamed answers": (lambda row: row.update(responses=row.pop("answers")), ["no column 'answers'", "'responses'"]),
-    "prompt is a list": (lambda row: row.update(prompt=["a"]), ["prompt is", "(list)"]),
-    "answers is text": (lambda row: row.update(answers="a"), ["answers is 'a' (str)"]),
-    "answers of text": (lambda row: row.update(answers=["a"] * 7), ["answers[0] is 'a' (str)"]),
-    "rank is text": (lambda row: change(row, 0, rank="1"), ["answers[0].rank is '1' (str)"]),
-    "rank is true": (lambda row: change(row, 0, rank=True), ["answers[0].rank is 'True' (bool)"]),
-    "answer is a number": (lambda row: change(row, 6, answer=7), ["answers[6].answer is '7' (int)"]),
-    "model is missing": (lambda row: row["answers"][2].pop("model"), ["answers[2] has no 'model'", "'rank'"]),
+    "no column 'prompt'; the columns are ['answers', 'turns'": lambda row: row.pop("prompt"),
+    "no column 'answers'": lambda row: row.update(responses=row.pop("answers")),
+    "prompt is \"['a']\" (list)": lambda row: row.update(prompt=["a"]),
+    "answers is 'a' (str)": lambda row: row.update(answers="a"),
+    "answers[0] is 'a' (str)": lambda row: row.update(answers=["a"] * 7),
+    "answers[0].rank is '1' (str)": change(0, rank="1"),
+    "answers[0].rank is 'True' (bool)": change(0, rank=True),
+    f"answers[6].answer is '{'7' * 60}' (int)": change(6, answer=int("7" * 70)),
+    "answers[2].model is '7' (int)": change(2, model=7),
+    "answers[2] has no 'model'; it has ['answer', 'rank']": lambda row: row["answers"][2].pop("model"),
 }
 
 
-@pytest.mark.parametrize("case", DRIFT)
-def test_another_schema_is_an_error_that_names_what_was_found(howto, case):
-    spoil, fragments = DRIFT[case]
-    row = raw_row(1, howto)
-    spoil(row)
-    with pytest.raises(DataError) as error:
-        sample([raw_row(0, howto), row], 1000, 42)
-    assert [each for each in fragments if each not in str(error.value)] == []
+def test_sample_refuses_another_schema_and_says_what_it_found(howto):
+    for found, spoil in DRIFT.items():
+        row = raw_row(1, howto)
+        spoil(row)
+        with pytest.raises(DataError) as error:
+            sample([raw_row(0, howto), row], 1000, 42)
+        assert str(error.value).startswith("row 1 does not have Nectar's schema") and found in str(error.value)
 
 
 # Which rows
@@ -238,7 +195,7 @@ def test_another_schema_is_an_error_that_names_what_was_found(howto, case):
     st.one_of(st.none(), st.integers(1, 9)),
     st.integers(0, 3),
 )
-def test_the_first_usable_rows_of_a_random_order_are_taken(howto_rows, made, n, seed):
+def test_sample_takes_the_first_usable_rows_of_a_random_order(howto_rows, made, n, seed):
     """Against a slow oracle: sort everything, go down the list until there are enough."""
     raws = []
     for number, kind in made:
@@ -280,23 +237,19 @@ def howto_rows(howto):
     return [raw_row(i, howto) for i in range(9)]
 
 
-def test_the_sample_does_not_depend_on_the_order_of_the_rows(howto):
+def test_sample_depends_on_the_seed_and_not_on_the_order_of_the_rows(howto):
     raws = [raw_row(i, howto) for i in range(60)]
     straight = sample(raws, 20, 42)
     random.Random(0).shuffle(raws)
     assert sample(raws, 20, 42) == straight
     assert sample(raws, 20, 43).rows != straight.rows
-    assert len({row["query_id"] for row in straight.rows}) == 20
 
 
 # The recipe
 
 
-def write(path, raws: list[dict]):
-    if path.suffix == ".parquet":
-        Dataset.from_list(raws).to_parquet(str(path))
-    else:
-        path.write_text("".join(json.dumps(raw) + "\n" for raw in raws))
+def write(path: Path, raws: list[dict]) -> str:
+    write_rows(path, raws)
     return str(path)
 
 
@@ -307,7 +260,7 @@ def prepare(tmp_path, source: str, name: str = "out.jsonl", **kwargs) -> tuple[l
     return list(load_queries(str(tmp_path / name))), report["steps"][0]
 
 
-def test_streamed_or_not_from_any_file_the_same_queries_are_taken(tmp_path, howto, capsys):
+def test_prepare_nectar_takes_the_same_queries_from_any_file_streamed_or_not(tmp_path, howto, capsys):
     raws = [raw_row(i, howto) for i in range(40)]
     raws[5]["answers"][0]["rank"] = raws[5]["answers"][1]["rank"]
     raws[7]["prompt"] += "Sure."
@@ -315,11 +268,10 @@ def test_streamed_or_not_from_any_file_the_same_queries_are_taken(tmp_path, howt
     (tmp_path / "folder").mkdir()
     write(tmp_path / "folder" / "train.jsonl", raws)
     first, report = prepare(tmp_path, jsonl, queries=0)
-    assert len(first) == 38 and report["left_out"] == {
-        "the ranks are not 1 to 7, each once": 1,
-        "the prompt ends in an assistant turn": 1,
-    }
-    assert "40 rows read, 40 looked at, 38 taken" in capsys.readouterr().out
+    assert len(first) == 38 and report["left_out"] == {RANKS: 1, "the prompt ends in an assistant turn": 1}
+    printed = capsys.readouterr()
+    assert "40 rows read, 40 looked at, 38 taken" in printed.out and f"left out: 1 because {RANKS}, 1" in printed.out
+    assert "note:" not in printed.err
     first, report = prepare(tmp_path, jsonl, queries=10)
     for source, name, streaming in (
         (jsonl, "b.jsonl", True),
@@ -331,24 +283,29 @@ def test_streamed_or_not_from_any_file_the_same_queries_are_taken(tmp_path, howt
         assert rows == first and other["left_out"] == report["left_out"]
     assert report["rows_read"] == 40 and report["queries_taken"] == 10 and report["seed"] == 42
     assert load_dataset("parquet", data_files=str(tmp_path / "c.parquet"), split="train").to_list() == first
+    with pytest.raises(DataError, match=r"no column 'rubrics' .*generate_rubrics"):
+        QueryTable(load_queries(str(tmp_path / "b.jsonl")), anchors_needed=7)
 
 
-def test_prompts_above_the_limit_are_counted_in_the_policys_template(tmp_path, howto, tiny_policy):
+def test_prepare_nectar_counts_prompts_in_the_policys_template(tmp_path, howto, tiny_policy, capsys):
     raws = [raw_row(i, howto) for i in range(6)]
     raws[2]["prompt"] = "\n\nHuman: " + "How do I make tea? " * 40 + "question 2\n\nAssistant: "
     source = write(tmp_path / "raw.jsonl", raws)
     rows, report = prepare(tmp_path, source, tokenizer=tiny_policy, max_prompt_length=150)
     assert len(rows) == 5 and report["left_out"] == {"the prompt has more than 150 tokens": 1}
     assert report["tokens"] == report["tokenizer"] == Path(tiny_policy).name
+    assert "note: 1,000 queries were asked for" in capsys.readouterr().err
     rows, report = prepare(tmp_path, source, max_prompt_length=150)
     assert len(rows) == 5 and "estimated" in report["tokens"]
-    assert len(prepare(tmp_path, source)[0]) == 6
-    with pytest.raises(ValueError, match=r"tokenizer .*nowhere cannot be loaded"):
+    longest = -(-len(raws[2]["prompt"].removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant: ")) // 3)
+    for limit, taken in ((longest, 6), (longest - 1, 5)):
+        assert len(prepare(tmp_path, source, max_prompt_length=limit)[0]) == taken
+    with pytest.raises(SettingsError, match=r"tokenizer .*nowhere cannot be loaded"):
         prepare(tmp_path, source, tokenizer=str(tmp_path / "nowhere"))
 
 
-def test_nectar_on_the_hub_goes_through_the_same_code(tmp_path, howto, monkeypatch):
-    """The Hub cannot be reached in tests; what `datasets` is asked for is what it would be asked for."""
+def test_prepare_nectar_asks_the_hub_for_nectar(tmp_path, howto, monkeypatch):
+    """The Hub cannot be reached in tests. What `datasets` is asked for is what it would be asked for."""
     asked = []
 
     def load(path, **kwargs):
@@ -362,38 +319,7 @@ def test_nectar_on_the_hub_goes_through_the_same_code(tmp_path, howto, monkeypat
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_hub_that_cannot_be_reached_is_one_clear_error(tmp_path):
-    with pytest.raises(DataError, match=r"berkeley-nest/Nectar cannot be read: .*Hub"):
-        prepare(tmp_path, "berkeley-nest/Nectar")
-
-
-BAD_BYTES = {
-    "truncated": (lambda line: line[: len(line) // 2], "cannot be read"),
-    "raw NUL": (lambda line: line.replace(b"question", b"quest\0ion"), "cannot be read"),
-    "lone surrogate": (lambda line: line.replace(b"question", b"\\ud800"), "surrogate"),
-    "Latin-1": (lambda line: line.replace(b"question", b"caf\xe9"), "utf-8"),
-}
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("case", BAD_BYTES)
-def test_a_damaged_file_is_one_clear_error(tmp_path, howto, case, streaming):
-    spoil, fragment = BAD_BYTES[case]
-    lines = [json.dumps(raw_row(i, howto)).encode() for i in range(3)]
-    lines[1] = spoil(lines[1])
-    (tmp_path / "raw.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    with pytest.raises(DataError, match=fragment):
-        prepare(tmp_path, str(tmp_path / "raw.jsonl"), streaming=streaming)
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_byte_order_marks_and_crlf_do_no_harm(tmp_path, howto):
-    lines = [json.dumps(raw_row(i, howto)).encode() for i in range(3)]
-    (tmp_path / "raw.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(lines) + b"\r\n")
-    assert len(prepare(tmp_path, str(tmp_path / "raw.jsonl"))[0]) == 3
-
-
-def test_responses_of_a_megabyte_pass_through(tmp_path, howto):
+def test_prepare_nectar_passes_responses_of_a_megabyte_through(tmp_path, howto):
     raw = raw_row(0, howto)
     for answer in raw["answers"]:
         answer["answer"] = answer["model"] + " wörds" * 150_000
@@ -401,28 +327,13 @@ def test_responses_of_a_megabyte_pass_through(tmp_path, howto):
     assert [len(response) for response in rows[0]["responses"]] == [7 + 900_000] * 7
 
 
-def test_what_cannot_be_trained_on_at_all_is_said(tmp_path, howto):
+def test_prepare_nectar_says_why_nothing_can_be_used(tmp_path, howto):
     raw = raw_row(0, howto) | {"prompt": "plain"}
     with pytest.raises(DataError, match=r"none of the 1 rows .* can be used.*no turn of a Human"):
         prepare(tmp_path, write(tmp_path / "raw.jsonl", [raw]))
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "fragment"),
-    [
-        ({"output_file": None}, "output_file must end in .jsonl or .parquet"),
-        ({"output_file": "x.csv"}, "output_file must end in .jsonl or .parquet, got 'x.csv'"),
-        ({"queries": -1}, "queries must be at least 0"),
-        ({"max_prompt_length": 0}, "max_prompt_length must be at least 1"),
-    ],
-)
-def test_wrong_settings_are_named(kwargs, fragment):
-    with pytest.raises(ValueError, match=fragment):
-        prepare_nectar.main(prepare_nectar.NectarConfig(**kwargs))
-
-
-def test_the_file_is_whole_or_not_there(tmp_path, howto, monkeypatch):
-    """A disk that fills up while the new file is written leaves the old one."""
+def test_prepare_nectar_on_a_full_disk_leaves_the_old_file(tmp_path, howto, monkeypatch):
     source = write(tmp_path / "raw.jsonl", [raw_row(i, howto) for i in range(3)])
     first, _ = prepare(tmp_path, source, queries=2)
 
@@ -434,14 +345,3 @@ def test_the_file_is_whole_or_not_there(tmp_path, howto, monkeypatch):
         prepare(tmp_path, source, queries=3)
     assert list(load_queries(str(tmp_path / "out.jsonl"))) == first
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_what_comes_out_wants_rubrics_and_nothing_else(tmp_path, howto):
-    source = write(tmp_path / "raw.jsonl", [raw_row(i, howto) for i in range(3)])
-    prepare(tmp_path, source)
-    dataset = load_queries(str(tmp_path / "out.jsonl"))
-    with pytest.raises(DataError, match=r"no column 'rubrics' .*generate_rubrics"):
-        QueryTable(dataset, anchors_needed=7)
-    rubrics = [[{"text": "Is clear.", "weight": 3}]] * 3
-    assert len(QueryTable(dataset.add_column("rubrics", rubrics), anchors_needed=7)) == 3
-    assert len(list(iterate(dataset))) == 3

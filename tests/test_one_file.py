@@ -22,6 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge.judge import REPEAT
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.judge.verdicts import VerdictError, order_verdict, position_verdict
@@ -143,7 +144,8 @@ def test_ask_names_the_fault_gives_up_after_three_attempts_and_retries_no_refusa
     prompt, given, repeat = second["messages"]
     assert prompt == first["messages"][0]
     assert given == {"role": "assistant", "content": ("Hm. " * 200)[:500]}
-    assert repeat["role"] == "user" and "exactly one JSON object, with a `position`" in repeat["content"]
+    fault_named = "it needs exactly one JSON object, with a `position` as the question asks for it"
+    assert repeat == {"role": "user", "content": REPEAT.format(error=fault_named)}
 
     assert asyncio.run(insert(saying(None))) is None
     assert [each["messages"][1]["content"] for each in fault.seen[1:]] == ["(no answer)"] * 2

@@ -12,6 +12,7 @@ import pytest
 import setuptools
 import yaml
 from conftest import ROOT
+from helpers.programs import PAGES, text_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -38,9 +39,9 @@ def lock() -> dict[str, Requirement]:
 
 
 def test_the_lock_is_exact_and_within_the_ranges(package):
-    locked = lock()
-    assert locked.keys() == names(package["install_requires"])
-    for text in package["install_requires"]:
+    locked, ranges = lock(), package["install_requires"] + package["extras_require"]["lab"]
+    assert locked.keys() == names(ranges)
+    for text in ranges:
         wanted = Requirement(text)
         exact = locked[canonicalize_name(wanted.name)]
         [(operator, version)] = [(one.operator, one.version) for one in exact.specifier]
@@ -50,9 +51,8 @@ def test_the_lock_is_exact_and_within_the_ranges(package):
 
 
 def test_the_extras_are_those_that_pages_and_messages_name(package):
-    assert package["extras_require"].keys() == {"trackio", "wandb", "vllm", "evaluation", "dev"}
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
-    named = {name for page in pages for name in re.findall(r"(?:\.|rankbuffer-trl)\[(\w+)\]", page.read_text())}
+    assert package["extras_require"].keys() == {"trackio", "wandb", "vllm", "evaluation", "lab", "dev"}
+    named = {name for page in PAGES for name in re.findall(r"(?:\.|rankbuffer-trl)\[(\w+)\]", text_of(page))}
     assert named and named <= package["extras_require"].keys()
 
 
@@ -63,16 +63,17 @@ def test_the_makefile_installs_the_vllm_that_the_extra_names(package):
     assert done.stdout.strip() in [one.version for one in Requirement(text).specifier if one.operator == ">="]
 
 
-@pytest.mark.parametrize("folder", ["rankbuffer_trl", "examples", "evaluation"])
+@pytest.mark.parametrize("folder", ["rankbuffer_trl", "rankbuffer_lab", "examples", "evaluation"])
 def test_every_library_that_is_imported_is_declared(package, folder):
-    declared = names(package["install_requires"] + package["extras_require"].get(folder, []))
+    extra = {"rankbuffer_lab": "lab"}.get(folder, folder)
+    declared = names(package["install_requires"] + package["extras_require"].get(extra, []))
     distributions = packages_distributions()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for module in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):
-                if module in ("rankbuffer_trl", "evaluation"):
+                if module in ("rankbuffer_trl", "rankbuffer_lab", "evaluation"):
                     continue
                 owners = {canonicalize_name(name) for name in distributions.get(module, [module])}
                 # A library that is an extra of its own name may be missing, so only a function may import it.
@@ -135,11 +136,3 @@ def test_the_citation_is_of_this_version_and_of_the_paper():
 
 def test_the_changelog_begins_with_this_version():
     assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == __version__
-
-
-def test_the_rules_for_agents_name_files_and_targets_that_exist():
-    text = (ROOT / "AGENTS.md").read_text()
-    makefile = (ROOT / "Makefile").read_text()
-    assert len(text.splitlines()) <= 40
-    assert all(f"\n{target}:" in makefile for target in re.findall(r"make ([a-z-]+)", text))
-    assert all((ROOT / path).exists() for path in re.findall(r"\]\(([\w/.]+)\)", text))

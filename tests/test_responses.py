@@ -17,10 +17,7 @@ from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, VerdictError
 from rankbuffer_trl.judge.questions import weighted_rubrics
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def own_queries(tmp_path, n: int, **more) -> str:
@@ -52,10 +49,16 @@ def generate(source: str, tmp_path, sampler: Model, judge: Model, **kwargs) -> i
         return generate_responses.main(config)
 
 
-def test_responses_are_sampled_and_stand_worst_to_best(tmp_path):
+def made(tmp_path) -> tuple[list[dict], dict]:
+    """Return the rows that were written, and the step that made them."""
+    (step,) = json.loads((tmp_path / "out.jsonl.provenance.json").read_text())["steps"]
+    return list(load_queries(str(tmp_path / "out.jsonl"))), step
+
+
+def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     sampler, judge = Model(numbered), Model(by_number)
     assert generate(own_queries(tmp_path, 3), tmp_path, sampler, judge, sampler_request={"top_k": 20}) == 0
-    rows = list(load_queries(str(tmp_path / "out.jsonl")))
+    rows, step = made(tmp_path)
     assert [row["responses"] for row in rows] == [[f"answer {i}" for i in range(7)]] * 3
     assert rows[0]["models"] == ["writer"] * 7
     assert len(sampler.bodies) == 21 and len(judge.bodies) == 3
@@ -63,64 +66,63 @@ def test_responses_are_sampled_and_stand_worst_to_best(tmp_path):
     assert (body["temperature"], body["top_p"], body["top_k"], body["max_tokens"]) == (0.6, 0.95, 20, 4096)
     assert sorted(b["seed"] for b in sampler.bodies) == sorted([42 + 1000 * i for i in range(7)] * 3)
     assert weighted_rubrics(GENERIC) in judge.bodies[0]["messages"][0]["content"]
-    [step] = json.loads((tmp_path / "out.jsonl.provenance.json").read_text())["steps"]
     assert step["model"] == step["ranked_by"] == "writer" and step["cost"]["calls"] == 21
+    assert (step["step"], step["dataset_name"], step["queries_without"]) == ("responses", "mine.jsonl", 3)
     assert (step["temperature"], step["top_k"], step["seed"]) == (0.6, 20, 42)
+    assert step["ranking_cost"]["calls"] == 3 and step["queries_failed"] == 0
+    printed = capsys.readouterr().out
+    assert "21 of 21 responses: 21 requests" in printed and "order of 3 queries' responses: 3 requests" in printed
 
     again = Model(numbered)
     assert generate(own_queries(tmp_path, 4), tmp_path, again, judge, sampler_request={"top_k": 20}) == 0
     assert len(again.bodies) == 7 and len(judge.bodies) == 4, "only the new query is asked about"
 
 
-def test_a_file_of_prompts_alone_is_enough(tmp_path):
+def test_generate_responses_takes_prompts_alone(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Why?"}\n{"prompt": "How?"}\n')
     assert generate(str(tmp_path / "prompts.jsonl"), tmp_path, Model(numbered), Model(by_number)) == 0
-    rows = list(load_queries(str(tmp_path / "out.jsonl")))
+    rows, _ = made(tmp_path)
     assert [row["prompt"] for row in rows] == [[{"role": "user", "content": text}] for text in ("Why?", "How?")]
     assert [row["query_id"] for row in rows] == [prompt_id(row["prompt"]) for row in rows]
     assert all(len(row["responses"]) == 7 for row in rows)
 
 
-def test_a_querys_own_rubrics_order_its_responses():
-    mine = [{"text": "Mine.", "weight": 4}]
+def test_order_question_takes_a_querys_own_rubrics():
     row = {"query_id": "q", "prompt": [{"role": "user", "content": "Why?"}]}
+    for rubrics, shown in (
+        ([{"text": "Mine.", "weight": 4}], "1.[weight=4] Mine."),
+        ([], weighted_rubrics(GENERIC)),
+        (None, weighted_rubrics(GENERIC)),
+    ):
+        question = order_question(Query.from_row(row | {"rubrics": rubrics}), ["a", "b"])
+        assert shown in question.prompt() and question.kind == "bootstrap"
 
-    def question(**rubrics):
-        return order_question(Query.from_row(row | rubrics), ["a", "b"])
 
-    assert "1.[weight=4] Mine." in question(rubrics=mine).prompt()
-    assert weighted_rubrics(GENERIC) in question().prompt()
-    assert weighted_rubrics(GENERIC) in question(rubrics=None).prompt()
-    assert question(rubrics=[]).kind == "bootstrap"
-
-
-def test_failures_are_listed_and_asked_again_alone(tmp_path, capsys):
+def test_generate_responses_lists_failures_and_asks_them_again_alone(tmp_path, capsys):
     def sometimes(messages, how_often):
         return "the same" if messages[0]["content"] == "Question 1?" else numbered(messages, how_often)
 
     def confused(messages, how_often):
         return "no" if "Question 2?" in messages[0]["content"] else by_number(messages, how_often)
 
-    sampler, judge = Model(sometimes), Model(confused)
     source = own_queries(tmp_path, 4)
-    assert generate(source, tmp_path, sampler, judge) == 1
-    failed = {
-        row["query_id"]: row["error"]
-        for row in map(json.loads, (tmp_path / "out.jsonl.failed.jsonl").read_text().splitlines())
-    }
+    assert generate(source, tmp_path, Model(sometimes), Model(confused)) == 1
+    lines = (tmp_path / "out.jsonl.failed.jsonl").read_text().splitlines()
+    failed = {row["query_id"]: row["error"] for row in map(json.loads, lines)}
     assert failed.keys() == {"q1", "q2"}
     assert failed["q1"] == "1 different responses of 7; the others are the same"
     assert failed["q2"].startswith("no order of its responses: malformed")
-    assert [row["query_id"] for row in load_queries(str(tmp_path / "out.jsonl"))] == ["q0", "q3"]
+    rows, step = made(tmp_path)
+    assert [row["query_id"] for row in rows] == ["q0", "q3"] and step["queries_failed"] == 2
     assert "2 queries failed and are NOT in it" in capsys.readouterr().err
 
     sampler, judge = Model(sometimes), Model(by_number)
     assert generate(source, tmp_path, sampler, judge) == 1
     assert not sampler.bodies and len(judge.bodies) == 1
-    assert [row["query_id"] for row in load_queries(str(tmp_path / "out.jsonl"))] == ["q0", "q2", "q3"]
+    assert [row["query_id"] for row in made(tmp_path)[0]] == ["q0", "q2", "q3"]
 
 
-def test_a_sample_that_cannot_be_read_is_asked_afresh(tmp_path):
+def test_generate_responses_asks_afresh_for_what_cannot_be_read(tmp_path):
     def at_first_cut(messages, how_often):
         assert len(messages) == 1
         return "<think>endless" if how_often <= 2 else numbered(messages, how_often)
@@ -128,87 +130,70 @@ def test_a_sample_that_cannot_be_read_is_asked_afresh(tmp_path):
     sampler = Model(at_first_cut)
     assert generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number)) == 0
     assert len(sampler.bodies) == 9 and len({body["seed"] for body in sampler.bodies}) == 9
+    assert generate(own_queries(tmp_path, 1), tmp_path, Model(lambda *_: ""), Model(by_number), seed=1) == 1
+    failure = json.loads((tmp_path / "out.jsonl.failed.jsonl").read_text())
+    assert failure["error"].startswith("0 different responses of 7; malformed: the response must be non-empty")
 
 
-def test_rows_that_have_responses_keep_them(tmp_path):
-    sampler = Model(numbered)
-    source = own_queries(tmp_path, 2, responses=["worse", "better"])
-    assert generate(source, tmp_path, sampler, Model(by_number)) == 0
-    assert not sampler.bodies
-    assert [row["responses"] for row in load_queries(str(tmp_path / "out.jsonl"))] == [["worse", "better"]] * 2
-
-
-def test_samples_for_an_audit_replace_responses_and_are_not_ordered(tmp_path):
+def test_generate_responses_samples_for_an_audit_in_place_of_responses_and_without_order(tmp_path):
     sampler, judge = Model(numbered), Model(by_number)
     source = own_queries(tmp_path, 5, responses=["worse", "better"])
     assert generate(source, tmp_path, sampler, judge, audit_queries=3) == 0
-    rows = list(load_queries(str(tmp_path / "out.jsonl")))
+    rows, step = made(tmp_path)
     assert len({row["query_id"] for row in rows}) == 3 and len(sampler.bodies) == 21 and not judge.bodies
     answers = [f"answer {i * 3 % 7}" for i in range(1, 8)]
     assert all(sorted(row["responses"]) == sorted(answers) for row in rows)
     assert any(row["responses"] != sorted(answers) for row in rows)
     assert rows[0]["models"] == ["writer"] * 7
-    [step] = json.loads((tmp_path / "out.jsonl.provenance.json").read_text())["steps"]
-    assert step["step"] == "samples" and step["model"] == "writer"
-    again = Model(numbered)
-    assert generate(source, tmp_path, again, judge, audit_queries=3) == 0
+    assert (step["step"], step["model"], step["queries_failed"]) == ("samples", "writer", 0)
+    assert generate(source, tmp_path, again := Model(numbered), judge, audit_queries=3) == 0
     assert not again.bodies, "the same queries are drawn again, and their samples are kept"
-    with pytest.raises(SettingsError, match="audit_queries must be at least 1, got 0"):
-        generate(source, tmp_path, again, judge, audit_queries=0)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_rows_with_and_without_responses_keep_who_wrote_them(tmp_path, kind):
+def test_generate_responses_keeps_those_that_are_there_and_who_wrote_the_others(tmp_path, kind):
     rows = [{"query_id": f"q{i}", "prompt": [{"role": "user", "content": f"Question {i}?"}]} for i in range(2)]
     rows[0]["responses"] = ["worse", "better"]
     write_rows(tmp_path / f"some.{kind}", rows)
-    out = str(tmp_path / f"out.{kind}")
-    assert generate(str(tmp_path / f"some.{kind}"), tmp_path, Model(numbered), Model(by_number), output_file=out) == 0
+    out, sampler = str(tmp_path / f"out.{kind}"), Model(numbered)
+    assert generate(str(tmp_path / f"some.{kind}"), tmp_path, sampler, Model(by_number), output_file=out) == 0
     assert [row.get("models") for row in load_queries(out)] == [None, ["writer"] * 7]
+    assert load_queries(out)[0]["responses"] == ["worse", "better"] and len(sampler.bodies) == 7
 
 
-def test_a_source_is_not_overwritten(tmp_path):
-    source = own_queries(tmp_path, 1)
-    with pytest.raises(DataError, match="would be lost"):
-        generate(source, tmp_path, Model(numbered), Model(by_number), output_file=source)
+def test_generate_responses_finds_what_is_wrong_before_samples_are_paid_for(tmp_path):
+    for changes, error, said in (
+        ({"judge_url": ["http://127.0.0.1:9/v1"]}, JudgeError, r"127\.0\.0\.1:9/v1 cannot be reached"),
+        ({"sampler_api_key_env": "NO_KEY"}, SettingsError, "^sampler_api_key_env names .*NO_KEY, which is not set"),
+        (
+            {"sampler_url": "http://127.0.0.1:9/v1"},
+            JudgeError,
+            "^the sampler server .*cannot be reached, .* does sampler_url name it",
+        ),
+        ({"output_file": str(tmp_path / "mine.jsonl")}, DataError, "would be lost"),
+    ):
+        sampler, judge = Model(numbered), Model(by_number)
+        with pytest.raises(error, match=said):
+            generate(own_queries(tmp_path, 1), tmp_path, sampler, judge, **changes)
+        assert not sampler.bodies and not judge.bodies
 
 
-def test_the_sampler_has_a_time_of_its_own():
-    url = "http://127.0.0.1:9/v1"
-    config = generate_responses.ResponsesConfig(dataset_name="x.jsonl", sampler_url=url, sampler_model="m")
-    assert config.sampler().timeout == 3600 and config.judge_timeout == 120
-
-
-def test_both_endpoints_are_there_before_samples_are_paid_for(tmp_path):
-    sampler = Model(numbered)
-    with pytest.raises(JudgeError, match=r"127\.0\.0\.1:9/v1 cannot be reached"):
-        generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), judge_url=["http://127.0.0.1:9/v1"])
-    assert not sampler.bodies
-    with pytest.raises(SettingsError, match=r"^sampler_api_key_env names .*NO_KEY, which is not set"):
-        generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_api_key_env="NO_KEY")
-    with pytest.raises(JudgeError, match=r"^the sampler server .*cannot be reached, .* does sampler_url name it"):
-        generate(own_queries(tmp_path, 1), tmp_path, sampler, Model(by_number), sampler_url="http://127.0.0.1:9/v1")
-
-
-@pytest.mark.parametrize("answer", ["", " \n", "<think>a</think> ", "<think>a", "a\0b", "\ud800"])
-def test_what_is_no_response_is_refused(answer):
-    with pytest.raises(VerdictError):
-        read_response(answer)
-
-
-def test_a_response_of_a_megabyte_is_read():
+def test_read_response_refuses_what_is_no_text():
+    for answer in ("", " \n", "<think>a</think> ", "<think>a", "a\0b", "\ud800"):
+        with pytest.raises(VerdictError, match="inside its thinking" if answer == "<think>a" else "must be"):
+            read_response(answer)
     assert len(read_response("<think>x</think>" + "a b" * 350_000)) == 1_050_000
 
 
-def test_every_sample_and_every_repeat_has_a_seed_of_its_own():
+def test_sample_chats_gives_every_sample_and_every_repeat_a_seed_of_its_own():
     chats = sample_chats("q", [], 3, {}, 42)
-    seeds = {chat.request["seed"] + repeat for chat in chats for repeat in range(10)}
-    assert len(seeds) == 30 and all(chat.afresh for chat in chats)
+    assert len({chat.request["seed"] + repeat for chat in chats for repeat in range(10)}) == 30
+    assert all(chat.afresh for chat in chats)
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "fragment"),
-    [
+def test_responses_config_refuses_what_cannot_work():
+    good = {"dataset_name": "x.jsonl", "sampler_url": "http://127.0.0.1:9/v1", "sampler_model": "m"}
+    for changes, said in (
         ({"sampler_url": None}, "sampler_url and sampler_model must be set"),
         ({"sampler_model": None}, "sampler_url and sampler_model must be set"),
         ({"sampler_url": "localhost"}, "^sampler_url must start with http"),
@@ -219,15 +204,9 @@ def test_every_sample_and_every_repeat_has_a_seed_of_its_own():
         ({"least_responses": 1}, r"least_responses must be in 2..responses=7, got 1"),
         ({"dataset_name": None}, "dataset_name is not set"),
         ({"sampler_timeout": 0}, "sampler_timeout must be above 0 seconds, got 0"),
-    ],
-)
-def test_wrong_settings_are_named(kwargs, fragment):
-    good = {"dataset_name": "x.jsonl", "sampler_url": "http://127.0.0.1:9/v1", "sampler_model": "m"}
-    with pytest.raises(ValueError, match=fragment):
-        generate_responses.ResponsesConfig(**good | kwargs)
-
-
-def test_rows_that_are_no_queries_are_refused(tmp_path):
-    source = own_queries(tmp_path, 2, prompt=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    with pytest.raises(DataError, match=r"row 1 \(query_id 'q0'\): prompt must end with a user message"):
-        generate(source, tmp_path, Model(numbered), Model(by_number))
+        ({"audit_queries": 0}, "audit_queries must be at least 1, got 0"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            generate_responses.ResponsesConfig(**good | changes)
+    config = generate_responses.ResponsesConfig(**good, responses=2, least_responses=2, audit_queries=1)
+    assert config.sampler().timeout == 3600 and config.judge_timeout == 120

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 from datasets import Dataset, load_dataset
-from helpers.sampled import EPOCHS, InterruptAt, same, train
+from helpers.sampled import EPOCHS, AtStep, copy_checkpoints, interrupt_at, same, train
 from helpers.scripted import config, contents
-from transformers import TrainerCallback
+from trl.trainer.utils import RepeatSampler
 
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
+from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.checkpoint import newest_checkpoint, why_torn
 from rankbuffer_trl.training.sampler import EpochSampler
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -22,18 +22,16 @@ STEPS_PER_EPOCH = 4  # 12 queries, 3 a step
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 4, 6, 11], ids=lambda step: f"epoch{step // STEPS_PER_EPOCH}-step{step}")
-def test_resumed_from_any_checkpoint_the_run_ends_alike(tmp_path, tiny_policy, rows, whole, step):
-    output_dir, uninterrupted = whole
-    shutil.copytree(output_dir / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    assert same(train(tmp_path, tiny_policy, rows, resume=str(tmp_path / f"checkpoint-{step}")), uninterrupted)
+@pytest.mark.parametrize("step", [4, 6, 11], ids=lambda step: f"epoch{step // STEPS_PER_EPOCH}-step{step}")
+def test_a_run_resumed_from_any_checkpoint_ends_alike(tmp_path, tiny_policy, rows, whole, step):
+    assert same(train(tmp_path, tiny_policy, rows, resume=str(copy_checkpoints(whole, tmp_path, step))), whole[1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 7])
-def test_interrupted_and_resumed_the_run_ends_alike(tmp_path, tiny_policy, rows, whole, step):
+def test_a_run_interrupted_and_resumed_ends_alike(tmp_path, tiny_policy, rows, whole, step):
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, tiny_policy, rows, callback=InterruptAt(step))
+        train(tmp_path, tiny_policy, rows, callback=interrupt_at(step))
     store = BufferStore(tmp_path / LIVE_STORE)
     assert store.last_step() == step - 1, "what was judged before the interrupt is in the live store"
     store.close()
@@ -42,41 +40,34 @@ def test_interrupted_and_resumed_the_run_ends_alike(tmp_path, tiny_policy, rows,
 
 @pytest.mark.slow
 def test_resume_takes_the_newest_whole_checkpoint_and_moves_torn_ones_away(tmp_path, tiny_policy, rows, whole, caplog):
-    output_dir, uninterrupted = whole
-    for step in (4, 5):
-        shutil.copytree(output_dir / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    (tmp_path / "checkpoint-5" / "trainer_state.json").unlink()
+    """A live store that is damaged does not stop it, once it is out of the way."""
+    copy_checkpoints(whole, tmp_path, 8, 9)
+    (tmp_path / "checkpoint-9" / "trainer_state.json").unlink()
     (tmp_path / "checkpoint-99").mkdir()
+    live = tmp_path / LIVE_STORE
+    live.parent.mkdir()
+    live.write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
+    with pytest.raises(StoreError, match=r"live\.sqlite: .*move it away, then resume from a checkpoint"):
+        train(tmp_path, tiny_policy, rows, resume=True)
+    live.rename(tmp_path / "away")
     with caplog.at_level("WARNING"):
-        assert same(train(tmp_path, tiny_policy, rows, resume=True, save_total_limit=1), uninterrupted)
-    assert (
-        "skipping" in caplog.text and "checkpoint-5" in caplog.text and "trainer_state.json is missing" in caplog.text
-    )
-    assert {path.name for path in (tmp_path / "_torn").iterdir()} == {"checkpoint-5.0", "checkpoint-99.0"}
+        assert same(train(tmp_path, tiny_policy, rows, resume=True, save_total_limit=1), whole[1])
+    for part in ("skipping", "checkpoint-9", "trainer_state.json is missing"):
+        assert part in caplog.text
+    assert {path.name for path in (tmp_path / "_torn").iterdir()} == {"checkpoint-9.0", "checkpoint-99.0"}
     (kept,) = tmp_path.glob("checkpoint-*")
     assert kept.name == "checkpoint-12" and why_torn(kept) is None
-    assert contents(kept) == uninterrupted[0]
+    assert contents(kept) == whole[1][0]
 
 
 @pytest.mark.slow
-def test_evaluation_in_between_changes_neither_buffers_nor_resume(tmp_path, tiny_policy, rows):
-    evaluation = dict(
-        eval_rows=rows.select(range(2)), eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=8
-    )
+def test_an_evaluation_changes_neither_buffers_nor_resume(tmp_path, tiny_policy, rows):
+    few = rows.select(range(2))
+    evaluation = dict(eval_rows=few, eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=8, max_steps=6)
     run = train(tmp_path / "a", tiny_policy, rows, **evaluation)
-    shutil.copytree(tmp_path / "a" / "checkpoint-6", tmp_path / "b" / "checkpoint-6")
+    shutil.copytree(tmp_path / "a" / "checkpoint-5", tmp_path / "b" / "checkpoint-5")
     assert same(train(tmp_path / "b", tiny_policy, rows, resume=True, **evaluation), run)
-    phases = {row[1] for row in run[0]["calls"]}
-    assert phases == {"train", "eval"}
-
-
-def test_a_checkpoint_without_its_buffers_is_refused(tmp_path, tiny_policy, rows, whole):
-    shutil.copytree(whole[0] / "checkpoint-4", tmp_path / "checkpoint-4")
-    shutil.rmtree(tmp_path / "checkpoint-4" / FOLDER)
-    with pytest.raises(StoreError, match=r"checkpoint-4 is not a whole checkpoint: run\.json is missing"):
-        train(tmp_path, tiny_policy, rows, resume=str(tmp_path / "checkpoint-4"))
-    with pytest.raises(StoreError, match="no whole checkpoint"):
-        train(tmp_path, tiny_policy, rows, resume=True)
+    assert {row[1] for row in run[0]["calls"]} == {"train", "eval"}
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path, tiny_policy, rows):
@@ -96,17 +87,6 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path, tiny_policy, rows)
     RankBufferTrainer(tiny_policy, config(tmp_path), rows).close()
 
 
-def test_a_damaged_live_store_is_named_with_what_helps(tmp_path, tiny_policy, rows, whole):
-    shutil.copytree(whole[0] / "checkpoint-11", tmp_path / "checkpoint-11")
-    live = tmp_path / LIVE_STORE
-    live.parent.mkdir()
-    live.write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
-    with pytest.raises(StoreError, match=r"live\.sqlite: .*move it away, then resume from a checkpoint"):
-        train(tmp_path, tiny_policy, rows, resume=True)
-    live.rename(tmp_path / "away")
-    assert same(train(tmp_path, tiny_policy, rows, resume=True), whole[1])
-
-
 CHANGES = {
     "K0": (dict(method_args={"k0": 3}), "method_args .*'k0': 4.*'k0': 3"),
     "method": (dict(method="pointwise"), "method .*'rankbuffer' in the checkpoint, 'pointwise' now"),
@@ -123,23 +103,17 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, tiny_policy, rows, who
         train(tmp_path, tiny_policy, rows, resume=str(whole[0] / "checkpoint-6"), **overrides)
 
 
-@pytest.mark.slow
 def test_other_data_is_refused_and_taken_when_told(tmp_path, tiny_policy, rows, whole):
     other = [{**row, "rubrics": row["rubrics"][:-1]} if number == 7 else row for number, row in enumerate(rows)]
     data = Dataset.from_list(other, features=rows.features)
-    resume = str(whole[0] / "checkpoint-6")
+    resume = str(copy_checkpoints(whole, tmp_path, 6))
     with pytest.raises(StoreError, match="data_sha256"):
         train(tmp_path, tiny_policy, data, resume=resume)
+    turned = rows.select(range(11, -1, -1))
+    with pytest.raises(RuntimeError, match=r"already visited .* data order"):
+        train(tmp_path, tiny_policy, turned, resume=resume, resume_with_changes=True)
     table, _ = train(tmp_path, tiny_policy, data, resume=resume, resume_with_changes=True)
     assert len(table["groups"]) == EPOCHS * len(rows)
-
-
-def test_the_end_of_a_run_has_its_buffers_as_a_table(whole):
-    table = load_dataset("parquet", data_files=str(whole[0] / "buffers.parquet"), split="train")
-    store = read_store(whole[0])
-    assert len(set(table["query_id"])) == 12
-    assert len(table) == sum(len(store.load(id)) for id in store.query_ids())
-    store.close()
 
 
 @pytest.mark.slow
@@ -147,18 +121,18 @@ def test_a_new_run_in_an_old_folder_keeps_the_old_buffers_aside(tmp_path, tiny_p
     live = tmp_path / LIVE_STORE
     live.parent.mkdir(parents=True)
     shutil.copy(whole[0] / LIVE_STORE, live)
-    assert same(train(tmp_path, tiny_policy, rows), whole[1])
+    table, _ = train(tmp_path, tiny_policy, rows, max_steps=2)
+    assert {row[1] for row in table["groups"]} == {0, 1}
     assert contents(live.with_stem("live-1")) == whole[1][0]
 
 
 @pytest.mark.parametrize(("resume", "old"), [(None, {3, 9}), (3, {9})])
 def test_a_runs_newest_checkpoint_is_never_an_old_ones(tmp_path, tiny_policy, rows, whole, caplog, resume, old):
-    for step in (3, 9):
-        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    copy_checkpoints(whole, tmp_path, 3, 9)
     start = resume or 0
     with pytest.raises(KeyboardInterrupt), caplog.at_level("WARNING"):
         path = resume and str(tmp_path / f"checkpoint-{resume}")
-        train(tmp_path, tiny_policy, rows, resume=path, callback=InterruptAt(start + 2))
+        train(tmp_path, tiny_policy, rows, resume=path, callback=interrupt_at(start + 2))
     assert newest_checkpoint(tmp_path).name == f"checkpoint-{start + 1}"
     assert {path.name for path in (tmp_path / "_old").iterdir()} == {f"checkpoint-{step}.0" for step in old}
     assert caplog.text.count("moved to _old/") == 1
@@ -170,64 +144,43 @@ def test_an_evaluation_before_the_first_step_sees_no_old_buffers(tmp_path, tiny_
     live.parent.mkdir(parents=True)
     shutil.copy(whole[0] / LIVE_STORE, live)
     runs = []
-    for name in ("old", "new"):
+    for folder in (tmp_path / "old", tmp_path / "new"):
         with pytest.raises(KeyboardInterrupt):
-            train(
-                tmp_path / name,
-                tiny_policy,
-                rows,
-                callback=InterruptAt(1),
-                per_device_eval_batch_size=8,
-                **evaluation,
-            )
-        runs.append(contents(tmp_path / name / LIVE_STORE))
+            train(folder, tiny_policy, rows, callback=interrupt_at(1), per_device_eval_batch_size=8, **evaluation)
+        runs.append(contents(folder / LIVE_STORE))
     assert runs[0] == runs[1] and {row[1] for row in runs[0]["calls"]} == {"train", "eval"}
-
-
-def test_resuming_with_data_in_another_order_is_noticed(tmp_path, tiny_policy, rows, whole):
-    shutil.copytree(whole[0] / "checkpoint-6", tmp_path / "checkpoint-6")
-    turned = rows.select(range(11, -1, -1))
-    with pytest.raises(StoreError, match="data_sha256"):
-        train(tmp_path, tiny_policy, turned, resume=True)
-    with pytest.raises(RuntimeError, match=r"already visited .* data order"):
-        train(tmp_path, tiny_policy, turned, resume=True, resume_with_changes=True)
-
-
-class SaveAt(TrainerCallback):
-    """A callback of the user's that saves a checkpoint after one step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_save = state.global_step == self.step
 
 
 @pytest.mark.parametrize("method", ["rankbuffer", "pointwise"])
 def test_a_checkpoint_inside_a_generation_is_not_resumed(tmp_path, tiny_policy, rows, method):
     """Its queries would be scored twice, and a method without buffers would not notice it."""
-    settings = config(tmp_path, max_steps=4, num_iterations=2, method=method)
-    for resume in (None, True):
-        trainer = RankBufferTrainer(tiny_policy, settings, rows, callbacks=[SaveAt(3)])
-        if resume:
-            with pytest.raises(StoreError, match="checkpoint-3 was saved inside a generation"):
-                trainer.train(resume_from_checkpoint=resume)
-        else:
-            trainer.train()
-        trainer.close()
+    settings = dict(max_steps=4, num_iterations=2, method=method, save_strategy="no")
+    save = AtStep(3, lambda control: setattr(control, "should_save", True))
+    train(tmp_path, tiny_policy, rows, callback=save, **settings)
+    with pytest.raises(StoreError, match="checkpoint-3 was saved inside a generation"):
+        train(tmp_path, tiny_policy, rows, resume=True, **settings)
 
 
-def test_the_sampler_gives_the_stock_order_and_any_epoch_on_its_own(rows):
-    from trl.trainer.utils import RepeatSampler
-
-    def stock():
-        return RepeatSampler(rows, mini_repeat_count=2, batch_size=5, repeat_count=2, shuffle=True, seed=7)
+def test_epoch_sampler_gives_the_stock_order_and_any_epoch_on_its_own(rows):
+    def stock(**changes):
+        return RepeatSampler(
+            rows, **(dict(mini_repeat_count=2, batch_size=5, repeat_count=2, shuffle=True, seed=7) | changes)
+        )
 
     uninterrupted = stock()
     orders = [list(uninterrupted) for _ in range(4)]
     assert len({tuple(order) for order in orders}) == 4
     for epoch, order in enumerate(orders):
         assert list(EpochSampler(stock(), lambda epoch=epoch: epoch)) == order
+    assert list(EpochSampler(stock(shuffle=False), lambda: 3)) == list(stock(shuffle=False))
+
+
+def test_the_end_of_a_run_has_its_buffers_as_a_table(whole):
+    table = load_dataset("parquet", data_files=str(whole[0] / "buffers.parquet"), split="train")
+    store = read_store(whole[0])
+    assert len(set(table["query_id"])) == 12
+    assert len(table) == sum(len(store.load(id)) for id in store.query_ids())
+    store.close()
 
 
 def test_history_tells_what_each_group_did_to_its_buffer(whole):

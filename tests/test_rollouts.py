@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -90,34 +91,36 @@ SAMPLING = {
         "generation_kwargs": {"seed": 11, "stop": ["x"], "top_k": 5},
     },
     "a seed of 0": {"n": 2, "max_tokens": 24, "generation_kwargs": {"seed": 0}},
+    "without logprobs": {"n": 2, "logprobs": None, "generation_kwargs": {"seed": 3}},
     "without a seed": {"n": 4, "max_tokens": 24, "generation_kwargs": {"presence_penalty": 0.5}},
 }
 
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
-def test_the_requests_say_what_trls_own_request_says(server, run, sampling):
+def test_generate_asks_for_what_trls_own_request_asks_for(server, run, sampling):
     with server() as (seen, url):
+        if sampling.get("logprobs", 0) is None:
+            seen.choice = lambda *args: RolloutServer.choice(seen, *args) | {"logprobs": None}
         ours = separate(url, run)
         expected = VLLMClient(base_url=url).generate(PROMPTS, **sampling)
         (theirs,) = seen.seen
         seen.seen.clear()
         found = ours.generate(PROMPTS, **sampling)
         ours.close()
-    n = theirs.pop("n")
-    prompts = theirs.pop("prompt")
+    n, prompts, seeds = theirs.pop("n"), theirs.pop("prompt"), theirs.pop("seed", None)
     assert len(seen.seen) == len(prompts) * n
-    seeds = theirs.pop("seed", None)
     requests = sorted(seen.seen, key=lambda each: (PROMPTS.index(each["prompt"][0]), each.get("seed", 0)))
     for row, request in enumerate(requests):
         wanted = theirs | {"n": 1, "prompt": [prompts[row // n]]}
         assert request == wanted | ({} if seeds is None else {"seed": seeds + row % n})
     if seeds is not None:
         assert found == expected
-    assert {name: len(rows) for name, rows in found.items()} == {name: len(rows) for name, rows in expected.items()}
+    sizes = [{name: rows and len(rows) for name, rows in each.items()} for each in (found, expected)]
+    assert sizes[0] == sizes[1]
     assert found["prompt_ids"] == PROMPTS
 
 
-def test_each_rollout_is_handed_over_once_with_its_row(server, run):
+def test_generate_hands_over_each_rollout_once_with_its_row(server, run):
     arrived = {}
     with server() as (_, url):
         ours = separate(url, run, lambda row, ids: arrived.setdefault(row, ids))
@@ -127,32 +130,24 @@ def test_each_rollout_is_handed_over_once_with_its_row(server, run):
     assert [arrived[row] for row in range(24)] == found["completion_ids"]
 
 
-def test_without_logprobs_the_result_is_that_of_trl(server, run):
-    with server() as (made, url):
-        made.choice = lambda *args: RolloutServer.choice(made, *args) | {"logprobs": None}
-        ours = separate(url, run)
-        found = ours.generate(PROMPTS, n=2, logprobs=None, generation_kwargs={"seed": 3})
-        assert found == VLLMClient(base_url=url).generate(PROMPTS, n=2, logprobs=None, generation_kwargs={"seed": 3})
-        ours.close()
-    assert found["logprobs"] is None and found["logprob_token_ids"] is None
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"features": [None] * 3}, {"generation_kwargs": {"use_beam_search": True}}, {"generation_kwargs": {"n": 2}}],
-)
-def test_what_cannot_be_split_is_left_to_trl(server, run, monkeypatch, arguments):
+def test_generate_leaves_to_trl_what_cannot_be_split(server, run, monkeypatch):
     got = []
     monkeypatch.setattr(VLLMClient, "generate", lambda self, *args, **kwargs: got.append((args, kwargs)) or "trl's")
     with server() as (seen, url):
         ours = separate(url, run)
-        assert ours.generate(PROMPTS, n=2, temperature=0.5, **arguments) == "trl's"
+        kinds = [
+            {"features": [None] * 3},
+            {"generation_kwargs": {"use_beam_search": True}},
+            {"generation_kwargs": {"n": 2}},
+        ]
+        for number, arguments in enumerate(kinds, start=1):
+            assert ours.generate(PROMPTS, n=2, temperature=0.5, **arguments) == "trl's"
+            args, kwargs = got.pop()
+            assert args == (PROMPTS, arguments.get("features"))
+            assert (kwargs["n"], kwargs["temperature"]) == (2, 0.5)
+            assert kwargs["generation_kwargs"] == arguments.get("generation_kwargs")
+            assert seen.seen == [] and ours.generations == number
         ours.close()
-    ((args, kwargs),) = got
-    assert args == (PROMPTS, arguments.get("features"))
-    assert (kwargs["n"], kwargs["temperature"]) == (2, 0.5)
-    assert kwargs["generation_kwargs"] == arguments.get("generation_kwargs")
-    assert seen.seen == [] and ours.generations == 1
 
 
 def test_everything_else_is_trls_client(server, run):
@@ -166,20 +161,16 @@ def test_everything_else_is_trls_client(server, run):
         ours.close()
 
 
-def test_the_installed_trl_is_known():
+def test_known_to_us_holds_for_the_installed_trl(monkeypatch):
     assert known_to_us()
-
-    class Other(VLLMClient):
-        def generate(self, prompts, n=1, **kwargs):
-            pass
-
-    assert not known_to_us(Other)
+    monkeypatch.setattr(VLLMClient, "generate", other_arguments)
+    assert not known_to_us()
 
 
 # Faults
 
 
-def test_a_refused_request_costs_one_rollout(server, run):
+def test_generate_sends_a_refused_request_again(server, run):
     with server(fault=lambda number: number % 5 == 1) as (seen, url):
         ours = separate(url, run)
         found = ours.generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
@@ -189,7 +180,7 @@ def test_a_refused_request_costs_one_rollout(server, run):
         ours.close()
 
 
-def test_a_server_that_stays_out_ends_the_generation(server, run):
+def test_generate_ends_when_the_server_stays_out(server, run):
     with server(fault=lambda number: number > 3, hold=lambda number: number <= 2) as (seen, url):
         ours = separate(url, run)
         with pytest.raises(RolloutError, match=f"rollout server at {url} does not generate .HTTP 503"):
@@ -199,30 +190,56 @@ def test_a_server_that_stays_out_ends_the_generation(server, run):
     assert len(seen.seen) <= 3 + 2 * (RETRIES + 1)
 
 
-@pytest.mark.parametrize(
-    ("answer", "cause"),
-    [
-        ((400, "text/plain", "the prompt is\ntoo long"), r"HTTP 400: the prompt is\ntoo long"),
-        ((200, "application/json", '{"choices": []}'), "not a completion of vLLM, ValueError"),
-        ((200, "application/json", '{"choices": [{"logprobs": null}]}'), "KeyError: 'prompt_token_ids'"),
-        ((200, "application/json", "{"), "not a completion of vLLM, JSONDecodeError"),
-        ((200, "text/plain", "hello"), "not a completion of vLLM, TypeError"),
-    ],
-    ids=["refused", "empty", "without token ids", "torn", "text"],
-)
-def test_an_answer_that_is_no_rollout_is_named_in_one_line(server, run, answer, cause, monkeypatch):
-    status, kind, text = answer
+def test_generate_names_an_answer_that_is_no_rollout_in_one_line(server, run, monkeypatch):
+    answers = {
+        (400, "text/plain", "the prompt is\ntoo long"): r"HTTP 400: the prompt is\ntoo long",
+        (200, "application/json", '{"choices": []}'): "not a completion of vLLM, ValueError",
+        (200, "application/json", '{"choices": [{"logprobs": null}]}'): "KeyError: 'prompt_token_ids'",
+        (200, "application/json", "{"): "not a completion of vLLM, JSONDecodeError",
+        (200, "text/plain", "hello"): "not a completion of vLLM, TypeError",
+    }
+
+    said = []
 
     async def say(self, request):
+        status, kind, text = said[-1]
         return web.Response(status=status, content_type=kind, text=text)
 
     monkeypatch.setattr(RolloutServer, "completions", say)
     with server() as (_, url):
         ours = separate(url, run)
-        with pytest.raises(RolloutError) as error:
-            ours.generate([[1]])
+        for answer, cause in answers.items():
+            said.append(answer)
+            with pytest.raises(RolloutError) as error:
+                ours.generate([[1]])
+            assert cause in str(error.value) and "\n" not in str(error.value)
         ours.close()
-    assert cause in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "most"), [(1024, 130), (resource.RLIM_INFINITY, 130), (8, 4)], ids=["many", "no limit", "few"]
+)
+def test_generate_has_a_rollout_in_flight_for_every_second_file_that_may_be_open(
+    server, run, monkeypatch, files, most
+):
+    """No rollout is answered before so many requests are there, and none comes on top of them."""
+    arrived, enough = [], asyncio.Event()
+    stock = RolloutServer.completions
+
+    async def hold(self, request):
+        arrived.append(self.in_flight)
+        if len(arrived) == most:
+            enough.set()
+        await enough.wait()
+        return await stock(self, request)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
+    monkeypatch.setattr(RolloutServer, "completions", hold)
+    with server() as (_, url):
+        ours = separate(url, run)
+        assert len(ours.generate([[5]], n=130, generation_kwargs={"seed": 3})["completion_ids"]) == 130
+        ours.close()
+    assert max(arrived) <= most
 
 
 # A whole run
@@ -260,19 +277,13 @@ def late(tmp_path_factory, tiny_policy, data_file, server):
 
 
 def test_a_run_that_judges_during_generation_ends_the_same(tmp_path, tiny_policy, rows, server, late):
-    with server() as (seen, url):
+    """Also if some rollouts have to be asked for twice."""
+    with server(fault=lambda number: number % 7 == 0) as (seen, url):
         trainer = train(tmp_path / "early", tiny_policy, rows, url)
-        assert [request["n"] for request in seen.seen] == [1] * 3 * 24
+        assert [request["n"] for request in seen.seen] == [1] * (3 * 24 + 11)
     assert outcome(trainer) == late
     assert max(log(trainer, "judge/hidden")) > 0
     assert min(log(trainer, "rollouts/seconds")) > 0
-
-
-def test_rollouts_that_are_sent_again_change_nothing(tmp_path, tiny_policy, rows, server, late):
-    with server(fault=lambda number: number % 7 == 0) as (seen, url):
-        trainer = train(tmp_path / "early", tiny_policy, rows, url)
-        assert len(seen.seen) == 72 + 11
-    assert outcome(trainer) == late
 
 
 def test_an_evaluation_is_judged_during_its_generation(tmp_path, tiny_policy, rows, server):
@@ -317,64 +328,53 @@ def test_the_texts_of_the_reward_functions_decide(tmp_path, tiny_policy, rows, s
 # TRL goes another way
 
 
-@pytest.fixture
-def warnings(caplog):
-    """What the trainer has warned of."""
+def other_arguments(self, prompts, n=1, more=0, stock=VLLMClient.generate, **kwargs):
+    """TRL's `generate` with an argument that we do not know."""
+    return stock(self, prompts, n=n, **kwargs)
+
+
+def another_way(self, prompts, images, num_generations, profiler=None):
+    """TRL's generation, past the method that we replaced."""
+    made = VLLMClient.generate(
+        self.vllm_client,
+        prompts[::num_generations],
+        n=num_generations,
+        generation_kwargs=self.generation_kwargs,
+        max_tokens=self.max_completion_length,
+    )
+    return made["prompt_ids"], made["completion_ids"], made["logprobs"], made["logprob_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "generate", "message"),
+    [
+        (VLLMClient, other_arguments, "generates with other arguments than RankBuffer knows"),
+        (VLLMGeneration, another_way, "TRL generates in a way that RankBuffer does not know"),
+    ],
+    ids=["arguments", "way"],
+)
+def test_a_trl_that_generates_otherwise_is_left_alone_with_a_warning(
+    tmp_path, tiny_policy, rows, server, late, monkeypatch, caplog, owner, generate, message
+):
     caplog.set_level(logging.WARNING, logger=trainer_module.__name__)
     warn_of_another_way.cache_clear()
-    return lambda: [record.message for record in caplog.records if record.name == trainer_module.__name__]
-
-
-def test_another_generate_is_left_alone_with_a_warning(
-    tmp_path, tiny_policy, rows, server, late, monkeypatch, warnings
-):
-    stock = VLLMClient.generate
-    monkeypatch.setattr(
-        VLLMClient, "generate", lambda self, prompts, n=1, more=0, **kwargs: stock(self, prompts, n=n, **kwargs)
-    )
+    monkeypatch.setattr(owner, "generate", generate)
     with server() as (seen, url):
         trainer = train(tmp_path / "early", tiny_policy, rows, url)
         assert [request["n"] for request in seen.seen] == [8] * 3
     assert outcome(trainer) == late
-    (warning,) = warnings()
-    assert "generates with other arguments than RankBuffer knows" in warning
-
-
-def test_a_generation_past_our_method_is_noticed(tmp_path, tiny_policy, rows, server, late, monkeypatch, warnings):
-    def generate(self, prompts, images, num_generations, profiler=None):
-        made = VLLMClient.generate(
-            self.vllm_client,
-            prompts[::num_generations],
-            n=num_generations,
-            generation_kwargs=self.generation_kwargs,
-            max_tokens=self.max_completion_length,
-        )
-        return made["prompt_ids"], made["completion_ids"], made["logprobs"], made["logprob_token_ids"]
-
-    monkeypatch.setattr(VLLMGeneration, "generate", generate)
-    with server() as (seen, url):
-        trainer = train(tmp_path / "early", tiny_policy, rows, url)
-        assert [request["n"] for request in seen.seen] == [8] * 3
-    assert outcome(trainer) == late
-    (warning,) = warnings()
-    assert "TRL generates in a way that RankBuffer does not know" in warning
+    (warning,) = [record.message for record in caplog.records if record.name == trainer_module.__name__]
+    assert message in warning
 
 
 def test_a_rollout_function_keeps_trls_client(tmp_path, tiny_policy, rows, server):
+    """And a trainer is closed as often as one likes."""
     with server() as (_, url):
-        trainer = RankBufferTrainer(
-            tiny_policy, server_config(tmp_path, url), rows, rollout_func=lambda prompts, trainer: {}
-        )
-        assert type(trainer.vllm_generation.vllm_client) is VLLMClient
-        trainer.close()
-
-
-def test_a_trainer_is_closed_as_often_as_one_likes(tmp_path, tiny_policy, rows, server):
-    with server() as (_, url):
-        trainer = RankBufferTrainer(tiny_policy, server_config(tmp_path, url), rows)
-        assert type(trainer.vllm_generation.vllm_client) is SeparateRollouts
-        trainer.close()
-        trainer.close()
+        for function, client in [(lambda prompts, trainer: {}, VLLMClient), (None, SeparateRollouts)]:
+            trainer = RankBufferTrainer(tiny_policy, server_config(tmp_path, url), rows, rollout_func=function)
+            assert type(trainer.vllm_generation.vllm_client) is client
+            trainer.close()
+            trainer.close()
 
 
 # Interrupts

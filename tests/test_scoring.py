@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -12,8 +13,7 @@ from helpers.contents import contents
 from helpers.http_server import served
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
-from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage, insertion_question
+from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage, insertion_question
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
 from rankbuffer_trl.rewards.method import GroupScore
@@ -34,7 +34,7 @@ def failing_for(*texts: str):
     return respond
 
 
-def test_a_group_is_ranked_rewarded_and_its_buffer_grown(scorer):
+def test_score_ranks_and_rewards_a_group_and_grows_its_buffer(scorer):
     made = scorer(scripted_judge(by_number))
     outcome = made.score([group(numbers(), "25 5 22 45 - 28", step=7)], step=7)
     (score,) = outcome.scores
@@ -50,10 +50,9 @@ def test_a_group_is_ranked_rewarded_and_its_buffer_grown(scorer):
     assert after.visits == 1
     assert sorted(call.kind for call in outcome.calls) == ["fine"] + ["insert"] * 5
     assert made.store.totals().calls == 6
-    assert outcome.seconds > 0
 
 
-def test_each_visit_ranks_against_the_buffer_of_the_last(scorer):
+def test_score_ranks_a_visit_against_the_buffer_of_the_last(scorer):
     made = scorer(scripted_judge(by_number))
     sizes = []
     for epoch, texts in enumerate(["50 41", "60 45", "60 1"]):
@@ -64,35 +63,7 @@ def test_each_visit_ranks_against_the_buffer_of_the_last(scorer):
     assert made.store.load("n").visits == 3
 
 
-def test_buffers_of_real_queries_grow_with_the_embedded_judge(scorer, howto):
-    made = scorer(Judge(RubricJudge()))
-    queries = [
-        Query(row["query_id"], row["prompt"], tuple(Rubric(**r) for r in row["rubrics"]), tuple(row["responses"][:5]))
-        for row in howto[:4]
-    ]
-    better = {row["query_id"]: row["responses"][4:] for row in howto[:4]}
-    for epoch in range(3):
-        groups = [
-            RolloutGroup(
-                q, tuple(Rollout(i, t) for i, t in enumerate([*q.responses[:3], better[q.id][epoch]])), epoch, epoch
-            )
-            for q in queries
-        ]
-        outcome = made.score(groups, epoch)
-        for query, each in zip(queries, outcome.scores, strict=True):
-            assert each.rewards[3] == 1.0
-            assert each.rewards[0] == -1.0
-            assert made.store.load(query.id) == each.after
-            assert len(each.after) >= len(each.before) - 1
-    for query in queries:
-        buffer = made.store.load(query.id)
-        assert buffer.visits == 3
-        assert buffer.anchors[-1].text == better[query.id][2]
-        assert len({anchor.id for anchor in buffer.anchors}) == len(buffer)
-    assert made.store.totals().failures == 0
-
-
-def test_a_bootstrapped_query_waits_for_two_answers(scorer):
+def test_score_of_a_bootstrapped_query_waits_for_two_answers(scorer):
     made = scorer(scripted_judge(by_number), RankBuffer(bootstrap=True))
     query = replace(numbers(), responses=())
     first, second, third = (
@@ -114,30 +85,19 @@ def test_a_bootstrapped_query_waits_for_two_answers(scorer):
 # Once per step, and never in evaluation
 
 
-def test_a_group_scored_twice_in_one_call_changes_its_buffer_once(scorer):
-    made = scorer(scripted_judge(by_number))
-    twice = made.score([group(numbers(), "50 5", 3), group(numbers(), "60 6", 3)], 3)
-    once = scorer(scripted_judge(by_number))
-    once.score([group(numbers(), "50 5", 3)], 3)
-    assert [score.rewards for score in twice.scores] == [(1.0, -1.0)] * 2
+def test_score_changes_a_buffer_once_a_step(scorer):
+    made, once = scorer(scripted_judge(by_number)), scorer(scripted_judge(by_number))
+    once.score([group(numbers(), "50 5", 3, 0)], 3)
+    twice = made.score([group(numbers(), "50 5", 3, 0), group(numbers(), "60 6", 3, 0)], 3)
+    again = made.score([group(numbers(), "70 7", 3, 0)], 3)
+    assert [score.rewards for score in (*twice.scores, *again.scores)] == [(1.0, -1.0)] * 3
     assert contents(made.store, TABLES[:3]) == contents(once.store, TABLES[:3])
-    assert made.store.totals().calls == 4
-
-
-def test_a_step_scored_twice_changes_its_buffers_once(scorer):
-    made = scorer(scripted_judge(by_number))
-    groups = [group(numbers(), "50 5", 3, 0)]
-    made.score(groups, 3)
-    before = contents(made.store, TABLES[:3])
-    again = made.score(groups, 3)
-    assert again.scores[0].rewards == (1.0, -1.0)
-    assert contents(made.store, TABLES[:3]) == before
-    assert made.store.totals().calls == 4
+    assert made.store.totals().calls == 6
     made.score([group(numbers(), "70 2", 4, 1)], 4)
     assert made.store.load("n").visits == 2
 
 
-def test_evaluation_writes_nothing_but_the_ledger(scorer):
+def test_score_in_an_evaluation_writes_the_ledger_alone(scorer):
     made = scorer(scripted_judge(by_number))
     made.score([group(numbers(), "50 5", 0, 0)], 0)
     before = contents(made.store, TABLES[:3])
@@ -146,26 +106,16 @@ def test_evaluation_writes_nothing_but_the_ledger(scorer):
     assert outcome.scores[0].rewards == (0.0, 1.0, -1.0)
     assert outcome.scores[0].positions == {0: 5, 1: 6}  # against the buffer that training grew
     assert outcome.scores[1].rewards == (-1.0, 0.0, 1.0)
+    made.judge.client.answer = unreachable
+    with pytest.raises(JudgeError, match="failed 1 of 1"):
+        made.score([group(numbers(), "50 5", 2)], 2, update=False)
     assert contents(made.store, TABLES[:3]) == before
-    assert made.store.load("new") is None
-    assert not made.store.has_group("n", 1)
-    phases = list(made.store.rows("SELECT step, phase, count(*) FROM calls GROUP BY step, phase ORDER BY step"))
-    assert phases == [(0, "train", 2), (1, "eval", 6)]
+    phases = "SELECT step, phase, count(*), sum(outcome != 'parsed') FROM calls GROUP BY step, phase ORDER BY step"
+    # the second failure was on its way when the first ended the step
+    assert list(made.store.rows(phases)) == [(0, "train", 2, 0), (1, "eval", 6, 0), (2, "eval", 2, 2)]
 
 
-def test_evaluation_between_two_visits_changes_neither(scorer):
-    stores = []
-    for evaluate in (False, True):
-        made = scorer(scripted_judge(by_number))
-        for step in range(3):
-            if evaluate:
-                made.score([group(numbers(), "15 99 1", step)], step, update=False)
-            made.score([group(numbers(), f"{50 + step} {5 - step}", step, step)], step)
-        stores.append(contents(made.store, TABLES[:3]))
-    assert stores[0] == stores[1]
-
-
-def test_a_visit_ahead_of_its_epoch_is_refused(scorer):
+def test_score_refuses_a_visit_ahead_of_its_epoch(scorer):
     made = scorer(scripted_judge(by_number))
     made.score([group(numbers(), "50 5", 0, 0)], 0)
     before = contents(made.store)
@@ -180,40 +130,39 @@ def test_a_visit_ahead_of_its_epoch_is_refused(scorer):
 # Failures
 
 
-def test_too_many_failures_stop_the_run_and_record_the_calls_alone(scorer):
+def test_score_stops_at_too_many_failures_and_records_the_calls_alone(scorer):
     made = scorer(scripted_judge(unreachable))
     groups = [group(numbers(id), "50 5", 4) for id in ("n", "m")]
     with pytest.raises(JudgeError) as error:
         made.score(groups, 4)
     # 4 insertions and at most 2 fine rankings: the second failure is one too many
-    fragments = ["scripted judge", "failed 2 of 2", "2 unreachable", "judge_max_failures=0.25", "connection refused"]
-    assert [fragment for fragment in fragments if fragment not in str(error.value)] == []
+    for part in ("scripted judge", "failed 2 of 2", "2 unreachable", "judge_max_failures=0.25", "connection refused"):
+        assert part in str(error.value)
     found = contents(made.store)
     assert [found[table] for table in TABLES[:3]] == [[], [], []]
-    assert len(found["calls"]) == 4
+    assert [row[:2] for row in found["calls"]] == [(4, "train")] * 4
     assert made.store.totals().failures == 4
-    assert {row[:2] for row in found["calls"]} == {(4, "train")}
 
 
-@pytest.mark.parametrize(
-    ("share", "stops"), [(0.0, "failed 1 of 2"), (0.24, "failed 1 of 4"), (0.25, None), (1.0, None)]
-)
-def test_the_share_itself_is_still_allowed(scorer, share, stops):
-    made = scorer(scripted_judge(failing_for("5")), max_failures=share)
-    groups = [group(numbers(), "50 5", 0), group(numbers("m"), "60 4", 0)]
-    if stops:
-        with pytest.raises(JudgeError, match=stops):
-            made.score(groups, 0)
-        assert made.store.load("n") is made.store.load("m") is None
-    else:
-        outcome = made.score(groups, 0)
-        assert outcome.scores[0].rewards == (0.0, None)
-        assert outcome.scores[1].rewards == (1.0, -1.0)
-    assert made.store.totals().failures == 1
-    assert made.store.totals().calls == 3
+def test_score_allows_the_share_of_failures_itself(scorer):
+    for share, stops in [(0.0, "failed 1 of 2"), (0.24, "failed 1 of 4"), (0.25, None), (1.0, None)]:
+        made = scorer(scripted_judge(failing_for("5")), max_failures=share)
+        groups = [group(numbers(), "50 5", 0), group(numbers("m"), "60 4", 0)]
+        if stops:
+            with pytest.raises(JudgeError, match=stops):
+                made.score(groups, 0)
+            assert made.store.load("n") is made.store.load("m") is None
+        else:
+            assert [score.rewards for score in made.score(groups, 0).scores] == [(0.0, None), (1.0, -1.0)]
+        assert (made.store.totals().failures, made.store.totals().calls) == (1, 3), share
+    for failures, questions in [(1, 49), (29, 50)]:  # in floats 1 / 49 * 49 < 1 and 29 / 50 * 50 < 29
+        faulty = [str(i) for i in range(failures)]
+        made = scorer(scripted_judge(failing_for(*faulty)), RankBuffer(fine=False), max_failures=failures / questions)
+        calls = made.score([group(numbers(), " ".join(map(str, range(questions))), 0)], 0).calls
+        assert (len(calls), sum(call.failed for call in calls)) == (questions, failures)
 
 
-def test_unscored_rollouts_are_none_and_touch_no_buffer(scorer):
+def test_score_of_an_unscored_rollout_is_none_and_touches_no_buffer(scorer):
     made = scorer(scripted_judge(failing_for("5", "99")), max_failures=0.5)
     (score,) = made.score([group(numbers(), "99 15 5 35 -", 0)], 0).scores
     assert score.rewards == (None, 0.0, None, 1.0, -1.0)
@@ -222,7 +171,7 @@ def test_unscored_rollouts_are_none_and_touch_no_buffer(scorer):
     assert list(made.store.rows("SELECT rewards FROM groups")) == [("[null, 0.0, null, 1.0, -1.0]",)]
 
 
-def test_a_failed_fine_ranking_ties_its_interval_and_adds_no_anchor(scorer):
+def test_score_after_a_failed_fine_ranking_ties_the_interval_and_adds_no_anchor(scorer):
     def no_ranking(messages):
         return "I cannot." if "\n\nCANDIDATES\n" in messages[0]["content"] else by_number(messages)
 
@@ -233,25 +182,7 @@ def test_a_failed_fine_ranking_ties_its_interval_and_adds_no_anchor(scorer):
     assert made.store.totals().attempts == 6
 
 
-def test_evaluation_stops_for_failures_too(scorer):
-    made = scorer(scripted_judge(unreachable))
-    with pytest.raises(JudgeError, match="failed 1 of 1"):
-        made.score([group(numbers(), "50 5", 0)], 0, update=False)
-    assert made.store.totals("eval").failures == 2  # the second was on its way when the first ended the step
-    assert made.store.totals("train").failures == 0
-
-
-def test_a_failed_step_can_be_scored_again(scorer):
-    judge = scripted_judge(unreachable)
-    made = scorer(judge)
-    with pytest.raises(JudgeError):
-        made.score([group(numbers(), "50 5", 0, 0)], 0)
-    judge.client.answer = by_number
-    assert made.score([group(numbers(), "50 5", 0, 0)], 0).scores[0].rewards == (1.0, -1.0)
-    assert made.store.load("n").visits == 1
-
-
-def test_a_group_without_answers_asks_nothing(scorer):
+def test_score_of_a_group_without_answers_asks_nothing(scorer):
     made = scorer(scripted_judge(unreachable))
     outcome = made.score([group(numbers(), "- -", 0)], 0)
     assert outcome.scores[0].rewards == (-1.0, -1.0)
@@ -259,17 +190,8 @@ def test_a_group_without_answers_asks_nothing(scorer):
     assert made.store.load("n").visits == 1
 
 
-@pytest.mark.parametrize(("failures", "questions"), [(1, 49), (29, 50)])
-def test_the_share_itself_is_allowed_whatever_its_fraction(scorer, failures, questions):
-    """In floats 1 / 49 * 49 < 1 and 29 / 50 * 50 < 29."""
-    faulty = [str(i) for i in range(failures)]
-    made = scorer(scripted_judge(failing_for(*faulty)), RankBuffer(fine=False), max_failures=failures / questions)
-    calls = made.score([group(numbers(), " ".join(map(str, range(questions))), 0)], 0).calls
-    assert (len(calls), sum(call.failed for call in calls)) == (questions, failures)
-
-
 @pytest.mark.parametrize("end", ["failures", "timeout", "success"])
-def test_what_a_step_allowed_does_not_judge_a_later_preflight(scorer, end):
+def test_score_leaves_no_limit_behind_for_a_later_first_question(scorer, end):
     silent = asyncio.Event()
 
     class Client(ScriptedClient):
@@ -299,38 +221,42 @@ def test_what_a_step_allowed_does_not_judge_a_later_preflight(scorer, end):
 # Without an epoch the visits are counted
 
 
-def test_without_an_epoch_the_visits_are_counted(scorer):
+def test_without_an_epoch_each_query_counts_its_own_visits(scorer):
     made = scorer(scripted_judge(by_number), RankBuffer(prune_after=9))
     for visit in range(3):
         step = 4 * visit
-        (score,) = made.score([group(numbers(), f"{50 + visit} {5 - visit}", step)], step).scores
-        assert len(score.after) == 4 + 2 * (visit + 1)
-        assert (score.after.left_epoch, score.after.right_epoch, score.after.observed_epoch) == (visit,) * 3
-        assert (score.after.anchors[0].epoch, score.after.anchors[-1].epoch) == (visit, visit)
-    assert list(made.store.rows("SELECT step, epoch FROM groups ORDER BY step")) == [(0, 0), (4, 1), (8, 2)]
-
-
-def test_each_query_counts_its_own_visits(scorer):
-    made = scorer(scripted_judge(by_number))
-    for step, ids in enumerate(["n", "nm", "m", "nm"]):
-        made.score([group(numbers(id), "50 5", step) for id in ids], step)
+        groups = [group(numbers(id), f"{50 + visit} {5 - visit}", step) for id in ("nm" if visit else "n")]
+        after = made.score(groups, step).scores[0].after
+        assert len(after) == 4 + 2 * (visit + 1)
+        assert (after.left_epoch, after.right_epoch, after.observed_epoch) == (visit,) * 3
+        assert (after.anchors[0].epoch, after.anchors[-1].epoch) == (visit, visit)
+    made.score([group(numbers(), "60 4", 9, epoch=3), group(numbers("m"), "60 4", 9)], 9)
     visits = list(made.store.rows("SELECT query_id, step, epoch FROM groups ORDER BY query_id, step"))
-    assert visits == [("m", 1, 0), ("m", 2, 1), ("m", 3, 2), ("n", 0, 0), ("n", 1, 1), ("n", 3, 2)]
+    assert visits == [
+        *[("m", 4, 0), ("m", 8, 1), ("m", 9, 2)],
+        *[("n", 0, 0), ("n", 4, 1), ("n", 8, 2), ("n", 9, 3)],
+    ]
 
 
-def test_a_named_epoch_stays(scorer):
+def test_score_counts_the_time_that_the_trainer_waited(scorer, monkeypatch):
+    """Loading buffers takes 10 s, before and after generation, and recording 1 s. Generation takes 100 s."""
+    clock = [0.0]
+
+    def spending(seconds, method):
+        def call(*args, **kwargs):
+            clock[0] += seconds
+            return method(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr("rankbuffer_trl.training.scorer.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     made = scorer(scripted_judge(by_number))
-    made.score([group(numbers(), "50 5", 0, epoch=3)], 0)
-    made.score([group(numbers(), "60 4", 1)], 1)
-    assert list(made.store.rows("SELECT step, epoch FROM groups ORDER BY step")) == [(0, 3), (1, 1)]
-
-
-def test_without_an_epoch_static_freezes_at_the_second_visit(scorer):
-    made = scorer(scripted_judge(by_number), RankBuffer(static=True))
-    first, second, third = (made.score([group(numbers(), "50 5", step)], step).scores[0].after for step in range(3))
-    assert len(first) == 6
-    assert second == first.visited()
-    assert third == second.visited()
+    monkeypatch.setattr(made.store, "load", spending(10, made.store.load))
+    monkeypatch.setattr(made.store, "commit", spending(1, made.store.commit))
+    made.begin([numbers()], 2, 0)
+    clock[0] += 100
+    assert made.score([group(numbers(), "50 5", 0)], 0).seconds == 11
+    assert made.score([group(numbers(), "50 5", 1)], 1).seconds == 11, "that of a step before is not counted"
 
 
 def test_without_an_epoch_the_bootstrap_counts_as_the_first_visit(scorer):
@@ -349,7 +275,7 @@ def test_without_an_epoch_the_bootstrap_counts_as_the_first_visit(scorer):
 # Who asks and who waits
 
 
-def test_questions_are_put_group_by_group_in_the_order_of_their_rollouts(scorer):
+def test_score_puts_questions_group_by_group_in_the_order_of_their_rollouts(scorer):
     put = []
 
     async def chat(request):
@@ -369,7 +295,7 @@ def test_questions_are_put_group_by_group_in_the_order_of_their_rollouts(scorer)
     assert [found for found in ranked if found] == [["50", "51", "52"], ["61", "60"], ["3", "2"], ["70", "71"]]
 
 
-def test_a_group_does_not_wait_for_another(scorer):
+def test_score_of_a_group_does_not_wait_for_another(scorer):
     b_is_ranked, log = asyncio.Event(), []
 
     class Client(ScriptedClient):
@@ -412,7 +338,7 @@ class Shuffled:
 
 
 @pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(bootstrap=True), RankBuffer(fine=False)], ids=repr)
-def test_results_do_not_depend_on_the_order_of_answers(scorer, method):
+def test_score_does_not_depend_on_the_order_of_answers(scorer, method):
     generator = random.Random(1)
     steps = [
         [group(numbers(id), " ".join(str(generator.randrange(60)) for _ in range(8)), step, step) for id in "abc"]
@@ -460,6 +386,8 @@ def test_step_metrics_of_a_step_made_by_hand():
         Call("rankbuffer", "fine", "n", "http://b", "malformed", 3, Usage(), Usage(300, 0, 30), 0.5, "no"),
     ]
     metrics = step_metrics(groups, StepScore([first, second, third], calls, 1.5, 0.5))
+    empty = step_metrics([group(query, "1 2", 0)], StepScore([GroupScore((0.0, 1.0))], [], 0.0))
+    assert empty.keys() == metrics.keys() and not any(empty.values())
     assert metrics == pytest.approx(
         {
             "buffer/size": 4.0,
@@ -493,7 +421,7 @@ def test_step_metrics_of_a_step_made_by_hand():
     )
 
 
-def test_the_columns_of_the_table_of_completions():
+def test_placement_columns_name_position_interval_and_tier():
     before = anchors(*["initial"] * 3)
     placed = GroupScore((-1.0, 0.0, 0.0, 1.0, None), ((0,), (1, 2), (3,)), {0: 0, 1: 1, 2: 1, 3: 3}, before=before)
     ranked = GroupScore((-1.0, 1.0), ((0,), (1,)))
@@ -504,29 +432,23 @@ def test_the_columns_of_the_table_of_completions():
     }
 
 
-def test_a_step_without_buffers_and_calls_has_the_same_names():
-    full = step_metrics([group(numbers(), "1 2", 0)], StepScore([GroupScore((0.0, 1.0))], [], 0.0))
-    assert {name: value for name, value in full.items() if value} == {}
-    assert len(full) == 27
+def test_insertion_bin_names_the_quarter_of_a_position():
+    for K, bins in {
+        2: "below quarter1 above",
+        3: "below quarter1 quarter3 above",
+        5: "below quarter1 quarter2 quarter3 quarter4 above",
+        9: "below quarter1 quarter1 quarter2 quarter2 quarter3 quarter3 quarter4 quarter4 above",
+    }.items():
+        assert [insertion_bin(position, K) for position in range(K + 1)] == bins.split()
+        assert set(bins.split()) <= set(INSERTION_BINS)
 
 
-@pytest.mark.parametrize(
-    ("K", "bins"),
-    [
-        (2, "below quarter1 above"),
-        (3, "below quarter1 quarter3 above"),
-        (5, "below quarter1 quarter2 quarter3 quarter4 above"),
-        (9, "below quarter1 quarter1 quarter2 quarter2 quarter3 quarter3 quarter4 quarter4 above"),
-    ],
-)
-def test_insertion_bins(K, bins):
-    assert [insertion_bin(position, K) for position in range(K + 1)] == bins.split()
-    assert set(bins.split()) <= set(INSERTION_BINS)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "share"),
-    [((1.0, -1.0), 0), ((0.0, 0.0), 1), ((0.0, 0.0, 1.0, None), 0.5), ((None, None), 0), ((-1.0, -1.0, 1.0, 1.0), 1)],
-)
-def test_tied_share(rewards, share):
-    assert tied_share(GroupScore(rewards)) == share
+def test_tied_share_counts_rollouts_with_the_reward_of_another():
+    for rewards, share in [
+        ((1.0, -1.0), 0),
+        ((0.0, 0.0), 1),
+        ((0.0, 0.0, 1.0, None), 0.5),
+        ((None, None), 0),
+        ((-1.0, -1.0, 1.0, 1.0), 1),
+    ]:
+        assert tied_share(GroupScore(rewards)) == share, rewards

@@ -101,7 +101,7 @@ def tester(tmp_path_factory) -> Iterator[GroupScorer]:
 TEXTS = st.sampled_from("5 15 16 17 25 26 45 46 47 48 -".split())
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     texts=st.lists(st.lists(TEXTS, min_size=1, max_size=8).map(" ".join), min_size=1, max_size=4),
     insertions=st.frozensets(TEXTS),
@@ -167,16 +167,6 @@ def test_a_step_that_lasts_too_long_ends_and_can_be_scored_again(scorer):
     assert made.store.load("n").visits == made.store.load("m").visits == 1
 
 
-def test_a_hanging_evaluation_ends_too(scorer):
-    made = scorer(Judge(Hanging("50"), guard=False), step_timeout=0.5)
-    with pytest.raises(JudgeError, match="judge_step_timeout"):
-        made.score([group(numbers(), "50 5", 0)], 0, update=False)
-    assert list(made.store.rows("SELECT phase, outcome FROM calls ORDER BY outcome")) == [
-        ("eval", "cancelled"),
-        ("eval", "parsed"),
-    ]
-
-
 class Withheld:
     """A server that holds all requests back until all of them are there, and notes whose connection is dropped."""
 
@@ -205,25 +195,28 @@ class Withheld:
 EIGHT = "1 2 3 4 5 6 7 8"
 
 
-def test_a_step_that_ends_early_drops_what_is_in_flight(scorer):
-    withheld = Withheld(8, failing="5")
+@pytest.mark.parametrize(
+    ("failing", "limits", "message", "calls"),
+    [
+        ("5", dict(max_failures=0.0), "failed 1 of 1 judgments", {"unreachable": 1, "cancelled": 7}),
+        (
+            "",
+            dict(step_timeout=2.0),
+            "judge_step_timeout=2 s: 0 judgments were answered, 0 failed",
+            {"cancelled": 8},
+        ),
+    ],
+    ids=["failures", "timeout"],
+)
+def test_a_step_that_ends_early_drops_what_is_in_flight(scorer, failing, limits, message, calls):
+    withheld = Withheld(8, failing=failing)
     with judged_by(withheld) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), max_failures=0.0)
-        with pytest.raises(JudgeError, match=r"failed 1 of 1 judgments"):
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), **limits)
+        with pytest.raises(JudgeError, match=message):
             made.score([group(numbers(), EIGHT, 0)], 0)
-        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 7 were dropped"
-        assert ledger(made) == {"unreachable": 1, "cancelled": 7}
+        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} were dropped"
+        assert ledger(made) == calls
         assert withheld.arrived == 8
-
-
-def test_a_step_that_lasts_too_long_drops_what_is_in_flight(scorer):
-    withheld = Withheld(8)
-    with judged_by(withheld) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), step_timeout=2.0)
-        with pytest.raises(JudgeError, match="judge_step_timeout=2 s: 0 judgments were answered, 0 failed"):
-            made.score([group(numbers(), EIGHT, 0)], 0)
-        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
-        assert ledger(made) == {"cancelled": 8}
 
 
 def test_an_interrupt_drops_what_is_in_flight(scorer):
@@ -292,19 +285,15 @@ def test_a_server_that_dies_within_a_step_stops_the_run_and_is_named(scorer):
 
 
 def test_an_error_of_the_program_is_not_taken_for_the_judges(scorer):
-    made = scorer(scripted_judge(lambda messages: KeyError("a bug")))
-    with pytest.raises(KeyError, match="a bug"):
-        made.score([group(numbers(), EIGHT, 0), group(numbers("m"), EIGHT, 0)], 0)
-    assert nothing_else(made)
+    """The calls of its step are in the ledger, and do not count in the next step."""
 
-
-def test_the_calls_of_a_step_that_crashed_do_not_count_in_the_next(scorer):
     def crash(messages):
         return KeyError("a bug") if "\n8\n" in messages[0]["content"] else by_number(messages)
 
     made = scorer(scripted_judge(crash))
-    with pytest.raises(KeyError):
-        made.score([group(numbers(), EIGHT, 0)], 0)
+    with pytest.raises(KeyError, match="a bug"):
+        made.score([group(numbers(), EIGHT, 0), group(numbers("m"), EIGHT, 0)], 0)
+    assert nothing_else(made)
     made.judge.client.answer = by_number
     assert len(made.score([group(numbers(), "50 5", 1)], 1).calls) == 2
     assert list(made.store.rows("SELECT count(*) FROM calls WHERE step = 1")) == [(2,)]
@@ -313,16 +302,16 @@ def test_the_calls_of_a_step_that_crashed_do_not_count_in_the_next(scorer):
 # Answers that no server should give
 
 
-@pytest.mark.parametrize("answer", [SURROGATE, TransportError(SURROGATE)], ids=["answer", "error"])
-def test_half_an_emoji_from_any_client_does_not_end_a_step(scorer, answer):
-    made = scorer(
-        scripted_judge(lambda messages: answer if "\n5\n" in messages[0]["content"] else by_number(messages))
-    )
-    outcome = made.score([group(numbers(), EIGHT, 0)], 0)
-    assert sum(call.failed for call in outcome.calls) == 1
-    assert [reward is None for reward in outcome.scores[0].rewards] == [False] * 4 + [True] + [False] * 3
-    ((error,),) = made.store.rows("SELECT error FROM calls WHERE outcome != 'parsed'")
-    assert error.isprintable()
+def test_half_an_emoji_from_any_client_does_not_end_a_step(scorer):
+    for answer in (SURROGATE, TransportError(SURROGATE)):
+        made = scorer(
+            scripted_judge(lambda messages: answer if "\n5\n" in messages[0]["content"] else by_number(messages))  # noqa: B023
+        )
+        outcome = made.score([group(numbers(), EIGHT, 0)], 0)
+        assert sum(call.failed for call in outcome.calls) == 1
+        assert [i for i, reward in enumerate(outcome.scores[0].rewards) if reward is None] == [4]
+        ((error,),) = made.store.rows("SELECT error FROM calls WHERE outcome != 'parsed'")
+        assert error.isprintable()
 
 
 class Counting:
@@ -341,13 +330,13 @@ class Counting:
         pass
 
 
-@pytest.mark.parametrize("count", [5 * 10**18, 10**30, float("inf"), -1, True, None, MOST_TOKENS], ids=str)
-def test_no_token_count_makes_the_ledger_overflow(scorer, tmp_path, count):
-    made = scorer(Judge(Counting(Usage(count, count, count))))
-    for step in range(3):
-        made.score([group(numbers(), EIGHT, step)], step)
-    totals = made.store.totals()
-    expected = totals.calls * MOST_TOKENS if count == MOST_TOKENS else 0
-    assert totals.calls > 24
-    assert (totals.prompt_tokens, totals.spent_completion_tokens) == (expected, expected)
-    made.store.save(tmp_path / "saved")
+def test_no_token_count_makes_the_ledger_overflow(scorer, tmp_path):
+    for number, count in enumerate([5 * 10**18, float("inf"), -1, True, None, MOST_TOKENS]):
+        made = scorer(Judge(Counting(Usage(count, count, count))))
+        for step in range(2):
+            made.score([group(numbers(), EIGHT, step)], step)
+        totals = made.store.totals()
+        expected = totals.calls * MOST_TOKENS if count == MOST_TOKENS else 0
+        assert totals.calls > 16
+        assert (totals.prompt_tokens, totals.spent_completion_tokens) == (expected, expected), count
+        made.store.save(tmp_path / f"saved-{number}")

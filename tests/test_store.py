@@ -5,15 +5,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 from helpers import contents as stored
 from helpers.visits import KILLED, call, visit, visit_all
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
@@ -22,19 +22,28 @@ from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError, numbers
 
-TABLES = stored.TABLES
+EMPTY = {table: [] for table in stored.TABLES}
 contents = partial(stored.contents, seconds=True)
 
 
-# Round trips
+# What comes back
 
 TEXTS = st.text(min_size=1, max_size=20) | st.sampled_from(
     ["'; DROP TABLE buffers; --", '"', "\n\r\n", "\x00", "🫖 ü", "[A0]"]
 )
 MARKS = st.none() | st.integers(0, 9)
+NUMBERS = count()
 
 
-@settings(max_examples=15)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A store for all examples of a property."""
+    store = BufferStore(tmp_path_factory.mktemp("shared") / "live.sqlite")
+    store.rows("PRAGMA synchronous = OFF")
+    yield store
+    store.close()
+
+
 @given(
     id=TEXTS,
     initial=st.lists(TEXTS, min_size=2, max_size=6),
@@ -42,7 +51,8 @@ MARKS = st.none() | st.integers(0, 9)
     marks=st.tuples(MARKS, MARKS, MARKS, st.integers(0, 99)),
     order=st.randoms(use_true_random=False),
 )
-def test_a_buffer_comes_back_as_it_went_in(id, initial, answers, marks, order):
+def test_load_gives_a_buffer_as_it_was_committed(shared, id, initial, answers, marks, order):
+    id = f"{id}{next(NUMBERS)}"
     query = Query(id, [{"role": "user", "content": "How?"}], (Rubric("Is good.", 1),), tuple(initial))
     rollouts = tuple(Rollout(i, text) for i, text in enumerate(answers))
     before = initial_buffer(initial, len(initial))
@@ -53,164 +63,111 @@ def test_a_buffer_comes_back_as_it_went_in(id, initial, answers, marks, order):
     anchors = [*before.anchors, *added]
     order.shuffle(anchors)
     after = AnchorBuffer(tuple(anchors), *marks)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "live.sqlite"
-        store = BufferStore(path)
-        assert store.load(id) is None
-        store.commit(7, [(RolloutGroup(query, rollouts, 7, 0), GroupScore((), before=before, after=after))])
-        assert store.load(id) == after
-        store.close()
-        store = BufferStore(path)
-        assert store.load(id) == after
-        assert store.load(id + "x") is None
-        store.close()
+    assert shared.load(id) is None
+    shared.commit(7, [(RolloutGroup(query, rollouts, 7, 0), GroupScore((), before=before, after=after))])
+    reading = BufferStore(shared.path, read_only=True)
+    assert shared.load(id) == reading.load(id) == after
+    reading.close()
 
 
-def test_the_newest_version_is_the_buffer_and_the_old_ones_stay(store):
+def test_load_gives_the_newest_version_of_its_query_and_the_old_ones_stay(store):
     versions = []
     for step in range(12):  # a text comparison would take step 9 for the newest
-        group, score = visit("q", step, store.load("q"))
-        store.commit(step, [(group, score)])
-        versions.append(score.after)
-        assert store.load("q") == score.after
-    rows = list(store.rows("SELECT step, visits, anchors FROM buffers ORDER BY step"))
+        scored = [visit(id, step, store.load(id)) for id in "qr"]
+        store.commit(step, scored)
+        versions.append(scored[0][1].after)
+        assert [store.load(id) for id in "qr"] == [score.after for _, score in scored]
+    rows = list(store.rows("SELECT step, visits, anchors FROM buffers WHERE query_id = 'q' ORDER BY step"))
     assert [row[:2] for row in rows] == [(step, step + 1) for step in range(12)]
     kept = [[[a.id, a.source, a.epoch, a.h] for a in buffer.anchors] for buffer in versions]
     assert [json.loads(row[2]) for row in rows] == kept
 
 
-def test_queries_do_not_mix(store):
-    visit_all(store, "ab", range(3))
-    for id in "ab":
-        texts = [anchor.text for anchor in store.load(id).anchors if anchor.source == "right"]
-        assert texts == [f"{id} {step} excellent" for step in range(3)][-len(texts) :]
-
-
-def test_queries_are_listed_by_their_first_visits(store):
-    visit_all(store, "b", range(1))
-    visit_all(store, "abc", range(1, 3))
-    assert numbers.query_ids(store) == ["b", "a", "c"]
-
-
-def test_history_rows_tell_what_happened(store):
-    visit_all(store, "q", range(2))
+def test_commit_records_what_happened(store):
+    visit_all(store, "q", range(1))
+    group, score = visit("q", 1, store.load("q"))
+    store.commit(1, [(group, replace(score, rewards=(None, 1.0, -1.0)))])
     first, second = store.rows("SELECT * FROM groups ORDER BY step")
-    query_id, step, epoch, k, *texts = second
-    assert (query_id, step, epoch, k) == ("q", 1, 1, 4)
-    positions, tiers, rewards, added, pruned = map(json.loads, texts)
-    assert positions == {"0": 1, "1": 4}
-    assert tiers == [[0], [1]]
-    assert rewards == [0.0, 1.0, -1.0]
-    assert added == [["1-1", "right"]]
-    assert pruned == [["initial-2", "initial"]]
+    assert second[:4] == ("q", 1, 1, 4)
+    assert list(map(json.loads, second[4:])) == [
+        {"0": 1, "1": 4},
+        [[0], [1]],
+        [None, 1.0, -1.0],
+        [["1-1", "right"]],
+        [["initial-2", "initial"]],
+    ]
     assert first[:4] == ("q", 0, 0, 4)
     assert json.loads(first[-1]) == [["initial-1", "initial"]]
     responses = sorted(store.rows("SELECT id, step, text FROM responses WHERE id NOT LIKE 'initial%'"))
     assert responses == [(f"{s}-{i}", s, f"q {s} {w}") for s in (0, 1) for i, w in ((0, "middling"), (1, "excellent"))]
 
 
-def test_an_unscored_rollout_is_null_in_the_history(store):
-    group, score = visit("q", 0)
-    store.commit(0, [(group, replace(score, rewards=(None, 1.0, -1.0)))])
-    assert list(store.rows("SELECT rewards FROM groups")) == [("[null, 1.0, -1.0]",)]
-
-
-def test_a_group_without_a_buffer_is_recorded_all_the_same(store):
+def test_commit_records_a_group_without_a_buffer(store):
     group, _ = visit("q", 0)
     store.commit(0, [(group, GroupScore((None, None, None)))])
-    assert store.load("q") is None
-    assert store.has_group("q", 0)
-    assert store.last_step() == 0
+    assert store.load("q") is None and store.has_group("q", 0) and store.last_step() == 0
     with pytest.raises(StoreError):
         store.commit(0, [(group, GroupScore((0.0, 1.0, -1.0)))])
-    assert list(store.rows("SELECT rewards FROM groups")) == [("[null, null, null]",)]
+    assert list(store.rows("SELECT k, rewards FROM groups")) == [(0, "[null, null, null]")]
 
 
-def test_has_group_and_last_step(store):
+def test_has_group_last_step_and_query_ids(store):
     assert store.last_step() is None
-    assert not store.has_group("q", 0)
-    visit_all(store, "q", range(3, 5))
-    assert [store.has_group("q", step) for step in (2, 3, 4, 5)] == [False, True, True, False]
+    visit_all(store, "b", range(3, 4))
+    visit_all(store, "abc", range(4, 6))
+    assert [store.has_group("b", step) for step in (2, 3, 5, 6)] == [False, True, True, False]
     assert not store.has_group("r", 3)
-    assert store.last_step() == 4
+    assert store.last_step() == 5
+    assert numbers.query_ids(store) == ["b", "a", "c"], "by their first visits"
+    assert store.query_ids() == ["a", "b", "c"]
+    assert store.query_ids(after="a", limit=1) == ["b"]
 
 
 def test_totals_are_the_sums_of_the_calls_of_a_phase(store):
+    """A cancelled call has a cost, but is neither an answer nor a failure."""
     assert store.totals() == Totals()
     calls = [call(), call(outcome="malformed", attempts=3), call(attempts=2), call(outcome="unreachable", attempts=5)]
+    calls += [call(outcome="cancelled", attempts=2)]
     store.commit(0, [], calls[:3])
     store.commit(1, [], calls[3:])
     store.commit(1, [], [call()], phase="eval")
-    assert store.totals() == Totals(2, 2, 11, 3, 200, 120, 14, 800, 240, 56, 2.0) == Totals.of(calls)
+    assert store.totals() == Totals(2, 2, 13, 3, 200, 120, 14, 1000, 300, 70, 2.5) == Totals.of(calls)
     assert store.totals("eval") == Totals(1, 0, 1, 0, 100, 60, 7, 200, 60, 14, 0.5)
 
 
-def test_a_cancelled_call_has_a_cost_but_is_neither_an_answer_nor_a_failure(store):
-    calls = [call(), call(outcome="cancelled", attempts=2)]
-    store.commit(0, [], calls)
-    assert store.totals() == Totals(1, 0, 3, 0, 100, 60, 7, 400, 120, 28, 1.0) == Totals.of(calls)
-
-
-def test_a_call_comes_back_as_it_went_in(store):
+def test_commit_writes_all_columns_of_a_call(store):
     store.commit(3, [], [call("q", "malformed", 2)], phase="eval")
-    row = (
-        3,
-        "eval",
-        "rankbuffer",
-        "insert",
-        "q",
-        "http://judge/v1",
-        "malformed",
-        2,
-        2,
-        0,
-        0,
-        0,
-        200,
-        60,
-        14,
-        0.5,
-        "why",
-    )
-    assert list(store.rows("SELECT * FROM calls")) == [row]
+    row = (3, "eval", "rankbuffer", "insert", "q", "http://judge/v1", "malformed", 2, 2, 0, 0, 0, 200, 60, 14, 0.5)
+    assert list(store.rows("SELECT * FROM calls")) == [(*row, "why")]
 
 
 # One transaction
 
 
-def test_a_failing_commit_leaves_nothing(store):
+def test_commit_that_fails_leaves_nothing(store):
     visit_all(store, "ab", range(1))
     before = contents(store)
-    again = [visit("c", 0), visit("a", 0), visit("d", 0)]  # a was scored in step 0 already
-    with pytest.raises(StoreError, match=r"cannot write the buffer store .*live\.sqlite"):
-        store.commit(0, again, [call("c")])
-    assert contents(store) == before
-    assert store.load("c") is None
-    store.commit(1, [visit("c", 1)], [call("c")])
-    assert store.load("c") is not None
 
-
-def test_a_failing_ledger_takes_the_groups_with_it(store):
-    broken = replace(call(), outcome=None)
-    with pytest.raises(StoreError):
-        store.commit(0, [visit("a", 0)], [call(), broken])
-    assert contents(store) == {table: [] for table in TABLES}
-
-
-def test_an_error_while_the_calls_are_read_takes_the_groups_with_it(store):
-    def calls():
+    def broken():
         yield call()
         raise KeyError("no call")
 
+    again = [visit("c", 0), visit("a", 0), visit("d", 0)]  # a was scored in step 0 already
+    with pytest.raises(StoreError, match=r"cannot write the buffer store .*live\.sqlite"):
+        store.commit(0, again, [call("c")])
+    with pytest.raises(StoreError):
+        store.commit(1, [visit("a", 1)], [call(), replace(call(), outcome=None)])
     with pytest.raises(KeyError):
-        store.commit(0, [visit("a", 0)], calls())
-    assert contents(store) == {table: [] for table in TABLES}
+        store.commit(1, [visit("a", 1)], broken())
+    assert contents(store) == before
+    store.commit(1, [visit("c", 1)], [call("c")])
+    assert store.load("c") is not None
 
 
 @pytest.mark.parametrize(
     ("death", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("os._exit(7)", 7)]
 )
-def test_a_process_killed_in_a_commit_loses_that_commit_alone(tmp_path, store, death, code):
+def test_commit_of_a_killed_process_is_lost_alone(tmp_path, store, death, code):
     path = tmp_path / "killed.sqlite"
     program = KILLED.format(tests=str(Path(__file__).parent), path=str(path), death=death)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
@@ -227,95 +184,31 @@ def test_a_process_killed_in_a_commit_loses_that_commit_alone(tmp_path, store, d
     survivor.close()
 
 
-# Rewind
-
-
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_rewind_stands_where_the_run_stood_before_that_step(tmp_path, store, step):
-    visit_all(store, "ab", range(4))
-    store.rewind(step)
-    other = BufferStore(tmp_path / "other.sqlite")
-    visit_all(other, "ab", range(step))
-    assert contents(store) == contents(other)
-    assert store.load("a") == other.load("a")
-    assert sorted(path.name for path in tmp_path.glob("live*.sqlite")) == ["live.sqlite"]
-    visit_all(store, "ab", range(step, 4))
-    visit_all(other, "ab", range(step, 4))
-    assert contents(store) == contents(other)
-    other.close()
-
-
-def test_rewind_to_a_step_not_taken_yet_changes_nothing(tmp_path, store):
-    store.rewind(0)
-    visit_all(store, "ab", range(2))
-    before = contents(store)
-    store.rewind(2)
-    assert contents(store) == before
-    assert [path.name for path in tmp_path.glob("*.sqlite")] == ["live.sqlite"]
-
-
-def test_rewind_keeps_the_evaluation_before_that_step(store):
-    visit_all(store, "a", range(3))
-    for step in (1, 2):
-        store.commit(step, [], [call("held out")], phase="eval")
-    store.rewind(1)
-    assert store.totals("eval").calls == 1
-    assert store.totals("train").calls == 1
-
-
-def test_rewind_drops_the_calls_of_a_step_that_failed(store):
-    visit_all(store, "a", range(2))
-    store.commit(2, [], [call(outcome="unreachable")] * 3)  # what the scorer writes before it gives up
-    store.rewind(2)
-    assert store.totals() == Totals.of([call()] * 2)
-
-
-def test_rewind_drops_the_calls_of_a_first_step_that_failed(store):
-    store.commit(0, [], [call(outcome="unreachable")] * 3)
-    store.rewind(0)
-    assert store.totals() == Totals()
-
-
-def test_a_new_run_sets_the_old_one_aside(tmp_path, store):
-    visit_all(store, "ab", range(2))
-    old = contents(store)
-    store.rewind(0)
-    assert contents(store) == {table: [] for table in TABLES}
-    visit_all(store, "c", range(1))
-    new = contents(store)
-    store.rewind(0)
-    for number, expected in ((1, old), (2, new)):
-        aside = BufferStore(tmp_path / f"live-{number}.sqlite")
-        assert contents(aside) == expected
-        aside.close()
-
-
 # Damage
 
-ANCHORS = {  # what stands in the place of an anchor
-    "no anchor": "7",
-    "too short": '["initial-0", "initial", 0]',
-    "no number": '["initial-0", "initial", "0", 0]',
-    "no source": '["initial-0", {}, 0, 0]',
-    "no text": '["9-9", "right", 0, 0]',
-    "no JSON": "[",
-    "deep": "[" * 100_000,
-}
 
-
-@pytest.mark.parametrize("case", ANCHORS)
-def test_a_damaged_buffer_is_named(store, case):
+def test_load_names_a_damaged_buffer(store):
     visit_all(store, "a", range(1))
     ((anchors,),) = store.rows("SELECT anchors FROM buffers")
     first = json.dumps(json.loads(anchors)[0])
-    store.rows("UPDATE buffers SET anchors = ?", (anchors.replace(first, '["initial-0", "initial", 0, 0]'),))
-    assert len(store.load("a")) == 4
-    store.rows("UPDATE buffers SET anchors = ?", (anchors.replace(first, ANCHORS[case]),))
-    with pytest.raises(StoreError, match=r"live\.sqlite: the buffer of query 'a' is damaged"):
-        store.load("a")
+    for case, anchor in {
+        "no anchor": "7",
+        "too short": '["initial-0", "initial", 0]',
+        "no number": '["initial-0", "initial", "0", 0]',
+        "no count": '["initial-0", "initial", 0, null]',
+        "no source": '["initial-0", {}, 0, 0]',
+        "no text": '["9-9", "right", 0, 0]',
+        "no JSON": "[",
+        "deep": "[" * 100_000,
+    }.items():
+        store.rows("UPDATE buffers SET anchors = ?", (anchors.replace(first, '["initial-0", "initial", 0, 0]'),))
+        assert len(store.load("a")) == 4
+        store.rows("UPDATE buffers SET anchors = ?", (anchors.replace(first, anchor),))
+        with pytest.raises(StoreError, match=r"live\.sqlite: the buffer of query 'a' is damaged"):
+            pytest.fail(f"{case}: {store.load('a')}")
 
 
-def test_a_store_that_broke_under_way_is_a_store_error(tmp_path, store):
+def test_store_that_broke_under_way_is_a_store_error(tmp_path, store):
     visit_all(store, "a", range(1))
     db = sqlite3.connect(tmp_path / "live.sqlite")
     db.executescript("DROP TABLE buffers; DROP TABLE groups;")

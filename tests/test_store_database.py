@@ -32,7 +32,7 @@ sys.stdin.read()
 """
 
 
-def test_a_store_has_one_writer_until_that_ends(tmp_path):
+def test_lock_lets_one_process_write_until_it_ends(tmp_path):
     path = tmp_path / LIVE_STORE
     path.parent.mkdir()
     path.with_suffix(".lock").write_text(f"process 1234567 on {'a-host-with-a-long-name' * 9}")  # of an earlier run
@@ -55,7 +55,7 @@ def test_a_store_has_one_writer_until_that_ends(tmp_path):
     assert done.returncode == 0, "and so is what was closed"
 
 
-def test_a_second_store_of_a_process_does_not_give_its_claim_away(tmp_path):
+def test_unlock_keeps_the_claim_of_another_store_of_the_process(tmp_path):
     """As in a notebook, where a cell that opens a store was run twice."""
     program = f"from rankbuffer_trl import BufferStore; BufferStore({str(tmp_path / 'live.sqlite')!r})"
 
@@ -71,49 +71,50 @@ def test_a_second_store_of_a_process_does_not_give_its_claim_away(tmp_path):
     assert another_gets_it()
 
 
-def test_rows_that_are_not_read_hold_nobody_up(tmp_path, store, monkeypatch):
-    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
-    store.rows("PRAGMA busy_timeout = 1")
-    visit_all(store, "ab", range(2))
-    reading = BufferStore(store.path, read_only=True)
-    rows = reading.rows("SELECT * FROM responses")
-    next(rows)
-    visit_all(store, "ab", range(2, 3))
-    reading.close()
-
-
-def test_a_commit_waits_for_a_reader_and_says_so(store, monkeypatch, caplog):
+@pytest.fixture
+def read_halfway(store):
+    """A store with two steps, and the rows of a reader that holds it up."""
     visit_all(store, "ab", range(2))
     store.rows("PRAGMA busy_timeout = 1")
     reader = sqlite3.connect(store.path)
     rows = reader.execute("SELECT * FROM responses")
     next(rows)
+    yield rows
+    rows.close()
+    reader.close()
+
+
+def test_rows_that_are_not_read_hold_nobody_up(store, monkeypatch):
+    monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
+    store.rows("PRAGMA busy_timeout = 1")
+    visit_all(store, "ab", range(2))
+    reading = BufferStore(store.path, read_only=True)
+    next(reading.rows("SELECT * FROM responses"))
+    visit_all(store, "ab", range(2, 3))
+    assert store.last_step() == 2
+    reading.close()
+
+
+def test_commit_waits_for_a_reader_and_says_so(store, read_halfway, monkeypatch):
     warnings = []
 
     def warn(message):
         warnings.append(message)
         if len(warnings) == 3:
-            rows.close()
+            read_halfway.close()
 
     monkeypatch.setattr("rankbuffer_trl.store.buffer_store.logger.warning", warn)
     visit_all(store, "ab", range(2, 3))
     assert len(warnings) == 3 and "live.sqlite is locked by another process" in warnings[0]
     assert store.last_step() == 2 and store.totals() == Totals.of([call()] * 6)
-    reader.close()
 
 
-def test_a_commit_does_not_wait_for_ever(tmp_path, store, monkeypatch):
-    visit_all(store, "ab", range(2))
-    store.rows("PRAGMA busy_timeout = 1")
+def test_commit_does_not_wait_for_ever(store, read_halfway, monkeypatch):
     monkeypatch.setattr("rankbuffer_trl.store.buffer_store.COMMIT_WAIT", 0)
-    reader = sqlite3.connect(store.path)
-    rows = reader.execute("SELECT * FROM responses")
-    next(rows)
     before = contents(store)
     with pytest.raises(StoreError, match=r"cannot write the buffer store .*locked"):
         store.commit(2, [visit("a", 2)])
-    rows.close()
-    reader.close()
+    read_halfway.close()
     assert contents(store) == before
     visit_all(store, "ab", range(2, 3))
 
@@ -121,7 +122,7 @@ def test_a_commit_does_not_wait_for_ever(tmp_path, store, monkeypatch):
 # Reading for reports
 
 
-def test_a_store_killed_in_a_commit_can_be_read_without_a_change_to_it(tmp_path, store):
+def test_open_to_read_after_a_kill_in_a_commit_changes_nothing(tmp_path, store):
     path = tmp_path / "run" / "killed.sqlite"
     path.parent.mkdir()
     killed_in_a_commit(path)
@@ -150,7 +151,7 @@ def naming(path: Path) -> bytes:
     ],
     ids=["read", "write", "restore"],
 )
-def test_a_journal_from_elsewhere_deletes_no_file(tmp_path, store, use):
+def test_connect_refuses_a_journal_that_would_delete_a_file(tmp_path, store, use):
     path, victim = tmp_path / "run" / STORE, tmp_path / "victim"
     path.parent.mkdir()
     killed_in_a_commit(path)
@@ -167,7 +168,7 @@ def test_a_journal_from_elsewhere_deletes_no_file(tmp_path, store, use):
     assert not victim.exists(), "the journal is one that deletes"
 
 
-def test_reading_takes_no_part_in_writing(tmp_path, store):
+def test_open_to_read_takes_no_part_in_writing(tmp_path, store):
     visit_all(store, "ab", range(2))
     reading = BufferStore(tmp_path / "live.sqlite", read_only=True)
     with pytest.raises(StoreError, match="readonly"):
@@ -196,38 +197,12 @@ def test_read_store_takes_a_run_a_checkpoint_or_a_file(tmp_path):
         read_store(tmp_path / "elsewhere")
 
 
-# Files that cannot be used
-
-
-def another_version(path: Path) -> None:
-    BufferStore(path).close()
-    with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 1")
-    db.close()
-
-
-def test_another_format_version_is_refused(tmp_path):
-    another_version(tmp_path / "store.sqlite")
-    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1; this program reads version 4"):
-        BufferStore(tmp_path / "store.sqlite")
-    with pytest.raises(StoreError, match=r"store\.sqlite has the format version 1"):
-        BufferStore(tmp_path / "store.sqlite", read_only=True)
-
-
-def test_a_path_below_a_file_is_refused_by_name(tmp_path):
+def test_path_that_can_hold_no_store_is_refused_by_name(tmp_path, store):
     (tmp_path / "file").write_text("not a folder")
+    below = tmp_path / "file" / "below"
     with pytest.raises(StoreError, match=r"cannot open the buffer store .*file/below/store\.sqlite"):
-        BufferStore(tmp_path / "file" / "below" / "store.sqlite")
-
-
-def test_a_folder_is_no_store(tmp_path):
+        BufferStore(below / "store.sqlite")
+    with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*file/below"):
+        store.save(below)
     with pytest.raises(StoreError, match="cannot open the buffer store"):
         BufferStore(tmp_path)
-
-
-def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("Dear diary, " * 100)
-    with pytest.raises(StoreError, match=r"cannot open the buffer store .*notes\.txt"):
-        BufferStore(path)
-    assert path.read_text() == "Dear diary, " * 100

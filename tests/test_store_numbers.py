@@ -1,4 +1,4 @@
-"""What the readers of a store count, against the calls and groups that went in."""
+"""What the readers of a store count and export, against the calls and groups that went in."""
 
 import re
 import sqlite3
@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from conftest import numbers as numbers_query
+from datasets import load_dataset
+from helpers.visits import visit_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_lab.report import tables
+from rankbuffer_trl.buffer import initial_buffer
+from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Totals, Usage
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.rewards.method import GroupScore
+from rankbuffer_trl.store import BufferStore, StoreError, numbers
+from rankbuffer_trl.store.export import export_buffers
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +49,8 @@ CALLS = st.lists(
 
 
 @given(steps=st.lists(CALLS, min_size=1, max_size=4), evaluation=CALLS)
-@settings(max_examples=30, deadline=None)
-def test_the_ledgers_sums_in_sql_are_those_over_its_calls(steps, evaluation):
+@settings(max_examples=settings().max_examples // 5)
+def test_totals_in_sql_are_the_sums_over_the_calls(steps, evaluation):
     with tempfile.TemporaryDirectory() as folder:
         check_sums(BufferStore(Path(folder, "store.sqlite")), steps, evaluation)
 
@@ -68,15 +75,24 @@ def check_sums(store, steps, evaluation):
     store.close()
 
 
-def test_costs_by_epoch_are_those_of_its_steps(run, store):
+def test_totals_by_epoch_are_those_of_its_steps(run, store):
     epochs = {group.step: group.epoch for group, _ in run.visits}
     for epoch, sums in numbers.totals_by(store, "epoch").items():
         assert sums == Totals.of(call for step, call in run.calls if epochs[step] == epoch)
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
+def test_initial_anchors_are_in_the_order_of_their_numbers(tmp_path):
+    query = numbers_query("q", " ".join(map(str, range(5, 65, 5))))
+    store = BufferStore(tmp_path / "live.sqlite")
+    before = initial_buffer(query.responses, 12)
+    store.commit(0, [(RolloutGroup(query, (Rollout(0, "7"),), 0, 0), GroupScore((0.0,), before=before, after=before))])
+    assert numbers.initial_anchors(store) == {"q": [f"initial-{i}" for i in range(12)]}
+    assert numbers.initial_anchors(store, query_id="r") == {}
+    store.close()
+
+
+def test_readers_of_numbers_leave_no_lock_behind(run):
+    for read in (
         numbers.query_ids,
         numbers.epochs,
         numbers.groups,
@@ -85,16 +101,44 @@ def test_costs_by_epoch_are_those_of_its_steps(run, store):
         numbers.totals,
         lambda store: numbers.responses(store, "q0"),
         lambda store: numbers.totals_by(store, "step"),
-    ],
-)
-def test_a_reader_of_numbers_leaves_no_lock_behind(run, read):
-    reader = BufferStore(run.path, read_only=True)
-    found = read(reader)
-    assert next(iter(found)) is not None if isinstance(found, Iterable) else found.calls
-    writer = sqlite3.connect(run.path, timeout=0, isolation_level=None)
-    writer.execute("BEGIN EXCLUSIVE")  # would raise "database is locked"
-    writer.close()
-    reader.close()
+    ):
+        reader = BufferStore(run.path, read_only=True)
+        found = read(reader)
+        assert next(iter(found)) is not None if isinstance(found, Iterable) else found.calls
+        writer = sqlite3.connect(run.path, timeout=0, isolation_level=None)
+        writer.execute("BEGIN EXCLUSIVE")  # would raise "database is locked"
+        writer.close()
+        reader.close()
+
+
+def test_export_buffers_writes_a_data_set(tmp_path, run, store, monkeypatch):
+    monkeypatch.setattr("rankbuffer_trl.store.export.QUERIES", 2)
+    path = tmp_path / "out" / "buffers.parquet"
+    buffers = {id: store.load(id) for id in store.query_ids()}
+    assert len(buffers) > 2
+    assert export_buffers(store, path) == sum(map(len, buffers.values()))
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    rows = load_dataset("parquet", data_files=str(path), split="train")
+    expected = [
+        (id, rank, len(buffer), a.text, a.source, a.epoch, a.h, a.id, buffer.visits)
+        for id, buffer in buffers.items()
+        for rank, a in enumerate(buffer.anchors)
+    ]
+    assert [tuple(row.values()) for row in rows] == expected
+
+
+def test_export_buffers_that_fails_leaves_the_older_one(tmp_path, store):
+    path = tmp_path / "buffers.parquet"
+    export_buffers(store, path)
+    old = path.read_bytes()
+    broken = BufferStore(tmp_path / "broken.sqlite")
+    visit_all(broken, "a", range(1))
+    broken.rows("DROP TABLE responses")
+    with pytest.raises(StoreError):
+        export_buffers(broken, path)
+    broken.close()
+    assert path.read_bytes() == old
+    assert not path.with_name(path.name + ".tmp").exists()
 
 
 def test_all_sql_of_the_package_is_in_the_folder_of_the_store():

@@ -1,4 +1,4 @@
-"""Saves of the buffer store: each gives back what the store held, and a bad one is refused and costs nothing."""
+"""Saves, restores and rewinds of the store: each gives back what was there, and a bad save is refused at no cost."""
 
 import os
 import shutil
@@ -11,128 +11,121 @@ from pathlib import Path
 import pytest
 from helpers import contents as stored
 from helpers.visits import call, visit_all
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 
+EMPTY = {table: [] for table in stored.TABLES}
 contents = partial(stored.contents, seconds=True)
 
 
-def save(store: BufferStore, folder: Path) -> Path:
-    store.save(folder)
-    return folder
+class Store(RuleBasedStateMachine):
+    """Against the obvious oracle: what stood in the store before each step, and at each save."""
+
+    def __init__(self):
+        super().__init__()
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = Path(self.temporary.name)
+        self.open()
+        self.run, self.runs = 0, 1  # which run the rows belong to, and how many there were
+        self.before = [EMPTY]  # the contents before each step, up to the next one
+        self.saves: dict[Path, tuple[int, list[dict]]] = {}
+        self.aside: list[dict] = []
+
+    def open(self):
+        self.store = BufferStore(self.folder / "live.sqlite")
+        self.store.rows("PRAGMA synchronous = OFF")
+
+    def start_anew(self, run: int):
+        """Another run takes the place of this one. Its rows, if it has any, are kept under another name."""
+        if (found := contents(self.store)) != EMPTY:
+            self.aside.append(found)
+        self.run, self.before = run, [EMPTY]
+
+    @rule(ids=st.sampled_from(["a", "ab", "abc"]))
+    def visit(self, ids):
+        step = len(self.before) - 1
+        visit_all(self.store, ids, range(step, step + 1))
+        self.before.append(contents(self.store))
+
+    @rule()
+    def evaluate(self):
+        self.store.commit(len(self.before) - 1, [], [call("held out")], phase="eval")
+        self.before[-1] = contents(self.store)
+
+    @rule(step=st.integers(0, 4), failed=st.booleans())
+    def rewind(self, step, failed):
+        if failed:  # what the scorer writes before it gives up
+            step = len(self.before) - 1
+            self.store.commit(step, [], [call(outcome="unreachable")] * 3)
+        if step == 0 and contents(self.store) != EMPTY:
+            self.start_anew(self.runs)
+            self.runs += 1
+        self.store.rewind(step)
+        del self.before[step + 1 :]
+
+    @rule(number=st.integers(0, 2))
+    def save(self, number):
+        target = self.folder / f"checkpoint-{number}"
+        self.store.save(target)
+        assert [path.name for path in target.iterdir()] == [STORE]
+        self.saves[target] = self.run, list(self.before)
+
+    @precondition(lambda self: self.saves)
+    @rule(data=st.data())
+    def restore(self, data):
+        path = data.draw(st.sampled_from(sorted(self.saves)))
+        run, before = self.saves[path]
+        if run != self.run:
+            self.start_anew(run)
+        self.store.restore(path)
+        self.before = list(before)
+
+    @precondition(lambda self: self.saves)
+    @rule(data=st.data())
+    def restore_elsewhere(self, data):
+        """On a machine that has nothing else."""
+        path = data.draw(st.sampled_from(sorted(self.saves)))
+        with tempfile.TemporaryDirectory() as elsewhere:
+            away = BufferStore(Path(elsewhere, "live.sqlite"))
+            away.restore(shutil.copytree(path, Path(elsewhere, "copy")))
+            assert contents(away) == self.saves[path][1][-1]
+            away.close()
+
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.open()
+
+    @invariant()
+    def holds_what_it_should(self):
+        assert contents(self.store) == self.before[-1]
+
+    def teardown(self):
+        self.store.close()
+        names = sorted(self.folder.glob("live-*.sqlite"), key=lambda path: int(path.stem.partition("-")[2]))
+        assert [contents(path) for path in names] == self.aside
+        self.temporary.cleanup()
 
 
-@pytest.mark.parametrize(
-    "name", ["plain", "with space", "teapot-é-🫖", "exp#3", "exp?3", "100%", "lr%41", "a&mode=rw", "q'\""]
-)
-def test_a_save_restores_whatever_the_folders_name(tmp_path, name):
-    store = BufferStore(tmp_path / name / "live.sqlite")
-    visit_all(store, "ab", range(2))
-    expected, buffer = contents(store), store.load("a")
-    saved = save(store, tmp_path / name / "checkpoint-2")
-    visit_all(store, "abc", range(2, 4))
-    other = BufferStore(tmp_path / name / "elsewhere.sqlite")
-    for target in (store, other):
-        target.restore(saved)
-        assert contents(target) == expected
-        assert target.load("a") == buffer
-    assert {path.name for path in saved.parent.glob("*.sqlite")} == {"live.sqlite", "elsewhere.sqlite"}
-    other.close()
-    visit_all(store, "ab", range(2, 3))
-    assert store.last_step() == 2
-    store.close()
+TestStore = Store.TestCase
+TestStore.settings = settings(max_examples=settings().max_examples // 5, stateful_step_count=15)
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["visit", "visit", "visit", "save", "restore", "delete", "reopen", "away"]), st.integers(0, 9)
-    ),
-    max_size=25,
-)
-
-
-@settings(max_examples=15)
-@given(STEPS)
-def test_any_save_gives_back_what_was_there_whatever_happened_since(moves):
-    """Against the obvious oracle: a dictionary of everything that stood in the store at each save."""
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        store = BufferStore(folder / "live.sqlite")
-        store.rows("PRAGMA synchronous = OFF")
-        saves, step = {}, 0
-        for number, (move, choice) in enumerate(moves):
-            chosen = sorted(saves)[choice % len(saves)] if saves else None
-            if move == "visit":
-                visit_all(store, "abc"[: choice % 3 + 1], range(step, step + 1))
-                step += 1
-            elif move == "save":
-                target = folder / f"checkpoint-{number:02d}"
-                saves[save(store, target)] = (contents(store), store.totals(), step)
-            elif move == "reopen":
-                store.close()
-                store = BufferStore(folder / "live.sqlite")
-            elif chosen and move == "restore":
-                store.restore(chosen)
-                assert (contents(store), store.totals()) == saves[chosen][:2]
-                step = saves[chosen][2]
-            elif chosen and move == "delete":
-                shutil.rmtree(chosen)
-                del saves[chosen]
-            elif chosen and move == "away":  # copied to a machine that has nothing else
-                away = BufferStore(folder / f"away-{number}.sqlite")
-                away.restore(shutil.copytree(chosen, folder / f"away-{number}"))
-                assert (contents(away), away.totals()) == saves[chosen][:2]
-                away.close()
-        for path, (expected, totals, _) in saves.items():
-            store.restore(path)
-            assert (contents(store), store.totals()) == (expected, totals)
-        assert store.totals() == Totals.of([call()] * sum(1 for _ in store.rows("SELECT 1 FROM calls")))
+def test_save_and_restore_work_whatever_the_folders_name(tmp_path):
+    for name in ("with space", "teapot-é-🫖", "exp#3", "exp?3", "100%", "lr%41", "a&mode=rw", "q'\""):
+        store = BufferStore(tmp_path / name / "live.sqlite")
+        visit_all(store, "ab", range(2))
+        expected = contents(store)
+        store.save(tmp_path / name / "saved")
+        visit_all(store, "abc", range(2, 3))
+        store.restore(tmp_path / name / "saved")
+        assert contents(store) == expected, name
+        assert [path.name for path in (tmp_path / name).glob("*.sqlite")] == ["live.sqlite"]
         store.close()
-
-
-def test_a_save_over_an_older_one_leaves_nothing_of_it(tmp_path, store):
-    visit_all(store, "a", range(3))
-    save(store, tmp_path / "saved")
-    store.rewind(0)
-    visit_all(store, "b", range(2))
-    saved = save(store, tmp_path / "saved")
-    assert [path.name for path in saved.iterdir()] == [STORE]
-    expected = contents(store)
-    store.restore(saved)
-    assert contents(store) == expected
-
-
-def test_a_save_after_a_rewind_has_what_the_store_has(tmp_path, store):
-    for step in range(3):
-        visit_all(store, "ab", range(step, step + 1))
-        save(store, tmp_path / f"checkpoint-{step}")
-    store.rewind(1)
-    visit_all(store, "b", range(1, 2))
-    expected = contents(store)
-    saved = save(store, tmp_path / "again")
-    other = BufferStore(tmp_path / "other.sqlite")
-    other.restore(saved)
-    assert contents(other) == expected and other.totals() == store.totals() == Totals.of([call()] * 3)
-    other.close()
-
-
-def test_restoring_over_another_run_sets_it_aside(tmp_path, store):
-    visit_all(store, "ab", range(2))
-    saved = save(store, tmp_path / "saved")
-    expected = contents(store)
-    other = BufferStore(tmp_path / "other.sqlite")
-    visit_all(other, "c", range(5))
-    lost = contents(other)
-    other.restore(saved)
-    assert contents(other) == expected
-    other.close()
-    aside = BufferStore(tmp_path / "other-1.sqlite")
-    assert contents(aside) == lost
-    aside.close()
 
 
 def no_space_for_the_draft(path, monkeypatch):
@@ -154,10 +147,10 @@ def no_syncing(path, monkeypatch):
 
 
 @pytest.mark.parametrize("accident", [no_space_for_the_draft, no_replacing, no_syncing])
-def test_a_failed_save_leaves_the_older_one_and_can_be_repeated(tmp_path, store, monkeypatch, accident):
+def test_save_that_fails_leaves_the_older_one_and_can_be_repeated(tmp_path, store, monkeypatch, accident):
     visit_all(store, "a", range(1))
-    older = save(store, tmp_path / "older")
-    old = contents(store)
+    older, old = tmp_path / "older", contents(store)
+    store.save(older)
     visit_all(store, "a", range(1, 2))
     before = contents(store)
     with monkeypatch.context() as patch:
@@ -176,23 +169,7 @@ def test_a_failed_save_leaves_the_older_one_and_can_be_repeated(tmp_path, store,
     assert contents(store) == before
 
 
-def test_a_save_below_a_file_is_refused_by_name(tmp_path, store):
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*file/saved"):
-        store.save(tmp_path / "file" / "saved")
-
-
-def damage(path: Path) -> None:
-    contents = bytearray(path.read_bytes())
-    contents[len(contents) // 2] ^= 1
-    path.unlink()
-    path.write_bytes(contents)
-
-
-def as_another_version(file: Path) -> None:
-    with sqlite3.connect(file) as db:
-        db.execute("PRAGMA user_version = 3")
-    db.close()
+# Files that are no store of this version
 
 
 def execute(*statements: str):
@@ -211,7 +188,7 @@ BAD_SAVES = {
     "no folder": (lambda file: shutil.rmtree(file.parent), r"store\.sqlite is missing"),
     "no file": (Path.unlink, r"store\.sqlite is missing"),
     "a text": (lambda file: file.write_text("Dear diary, " * 100), "not a database"),
-    "another version": (as_another_version, "format version 3; this program reads version 4"),
+    "another version": (execute("PRAGMA user_version = 3"), "format version 3; this program reads version 4"),
     "half a file": (lambda file: os.truncate(file, 8192), "malformed"),
     "a view": (execute("DROP TABLE buffers", f"CREATE VIEW buffers AS {ENDLESS}"), f"{STRANGE}view 'buffers'"),
     "a trigger": (
@@ -228,32 +205,35 @@ BAD_SAVES = {
     ),
     "no table": (execute("DROP TABLE groups"), f"{STRANGE}table 'groups'"),
     "text for a number": (
-        execute(
-            "PRAGMA writable_schema = ON",
-            "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '')",
-        ),
+        execute("PRAGMA writable_schema = ON", "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '')"),
         STRANGE,
     ),
 }
 
 
 @pytest.mark.parametrize("case", BAD_SAVES)
-def test_a_bad_save_is_refused_and_costs_nothing(tmp_path, store, case):
+def test_restore_refuses_a_bad_save_at_no_cost(tmp_path, store, case):
     other = BufferStore(tmp_path / "other.sqlite")
     visit_all(other, "b", range(2))
-    saved = save(other, tmp_path / "saved")
+    other.save(tmp_path / "saved")
     other.close()
+    bad = tmp_path / "saved" / STORE
     spoil, message = BAD_SAVES[case]
-    spoil(saved / STORE)
+    spoil(bad)
     visit_all(store, "a", range(2))
     before, files = contents(store), {path.name for path in tmp_path.iterdir()}
     with pytest.raises(StoreError, match=message):
-        store.restore(saved)
+        store.restore(tmp_path / "saved")
     assert contents(store) == before
     assert {path.name for path in tmp_path.iterdir()} == files
-    with pytest.raises(StoreError, match=message):
-        BufferStore(saved / STORE, read_only=True).rows("SELECT * FROM calls")
     visit_all(store, "a", range(2, 3))
+    with pytest.raises(StoreError, match=message):
+        BufferStore(bad, read_only=True).rows("SELECT * FROM calls")
+    if bad.is_file():
+        spoiled = bad.read_bytes()
+        with pytest.raises(StoreError, match=message):
+            BufferStore(bad)
+        assert bad.read_bytes() == spoiled, "it is left alone"
 
 
 def fan(page: int, size: int) -> bytes:
@@ -267,10 +247,11 @@ def fan(page: int, size: int) -> bytes:
     return bytes(content)
 
 
-def test_a_small_file_cannot_fill_the_disk(tmp_path, store):
+def test_restore_fills_no_disk_from_a_small_file(tmp_path, store):
     """SQLite reads a forged table from two pages that stand for 10,000, and finds no fault with it."""
     visit_all(store, "a", range(2))
-    saved, before = save(store, tmp_path / "saved") / STORE, contents(store)
+    store.save(tmp_path / "saved")
+    saved, before = tmp_path / "saved" / STORE, contents(store)
     with sqlite3.connect(saved) as db:
         ((root,),) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'calls'")
         ((size,),) = db.execute("PRAGMA page_size")
@@ -287,21 +268,23 @@ def test_a_small_file_cannot_fill_the_disk(tmp_path, store):
     assert contents(store) == before
 
 
-def test_a_value_of_another_type_is_refused(tmp_path, store):
+def test_restore_refuses_a_value_of_another_type(tmp_path, store):
     """Its definition is as it should be, but a row was written when it was not."""
     visit_all(store, "a", range(2))
-    saved = save(store, tmp_path / "saved")
-    before = contents(store)
-    with sqlite3.connect(saved / STORE) as db:
-        db.execute("PRAGMA writable_schema = ON")
+    store.save(tmp_path / "saved")
+    saved, before = tmp_path / "saved" / STORE, contents(store)
+    with sqlite3.connect(saved) as db:
         ((right,),) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'calls'")
-        db.execute("UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '') WHERE name = 'calls'")
     db.close()
-    with sqlite3.connect(saved / STORE) as db:
-        db.execute("UPDATE calls SET attempts = 'many'")
-        db.execute("PRAGMA writable_schema = ON")
-        db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'calls'", (right,))
-    db.close()
+    execute(
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '') WHERE name = 'calls'",
+    )(saved)
+    execute(
+        "UPDATE calls SET attempts = 'many'",
+        "PRAGMA writable_schema = ON",
+        f"UPDATE sqlite_master SET sql = '{right}' WHERE name = 'calls'",
+    )(saved)
     with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.attempts"):
-        store.restore(saved)
+        store.restore(tmp_path / "saved")
     assert contents(store) == before

@@ -74,14 +74,8 @@ def train(tmp_path, tiny_policy, rows, template, cls=ThinkingTrainer, split=Fals
 def test_only_answers_are_judged(tmp_path, tiny_policy, rows, template, split):
     seen, groups, log = train(tmp_path, tiny_policy, rows, template, split=split)
     inserted = [prompt for prompt in seen[1:] if "\n\nCANDIDATE\n" in prompt]  # the first one is the preflight
-    assert sorted(place for place in range(8) for prompt in inserted if f"Answer {place} is" in prompt) == [
-        0,
-        1,
-        5,
-        6,
-        7,
-    ]
-    assert len(inserted) == 5
+    found = sorted(place for place in range(8) for prompt in inserted if f"Answer {place} is" in prompt)
+    assert found == [0, 1, 5, 6, 7] and len(inserted) == 5
     assert not any(THOUGHT in prompt or "think>" in prompt for prompt in seen)
     (group,) = groups
     rewards = json.loads(group[6])
@@ -98,20 +92,15 @@ class PlainTrainer(ThinkingTrainer):
         return "" if place == 4 else f"Answer {place} is: wait three minutes."
 
 
-def test_without_thinking_the_whole_completion_is_the_answer(tmp_path, tiny_policy, rows):
-    off = {"enable_thinking": False}
-    seen, groups, log = train(tmp_path, tiny_policy, rows, "qwen3", PlainTrainer, chat_template_kwargs=off)
-    assert len([prompt for prompt in seen[1:] if "\n\nCANDIDATE\n" in prompt]) == 7
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_completion_without_tags_is_an_answer_only_where_nobody_has_to_think(tmp_path, tiny_policy, rows, thinking):
+    switch = {"enable_thinking": thinking}
+    seen, groups, log = train(tmp_path, tiny_policy, rows, "qwen3", PlainTrainer, chat_template_kwargs=switch)
+    answers = 0 if thinking else 7
+    assert len([prompt for prompt in seen[1:] if "\n\nCANDIDATE\n" in prompt]) == answers
     assert not any("think>" in prompt for prompt in seen)
-    assert log["rewards/format_reward/mean"] == 7 / 8
-    assert json.loads(groups[0][6]).count(-1) == 1
-
-
-def test_a_policy_that_does_not_think_where_it_must_has_no_answers(tmp_path, tiny_policy, rows):
-    seen, groups, log = train(tmp_path, tiny_policy, rows, "qwen3", PlainTrainer)
-    assert len(seen) == 1, "only the preflight"
-    assert set(json.loads(groups[0][6])) == {-1}
-    assert log["rewards/format_reward/mean"] == 0
+    assert log["rewards/format_reward/mean"] == answers / 8
+    assert json.loads(groups[0][6]).count(-1) == (8 if thinking else 1)
 
 
 class LateTrainer(PlainTrainer):
@@ -133,10 +122,11 @@ def late(tmp_path, tiny_policy, rows, answers, **settings) -> LateTrainer:
 
 def test_a_run_whose_first_generations_hold_no_answer_stops(tmp_path, tiny_policy, rows):
     trainer = late(tmp_path, tiny_policy, rows, answers=(3, 4, 5), eval_strategy="steps", eval_steps=1)
-    with pytest.raises(SettingsError, match="nothing to rank in the first 3 generations") as error:
-        trainer.train()
+    for _ in range(2):  # every training gets its own first generations
+        with pytest.raises(SettingsError, match="nothing to rank in the first 3 generations") as error:
+            trainer.train()
+        assert trainer.state.global_step == 2, "evaluations do not count"
     trainer.close()
-    assert trainer.state.global_step == 2, "evaluations do not count"
     message = str(error.value)
     tokens = len(trainer._tokenizer("Answer 0 is: wait three minutes.")["input_ids"]) + 1
     for part in ("none of the 8 rollouts", "format_check='think'", "max_completion_length", "Answer 0 is: wait"):
@@ -152,12 +142,3 @@ def test_after_the_first_answer_a_generation_without_one_is_a_warning(tmp_path, 
     trainer.close()
     assert trainer.state.global_step == 6
     assert re.findall(r"step (\d): none of the 8 rollouts has an answer", caplog.text) == ["0", "1", "3", "4", "5"]
-
-
-def test_every_training_gets_its_own_first_generations(tmp_path, tiny_policy, rows):
-    trainer = late(tmp_path, tiny_policy, rows, answers=())
-    for _ in range(2):
-        with pytest.raises(SettingsError, match="nothing to rank"):
-            trainer.train()
-        assert trainer.state.global_step == 2
-    trainer.close()

@@ -59,7 +59,7 @@ def test_metrics_reach_the_trainers_log(tmp_path, tiny_policy, rows):
     trainer.close()
 
 
-def test_evaluation_reads_buffers_and_writes_none(tmp_path, tiny_policy, rows):
+def test_an_evaluation_reads_buffers_and_writes_none(tmp_path, tiny_policy, rows):
     trainer = ScriptedTrainer(
         tiny_policy, config(tmp_path, num_train_epochs=1, per_device_eval_batch_size=8), rows, rows.select(range(5))
     )
@@ -148,40 +148,40 @@ def test_the_preflight_asks_before_anything_runs(tmp_path, tiny_policy, rows):
     trainer.close()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda rows: rows.remove_columns("responses"), "no column 'responses'"),
-        (lambda rows: rows.select([0] * 12), "the query_id .make-tea. is that of row 1"),
-        (lambda rows: rows.select(range(2)), "fewer than the 3 of one generation batch"),
-    ],
-)
-def test_bad_data_is_refused_when_the_trainer_is_built(tmp_path, tiny_policy, rows, change, message):
-    with pytest.raises(DataError, match=message):
-        RankBufferTrainer(tiny_policy, config(tmp_path), change(rows))
-
-
-def test_a_prompt_that_is_too_long_is_refused_by_name(tmp_path, tiny_policy, rows):
-    with pytest.raises(DataError, match=r"query 'make-tea': its prompt has \d+ tokens, max_prompt_length is 8"):
-        RankBufferTrainer(tiny_policy, config(tmp_path, max_prompt_length=8), rows)
-
-
-def test_an_unwritable_output_folder_is_refused_when_the_trainer_is_built(tmp_path, tiny_policy, rows):
+def test_a_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises((StoreError, OSError), match="file"):
-        RankBufferTrainer(tiny_policy, config(tmp_path / "file" / "out"), rows)
+    for change, folder, settings, message in [
+        (lambda: rows.remove_columns("responses"), "out", {}, "no column 'responses'"),
+        (lambda: rows.select([0] * 12), "out", {}, "the query_id .make-tea. is that of row 1"),
+        (lambda: rows.select(range(2)), "out", {}, "fewer than the 3 of one generation batch"),
+        (
+            lambda: rows,
+            "out",
+            {"max_prompt_length": 8},
+            r"'make-tea': its prompt has \d+ tokens, max_prompt_length is 8",
+        ),
+        (lambda: rows, "file/out", {}, "file"),
+    ]:
+        with pytest.raises((DataError, StoreError, OSError), match=message):
+            RankBufferTrainer(tiny_policy, config(tmp_path / folder, **settings), change())
 
 
-@pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(bootstrap=True)])
-def test_the_reward_is_a_plain_callable_for_a_stock_trainer(tmp_path, tiny_policy, rows, method):
+def train_stock(tmp_path, policy, rows, method=None, **changes):
+    """Train with TRL's own trainer, and return it. It takes no further settings of this project."""
     reward = RankBufferReward(
         rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=8, method=method
     )
     settings = config(tmp_path)
-    stock = GRPOConfig(**{key: getattr(settings, key) for key in STOCK_KEYS})
-    trainer = GRPOTrainer(tiny_policy, reward_funcs=[reward], args=stock, train_dataset=rows)
+    stock = GRPOConfig(**{key: getattr(settings, key) for key in STOCK_KEYS} | changes)
+    trainer = GRPOTrainer(policy, reward_funcs=[reward], args=stock, train_dataset=rows)
     trainer.train()
     reward.close()
+    return trainer
+
+
+@pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(bootstrap=True)], ids=["anchors", "bootstrap"])
+def test_a_stock_trainer_takes_the_reward_as_a_plain_callable(tmp_path, tiny_policy, rows, method):
+    trainer = train_stock(tmp_path, tiny_policy, rows, method)
     with sqlite3.connect(tmp_path / "buffers.sqlite") as db:
         visits = db.execute("SELECT query_id, group_concat(epoch) FROM groups GROUP BY query_id").fetchall()
         sources = {s for (text,) in db.execute("SELECT anchors FROM buffers") for _, s, *_ in json.loads(text)}
@@ -193,12 +193,7 @@ def test_the_reward_is_a_plain_callable_for_a_stock_trainer(tmp_path, tiny_polic
 
 def test_a_stock_trainer_takes_prompts_that_are_texts_without_ids(tmp_path, tiny_policy, rows):
     texts = rows.map(lambda row: {"prompt": row["prompt"][0]["content"]}).remove_columns("query_id")
-    reward = RankBufferReward(texts, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=8)
-    settings = config(tmp_path, max_steps=1)
-    stock = GRPOConfig(**{key: getattr(settings, key) for key in STOCK_KEYS}, max_steps=1)
-    trainer = GRPOTrainer(tiny_policy, reward_funcs=[reward], args=stock, train_dataset=texts)
-    trainer.train()
-    reward.close()
+    train_stock(tmp_path, tiny_policy, texts, max_steps=1)
     found = {row[0] for row in contents(tmp_path / "buffers.sqlite")["groups"]}
     assert found and found < set(QueryTable(texts).ids)
     assert all(re.fullmatch("prompt-[0-9a-f]{16}", id) for id in found)
@@ -259,34 +254,20 @@ def test_a_run_reads_its_data_once(tmp_path, tiny_policy, data_file, monkeypatch
     assert f"{data_file.name}, 12 queries" in (tmp_path / "README.md").read_text()
 
 
-def test_real_sampling_trains_the_weights(tmp_path, tiny_policy, rows):
-    trainer = RankBufferTrainer(tiny_policy, config(tmp_path, max_steps=2), rows)
-    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.train()
-    assert any(not torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
-    trainer.close()
-
-
 NAN = float("nan")
 
 
-@pytest.mark.parametrize(
-    ("totals", "share"),
-    [
+def test_scale_by_signal_divides_by_the_share_of_groups_with_a_signal():
+    for totals, share in [
         ([[1.0, -1.0], [0.5, 0.5]], 0.5),
         ([[1.0, -1.0], [0.0, 1.0]], 1.0),
-        ([[1.0, 1.0], [0.5, 0.5]], None),
+        ([[1.0, 1.0], [0.5, 0.5]], 1.0),
         ([[1.0, NAN], [0.5, -0.5], [NAN, NAN], [0.2, 0.2]], 0.25),
-    ],
-)
-def test_rewards_are_divided_by_the_share_of_groups_with_a_signal(totals, share):
-    rewards = torch.tensor(totals).flatten()[:, None]
-    scaled = scale_by_signal(rewards, torch.tensor([1.0]), G=2)
-    assert torch.equal(scaled.nan_to_num(9), (rewards / (share or 1.0)).nan_to_num(9))
-
-
-def test_a_format_reward_alone_is_a_signal():
-    rewards = torch.tensor([[0.5, 1.0], [0.5, 0.0], [0.1, 1.0], [0.1, 1.0]])
+    ]:
+        rewards = torch.tensor(totals).flatten()[:, None]
+        scaled = scale_by_signal(rewards, torch.tensor([1.0]), G=2)
+        assert torch.equal(scaled.nan_to_num(9), (rewards / share).nan_to_num(9)), totals
+    rewards = torch.tensor([[0.5, 1.0], [0.5, 0.0], [0.1, 1.0], [0.1, 1.0]])  # the format reward alone is a signal
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.2]), G=2), rewards / 0.5)
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.0]), G=2), rewards)
 

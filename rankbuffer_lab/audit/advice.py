@@ -1,7 +1,7 @@
 """Advice about methods under a budget, from an audit of the judge. This file is ours, not the paper's.
 
 All taus are relative to the judge's own settled opinion. Without labels, nothing here is about truth. How often the
-advice is right for simulated judges is in docs/results/audit.md.
+advice is right for simulated judges is in experiments/audit_trials.
 """
 
 import math
@@ -20,7 +20,7 @@ from .model import QueryLooks
 LISTS = ("beyond/listwise_one", "beyond/listwise_two", "beyond/listwise_four")  # the rule without an audit
 POINTWISE = "paper/grpo"
 SURE = 0.8  # the share of the models that the audit allows in which another method must beat the rule
-ALARM = 0.91  # an estimate of kappa below it is an alarm; docs/results/audit.md says how this number was chosen
+ALARM = 0.91  # an estimate of kappa below it is an alarm; experiments/audit_trials says how this number was chosen
 Taus = Mapping[str, tuple[float, np.ndarray]]
 """The expected tau of each method, and its values for all draws of a fit."""
 

@@ -3,7 +3,7 @@
 Everything is relative to the judge's settled opinion, so nothing here says how good a reward is. All methods and all
 models of a judge see the same random groups and errors. So differences of two taus are known better than the taus.
 
-RankBuffer gets anchors from the world of docs/results/judge_cost.md, in the unit of a group's spread. The paper's
+RankBuffer gets anchors from the world of experiments/judge_cost, in the unit of a group's spread. The paper's
 update makes them in the epochs 0 to 3, under a judge that never errs. `tests/test_advice.py` compares all methods with
 the real ones.
 """

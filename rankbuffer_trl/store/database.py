@@ -16,7 +16,9 @@ from ..errors import RankBufferError
 VERSION = 4
 TABLES = ("run", "responses", "buffers", "groups", "calls")
 # SQLite keeps the text of a CREATE statement in the file, and `check` compares it: a change needs a new VERSION.
+# One transaction, so that a new file waits for the disk once and not for every table.
 SCHEMA = f"""
+BEGIN;
 -- the run that the rows belong to: a random id
 CREATE TABLE IF NOT EXISTS run (id TEXT NOT NULL) STRICT;
 -- every answered rollout, and the initial anchors of visited queries
@@ -43,6 +45,7 @@ CREATE TABLE IF NOT EXISTS calls (
     spent_completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL, error TEXT NOT NULL) STRICT;
 CREATE INDEX IF NOT EXISTS call_step ON calls (step);
 PRAGMA user_version = {VERSION};
+COMMIT;
 """
 JOURNAL_OF_SEVERAL = bytes.fromhex("d9d505f920a163d7")  # how a journal ends that names another file
 READ_WAIT, WRITE_WAIT = 60.0, 10.0  # seconds that SQLite waits for a lock before it reports that the file is locked
@@ -92,16 +95,17 @@ def unlock(path: Path, descriptor: int) -> None:
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """Open a store for writing, and create the tables that are missing.
+    """Open a store for writing, and create the tables of a new one.
 
     Raises:
         [`StoreError`]: if another version wrote it.
     """
     db = connect(path, "rwc", WRITE_WAIT)
     try:
-        if version(db):
+        new = not version(db)
+        if not new:
             check_tables(db, path)
-        db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + SCHEMA)
+        db.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL;" + (SCHEMA if new else ""))
         with db:
             db.execute("INSERT INTO run SELECT hex(randomblob(16)) WHERE NOT EXISTS (SELECT 1 FROM run)")
     except BaseException:

@@ -59,6 +59,20 @@ def read_store(path: str | os.PathLike) -> BufferStore:
     return BufferStore(next((place for place in places if place.is_file()), places[-1]), read_only=True)
 
 
+def copy_live(live: Path, target: Path) -> BufferStore:
+    """Copy a live store. A run that wants to write waits only while the copy is made.
+
+    Raises:
+        [`StoreError`]: if it cannot be read.
+    """
+    try:
+        with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
+            reader.backup(copy, pages=4096)  # in parts, between which the run can write
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot read the buffer store {live}: {error}") from error
+    return BufferStore(target, read_only=True)
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint's `run.json`, whose fields have the right types.
 
@@ -90,20 +104,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} is damaged: it is not a JSON object")
     return found
-
-
-def copy_live(live: Path, target: Path) -> BufferStore:
-    """Copy a live store. A run that wants to write waits only while the copy is made.
-
-    Raises:
-        [`StoreError`]: if it cannot be read.
-    """
-    try:
-        with closing(open_to_read(live)) as reader, closing(sqlite3.connect(target)) as copy:
-            reader.backup(copy, pages=4096)  # in parts, between which the run can write
-    except sqlite3.Error as error:
-        raise StoreError(f"cannot read the buffer store {live}: {error}") from error
-    return BufferStore(target, read_only=True)
 
 
 def report_folder(path: Path) -> Path:

@@ -7,16 +7,15 @@ text of the error that ended it to FOLDER/<case>.<rank>, or nothing.
 """
 
 import argparse
+import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.forks import fork, wait
+from helpers.forks import run_ranks
 from helpers.rollout_server import allow_client, server_config
-from helpers.scripted import FailingJudge
-from helpers.spread import free_port
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge import Judge
+from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 ROLLOUTS = 24  # of one step
@@ -43,12 +42,31 @@ CASES = [
     Case(1, early=False),
     Case(1, early=True),
     Case(2, early=False),
-    Case(2, early=True),
     Case(2, early=True, faulty=True),
     Case(2, early=False, answers=40),
     Case(2, early=True, answers=40),
     Case(2, early=True, answers=40, hang=True),
 ]
+
+
+class FailingJudge:
+    """A chat client that fails after a number of answers: it raises an error, or it never answers again."""
+
+    name = "failing judge at nowhere"
+
+    def __init__(self, answers: int, hang: bool):
+        self.judge, self.left, self.hang = RubricJudge(), answers, hang
+
+    async def complete(self, messages, **kwargs):
+        self.left -= 1
+        if self.left < 0 and self.hang:
+            await asyncio.Event().wait()
+        if self.left < 0:
+            raise TransportError("it stopped answering")
+        return await self.judge.complete(messages, **kwargs)
+
+    async def close(self):
+        pass
 
 
 def train(case: Case, folder: Path, arguments: argparse.Namespace) -> None:
@@ -78,22 +96,14 @@ def train(case: Case, folder: Path, arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--policy")
-    parser.add_argument("--data")
-    parser.add_argument("--url")
-    parser.add_argument("--faulty")
+    for name in ("--policy", "--data", "--url", "--faulty"):
+        parser.add_argument(name)
     arguments = parser.parse_args()
     folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     for case in CASES:
-        world: dict[str, object] = {}
-        if case.processes > 1:
-            world = {"WORLD_SIZE": case.processes, "LOCAL_WORLD_SIZE": case.processes}
-            world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        ranks = [{"RANK": rank, "LOCAL_RANK": rank} if world else {} for rank in range(case.processes)]
         log = folder / f"{case.name}.log"
-        pids = [fork(lambda case=case: train(case, folder, arguments), log, **world, **rank) for rank in ranks]
-        codes = wait(pids, timeout=120)
+        codes = run_ranks(case.processes, lambda case=case: train(case, folder, arguments), log)
         print(case.name, codes, flush=True)
         if any(codes):
             raise SystemExit(log.read_text()[-3000:])

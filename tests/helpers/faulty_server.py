@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -118,24 +117,43 @@ async def drip(request: web.Request, n: int) -> web.StreamResponse:
         await asyncio.sleep(0.02)
 
 
+def counting(context: int | None, answer: str = "7", tokenizes: bool = True) -> Callable:
+    """A server of model `m` with a context, which counts a token per word."""
+
+    async def handle(request: web.Request, n: int) -> web.Response:
+        if request.path == "/v1/models":
+            row = {"id": "m", "object": "model", "created": 0, "owned_by": "t", "max_model_len": context}
+            return web.json_response({"object": "list", "data": [row]})
+        if request.path == "/tokenize":
+            (message,) = (await request.json())["messages"]
+            return web.json_response({"count": len(message["content"].split())} if tokenizes else {})
+        return completion(answer)
+
+    return handle
+
+
 class Fault:
     """Plays one handler and remembers the requests."""
 
     def __init__(self):
         self.handler: Callable = saying(GOOD)
         self.seen: list[dict] = []
-        self.times: list[float] = []
+        self.asked = 0  # requests for a completion
         self.url = ""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        self.times.append(time.time())
         self.seen.append(await request.json() if request.can_read_body else {})
+        self.asked += request.path == "/v1/chat/completions"
         response = self.handler(request, len(self.seen))
         return await response if asyncio.iscoroutine(response) else response
 
+    def play(self, handler: Callable) -> "Fault":
+        self.handler, self.seen, self.asked = handler, [], 0
+        return self
+
     def client(self, handler: Callable, retries: int, timeout: float = PATIENT, **kwargs) -> "Noting":
-        self.handler, self.seen, self.times = handler, [], []
-        return Noting(self.url, "m", api_key_env="FAULT_KEY", timeout=timeout, max_retries=retries, **kwargs)
+        url = self.play(handler).url
+        return Noting(url, "m", api_key_env="FAULT_KEY", timeout=timeout, max_retries=retries, **kwargs)
 
     def judge(self, *args, **kwargs) -> Judge:
         return Judge(self.client(*args, **kwargs), max_attempts=2, guard=False)

@@ -6,11 +6,14 @@ train nor read data, because threads do not survive a fork.
 
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+LONGEST = 120  # seconds after which processes count as hung
 
 
 def fork(work: Callable[[], object], log: Path, **environment: object) -> int:
@@ -36,13 +39,13 @@ def fork(work: Callable[[], object], log: Path, **environment: object) -> int:
         os._exit(status)  # the threads of gloo sometimes abort an interpreter that exits the usual way
 
 
-def wait(pids: Sequence[int], timeout: float) -> list[int]:
+def wait(pids: Sequence[int]) -> list[int]:
     """Wait for processes and return their exit codes, negative for a signal.
 
-    If one of them fails, or at the deadline, all others are killed.
+    If one of them fails, or hangs, all others are killed.
     """
     codes: dict[int, int] = {}
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + LONGEST
     while len(codes) < len(pids):
         for pid in set(pids) - codes.keys():
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -54,3 +57,15 @@ def wait(pids: Sequence[int], timeout: float) -> list[int]:
                 codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         time.sleep(0.01)
     return [codes[pid] for pid in pids]
+
+
+def run_ranks(processes: int, work: Callable[[], object], log: Path, **environment: object) -> list[int]:
+    """Do `work` in each of some processes, in the environment that torchrun would set. Return their exit codes."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    if processes > 1:
+        environment |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [{"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {} for rank in range(processes)]
+    return wait([fork(work, log, **environment, **rank) for rank in ranks])

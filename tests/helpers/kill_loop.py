@@ -14,19 +14,18 @@ import json
 import mmap
 import os
 import random
-import shutil
 import signal
 import struct
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
+import transformers.trainer
 from safetensors.torch import load_file
-from transformers.utils import hub
 
-from helpers.forks import fork, wait
+from helpers.fake_hub import FolderHub
+from helpers.forks import LONGEST, fork, wait
 from helpers.scripted import config, contents
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.store import BufferStore
@@ -36,7 +35,6 @@ from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 PHASES = ("start", "optimizer", "generation", "judging", "commit", "checkpoint", "push")
 AIMED = PHASES[2:]
-LEG = 120  # seconds after which a leg counts as hung
 
 # Memory shared with the leg: its current phase, and for each phase the number of visits and the seconds.
 shared = mmap.mmap(-1, 1 + 16 * len(PHASES))
@@ -67,27 +65,18 @@ def watched(name: str, method):
     return call
 
 
-class Hub:
-    """The part of the Hub's client that a trainer uses. A push copies the files."""
+class Hub(FolderHub):
+    """A stand-in for the Hub whose pushes are a phase."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def create_repo(self, name, **kwargs):
-        return SimpleNamespace(repo_id=name)
-
-    def upload_folder(self, folder_path, path_in_repo="", ignore_patterns=(), **kwargs):
+    def upload_folder(self, **kwargs) -> Future | None:
         with in_phase("push"):
-            ignore = shutil.ignore_patterns(*ignore_patterns)
-            shutil.copytree(folder_path, self.folder / path_in_repo, ignore=ignore, dirs_exist_ok=True)
-        done = Future()
-        done.set_result(None)
-        return done
+            return super().upload_folder(**kwargs)
 
 
 def leg(folder: Path, arguments: argparse.Namespace) -> None:
     """Train to the end. Resume from the newest whole checkpoint, if there is one."""
-    hub._hf_api = Hub(folder.with_name(folder.name + "-hub"))
+    hub = Hub(folder.with_name(folder.name + "-hub"))
+    transformers.trainer.hf_api = lambda: hub
     BufferStore.commit = watched("commit", BufferStore.commit)
     for method, phase in {
         "_generate_single_turn": "generation",
@@ -133,7 +122,7 @@ def kill_somewhere(pid: int, aim: str | None, chosen: random.Random, typical: di
         ready, delay = lambda: shared[0] == phase and count_and_seconds(phase)[0] >= visit, typical[aim]
     else:
         ready, delay = lambda: shared[0] != 0, 4 * sum(typical.values())
-    deadline = time.monotonic() + LEG
+    deadline = time.monotonic() + LONGEST
     while not ready():
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -160,7 +149,7 @@ def main() -> None:
 
     reference = arguments.folder / "reference"
     reference.mkdir(parents=True)
-    assert wait([start(reference, arguments)], LEG) == [0], reference.with_suffix(".log").read_text()[-3000:]
+    assert wait([start(reference, arguments)]) == [0], reference.with_suffix(".log").read_text()[-3000:]
     typical = {
         name: seconds / count for i, name in enumerate(PHASES) for count, seconds in [count_and_seconds(i)] if count
     }
@@ -173,7 +162,7 @@ def main() -> None:
         pid = start(folder, arguments)
         legs += 1
         if enough or legs > 3 * arguments.kills:
-            assert wait([pid], LEG) == [0], folder.with_suffix(".log").read_text()[-3000:]
+            assert wait([pid]) == [0], folder.with_suffix(".log").read_text()[-3000:]
             phase = None
         else:
             aim = min(AIMED, key=lambda name: (kills[name], chosen.random())) if chosen.random() < 0.7 else None

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +63,8 @@ if name == "vllm":
     signal.pause()
 elif name == "curl":
     ready = folder / f"ready-{{sys.argv[-1].rsplit(':', 1)[1].split('/')[0]}}"
-    if not ready.exists():
-        sys.exit(7)
+    if not ready.exists() or (ready.read_text() == "401" and "--fail" in sys.argv):
+        sys.exit(22 if ready.exists() else 7)
     if sys.argv[-1].endswith("/v1/models"):
         print(ready.read_text())
 elif name == "trl":
@@ -112,13 +113,12 @@ class Call:
 
 @dataclass
 class Launch:
-    """The outcome of a script: exit status, output, starts in order, processes that are left, and logs."""
+    """The outcome of a script: exit status, output, starts in order, processes that are left."""
 
     status: int
     output: str
     calls: list[Call]
     left: list[Call]
-    logs: dict[str, str]
 
     def of(self, name: str) -> list[Call]:
         """Return the starts of one program."""
@@ -139,34 +139,34 @@ def read_calls(folder: Path) -> list[Call]:
 
 
 def launch(
-    folder: Path, script: str, *arguments: str, then: Callable[[list[Call]], bool] | None = None, **environment: str
+    folder: Path,
+    script: str,
+    *arguments: str,
+    then: Callable[[list[Call]], bool] | None = None,
+    there: Mapping[int, str] = {},
+    **environment: str,
 ) -> Launch:
-    """Run a script to its end.
+    """Run a script of recipes/launch to its end, with stand-ins, notes and logs in a new folder below `folder`.
 
-    Args:
-        folder (`Path`):
-            The folder for stand-ins, notes and logs.
-        script (`str`):
-            The name of the script in recipes/launch.
-        then (`Callable`, *optional*):
-            A condition on the calls so far. When it is met, the script gets a SIGTERM.
+    When `then` holds for the calls so far, the script gets a SIGTERM. `there` has the models of servers that answer
+    already, by port.
     """
+    folder = Path(tempfile.mkdtemp(dir=folder))
     commands = folder / "bin"
-    commands.mkdir(parents=True)
-    for name in ("vllm", "curl", "accelerate", "python", "srun", "scontrol", "hf", "trl"):
+    commands.mkdir()
+    for name in ("vllm", "curl", "accelerate", "python", "srun", "scontrol", "hf", "trl", "rankbuffer-data"):
         (commands / name).write_text(STAND_IN.format(python=sys.executable, kept=KEPT))
         (commands / name).chmod(0o755)
+    for port, model in there.items():
+        (folder / f"ready-{port}").write_text("401" if model == "401" else json.dumps({"data": [{"id": model}]}))
     settings = {"LOGS": str(folder / "logs"), "POLL_SECONDS": "0.1", "START_SECONDS": "30", "STOP_SECONDS": "20"}
     settings |= {"STAND_INS": str(folder), "PATH": f"{commands}:{os.environ['PATH']}"} | environment
     with (folder / "output").open("w") as output:
         run = subprocess.Popen(
             ["bash", str(ROOT / "recipes" / "launch" / script), *arguments],
-            env=os.environ | settings,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True,
-        )
+        )  # fmt: skip
     deadline = time.monotonic() + SECONDS
     try:
         while then and not then(read_calls(folder)):
@@ -182,5 +182,4 @@ def launch(
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
         run.wait()
-    logs = {path.stem: path.read_text() for path in (folder / "logs").glob("*.log")}
-    return Launch(run.returncode, (folder / "output").read_text(), calls, left, logs)
+    return Launch(run.returncode, (folder / "output").read_text(), calls, left)

@@ -1,21 +1,12 @@
-"""A training run with known rollouts, as a function or as a program for `torchrun`.
+"""A training run with known rollouts."""
 
-torchrun --nproc_per_node 2 tests/helpers/scripted.py OUTPUT_DIR --policy POLICY --data DATA --per_device 12
-"""
-
-import argparse
-import asyncio
 import hashlib
 import json
-import os
-import signal
 from pathlib import Path
 
 from datasets import Dataset
 
 from helpers.contents import contents
-from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -85,44 +76,3 @@ def run(output_dir: Path, policy: str, rows: Dataset, eval_rows: Dataset | None 
     finally:
         trainer.close()
     return contents(output_dir / LIVE_STORE)
-
-
-class FailingJudge:
-    """A chat client that fails after a number of answers: it raises an error, or it never answers again."""
-
-    name = "failing judge at nowhere"
-
-    def __init__(self, answers: int, hang: bool = False):
-        self.judge, self.left, self.hang = RubricJudge(), answers, hang
-
-    async def complete(self, messages, **kwargs):
-        self.left -= 1
-        if self.left < 0 and self.hang:
-            print("the judge hangs", flush=True)
-            await asyncio.Event().wait()
-        if self.left < 0:
-            raise TransportError("it stopped answering")
-        return await self.judge.complete(messages, **kwargs)
-
-    async def close(self):
-        pass
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
-    parser = argparse.ArgumentParser()
-    parser.add_argument("output_dir", type=Path)
-    parser.add_argument("--policy")
-    parser.add_argument("--data")
-    parser.add_argument("--per_device", type=int)
-    parser.add_argument("--answers", type=int, help="number of answers after which the judge fails")
-    parser.add_argument("--hang", action="store_true", help="let the judge hang instead of failing")
-    arguments = parser.parse_args()
-    settings = config(arguments.output_dir, per_device_train_batch_size=arguments.per_device)
-    rows = load_queries(arguments.data)
-    judge = None if arguments.answers is None else Judge(FailingJudge(arguments.answers, arguments.hang))
-    trainer = ScriptedTrainer(arguments.policy, settings, rows, judge=judge)
-    trainer.train()
-    trainer.accelerator.wait_for_everyone()
-    trainer.close()
-    os._exit(0)  # the threads of gloo sometimes abort an interpreter that exits the usual way

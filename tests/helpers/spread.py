@@ -3,25 +3,27 @@
     python tests/helpers/spread.py FOLDER --policy POLICY --data DATA
 
 Each case is a run in FOLDER/<case>. Its processes are forked from this one. Some cases get a signal in the middle of
-judging and are resumed. The program prints one JSON line: the exit codes of the processes of each case.
+judging and are resumed. The program prints one JSON line: of each case, the exit codes of its processes, and what the
+signal left.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import signal
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import deepspeed  # noqa: F401  (imported once here, not in each process)
+from deepspeed.accelerator import get_accelerator
+from peft import LoraConfig
 
-from helpers.forks import fork, wait
-from helpers.scripted import ScriptedTrainer, config
+from helpers.forks import fork, run_ranks
+from helpers.scripted import ScriptedTrainer, config, contents
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge, RubricJudge
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.store.places import LIVE_STORE
 
 # What `accelerate launch` sets for accelerate_configs/zero3_cpu2.yaml.
 ZERO3 = {
@@ -39,9 +41,9 @@ ZERO3 = {
 class Case:
     """One way to spread a run. All cases of a family must end with the same result.
 
-    A generation batch of `aligned` has 4 groups of 8, so 2 and 4 processes hold whole groups. A generation batch of
+    A generation batch of `aligned` has 4 groups of 8, so 2 processes hold whole groups. A generation batch of
     `straddling` has 3 groups of 8, so processes hold parts of groups. `several` takes 4 optimizer steps with each
-    generation: two batches, each used twice.
+    generation: two batches, each used twice. `lora` is `straddling` with an adapter.
     """
 
     family: str
@@ -61,39 +63,43 @@ class Case:
 CASES = [
     Case("aligned", 1, 32),
     Case("aligned", 2, 16),
-    Case("aligned", 2, 8, accumulation=2),
-    Case("aligned", 4, 8),
     Case("aligned", 2, 16, zero3=True),
     Case("straddling", 1, 24),
     Case("straddling", 1, 6, accumulation=4),
-    Case("straddling", 2, 12),
     Case("straddling", 2, 4, accumulation=3),
     Case("straddling", 4, 2, accumulation=3),
     Case("straddling", 2, 4, accumulation=3, zero3=True),
     Case("straddling", 4, 6, zero3=True),
+    Case("straddling", 1, 24, signal="SIGINT"),
     Case("straddling", 2, 12, zero3=True, signal="SIGTERM"),
     Case("straddling", 2, 12, zero3=True, signal="SIGKILL"),
     Case("several", 1, 12),
     Case("several", 2, 6),
     Case("several", 4, 3),
     Case("several", 2, 6, zero3=True),
+    Case("lora", 2, 12, zero3=True),
+    Case("lora", 2, 12, zero3=True, signal="SIGTERM"),
 ]
+AFTER = {"SIGTERM": 40, "SIGINT": 165, "SIGKILL": 165}  # judgments: in the second step, and in the fourth
 
 
 class SignalledWhileJudging(RubricJudge):
-    """A judge that sends a signal to its own process in the middle of a step."""
+    """A judge that sends a signal to its own process in the middle of a step. After Ctrl-C it never answers again."""
 
-    def __init__(self, number: int, after: int):
-        self.number, self.left = number, after
+    def __init__(self, name: str, resumed: bool):
+        self.number, self.left = signal.Signals[name], 0 if resumed else AFTER[name]
 
     async def complete(self, *args, **kwargs):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), self.number)
+            if self.number == signal.SIGINT:
+                await asyncio.Event().wait()
         return await super().complete(*args, **kwargs)
 
 
-def train(case: Case, folder: Path, policy: str, data: str, resume: bool = False) -> RankBufferTrainer:
+def train(case: Case, folder: Path, policy: str, data: str, resume: bool = False) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
     rows = load_queries(data)
     several = case.family == "several"
     settings = config(
@@ -102,41 +108,28 @@ def train(case: Case, folder: Path, policy: str, data: str, resume: bool = False
         gradient_accumulation_steps=case.accumulation,
         steps_per_generation=2 if several else case.accumulation,
         num_iterations=2 if several else 1,
-        num_train_epochs=2,
+        num_train_epochs=1 if several else 2,
         eval_strategy="steps",
-        eval_steps=12 if several else 2,
+        eval_steps=6 if several else 2,
         per_device_eval_batch_size=8,
-        save_strategy="steps" if case.signal == "SIGKILL" else "no",
+        save_strategy="steps" if case.signal in ("SIGKILL", "SIGINT") else "no",
         save_steps=2,
     )
-    judge = None
-    if case.signal:
-        after = {"SIGTERM": 40, "SIGKILL": 165}[case.signal]  # judgments: in the second and in the fourth step
-        judge = Judge(SignalledWhileJudging(signal.Signals[case.signal], 0 if resume else after), guard=True)
-    trainer = ScriptedTrainer(policy, settings, rows, rows.select(range(5)), judge=judge)
+    judge = Judge(SignalledWhileJudging(case.signal, resume), guard=True) if case.signal else None
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    peft_config = lora if case.family == "lora" else None
+    trainer = ScriptedTrainer(policy, settings, rows, rows.select(range(5)), judge=judge, peft_config=peft_config)
     trainer.train(resume_from_checkpoint=resume or None)
     if not trainer.interrupted:
         trainer.save_model(str(folder / case.name / "end"))
     trainer.accelerator.wait_for_everyone()
     trainer.close()
-    return trainer
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def spread(case: Case, folder: Path, work) -> list[int]:
-    """Do `work` in each process of a case, in the environment that torchrun would set."""
-    world = dict(ZERO3) if case.zero3 else {}
-    if case.processes > 1:
-        world |= {"WORLD_SIZE": case.processes, "LOCAL_WORLD_SIZE": case.processes}
-        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    log = folder / f"{case.name}.log"
-    ranks = [{"RANK": rank, "LOCAL_RANK": rank} if world else {} for rank in range(case.processes)]
-    return wait([fork(work, log, **world, **rank) for rank in ranks], timeout=120)
+def left(folder: Path) -> tuple[list[str], list[int]]:
+    """What a signal left of a run: the names of its checkpoints, and the steps that are in its store."""
+    steps = {row[1] for row in contents(folder / LIVE_STORE)["groups"]}
+    return sorted(path.name for path in folder.glob("checkpoint-*")), sorted(steps)
 
 
 def main() -> None:
@@ -146,20 +139,26 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    folder, policy, data = arguments.folder, arguments.policy, arguments.data
+    folder, found = arguments.folder, {}
     folder.mkdir(parents=True, exist_ok=True)
-    codes = {}
+    # DeepSpeed compiles its messages for the CPU once on a machine. No case has to wait for that until it seems hung.
+    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+    os.waitpid(fork(builder.load, folder / "compiler.log"), 0)
+
+    def spread(case: Case, resume: bool = False) -> list[int]:
+        log, environment = folder / f"{case.name}.log", ZERO3 if case.zero3 else {}
+        work = lambda: train(case, folder, arguments.policy, arguments.data, resume)  # noqa: E731
+        return run_ranks(case.processes, work, log, **environment)
+
     for case in CASES:
         if arguments.only not in case.name:
             continue
         started = time.perf_counter()
-        codes[case.name] = spread(case, folder, lambda case=case: train(case, folder, policy, data))
+        found[case.name] = {"codes": spread(case)}
         if case.signal:
-            stopped = sorted(path.name for path in (folder / case.name).glob("checkpoint-*"))
-            (folder / f"{case.name}.stopped").write_text(" ".join(stopped))
-            codes[case.name] += spread(case, folder, lambda case=case: train(case, folder, policy, data, resume=True))
-        print(f"{case.name}: {codes[case.name]} {time.perf_counter() - started:.1f} s", flush=True)
-    print(json.dumps(codes))
+            found[case.name] |= {"left": left(folder / case.name), "resumed": spread(case, resume=True)}
+        print(f"{case.name}: {found[case.name]} {time.perf_counter() - started:.1f} s", flush=True)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

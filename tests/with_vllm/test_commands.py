@@ -38,8 +38,8 @@ def test_vllm_reads_the_commands(request, tmp_path):
         pytest.skip("needs an environment with vLLM")
     slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_JOB_ID": "7"}
     launched = [
-        launch(tmp_path / "one", "one_node.sh"),
-        launch(tmp_path / "slurm", "slurm.sh", OUTPUT=str(tmp_path / "run"), **slurm),
+        launch(tmp_path, "one_node.sh"),
+        launch(tmp_path, "slurm.sh", OUTPUT=str(tmp_path / "run"), **slurm),
     ]
     started = [call.argv[1:] for each in launched for call in each.of("vllm")]
     commands = started + documented()

@@ -1,15 +1,17 @@
-"""A run that is warned by SIGTERM saves a checkpoint and ends in peace."""
+"""A run that is warned by SIGTERM saves a checkpoint and ends in peace. A run logs its progress."""
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from conftest import QUICKSTART
-from helpers.sampled import InterruptAt, train
-from helpers.scripted import config, contents
+from helpers.sampled import interrupt_at, train
+from helpers.scripted import ScriptedTrainer, config, contents
 from transformers import TrainerCallback
 
-from rankbuffer_trl.training.callbacks import StopEarly
+from rankbuffer_trl.store.gains import newest_window
+from rankbuffer_trl.training.callbacks import LogProgress, StopEarly
 from rankbuffer_trl.training.checkpoint import newest_checkpoint
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
@@ -26,7 +28,7 @@ class TerminateIn(TrainerCallback):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_policy, rows):
+def test_stop_early_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_policy, rows):
     """Two optimizer steps use one generation; the signal comes in the first of them."""
     settings = config(tmp_path, num_train_epochs=2, num_iterations=2)
     before = signal.getsignal(signal.SIGTERM)
@@ -36,30 +38,24 @@ def test_sigterm_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_
     trainer.close()
     assert signal.getsignal(signal.SIGTERM) == before
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "other", tiny_policy, rows, callback=InterruptAt(1))
+        train(tmp_path / "other", tiny_policy, rows, callback=interrupt_at(1))
     assert signal.getsignal(signal.SIGTERM) == before
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
 
 
-def test_sigterm_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, tiny_policy, rows):
+def test_stop_early_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, tiny_policy, rows):
     """With `save_strategy: best`, the evaluation of a step decides whether to save."""
     settings = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="constant")
-    trainer = RankBufferTrainer(
-        tiny_policy,
-        config(tmp_path, **settings, per_device_eval_batch_size=8),
-        rows,
-        rows.select(range(1)),
-        callbacks=[TerminateIn(2)],
-    )
-    trainer.evaluate = lambda *args, **kwargs: {"eval_constant": 1.0}
-    trainer._evaluate = lambda *args, **kwargs: {"eval_constant": 1.0}
+    args = config(tmp_path, **settings, per_device_eval_batch_size=8)
+    trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(1)), callbacks=[TerminateIn(2)])
+    trainer.evaluate = trainer._evaluate = lambda *args, **kwargs: {"eval_constant": 1.0}
     trainer.train()
     trainer.close()
     assert trainer.interrupted and trainer.state.global_step == 3
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
 
 
-def test_a_sigterm_counts_twice_only_after_a_while(monkeypatch):
+def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypatch):
     """The process group's and the launcher's can be one warning."""
     now, ended = [100.0], []
     monkeypatch.setattr("rankbuffer_trl.training.callbacks.time.monotonic", lambda: now[0])
@@ -76,7 +72,7 @@ def test_a_sigterm_counts_twice_only_after_a_while(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch, capsys):
+def test_the_command_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch, capsys):
     from rankbuffer_trl.training import command
     from rankbuffer_trl.training.parser import RecipeParser
 
@@ -102,3 +98,38 @@ def test_the_recipe_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_pol
     arguments += ["--resume_from_checkpoint", "true"]
     command.run(*RecipeParser().parse_args_and_config(arguments))
     assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9
+
+
+PROGRESS = "progress/beats_last_visit"
+
+
+def test_log_progress_reaches_the_log_and_its_fault_is_one_warning(tmp_path, tiny_policy, rows, monkeypatch, caplog):
+    """The number begins with the second epoch, at step 5. From step 7 on it cannot be computed."""
+    found = []
+
+    def window(store):
+        found.append(newest_window(store, least=3))
+        if len(found) > 6:
+            raise KeyError("a bug")
+        return found[-1]
+
+    monkeypatch.setattr("rankbuffer_trl.training.callbacks.newest_window", window)
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows)
+    with caplog.at_level("WARNING"):
+        trainer.train()
+    trainer.close()
+    logged = [entry.get(PROGRESS) for entry in trainer.state.log_history if "loss" in entry]
+    expected = [each and each.probability for each in found[:6]]
+    assert expected[:4] == [None] * 4 and all(0 <= value <= 1 for value in expected[4:])
+    assert logged == [*map(pytest.approx, expected[:6]), None, None]
+    assert len(found) == 7, "after the fault it is not tried again"
+    assert caplog.text.count("progress is not logged any more: KeyError: 'a bug'") == 1
+
+
+def test_log_progress_asks_the_main_process_alone_and_logs_no_unknown_number(monkeypatch):
+    windows, logged = iter([None, SimpleNamespace(probability=None), SimpleNamespace(probability=0.75)]), []
+    monkeypatch.setattr("rankbuffer_trl.training.callbacks.newest_window", lambda store: next(windows))
+    callback = LogProgress(lambda: None, lambda *entry: logged.append(entry))
+    for main in (False, True, True, True):
+        callback.on_step_end(None, SimpleNamespace(is_world_process_zero=main), None)
+    assert logged == [(PROGRESS, 0.75)] and not callback.failed

@@ -1,0 +1,240 @@
+"""What every command does with a server that is away, a typo, a wrong value, a bug and an interruption.
+
+What a user can mend ends in one line that begins with the name of the command. A bug keeps its traceback.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from conftest import QUICKSTART
+from helpers.programs import entry_points, start
+from helpers.reports import record
+
+from rankbuffer_trl.data.output import write_rows
+from rankbuffer_trl.store.places import LIVE_STORE
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+HOWTO = str(QUICKSTART / "howto.jsonl")
+AWAY = " --judge_url http://127.0.0.1:9/v1 --judge_model judge --judge_max_retries 0"
+GONE = "http://127.0.0.1:9/v1"
+
+
+@dataclass
+class Program:
+    """A program, words that start it, the function that a bug is put into, and words that end it with a line.
+
+    `kept` says whether an interruption leaves answers that the same command goes on from.
+    """
+
+    words: str
+    part: str
+    faults: dict[str, str] = field(default_factory=dict)
+    kept: bool = False
+    name: str = ""
+
+
+AUDIT = f"--dataset_name {HOWTO} --samples {HOWTO} --output_dir {{tmp}}/out"
+REJUDGE = "--run_dir {run} --dataset_name {numbers}"
+RUBRICS = "--dataset_name {ranked} --output_file {tmp}/out.jsonl"
+QUERIES = "--dataset_name {bare} --output_file {tmp}/out.jsonl"
+RESPONSES = f"{QUERIES} --sampler_url {GONE} --sampler_model m"
+TRAIN = f"--config {QUICKSTART}/quickstart.yaml --dataset_name {HOWTO} --output_dir {{tmp}}/out"
+EVALUATION = "--models mine=nobody/model --output_dir {tmp}/out --assets_dir {assets} --assets_manifest {manifest}"
+TRAINING = Program(
+    TRAIN + " --dry_run",
+    "rankbuffer_trl.training.command.run",
+    {
+        TRAIN + AWAY + " --preflight_only": GONE,
+        TRAIN + " --dry_run --dataset_name missing.jsonl": "the data set missing.jsonl does not exist",
+        TRAIN + " --dry_run --format_check thnik": "format_check must be 'think', 'none' or a regular expression with",
+        TRAIN + " --dry_run --num_iterations 2 --max_steps 3 --save_strategy epoch": "the run ends at step 3, inside",
+    },
+    name="rankbuffer-train",
+)
+PROGRAMS = {
+    "rankbuffer-train": TRAINING,
+    "recipes/train_rankbuffer.py": TRAINING,
+    "rankbuffer-audit": Program(
+        AUDIT,
+        "rankbuffer_lab.audit.command.audit",
+        {
+            AUDIT + AWAY: f"judge at {GONE}",
+            "": "dataset_name is not set",
+            f"--dataset_name {HOWTO}": "samples is not set: name a file of eight responses of your policy per query",
+            f"--dataset_name nowhere.jsonl --samples {HOWTO}": "nowhere.jsonl does not exist",
+            AUDIT + " --queries 0": "queries must be at least 1",
+            AUDIT + " --epochs 0": "epochs must be at least 1",
+            AUDIT + " --budget 0": "budget must be above 0",
+            AUDIT + " --budget 1 --price_budget 1": "budget and price_budget are both set",
+            AUDIT + " --price_budget 1": "price_budget needs judge_prompt_price and judge_completion_price",
+            AUDIT + " --judge_model judge": "judge_url is not set",
+        },
+        kept=True,
+    ),
+    "rankbuffer-rejudge": Program(
+        REJUDGE,
+        "rankbuffer_lab.rejudge.command.rejudge",
+        {
+            REJUDGE + AWAY + " --mode duel": GONE,
+            REJUDGE + AWAY + " --method pointwise": GONE,
+            "": "run_dir is not set",
+            "--run_dir nowhere": "dataset_name is not set",
+            "--run_dir nowhere --dataset_name {numbers}": "nowhere does not exist",
+            REJUDGE: "set method and method_args",
+            f"--run_dir {{run}} --dataset_name {HOWTO} --method pointwise": "no query 'q",
+            REJUDGE + " --sample 0": "sample must be at least 1, got 0",
+            REJUDGE + " --method best": "there is no reward method 'best'",
+            "--run_dir {short} --dataset_name {numbers} --mode duel": "only epoch 0 so far",
+        },
+        kept=True,
+    ),
+    "rankbuffer-data": Program(
+        f"check {HOWTO}",
+        "rankbuffer_trl.data.command.run_command",
+        {
+            f"push {HOWTO} me/mine": "howto.jsonl cannot be pushed to me/mine: ",
+            "check nowhere.jsonl": "nowhere.jsonl does not exist",
+            "check {empty}": "cannot be read: it has no rows",
+            "check table.csv": "table.csv is not supported, because rows need lists: write table.jsonl",
+            f"check {HOWTO} --k0 1": "k0 must be at least 2, got 1",
+            f"check {HOWTO} --sample 0": "sample must be at least 1, got 0",
+            f"check {HOWTO} --tokenizer no/where": "the tokenizer no/where cannot be loaded",
+            f"check {HOWTO} --method best": "there is no reward method 'best'",
+        },
+    ),
+    "rankbuffer-report": Program(
+        "{run} --output {tmp}/out",
+        "rankbuffer_lab.report.command.write_report",
+        {
+            "nowhere": "does not exist",
+            "{run} --step 99": "step 99 is not in every run",
+            "{run} --scores {other}": "scores names a run 'other'",
+            "{run} --scores {list}": 'list.json must hold a JSON object such as {"run": 7.5}',
+            "{run} --scores missing.json": "No such file",
+            "{run} --dataset_name none.jsonl": "does not exist",
+            "{run} --judge_prompt_price -1": "judge_prompt_price",
+        },
+    ),
+    "recipes/prepare_nectar.py": Program(
+        "--output_file {tmp}/out.jsonl",
+        "rankbuffer_trl.data.output.check_output",
+        {
+            "--output_file {tmp}/out.jsonl": "berkeley-nest/Nectar cannot be read: Couldn't reach",
+            "": "output_file must end in .jsonl or .parquet, got None",
+            "--output_file x.csv": "output_file must end in .jsonl or .parquet, got 'x.csv'",
+            "--output_file {empty}/x.jsonl": "x.jsonl cannot be made: ",
+            "--queries -1": "queries must be at least 0, got -1",
+            "--max_prompt_length 0": "max_prompt_length must be at least 1, got 0",
+        },
+        kept=True,
+    ),
+    "recipes/generate_rubrics.py": Program(
+        RUBRICS + AWAY,
+        "rankbuffer_trl.data.output.check_output",
+        {
+            RUBRICS + AWAY: GONE,
+            RUBRICS: "judge_url is not set: name the server of the model that writes rubrics, or",
+            "--generic true": "dataset_name is not set",
+            RUBRICS + AWAY + " --dataset_name nowhere.jsonl": "nowhere.jsonl does not exist",
+        },
+        kept=True,
+    ),
+    "recipes/generate_responses.py": Program(
+        RESPONSES,
+        "rankbuffer_trl.data.output.check_output",
+        {
+            RESPONSES + AWAY: f"the judge server {GONE} cannot be reached",
+            RESPONSES + " --judge_max_retries 0": f"the sampler server {GONE} cannot be reached",
+            QUERIES: "sampler_url and sampler_model must be set",
+        },
+        kept=True,
+    ),
+    "evaluation.run": Program(
+        EVALUATION + AWAY,
+        "evaluation.config.EvaluationConfig.assets",
+        {
+            EVALUATION + AWAY: GONE,
+            EVALUATION: "judge_url is not set",
+            EVALUATION + AWAY + " --limit 0": "limit must be at least 1",
+            EVALUATION + AWAY + " --paper_rows GRPO++": "paper_rows must be among Base",
+        },
+        kept=True,
+        name="evaluation",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, run, assets) -> dict[str, object]:
+    """Files that the words of a command name."""
+    folder = tmp_path_factory.mktemp("commands")
+    query = {"prompt": "Which?", "rubrics": [{"text": "Is high.", "weight": 1}]}
+    write_rows(folder / "numbers.jsonl", [query | {"query_id": f"q{i}", "responses": [*"1234"]} for i in range(4)])
+    write_rows(folder / "ranked.jsonl", [{"prompt": "Why?", "responses": ["No.", "Yes."]}])
+    write_rows(folder / "bare.jsonl", [{"prompt": "Why?"}, {"prompt": "How?"}])
+    for name, content in (("other.json", {"other": 1}), ("list.json", [1])):
+        (folder / name).write_text(json.dumps(content))
+    (folder / "empty.jsonl").touch()
+    short = record(folder / "short" / LIVE_STORE, epochs=1).path
+    files = {path.stem: path for path in folder.glob("*.json*")}
+    return files | dict(run=run.path, short=short, assets=assets["assets_dir"], manifest=assets["assets_manifest"])
+
+
+@pytest.fixture(params=PROGRAMS)
+def program(request, places, tmp_path):
+    """A program, and a function that starts it with words and returns how it ended."""
+    name = request.param
+
+    def end(words: str) -> int | str | None:
+        with pytest.raises(SystemExit) as stop:
+            start(name, words.format(**places, tmp=tmp_path).split())
+        return stop.value.code
+
+    return name, PROGRAMS[name], end
+
+
+def test_every_console_script_is_in_the_table():
+    assert set(entry_points()) == {name for name in PROGRAMS if name.startswith("rankbuffer-")}
+
+
+def test_a_command_ends_in_one_line_that_says_what_is_wrong(program, tmp_path):
+    name, known, end = program
+    for words, part in known.faults.items():
+        line = end(words)
+        assert isinstance(line, str), f"{words} ended with {line}"
+        assert line.startswith(f"{known.name or Path(name).stem}: ") and part in line, line
+        assert "\n" not in line
+    assert not [path for path in tmp_path.glob("out*") if path.is_dir() or path.read_bytes()], "nothing was begun"
+
+
+def test_a_command_names_a_key_that_it_does_not_know(program, tmp_path, capsys):
+    _, known, end = program
+    (tmp_path / "typo.yaml").write_text("tipo: 3\n")
+    for typo in ("--tipo 3", "--config {tmp}/typo.yaml"):
+        code = end(f"{known.words} {typo}")
+        said = capsys.readouterr().err if code == 2 else code
+        assert "tipo" in said or ("unrecognized arguments: --config" in said), said
+
+
+def test_a_command_shows_the_traceback_of_a_bug(program, monkeypatch):
+    _, known, end = program
+    monkeypatch.setattr(known.part, lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        end(known.words)
+
+
+def test_a_command_says_that_an_interruption_keeps_the_answers(program, monkeypatch):
+    name, known, end = program
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(known.part, interrupted)
+    if known.kept:
+        assert end(known.words).startswith(f"{known.name or Path(name).stem}: interrupted. The ")
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            end(known.words)
