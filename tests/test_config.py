@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
 import pytest
 import yaml
@@ -13,6 +13,7 @@ from trl import GRPOConfig
 
 from evaluation.config import EvaluationConfig
 from rankbuffer_lab.audit.command import AuditConfig
+from rankbuffer_lab.rejudge.command import RejudgeConfig
 from rankbuffer_trl.data.recipe import read_settings
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
@@ -21,7 +22,7 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
-from rankbuffer_trl.settings import documented
+from rankbuffer_trl.settings import described, documented
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.parser import RecipeParser
 from recipes.generate_responses import ResponsesConfig
@@ -52,111 +53,82 @@ def refusal(config, values: dict) -> str:
     return "it was taken"
 
 
-REFUSED = [  # key, value or all values, the first words of the message after the key
-    ("method_args", {"k0": 1}, "k0 must be at least 2, got 1"),
-    ("method_args", {"prune_after": 0}, "prune_after must be at least 1, got 0"),
-    ("method_args", {"refine_at": 0}, "refine_at must be at least 1, got 0"),
-    ("method_args", {"anchors": 4}, ": rankbuffer has no argument 'anchors'; it has k0, "),
-    ("method_args", "[4]", " must be a JSON object, got [4]"),
-    ("method_args", "{k0: 4}", " is not JSON (Expecting property name"),
-    ("method", False, " must be a text, got False"),
-    ("judge_free_tokens", -1, " must be at least 0, got -1"),
-    ("judge_max_retries", -1, " must be at least 0, got -1"),
-    ("judge_max_attempts", 0, " must be at least 1, got 0"),
-    ("judge_concurrency", 0, " must be at least 1, got 0"),
-    ("judge_max_failures", -0.1, " is a share in 0..1, got -0.1"),
-    ("judge_max_failures", 1.5, " is a share in 0..1, got 1.5"),
-    ("judge_timeout", 0.0, " must be above 0 seconds, got 0.0"),
-    ("judge_wait", -1.0, " must be at least 0, got -1.0"),
-    ("judge_prompt_price", -1.0, " must be at least 0, got -1.0"),
-    ("judge_completion_price", -1.0, " must be at least 0, got -1.0"),
-    ("judge_step_timeout", 0.0, " must be above 0 seconds, got 0.0"),
-    ("judge_step_timeout", 1800, " is 1800 s, but the other processes give up after ddp_timeout=1800 s"),
-    ("judge_decoding", "grammar", " must be one of 'regex', 'json_schema', 'none', got 'grammar'"),
-    ("judge_decoding", ["sk-s3cret"], " must be one of 'regex', 'json_schema', 'none', got a list"),
-    ("judge_request", "{temperature: 0}", " is not JSON (Expecting property name"),
-    ("judge_request", ["top_p"], " must be a JSON object, got ['top_p']"),
-    ("judge_model", "judge", " is 'judge' but judge_url is not set"),
-    ("judge_url", URL, f" is ['{URL}'] but judge_model is not set"),
-    ("judge_url", "127.0.0.1:8001", " must start with http:// or https://, got '127.0.0.1:8001'"),
-    ("judge_url", {**SERVER, "judge_url": [URL, "ftp://b"]}, " must start with http:// or https://, got 'ftp://b'"),
-    ("judge_url", {**SERVER, "judge_url": [URL, URL]}, " names a server twice"),
-    ("format_weight", -0.2, " must be at least 0, got -0.2"),
-    ("format_check", "(?P<answer", " must be 'think', 'none' or a regular expression"),
+REFUSED = [  # the words of the message after the key, `{}` being the value; then keys with their values
+    (" must be at least 0, got {}", {"judge_free_tokens": -1, "judge_max_retries": -1, "judge_wait": -1.0}),
     (
-        "format_check",
-        "thnik",
-        " must be 'think', 'none' or a regular expression with a group (?P<answer>...); ",
+        " must be at least 0, got {}",
+        {"judge_prompt_price": -1.0, "judge_completion_price": -1.0, "format_weight": -0.2},
     ),
-    ("max_prompt_length", 0, " must be at least 1 token, got 0"),
-    ("judge_token_budget", 0, " must be above 0, got 0"),
-    ("judge_price_budget", {**PRICES, "judge_price_budget": -1.0}, " must be above 0, got -1.0"),
-    ("judge_price_budget", {**PRICES, "judge_price_budget": 1.0, "judge_prompt_price": None}, " needs judge_prompt_"),
-    ("judge_price_budget", {**PRICES, "judge_price_budget": 1.0, "judge_completion_price": None}, " needs judge_"),
-    ("reward_weights", [1.0, 0.5], " is set by RankBufferTrainer"),
-    ("num_processes", 2, " is for dry_run and preflight_only; the processes of a run"),
-    ("num_processes", {"num_processes": 0, "dry_run": True}, " must be at least 1, got 0"),
+    (" must be at least 1, got {}", {"judge_max_attempts": 0, "judge_concurrency": 0}),
+    (" must be at least 1 token, got {}", {"max_prompt_length": 0}),
+    (" must be above 0, got {}", {"judge_token_budget": 0}),
+    (" must be above 0 seconds, got {}", {"judge_timeout": 0.0, "judge_step_timeout": 0.0}),
+    (" is a share in 0..1, got {}", {"judge_max_failures": -0.1}),
+    (" is a share in 0..1, got {}", {"judge_max_failures": 1.5}),
+    (" is 1800 s, but the other processes give up after ddp_timeout=1800 s", {"judge_step_timeout": 1800}),
+    (" is '{}' but judge_url is not set", {"judge_model": "judge"}),
+    (" is ['{}'] but judge_model is not set", {"judge_url": URL}),
+    (" must start with http:// or https://, got '{}'", {"judge_url": "127.0.0.1:8001"}),
+    (" must be 'think', 'none' or a regular expression", {"format_check": "(?P<answer"}),
+    (" must be 'think', 'none' or a regular expression with a group (?P<answer>...); '{}'", {"format_check": "thnik"}),
+    (" is set by RankBufferTrainer", {"reward_weights": [1.0, 0.5]}),
+    (" is for dry_run and preflight_only; the processes of a run", {"num_processes": 2}),
+    (" can save inside a generation, and at another step on each process", {"enable_jit_checkpoint": True}),
+    (": rankbuffer has no argument 'anchors'; it has k0, ", {"method_args": {"anchors": 4}}),
+    (" must be a JSON object, got {}", {"method_args": [4], "judge_request": ["top_p"]}),
+    (" is not JSON (Expecting property name", {"method_args": "{k0: 4}", "judge_request": "{temperature: 0}"}),
     # what YAML can hold: `format_check: no` is `False`, and a key without a value is `None`
-    *((key, NAN, " must be a finite number") for key in ("judge_timeout", "judge_wait", "judge_max_failures")),
-    *((key, NAN, " must be a number, got nan") for key in ("learning_rate", "temperature")),
-    ("judge_timeout", INF, " must be a finite number, got inf"),
-    ("judge_timeout", None, " must be a finite number, got None"),
-    ("judge_timeout", "2", " must be a finite number, got a str"),
-    ("judge_step_timeout", 10**400, " must be a finite number or null, got 1000"),
-    ("judge_prompt_price", [1], " must be a finite number or null, got a list"),
-    ("judge_max_attempts", 2.5, " must be an integer, got 2.5"),
-    ("judge_concurrency", True, " must be an integer, got True"),
-    ("max_prompt_length", "9", " must be an integer or null, got a str"),
-    ("judge_guard", "no", " must be true or false, got a str"),
-    ("scale_by_signal", 1, " must be true or false, got 1"),
-    ("hub_private_repo", None, " must be true or false, got None"),
-    ("judge_model", 5, " must be a text or null, got 5"),
-    ("judge_url", 8001, " must be a list, each item a text or null, got 8001"),
-    ("judge_url", [["http://a/v1?key=s3cret"]], " must be a list, each item a text or null, got a list"),
-    ("judge_api_key_env", ["s3cret"], " must be a text, got a list"),
-    # a key is not shown
+    (" must be a finite number, got {}", {"judge_timeout": NAN, "judge_wait": INF, "judge_max_failures": None}),
+    (" must be a finite number, got a str", {"judge_timeout": "2"}),
+    (" must be a finite number or null, got 1000", {"judge_step_timeout": 10**400}),
+    (" must be a finite number or null, got a list", {"judge_prompt_price": [1]}),
+    (" must be a number, got {}", {"learning_rate": NAN, "temperature": NAN}),
+    (" must be an integer, got {}", {"judge_max_attempts": 2.5, "judge_concurrency": True}),
+    (" must be an integer or null, got a str", {"max_prompt_length": "9"}),
+    (" must be true or false, got {}", {"scale_by_signal": 1, "hub_private_repo": None}),
+    (" must be true or false, got a str", {"judge_guard": "no"}),
+    (" must be a text, got {}", {"method": False, "format_check": False}),
+    (" must be a text or null, got {}", {"judge_model": 5}),
+    (" must be a text, got a list", {"judge_api_key_env": ["s3cret"]}),
+    (" must be a list, each item a text or null, got {}", {"judge_url": 8001}),
+    (" must be a list, each item a text or null, got a list", {"judge_url": [["http://a/v1?key=s3cret"]]}),
+    (" must be one of 'regex', 'json_schema', 'none', got '{}'", {"judge_decoding": "grammar"}),
+    (" must be one of 'regex', 'json_schema', 'none', got a list", {"judge_decoding": ["sk-s3cret"]}),
+]
+KEYS_IN_URLS = (
+    *("http://me:s3cret@127.0.0.1:8001/v1", "me:s3cret@judge", "http://judge/v1?api_key=s3cret", "judge/v1?s3cret"),
+    *("http://judge/v1#s3cret", "http://judge/sk-s3cret-123/v1", "http://a/gsk_s3cret123", "judge/hf_s3cret123"),
+    *("https://judge/xai-s3cret123", "https://judge/nvapi-s3cret123"),
+)
+REFUSED_TOGETHER = [  # the first words of the message, then all settings
+    ("k0 must be at least 2, got 1", {"method_args": {"k0": 1}}),
+    ("prune_after must be at least 1, got 0", {"method_args": {"prune_after": 0}}),
+    ("refine_at must be at least 1, got 0", {"method_args": {"refine_at": 0}}),
+    ("judge_url must start with http:// or https://, got 'ftp://b'", {**SERVER, "judge_url": [URL, "ftp://b"]}),
+    ("judge_url names a server twice", {**SERVER, "judge_url": [URL, URL]}),
+    *(("judge_url has a user, a query or a key in it", {**SERVER, "judge_url": url}) for url in KEYS_IN_URLS),
     *(
-        ("judge_url", {"judge_url": url, "judge_model": "judge"}, " has a user, a query or a key in it")
-        for url in (
-            *("http://me:s3cret@127.0.0.1:8001/v1", "me:s3cret@judge", "http://judge/v1?api_key=s3cret"),
-            *("judge/v1?s3cret", "http://judge/v1#s3cret", "http://judge/sk-s3cret-123/v1", "http://a/gsk_s3cret123"),
-            *("judge/hf_s3cret123", "https://judge/xai-s3cret123", "https://judge/nvapi-s3cret123"),
-        )
-    ),
-    *(
-        ("judge_api_key_env", {**SERVER, "judge_api_key_env": key}, " must be the name of an environment variable")
+        ("judge_api_key_env must be the name of an environment variable", {**SERVER, "judge_api_key_env": key})
         for key in ("sk-s3cret123", "s3cretS3CRET", "", "A B", "A=s3cret")
     ),
-    # checkpoints
-    ("save_steps", {"steps_per_generation": 4, "save_steps": 6}, INSIDE.format(6)),
-    ("save_steps", {"steps_per_generation": 4, "num_iterations": 2, "save_steps": 12}, INSIDE.format(12)),
-    ("save_steps", {"num_iterations": 3, "save_steps": 500}, INSIDE.format(500)),
-    *(
-        (
-            "save_steps",
-            {"gradient_accumulation_steps": 2, "steps_per_generation": n, "save_steps": 3},
-            INSIDE.format(3),
-        )
-        for n in (4, 3)
-    ),
-    ("eval_steps", {**BEST, "eval_steps": 6}, INSIDE.format(6)),
-    (
-        "save_total_limit",
-        {**LIMIT, "save_steps": 5, "eval_steps": 5, "save_total_limit": 1},
-        "=1 with metric_for",
-    ),
-    ("enable_jit_checkpoint", True, " can save inside a generation, and at another step on each process"),
-    # batches
-    ("generation_batch_size", {"per_device_train_batch_size": 12}, " (12) must be divisible by num_generations (8)."),
+    ("judge_price_budget must be above 0, got -1.0", {**PRICES, "judge_price_budget": -1.0}),
+    *(("judge_price_budget needs judge_", {**PRICES, "judge_price_budget": 1.0, key: None}) for key in PRICES),
+    ("num_processes must be at least 1, got 0", {"num_processes": 0, "dry_run": True}),
+    ("save_steps" + INSIDE.format(6), {"steps_per_generation": 4, "save_steps": 6}),
+    ("save_steps" + INSIDE.format(12), {"steps_per_generation": 4, "num_iterations": 2, "save_steps": 12}),
+    ("save_steps" + INSIDE.format(500), {"num_iterations": 3, "save_steps": 500}),
+    *(("save_steps" + INSIDE.format(3), HALF | {"steps_per_generation": n}) for n in (4, 3)),
+    ("eval_steps" + INSIDE.format(6), {**BEST, "eval_steps": 6}),
+    ("save_total_limit=1 with metric_for", {**LIMIT, "save_steps": 5, "eval_steps": 5, "save_total_limit": 1}),
+    ("generation_batch_size (12) must be divisible by num_generations (8).", {"per_device_train_batch_size": 12}),
 ]
 
 
 def test_config_refuses_a_bad_value_in_one_line_and_shows_no_key():
-    for key, value, words in REFUSED:
-        values = value if isinstance(value, dict) and key != "method_args" else {key: value}
+    alone = [(key + words.format(value), {key: value}) for words, each in REFUSED for key, value in each.items()]
+    for words, values in alone + REFUSED_TOGETHER:
         said = refusal(make, values)
-        start = "" if words[0].isalpha() else key
-        assert said.startswith(start + words), f"{values}: {said}"
+        assert said.startswith(words), f"{values}: {said}"
         assert "s3cret" not in said and "\n" not in said, values
     assert "= 1.5 steps. Choose a multiple" in refusal(make, {**HALF, "steps_per_generation": 3})
     for config, values, words in (
@@ -340,6 +312,17 @@ def test_documented_takes_the_help_from_the_docstring():
     assert fields(Good)[0].metadata["help"] == "A share, such as 50 %% or less."
     with pytest.raises(ValueError, match="the docstring of Bad says nothing of other"):
         documented(dataclass(type("Bad", (Good,), {"__annotations__": {"other": int}, "other": 3})))
+
+
+def test_documented_defaults_are_those_of_the_fields():
+    for config in (RankBufferConfig, EvaluationConfig, AuditConfig, RejudgeConfig, RubricsConfig, ResponsesConfig):
+        defaults = {each.name: each.default for each in fields(config) if each.default is not MISSING}
+        own = [cls for cls in config.__mro__ if not cls.__module__.startswith(("trl.", "transformers."))]
+        texts = {name: kind for cls in own for name, (kind, _) in described(cls).items()}
+        assert defaults.keys() - {each.name for each in fields(GRPOConfig)} <= texts.keys()
+        for name in defaults.keys() & texts.keys():
+            said = re.search(r"\*optional\*(?:, defaults to `\"?(.*?)\"?`)?$", texts[name])
+            assert said is None or str(said[1]) == str(defaults[name]), f"{config.__name__}.{name}"
 
 
 def test_config_changes_one_default_of_trl():

@@ -18,11 +18,9 @@ from rankbuffer_trl.store.gains import (
     Comparison,
     Visit,
     above_initial,
-    between_runs,
     by_window,
     compare,
     cut,
-    initial_only,
     newest_window,
     percent,
     placements,
@@ -208,7 +206,6 @@ def test_a_judge_that_does_not_see_the_anchors_has_compared_nothing(scorer):
     store, _ = train(scorer, RankBuffer(anchor_content=False), score=by_place)
     assert visits(store) == {} and placements(store)
     assert newest_window(store, least=3) is None
-    assert between_runs((store, store)) == {}
 
 
 def by_place(messages) -> str:
@@ -264,16 +261,6 @@ def test_above_initial_is_the_share_over_the_same_queries(scorer):
             share = shares[epoch, f"initial-{i}"]
             assert share.queries == 12 and share.low <= share.share <= share.high
             assert share.share == pytest.approx(sum(text > anchor for text in texts) / len(texts))
-
-
-def test_between_runs_compares_over_the_initial_anchors_alone(scorer):
-    one, other = (train(scorer, queries=30, gain=gain)[0] for gain in (0, 4))
-    found = between_runs((one, other))
-    assert list(found) == [0, 1, 2]
-    assert found[0].probability == pytest.approx(0.5), "the same rollouts"
-    assert found[2].probability > 0.6
-    mine, theirs = visits(one), visits(other)
-    assert found[2] == compare([(initial_only(mine[id][2]), initial_only(theirs[id][2])) for id in mine])
 
 
 SAMPLES, QUERIES = 100, 200

@@ -111,7 +111,7 @@ def test_a_run_costs_what_was_estimated(tmp_path, tiny_policy, queries, rows):
         found = re.search(r"(\d+) to (\d+) judgments, 0.1 M tokens, ([\d.]+) to ([\d.]+) at the prices", text)
         low, high, cheap, dear = map(float, found.groups())
         assert 0.8 * low <= len(run_calls) <= high  # rollouts without an answer are not judged
-        assert 50 < cheap < dear < 120, "64 to 96 thousand tokens at a price of 1,000 a million"
+        assert 50 < cheap < dear < 150, "about 64 to 96 thousand tokens at a price of 1,000 a million"
 
 
 def test_cost_counts_repeated_and_failed_answers_and_the_first_question(tmp_path, queries):

@@ -17,7 +17,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -285,28 +285,6 @@ def cut(items: Iterable[tuple[int, T]], least: int) -> list[tuple[int, list[T]]]
     return windows
 
 
-def between_runs(runs: tuple[Readable, Readable]) -> dict[int, Comparison]:
-    """Compare the second run with the first, epoch by epoch, over the initial anchors of the queries of both.
-
-    The runs must have the same judge, prompts, method and `k0`. Otherwise the same anchors do not mean the same.
-
-    Args:
-        runs (`tuple[Readable, Readable]`):
-            The stores of two runs.
-    """
-    one, other = ({(v.query_id, v.epoch): v for each in visits(run).values() for v in each} for run in runs)
-    pairs = defaultdict(list)
-    for query_id, epoch in one.keys() & other.keys():
-        pairs[epoch].append((initial_only(one[query_id, epoch]), other[query_id, epoch]))
-    return {epoch: compare(pairs[epoch]) for epoch in sorted(pairs)}
-
-
-def initial_only(visit: Visit) -> Visit:
-    """Return a visit without the anchors that the run itself has added. Their ids are names within one run."""
-    initial = {id: above for id, above in visit.above.items() if id.startswith("initial-")}
-    return replace(visit, above=initial)
-
-
 @dataclass(frozen=True)
 class Share:
     """The share of an epoch's rollouts that were placed above an initial anchor.
@@ -351,7 +329,8 @@ def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
         if not all(epoch in last for epoch in epochs):
             continue
         visited = [last[epoch] for epoch in epochs]
-        for anchor in set.intersection(*(set(initial_only(visit).above) for visit in visited)):
+        # The ids of all other anchors are names within one run.
+        for anchor in set.intersection(*({id for id in v.above if id.startswith("initial-")} for v in visited)):
             for visit in visited:
                 shares[anchor][visit.epoch].append(visit.above[anchor] / visit.placed)
     return [
