@@ -18,7 +18,7 @@ from rankbuffer_trl.judge import JudgeError, RubricJudge
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.training import command
 from rankbuffer_trl.training.parser import RecipeParser
-from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.training.plan import RunPlan, duration
 from rankbuffer_trl.training.preflight import preflight
 
 PLACED = '{"position": 1}'
@@ -140,6 +140,11 @@ def test_preflight_says_that_a_server_reports_no_usage_and_then_takes_no_budget(
         with vllm_like(4096) as (url, _):
             text = check(settings(tmp_path, url, judge_concurrency=2, **budget), queries)
         assert "the run:" in text and "reports no token counts" not in text
+
+
+def test_duration_is_in_the_unit_that_people_use():
+    seconds = {0: "0 s", 99: "99 s", 100: "2 min", 5999: "100 min", 6000: "1.7 h", 36_000: "10.0 h"}
+    assert {each: duration(each) for each in seconds} == seconds
 
 
 # The context
