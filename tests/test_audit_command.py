@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -101,42 +100,6 @@ def test_queries_are_drawn_by_the_seed_each_at_most_once():
     assert sorted(drawn()) == sorted(json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines())
 
 
-def test_a_dead_judge_is_refused_in_one_line(refusal, tmp_path):
-    message = refusal(
-        *REFERENCE, "--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "judge",
-        "--judge_max_retries", 0, "--output_dir", tmp_path / "out",
-    )  # fmt: skip
-    assert "judge at http://127.0.0.1:9/v1" in message
-    assert "failed its first question" in message
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ((), "dataset_name is not set"),
-        (("--dataset_name", HOWTO), "samples is not set: name a file of eight responses of your policy per query"),
-        (("--dataset_name", "nowhere.jsonl", "--samples", HOWTO), "nowhere.jsonl does not exist"),
-        ((*REFERENCE, "--queries", "0"), "queries must be at least 1"),
-        ((*REFERENCE, "--epochs", "0"), "epochs must be at least 1"),
-        ((*REFERENCE, "--budget", "0"), "budget must be above 0"),
-        ((*REFERENCE, "--budget", "1", "--price_budget", "1"), "budget and price_budget are both set"),
-        ((*REFERENCE, "--price_budget", "1"), "price_budget needs judge_prompt_price and judge_completion_price"),
-        ((*REFERENCE, "--judge_model", "judge"), "judge_url is not set"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_in_one_line(refusal, arguments, part):
-    assert part in refusal(*arguments)
-
-
-def test_an_interrupted_audit_says_how_to_continue(refusal, monkeypatch):
-    def interrupted(config):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("rankbuffer_lab.audit.command.audit", interrupted)
-    assert "interrupted. The answers so far are kept; run the same command again" in refusal(*REFERENCE)
-
-
 def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
     (tmp_path / "bare.jsonl").write_text(json.dumps({"query_id": "q", "prompt": howto[0]["prompt"]}) + "\n")
     done = subprocess.run(
@@ -150,8 +113,3 @@ def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*\n", done.stderr)
-
-
-def test_the_console_script_names_the_command():
-    module, function = re.search(r"rankbuffer-audit = ([\w.]+):(\w+)", (ROOT / "setup.py").read_text()).groups()
-    assert getattr(import_module(module), function) is main

@@ -247,19 +247,6 @@ def test_generate_only_needs_no_judge_and_the_next_run_generates_nothing(values,
     assert "| mine" in capsys.readouterr().out
 
 
-def test_a_bug_keeps_its_traceback(values, monkeypatch, tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(values("http://127.0.0.1:9")))
-    monkeypatch.setattr(sys, "argv", ["run", "--config", str(path)])
-
-    def broken(config):
-        return list(zip([1], [], strict=True))
-
-    monkeypatch.setattr("evaluation.run.need_judge", broken)
-    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is shorter"):
-        main()
-
-
 def test_the_papers_numbers():
     found = paper_results()
     assert list(found["RankBuffer"].values()) == [82.80, 30.20, 48.79, 67.27] and len(found) == 22

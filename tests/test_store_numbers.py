@@ -1,6 +1,5 @@
 """What the readers of a store count and export, against the calls and groups that went in."""
 
-import re
 import sqlite3
 import tempfile
 from collections.abc import Iterable
@@ -8,7 +7,6 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from conftest import numbers as numbers_query
 from datasets import load_dataset
 from helpers.visits import visit_all
@@ -144,10 +142,3 @@ def test_export_buffers_that_fails_leaves_the_older_one(tmp_path, store):
     broken.close()
     assert path.read_bytes() == old
     assert not path.with_name(path.name + ".tmp").exists()
-
-
-def test_all_sql_of_the_package_is_in_the_folder_of_the_store():
-    package = ROOT / "rankbuffer_trl"
-    outside = [path for path in package.rglob("*.py") if path.parent != package / "store"]
-    assert len(outside) > 50
-    assert not [path for path in outside if re.search(r"\b(SELECT|INSERT|DELETE FROM|PRAGMA)\b", path.read_text())]
