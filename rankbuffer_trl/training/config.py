@@ -47,7 +47,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
 
         judge_token_budget (`int`, *optional*):
             Judge tokens after which the run stops with a checkpoint, as after a SIGTERM. Prompt and completion tokens
-            of all attempts count, those of evaluations and of the run before a resume included. Default: no limit.
+            of all attempts count: those of evaluations, and all that the run took before a resume. A run whose budget
+            is used up is not resumed. Default: no limit.
         judge_price_budget (`float`, *optional*):
             Price of these tokens above which the run stops with a checkpoint. It needs `judge_prompt_price` and
             `judge_completion_price`.
@@ -266,6 +267,11 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
                 f" one generation lasts steps_per_generation * num_iterations / gradient_accumulation_steps ="
                 f" {self.steps_in_generation:g} steps. Choose a multiple of it."
             )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the run stops when the judge has taken a number of tokens."""
+        return self.judge_token_budget is not None or self.judge_price_budget is not None
 
     def over_budget(self, spent: Totals) -> str | None:
         """Say which budget the judge has used up, `None` if none is."""
