@@ -11,7 +11,7 @@ from conftest import by_number, group, numbers, scripted_judge
 from helpers.forks import fork
 from helpers.sampled import AtStep
 from helpers.scripted import ScriptedTrainer, config, contents
-from helpers.visits import visit_all
+from helpers.visits import call, visit_all
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, Usage
@@ -34,11 +34,12 @@ def test_spent_only_grows_until_a_new_run_begins(tmp_path):
     live = tmp_path / "live.sqlite"
     store = BufferStore(live)
     visit_all(store, "a", range(1))
+    store.commit(1, [], [call()], phase="eval")
     store.save(tmp_path / "saved")
     visit_all(store, "a", range(1, 2))
-    store.spend(Usage(10**9, 69, 3))
+    store.spend(Usage(10**9, 199, 3))
     store.spend(Usage(1, 1, 10**15))  # a shorter number must not leave digits of a longer one
-    all_of_it = (10**9 + 1, 70, 10**15 + 3)
+    all_of_it = (10**9 + 1, 200, 10**15 + 3)
     for change in (lambda: store.restore(tmp_path / "saved"), lambda: store.rewind(1), store.close):
         change()
         assert tokens(store) == all_of_it
@@ -57,7 +58,7 @@ def test_spent_only_grows_until_a_new_run_begins(tmp_path):
     assert tokens(store) == (0, 0, 0), "another new run"
     store.spend(TOKENS)
     store.restore(tmp_path / "saved")
-    assert tokens(store) == (200, 60, 14), "a run from elsewhere counts its ledger"
+    assert tokens(store) == (400, 120, 28), "a run from elsewhere counts its ledger"
     store.close()
 
 
