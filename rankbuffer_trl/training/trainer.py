@@ -227,7 +227,13 @@ class RankBufferTrainer(GRPOTrainer):
         # gather and slice on every process. The client below all that is a public object, and it is replaced here,
         # while the trainer is being made, by one with the same methods. TRL's own class is left as it is.
         generation = self.vllm_generation
-        generation.vllm_client = SeparateRollouts(generation.vllm_client, self.rank_reward.scorer.run, self._arrived)
+        generation.vllm_client = SeparateRollouts(
+            generation.vllm_client,
+            self.rank_reward.scorer.run,
+            self._arrived,
+            self.args.rollout_timeout,
+            self.model.config.get_text_config().vocab_size,
+        )
         return generation.vllm_client
 
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
