@@ -141,11 +141,12 @@ def weigh(earlier: Visit, later: Visit) -> tuple[float, float]:
     The second value is the weight of the opposite pairs. Both are the sums of Mantel and Haenszel for one query.
     """
     gain = loss = 0.0
+    total = max(later.placed + earlier.placed, 1)  # no rollout was placed where all judgments failed
     for anchor in earlier.above.keys() & later.above.keys():
         up, up_before = later.above[anchor], earlier.above[anchor]
         down, down_before = later.placed - up, earlier.placed - up_before
-        gain += up * down_before / (later.placed + earlier.placed)
-        loss += down * up_before / (later.placed + earlier.placed)
+        gain += up * down_before / total
+        loss += down * up_before / total
     return gain, loss
 
 
