@@ -302,6 +302,7 @@ def test_refused_group_is_asked_about_once_more_in_halves():
     assert asked == [8, 8, 4, 4, 4, 4]
     assert sum(call.failed for call in calls) == 2
     assert RankBufferBatch().calls(group, first=True) == (2, 2), "the estimate has no second round"
+    assert RankBufferBatch().asked_again(group) == 4 and RankBufferBatch().asked_again(long_group([40])) == 0
     assert None not in score.rewards and sorted(score.positions) == list(range(8))
     asked.clear()
     score, *_ = visit(RankBufferBatch(), group, None, refusing(1200, asked))

@@ -114,7 +114,7 @@ class RankBufferBatch(RankBuffer):
         )
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]. What is asked once more after a failure is not counted."""
+        """See [`RewardMethod`]. [`asked_again`] counts what is asked once more after a failure."""
         if first:
             n = len(self.first_questions(group))
             return n, n
@@ -123,6 +123,11 @@ class RankBufferBatch(RankBuffer):
         if self.most_tokens is None:
             return looks, looks
         return min(looks, len(ids)), max(looks, self.looks * len(ids))  # a rollout alone is asked about once
+
+    def asked_again(self, group: RolloutGroup) -> int:
+        """See [`RewardMethod`]. These are two blocks in each look; of a split group, at most one for each rollout."""
+        n = len(group.answered)
+        return 0 if n < 2 else self.looks * (2 if self.most_tokens is None else n)
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. These are the looks, or the ranking that bootstraps the buffer."""
