@@ -20,7 +20,7 @@ from accelerate.logging import get_logger
 from .. import __version__
 from ..data.queries import QueryTable
 from ..errors import SettingsError
-from ..files import replacing, sync
+from ..files import fingerprint, replacing, sync
 from ..judge import Judge, Totals
 from ..rewards.method import RewardMethod
 from ..store import StoreError
@@ -44,7 +44,6 @@ logger = get_logger(__name__)
 
 Faults = dict[Path, str | None]
 TORN, OLD = "_torn", "_old"  # not uploaded either
-SAMPLE = 2**16  # bytes
 BINDING = {
     "method": "the reward method",
     "method_args": "its arguments",
@@ -107,20 +106,6 @@ def files_of(checkpoint: Path) -> dict[str, Path]:
     files = {path.relative_to(checkpoint).as_posix(): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
     files.pop(f"{FOLDER}/{RUN}", None)
     return files
-
-
-def fingerprint(path: Path) -> list[int | str]:
-    """Return size and SHA-256 of a file, as the manifest lists them. Of a large file, only samples are digested.
-
-    The samples are 64 KiB at each sixteenth of the file and at its end, which tell the weights of two steps apart.
-    """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        found = hashlib.sha256()
-        for start in (*range(0, size, max(size // 16, SAMPLE)), max(size - SAMPLE, 0)):
-            file.seek(start)
-            found.update(file.read(SAMPLE))
-        return [size, found.hexdigest()]
 
 
 def newest_checkpoint(output_dir: str | os.PathLike, known: Faults | None = None) -> Path:

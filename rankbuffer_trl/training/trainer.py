@@ -49,6 +49,7 @@ from .checkpoint import (
 )
 from .config import RankBufferConfig
 from .distributed import on_main_process
+from .informing import informing
 from .plan import RunPlan
 from .reward_function import GroupReward
 from .rollouts import SeparateRollouts, known_to_us
@@ -368,9 +369,14 @@ class RankBufferTrainer(GRPOTrainer):
             if manifest:
                 self._write_manifest(folder, {f"{FOLDER}/{STORE}": folder / FOLDER / STORE})
             if table:
-                export_buffers(store, folder / FILE)
+                self._export(folder / FILE)
         except OSError as error:
             raise StoreError(f"cannot write {folder}: {error}") from error
+
+    @informing(FILE)
+    def _export(self, path: Path) -> None:
+        path.unlink(missing_ok=True)  # else the table of an earlier step would pass for this one
+        export_buffers(self.rank_reward.scorer.store, path)
 
     def _write_manifest(self, folder: Path, files: dict[str, Path]) -> None:
         store = self.rank_reward.scorer.store
@@ -432,6 +438,7 @@ class RankBufferTrainer(GRPOTrainer):
         if self.is_in_train:  # else `push_to_hub` asks for the card later
             self._write_card(self.dataset_name)
 
+    @informing("the model card")
     def _write_card(self, dataset_name: str | None, tags: list[str] | tuple[()] = ()) -> None:
         scorer = self.rank_reward.scorer
         facts = CardFacts(
