@@ -179,7 +179,7 @@ def test_client_survives_a_passing_fault_at_the_price_of_attempts(fault, questio
     handler, retries, requests = PASSING[case]
     verdict, call = ask(fault.judge(handler, retries, HANGING.get(case, PATIENT)), question)
     assert verdict == 1
-    assert (call.outcome, call.server, call.usage, call.error) == ("parsed", fault.url, ANSWERED, "")
+    assert (call.outcome, call.server, call.usage, call.error) == ("parsed", fault.netloc, ANSWERED, "")
     assert (call.attempts, len(fault.seen)) == (requests, requests)
     assert call.spent == (ANSWERED + ANSWERED if case == "malformed once" else ANSWERED)
 
@@ -190,7 +190,7 @@ def test_client_makes_no_score_of_a_lasting_fault_and_shows_no_key(fault, questi
     judge = fault.judge(handler, retries, HANGING.get(case, PATIENT))
     verdict, call = ask(judge, question)
     assert verdict is None
-    assert (call.server, call.usage) == (fault.url, NOTHING)
+    assert (call.server, call.usage) == (fault.netloc, NOTHING)
     assert part in call.error
     assert CANDIDATE not in call.error
     assert len(call.error) < 400 and call.error.isprintable()
@@ -316,7 +316,7 @@ def test_client_counts_zero_for_a_token_count_that_cannot_be_true(fault, questio
         expected = Usage(0, 0, 7) if name == "prompt_tokens" else Usage(7, 0, 0)
         assert [(call.usage, call.spent) for call in judge.drain()] == [(expected, expected)] * 2, count
         (line,) = [record.getMessage() for record in caplog.records if "token counts" in record.getMessage()]
-        assert fault.url in line, count
+        assert fault.netloc in line, count
 
 
 def test_client_reads_token_counts_where_there_are_any(fault, question):

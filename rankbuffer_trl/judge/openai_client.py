@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from httpx2 import Limits, ReadTimeout, Request, Response  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
@@ -64,6 +65,7 @@ class OpenAIClient:
         self.role = self.endpoint.role
         self.name = f"{model} at {url}"
         self.url = url
+        self.server = urlsplit(url).netloc  # without a path, which may hold what nobody should see
         self.model = model
         self.decoding = decoding
         self.free_tokens = free_tokens
@@ -89,7 +91,7 @@ class OpenAIClient:
         body = self._body(messages=messages, **fields)
         async with self._slots:
             started = time.perf_counter()
-            tally.server = self.url
+            tally.server = self.server
             tally.attempts += 1
             try:
                 # `chat.completions.create` needs much more CPU time: it looks at the request field by field and builds
