@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import FailureLimit, read_object
+from rankbuffer_trl.judge.endpoint import check_url
 from rankbuffer_trl.settings import documented
 
 from .assets import Assets
@@ -127,6 +128,8 @@ class EvaluationConfig(FailureLimit):
                 "temperature and top_k must not be below 0 and top_p must be above 0 and at most 1, got"
                 f" {self.temperature}, {self.top_k} and {self.top_p}"
             )
+        if self.engine_url:
+            check_url("engine_url", self.engine_url)
         if self.engine_url and self.engine != "vllm":
             raise SettingsError(f"engine_url names a vLLM server, and engine is {self.engine!r}: set only one of them")
         if self.engine_url and len(self.models) > 1:

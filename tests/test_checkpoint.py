@@ -297,11 +297,13 @@ def test_check_resumable_says_another_number_of_processes_and_allows_it(whole, c
     assert "was saved by 1 processes, now there are 2" in caplog.text
 
 
-def test_describe_leaves_out_addresses_and_tokens(tmp_path):
-    args = config(tmp_path, judge_url="http://10.1.2.3:9/v1", judge_model="m", hub_token="hf_a_token")
+def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):
+    servers = {"judge_url": "http://10.1.2.3:9/v1", "vllm_server_base_url": "http://10.1.2.3:8"}
+    args = config(tmp_path, **servers, vllm_server_host="10.1.2.3", judge_model="m", hub_token="hf_a_token")
     told = describe({}, 0, {}, args)
     assert told["config"]["judge_model"] == "m" and not {"judge_url", "hub_token"} & told["config"].keys()
-    assert not any(secret in json.dumps(told) for secret in ("10.1.2.3", "hf_a_token"))
+    assert not any(secret in json.dumps(told) for secret in ("10.1.2.3", "hf_a_token", str(tmp_path.parent)))
+    assert told["config"]["output_dir"] == tmp_path.name and told["config"]["format_check"] == "none"
 
 
 def test_run_json_tells_what_a_checkpoint_is(whole):

@@ -101,7 +101,10 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
 KEYS_IN_URLS = (
     *("http://me:s3cret@127.0.0.1:8001/v1", "me:s3cret@judge", "http://judge/v1?api_key=s3cret", "judge/v1?s3cret"),
     *("http://judge/v1#s3cret", "http://judge/sk-s3cret-123/v1", "http://a/gsk_s3cret123", "judge/hf_s3cret123"),
-    *("https://judge/xai-s3cret123", "https://judge/nvapi-s3cret123"),
+    *("https://judge/xai-s3cret123", "https://judge/nvapi-s3cret123", "http://judge/v1;api_key=s3cret"),
+    *("http://me:s3cret@gate/https://b/v1", "http://b/v1?key=s3cret&to=http://b/v1", "http://b/v1%3Fkey=s3cret"),
+    *("http://b/token=s3cret", "http://b/AIzas3cret-123", "http://b/v1/x-sk-s3cret-123", "http://sk-s3cret-123.b/v1"),
+    *("https://gate/SK-s3cret-123/v1", "https://gate/https://s3cret/v1", "http://[s3cret", "http://b/v1\ns3cret"),
 )
 REFUSED_TOGETHER = [  # the first words of the message, then all settings
     ("k0 must be at least 2, got 1", {"method_args": {"k0": 1}}),
@@ -109,6 +112,9 @@ REFUSED_TOGETHER = [  # the first words of the message, then all settings
     ("refine_at must be at least 1, got 0", {"method_args": {"refine_at": 0}}),
     ("judge_url must start with http:// or https://, got 'ftp://b'", {**SERVER, "judge_url": [URL, "ftp://b"]}),
     ("judge_url names a server twice", {**SERVER, "judge_url": [URL, URL]}),
+    *(("vllm_server_base_url has a user", {"vllm_server_base_url": url}) for url in KEYS_IN_URLS),
+    ("vllm_server_base_url must start with http", {"vllm_server_base_url": "b:8000"}),
+    ("vllm_server_host has a user", {"vllm_server_host": "me:s3cret@b"}),
     *(("judge_url has a user, a query or a key in it", {**SERVER, "judge_url": url}) for url in KEYS_IN_URLS),
     *(
         ("judge_api_key_env must be the name of an environment variable", {**SERVER, "judge_api_key_env": key})
@@ -172,9 +178,11 @@ def test_config_takes_the_outermost_good_values():
     for limit in (1800, 7200):
         args = make(ddp_timeout=limit)
         assert (args.judge_step_timeout, args.rollout_timeout) == (0.9 * limit, 0.5 * limit)
-    for path in ("hf-inference/models", "risk-assessment-service", "sk-team", "v1"):  # none of them holds a key
-        (client,) = make(judge_url=f"https://judge/{path}", judge_model="judge").judge().client.clients
-        assert client.url == f"https://judge/{path}"
+    hosts = ("judge:80/hf-inference/models", "a.b/risk-assessment-service/", "judge/sk-team", "[::1]:8001/v1", "ä-b")
+    for place in hosts:  # none of them holds a key
+        url = f"https://{place}"
+        (client,) = make(judge_url=url, judge_model="judge", vllm_server_base_url=url).judge().client.clients
+        assert (client.url, client.server) == (url, place.split("/")[0])
 
 
 def test_config_refuses_what_trl_refuses_in_its_own_words():

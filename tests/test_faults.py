@@ -46,9 +46,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
+from rankbuffer_trl.judge.errors import masked
 from rankbuffer_trl.judge.judge import warn_of_counts
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
-from rankbuffer_trl.judge.openai_client import OpenAIClient, masked
+from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.reach import check_server
 
 ANSWERED, NOTHING = Usage(20, 16, 5), Usage()
@@ -158,6 +159,8 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     "headers echoed, 503": (echoing(lambda text: refusing(503, text)), 0, 1, "down", "[key]"),
     "headers echoed as a page": (echoing(lambda text: status(400, text)), 0, 1, "refused", "HTTP 400"),
     "a part of the key echoed": (refusing(401, f"Bad key: {KEY[5:13]}, see"), 0, 1, "refused", "Bad key: [key], see"),
+    "the key in capitals": (refusing(401, f"Bad key: {KEY.upper()}, see"), 0, 1, "refused", "Bad key: [key], see"),
+    "the key as an encoding": (body(b"", headers={"Content-Encoding": KEY}), 0, 1, "refused", "encoding '[key]'"),
     "key and prompt echoed": (echo_prompt, 0, 1, "refused", "HTTP 422: Bearer [key] asked [{'role': 'user', 'content"),
     "null content": (saying(None), 0, 2, "malformed", "flat JSON object"),
     "empty content": (saying(""), 0, 2, "malformed", "flat JSON object"),
@@ -171,7 +174,7 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
 
 
 def check_key(text: str) -> None:
-    assert not any(KEY[i : i + 8] in text for i in range(len(KEY) - 7))
+    assert not any(KEY[i : i + 8] in text.lower() for i in range(len(KEY) - 7))
 
 
 @pytest.mark.parametrize("case", PASSING)
@@ -179,7 +182,7 @@ def test_client_survives_a_passing_fault_at_the_price_of_attempts(fault, questio
     handler, retries, requests = PASSING[case]
     verdict, call = ask(fault.judge(handler, retries, HANGING.get(case, PATIENT)), question)
     assert verdict == 1
-    assert (call.outcome, call.server, call.usage, call.error) == ("parsed", fault.url, ANSWERED, "")
+    assert (call.outcome, call.server, call.usage, call.error) == ("parsed", fault.netloc, ANSWERED, "")
     assert (call.attempts, len(fault.seen)) == (requests, requests)
     assert call.spent == (ANSWERED + ANSWERED if case == "malformed once" else ANSWERED)
 
@@ -190,7 +193,7 @@ def test_client_makes_no_score_of_a_lasting_fault_and_shows_no_key(fault, questi
     judge = fault.judge(handler, retries, HANGING.get(case, PATIENT))
     verdict, call = ask(judge, question)
     assert verdict is None
-    assert (call.server, call.usage) == (fault.url, NOTHING)
+    assert (call.server, call.usage) == (fault.netloc, NOTHING)
     assert part in call.error
     assert CANDIDATE not in call.error
     assert len(call.error) < 400 and call.error.isprintable()
@@ -279,11 +282,11 @@ def test_client_leaves_a_key_of_a_few_characters_in_a_verdict(fault, question, m
     assert ask(fault.judge(saying('{"position": 2}'), 0), question)[0] == 2
 
 
-@given(st.text("abcd", min_size=1, max_size=20), st.text("abcd .", max_size=200))
+@given(st.text("abcd", min_size=1, max_size=20), st.text("abcdABCD .\u0130", max_size=200))
 def test_masked_leaves_out_the_key_alone(key, text):
     length = min(8, len(key))
     pieces = {key[i : i + length] for i in range(len(key) - length + 1)}
-    starts = [start for start in range(len(text)) if text[start : start + length] in pieces]
+    starts = [start for start in range(len(text)) if text[start : start + length].lower() in pieces]
     covered = {start + i for start in starts for i in range(length)}
     shown = "".join(each for i, each in enumerate(text) if i not in covered)
     assert masked(text, key).replace("[key]", "") == shown
@@ -316,7 +319,7 @@ def test_client_counts_zero_for_a_token_count_that_cannot_be_true(fault, questio
         expected = Usage(0, 0, 7) if name == "prompt_tokens" else Usage(7, 0, 0)
         assert [(call.usage, call.spent) for call in judge.drain()] == [(expected, expected)] * 2, count
         (line,) = [record.getMessage() for record in caplog.records if "token counts" in record.getMessage()]
-        assert fault.url in line, count
+        assert fault.netloc in line, count
 
 
 def test_client_reads_token_counts_where_there_are_any(fault, question):

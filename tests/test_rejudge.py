@@ -24,13 +24,14 @@ from helpers.truth import quality, truth, unguarded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_lab.rejudge.command import main
+from rankbuffer_lab.rejudge.command import RejudgeConfig, main
 from rankbuffer_lab.rejudge.duel import draw, questions_of, read_answers, share_of, visit_of
 from rankbuffer_lab.rejudge.replay import compare_group, measure, price_of, read_visits, replay
 from rankbuffer_lab.report.report import headlines_of
 from rankbuffer_lab.report.runs import Run, open_runs
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, Totals, TransportError, Usage
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rewards.method import GroupScore, load_method
@@ -434,6 +435,18 @@ def test_a_real_run_is_replayed_by_the_embedded_judge(tmp_path, tiny_policy, row
     assert by_server["replayed"]["judge"] == "rubric-judge"
     assert other["groups"] == 12 and other["replayed"]["judge_guard"] is False and "k0': 5" in changed
     assert other["replayed"]["method_args"] | {"k0": 3} == found["recorded"]["method_args"]
+
+
+def test_reward_method_imports_nothing_that_a_run_alone_names():
+    own, words = "rankbuffer_trl.rewards.rankbuffer.RankBuffer", {"run_dir": "run", "dataset_name": "data.jsonl"}
+    for recorded in ("this.s", own):
+        with pytest.raises(SettingsError, match=f"^run names the reward method '{recorded}', .* --method {recorded} "):
+            RejudgeConfig(**words).reward_method({"method": recorded})
+    assert "this" not in sys.modules
+    manifest = {"method": own, "method_args": {"k0": 3, "prune_after": 1}}
+    name, method = RejudgeConfig(**words, method=own, method_args={"prune_after": 2}).reward_method(manifest)
+    assert (name, method.k0, method.prune_after) == (own, 3, 2), "arguments of the run, for its own method"
+    assert RejudgeConfig(**words, method="rankbuffer").reward_method(manifest)[1] == load_method("rankbuffer", {}, 0)
 
 
 def test_duels_are_on_the_page_of_their_run(folder, command, tmp_path):

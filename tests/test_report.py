@@ -210,9 +210,9 @@ def test_a_data_set_of_other_queries_is_refused(run, tmp_path):
 def test_a_card_needs_no_trainer(run, store, tmp_path):
     values = {
         "method": "rankbuffer", "hub_model_id": None, "hub_strategy": "every_save", "push_to_hub": False,
-        "save_strategy": "no", "judge_model": "/models/judge", "judge_guard": True, "judge_decoding": "none",
+        "save_strategy": "no", "judge_model": "/models/<b>judge\n# H", "judge_guard": True, "judge_decoding": "none",
         "num_generations": 8, "max_completion_length": 64, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
-        "format_check": "none", "format_weight": 0.2, "generation_batch_size": 16, "loss_type": "dapo",
+        "format_check": "(?P<answer>a|`b)", "format_weight": 0.2, "generation_batch_size": 16, "loss_type": "dapo",
         "scale_rewards": "group", "beta": 0.0, "learning_rate": 1e-6, "lr_scheduler_type": "constant",
     }  # fmt: skip
     paper = {"title": "A paper", "citation": "@misc{paper}"}
@@ -226,7 +226,8 @@ def test_a_card_needs_no_trainer(run, store, tmp_path):
     card = ModelCard.load(tmp_path / "run" / "README.md")
     totals, last = Totals.of(call for _, call in run.calls), growth_table(store)[-1]
     for part in (
-        "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4, ", "4 queries", "| judge | judge;", "2 queries a gen",
+        "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4, ", "4 queries", "| judge | \\<b\\>judge # H;",
+        "| ``(?P<answer>a\\|`b)``, weight", "2 queries a gen",
         f"| all | {totals.calls:,} | {totals.tokens:,} |", f"| 3 | {last['anchors']:.2f} |", "@misc{paper}",
         "Epoch 3 beats epoch 0 in 79 % (74 % to 84 %) of 200 duels", "The judge, other, saw",
     ):  # fmt: skip

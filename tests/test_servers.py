@@ -178,7 +178,7 @@ async def failed(judge: Judge, question: Question) -> tuple[str, int, str]:
 
 async def until(judge: Judge, question: Question, server: Server) -> None:
     """Ask a question again and again until `server` answers it."""
-    while server.url not in {url for url, _ in await answered(judge, question)}:
+    while server.netloc not in {name for name, _ in await answered(judge, question)}:
         pass
 
 
@@ -193,7 +193,7 @@ async def test_servers_keep_a_query_with_its_server(two, caplog):
     homes = [(server, at_home(judge, server, 6)) for server in two.both]
     for _ in range(3):
         for server, questions in homes:
-            assert await answered(judge, *questions) == {(server.url, 1)}
+            assert await answered(judge, *questions) == {(server.netloc, 1)}
     assert [(server.asked, server.pings) for server in two.both] == [(18, 0)] * 2
     assert log(caplog) == []
 
@@ -203,21 +203,23 @@ async def test_servers_move_the_queries_of_a_dead_one_alone_until_it_is_back(two
     lost, other, judge = two.lost, two.other, two.judge()
     moving, staying = at_home(judge, lost, 9), at_home(judge, other, 9)
     before = await calls(judge, moving)
-    assert {call.server for call in before} == {lost.url}
+    assert {call.server for call in before} == {lost.netloc}
 
     await asyncio.to_thread(lost.close)
     gap = await calls(judge, moving)
-    assert {call.server for call in gap} == {other.url}
+    assert {call.server for call in gap} == {other.netloc}
     assert {call.attempts for call in gap} <= {1, 2} and max(call.attempts for call in gap) == 2
     assert [call.usage for call in gap] == [call.usage for call in before]
-    assert await answered(judge, *staying) == await answered(judge, *moving) == {(other.url, 1)}, "none tries it again"
+    assert await answered(judge, *staying) == await answered(judge, *moving) == {(other.netloc, 1)}, (
+        "none tries it again"
+    )
     (line,) = log(caplog)
     assert f"{lost.url} is down" in line and "Connect" in line
 
     await asyncio.to_thread(lost.open)
     await until(judge, moving[0], lost)
-    assert await answered(judge, *moving) == {(lost.url, 1)}
-    assert await answered(judge, *staying) == {(other.url, 1)}
+    assert await answered(judge, *moving) == {(lost.netloc, 1)}
+    assert await answered(judge, *staying) == {(other.netloc, 1)}
     assert log(caplog)[1:] == [f"the judge server {lost.url} is back"]
 
 
@@ -229,7 +231,7 @@ async def test_servers_answer_what_was_in_flight_at_one_that_dies(two, caplog):
     while two.lost.in_flight < 9:
         await asyncio.sleep(0)
     await asyncio.to_thread(two.lost.close)
-    assert await asked == {(two.other.url, 2)}
+    assert await asked == {(two.other.netloc, 2)}
     assert len(log(caplog)) == 1
 
 
@@ -239,9 +241,9 @@ async def test_servers_take_one_that_gives_no_answer_for_down(two, caplog, fault
     judge = two.judge(probe_every=FOR_EVER, max_retries=2, timeout=1.0 if fault is hang else PATIENCE)
     (question,) = at_home(judge, two.lost, 1)
     two.lost.fault = fault
-    assert await answered(judge, question) == {(two.other.url, 2)}
+    assert await answered(judge, question) == {(two.other.netloc, 2)}
     for _ in range(3):
-        assert await answered(judge, question) == {(two.other.url, 1)}
+        assert await answered(judge, question) == {(two.other.netloc, 1)}
     assert (two.lost.asked, two.lost.pings) == (1, 0), "it is looked at no more often than said"
     assert len(log(caplog)) == 1
 
@@ -252,12 +254,12 @@ async def test_servers_leave_a_busy_one_its_queries(two, caplog, code):
     busy, judge = two.lost, two.judge(max_retries=2)
     (question,) = at_home(judge, busy, 1)
     busy.fault = first(2, status(code))
-    assert await answered(judge, question) == {(busy.url, 3)}
+    assert await answered(judge, question) == {(busy.netloc, 3)}
     busy.fault = status(code)
-    url, attempts, error = await failed(judge, question)
-    assert (url, attempts) == (busy.url, 4) and error.startswith(f"HTTP {code}")
+    server, attempts, error = await failed(judge, question)
+    assert (server, attempts) == (busy.netloc, 4) and error.startswith(f"HTTP {code}")
     busy.fault = None
-    assert await answered(judge, question) == {(busy.url, 1)}
+    assert await answered(judge, question) == {(busy.netloc, 1)}
     assert two.other.asked == 0
     assert log(caplog) == []
 
@@ -266,7 +268,7 @@ async def test_servers_leave_a_busy_one_its_queries(two, caplog, code):
 async def test_servers_move_the_queries_of_a_busy_one_that_then_dies(two, caplog):
     judge = two.judge(probe_every=FOR_EVER)
     two.lost.fault = lambda request, n: status(429 if n == 1 else 503)(request, n)
-    assert await answered(judge, *at_home(judge, two.lost, 1)) == {(two.other.url, 3)}
+    assert await answered(judge, *at_home(judge, two.lost, 1)) == {(two.other.netloc, 3)}
     assert len(log(caplog)) == 1
 
 
@@ -276,9 +278,9 @@ async def test_servers_ask_a_refused_question_of_nobody_else(two, caplog, code):
     home, judge = two.lost, two.judge(max_retries=2)
     (question,) = at_home(judge, home, 1)
     home.fault = first(1, status(code))
-    url, attempts, error = await failed(judge, question)
-    assert (url, attempts) == (home.url, 1) and error.startswith(f"HTTP {code}")
-    assert await answered(judge, question) == {(home.url, 1)}, "it is not taken for down"
+    server, attempts, error = await failed(judge, question)
+    assert (server, attempts) == (home.netloc, 1) and error.startswith(f"HTTP {code}")
+    assert await answered(judge, question) == {(home.netloc, 1)}, "it is not taken for down"
     assert (home.asked, two.other.asked) == (2, 0)
     assert log(caplog) == []
 
@@ -289,13 +291,13 @@ async def test_servers_that_are_all_down_fail_a_question_after_the_retries_at_it
     (question,) = at_home(judge, home, 1)
     home.fault = other.fault = status(503)
     for attempts in (2 + 3, 3):  # at first each server is tried once
-        url, made, error = await failed(judge, question)
-        assert (url, made) == (home.url, attempts) and "HTTP 503" in error
+        server, made, error = await failed(judge, question)
+        assert (server, made) == (home.netloc, attempts) and "HTTP 503" in error
     assert (home.asked, other.asked) == (1 + 3 + 3, 1)
     assert len(log(caplog)) == 2
     home.fault = first(home.asked + 1, status(503))
-    assert await answered(judge, question) == {(home.url, 2)}, "it returns while the question is retried"
-    assert await answered(judge, question) == {(home.url, 1)}
+    assert await answered(judge, question) == {(home.netloc, 2)}, "it returns while the question is retried"
+    assert await answered(judge, question) == {(home.netloc, 1)}
     assert [line.startswith(f"the judge server {home.url} is back") for line in log(caplog)] == [False, False, True]
 
 
@@ -317,7 +319,7 @@ async def test_servers_take_one_back_when_it_generates_and_not_before(two, caplo
     lost.fault, lost.pong = first(1, status(503)), NOT_UP[case]
     await calls(judge, [question])
     while lost.pings < 3:
-        assert await answered(judge, question) == {(two.other.url, 1)}
+        assert await answered(judge, question) == {(two.other.netloc, 1)}
     lost.pong = None
     await until(judge, question, lost)
     assert len(log(caplog)) == 2
@@ -342,7 +344,7 @@ async def test_servers_that_are_all_down_let_questions_wait(two, caplog, number)
     assert not asked.done()
     await asyncio.to_thread(lost.open)
     after = await asked
-    assert {call.server for call in after + await later} == {lost.url}
+    assert {call.server for call in after + await later} == {lost.netloc}
     assert [call.usage for call in after] == [call.usage for call in before]
     assert all(call.attempts > 1 for call in after)
     assert asker.calls == judge.calls == []

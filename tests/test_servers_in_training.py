@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from urllib.parse import urlsplit
 
 import pytest
 from conftest import ROOT, order, servers
@@ -119,7 +120,7 @@ class Outage(TrainerCallback):
         question = insertion_question(home, ["no", "yes"], "perhaps")
         messages = [{"role": "user", "content": question.prompt()}]
         async with asyncio.timeout(PATIENCE):
-            while tally.server != self.process.url:
+            while tally.server != urlsplit(self.process.url).netloc:
                 await self.complete(messages, question=question, seed=0, tally=tally)
 
 
@@ -173,9 +174,9 @@ def test_a_run_whose_server_is_killed_and_restarted_loses_nothing(tmp_path, tiny
     if number == 1:
         return
 
-    lost, other = (process.url for process in pair)
-    among = servers(lost, other)
-    home = {id: order(among, id)[0] for id in rows["query_id"]}
+    lost, other = (urlsplit(process.url).netloc for process in pair)
+    among = servers(*(process.url for process in pair))
+    home = {id: urlsplit(order(among, id)[0]).netloc for id in rows["query_id"]}
     assert all(server == home[id] for id, server in ledger(tmp_path / "untroubled", "query_id, server"))
     moved = [row for row in asked if DIES <= row[0] < RETURNS and home[row[1]] == lost]
     assert {(server, attempts) for _, _, server, attempts in moved} == {(other, 1), (other, 2)}

@@ -58,7 +58,7 @@ class RejudgeConfig(JudgeConfig):
         method (`str`, *optional*):
             Reward method of the replay. Default: that of the run, with its arguments.
         method_args (`dict`, *optional*):
-            Arguments of the method, as JSON on the command line. Without `method` they change those of the run.
+            Arguments of the method, as JSON on the command line. If the method is the run's, they change its own.
         duels (`int`, *optional*, defaults to `200`):
             Number of duels. Each takes two questions.
         control (`int`, *optional*, defaults to `200`):
@@ -123,7 +123,8 @@ class RejudgeConfig(JudgeConfig):
         """Return the method of the replay and its name in a recipe.
 
         Raises:
-            [`SettingsError`]: if neither the settings nor the run's manifest name one.
+            [`SettingsError`]: if neither the settings nor the run's manifest name one, or if the manifest alone names
+                code outside this package: the run may be a stranger's.
         """
         arguments = read_object("method_args", self.method_args) or {}
         name = self.method or manifest.get("method")
@@ -131,7 +132,12 @@ class RejudgeConfig(JudgeConfig):
             raise SettingsError(
                 f"{self.run_dir} has no checkpoint that names its reward method: set method and method_args"
             )
-        if self.method is None:
+        if self.method is None and "." in str(name):
+            raise SettingsError(
+                f"{self.run_dir} names the reward method {name!r}, which may be a stranger's code: if you trust it,"
+                f" add --method {name} to import and execute it"
+            )
+        if name == manifest.get("method"):
             arguments = manifest.get("method_args", {}) | arguments
         return name, load_method(name, arguments, manifest.get("config", {}).get("seed", self.seed))
 

@@ -72,14 +72,17 @@ def read_provenance(path: str | Path) -> list[dict]:
     """Read the steps that made a data set; return an empty list if there is no record of them.
 
     Raises:
-        [`DataError`]: if the record cannot be read.
+        [`DataError`]: if the record cannot be read, or is not a list of steps with names.
     """
     record = beside(Path(path), "provenance.json")
     if not record.is_file():
         return []
     try:
-        return json.loads(record.read_text(encoding="utf-8"))["steps"]
-    except (ValueError, KeyError, TypeError) as error:
+        steps = json.loads(record.read_text(encoding="utf-8"))["steps"]
+        if not isinstance(steps, list) or not all(isinstance(step["step"], str) for step in steps):
+            raise ValueError("it is not a list of steps, each with its name")
+        return steps
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"the record {record} cannot be read ({error}); delete it to continue without it") from error
 
 

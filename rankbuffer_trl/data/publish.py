@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from httpx import HTTPError
-from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, HfApi
+from huggingface_hub import CommitOperationAdd, DatasetCardData, HfApi
 from huggingface_hub.errors import HFValidationError
 
+from ..cards import Markdown, code, escaped, fill_card
 from .output import beside, read_provenance
 from .queries import DataError, checked, load_queries
 from .rubrics import SYSTEM, USER
@@ -80,9 +81,9 @@ def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict])
         tags=["rankbuffer", "rubrics"],
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": file_name}]}],
     )
-    card = DatasetCard.from_template(
+    card = fill_card(
+        TEMPLATE,
         data,
-        template_path=str(TEMPLATE),
         name=name,
         queries=f"{len(rows):,}",
         rubrics=f"{sum(len(row.get('rubrics') or ()) for row in rows):,}",
@@ -90,16 +91,17 @@ def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict])
         models=", ".join(f"{model} {n:,}" for model, n in models.most_common()),
         steps=[step | {"settings": settings_text(step)} for step in steps],
         nectar=any(step["step"] == "nectar" for step in steps),
-        source=steps[0]["dataset_name"] if steps else "an unknown source",
+        source=next((step["dataset_name"] for step in steps[:1] if "dataset_name" in step), "an unknown source"),
         generic=any(step.get("generic") for step in made),
         written=any(step.get("model") for step in made),
-        system=SYSTEM,
-        user=USER,
+        system=Markdown(SYSTEM),
+        user=Markdown(USER),
     )
-    return str(card).rstrip() + "\n"
+    return card.rstrip() + "\n"
 
 
-def settings_text(step: dict[str, Any]) -> str:
+def settings_text(step: dict[str, Any]) -> Markdown:
     """List the settings, seed and counts of one step."""
     settings = {key: value for key, value in step.items() if key not in HIDDEN and value is not None}
-    return ", ".join(f"{key} `{json.dumps(value, ensure_ascii=False)}`" for key, value in settings.items())
+    shown = (f"{escaped(key)} {code(json.dumps(value, ensure_ascii=False))}" for key, value in settings.items())
+    return Markdown(", ".join(shown))

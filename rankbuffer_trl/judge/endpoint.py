@@ -11,7 +11,8 @@ from ..errors import SettingsError
 from .ledger import Totals
 
 DEFAULT_KEY = "OPENAI_API_KEY"
-KEY_IN_PATH = r"/(sk[-_]|gsk_|hf_|xai-|nvapi-)[^/]{8,}"  # how the keys of providers begin
+ADDRESS = re.compile(r"(\w+://)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?(/[\w.~-]*)*")  # scheme, host, port and path alone
+KEY = re.compile(r"(?<![a-z0-9])(sk[-_]|gsk_|hf_|xai-|nvapi-|aiza|eyj)[\w-]{8}", re.IGNORECASE)  # of known providers
 
 
 @dataclass(frozen=True)
@@ -114,25 +115,25 @@ def check_seconds(key: str, value: float | None) -> None:
         raise SettingsError(f"{key} must be above 0 seconds, got {value}")
 
 
-def check_url(key: str, url: str, variable: str = "judge_api_key_env") -> None:
-    """Refuse an address that no server has, and one with a key in it. Checkpoints and logs hold addresses.
+def check_url(key: str, url: str, variable: str | None = None) -> None:
+    """Refuse an address that no server has, and one with a key in it. Logs show addresses.
 
     Args:
         key (`str`):
             The setting that holds the address, for the error message.
         url (`str`):
             The address.
-        variable (`str`, *optional*, defaults to `"judge_api_key_env"`):
+        variable (`str`, *optional*):
             The setting that names the variable with the key, for the error message.
 
     Raises:
         [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
     """
-    rest = url.rpartition("://")[2]
-    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest or re.search(KEY_IN_PATH, rest):
+    if not ADDRESS.fullmatch(url) or KEY.search(url):
+        where = f", and put the key into the environment variable that {variable} names" if variable else ""
         raise SettingsError(
-            f"{key} has a user, a query or a key in it: leave that out, and put the key into the environment variable"
-            f" that {variable} names. The address is not shown because of the key"
+            f"{key} has a user, a query or a key in it, or more than scheme, host, port and path: leave that out"
+            f"{where}. The address is not shown because of the key"
         )
     if not url.startswith(("http://", "https://")):
         raise SettingsError(f"{key} must start with http:// or https://, got {url!r}")

@@ -4,12 +4,13 @@ import asyncio
 import time
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from httpx2 import Limits, ReadTimeout, Request, Response  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
 from .endpoint import Endpoint, read_key
-from .errors import TransportError
+from .errors import ECHOED, TransportError, masked
 from .judge import Asked
 from .ledger import Reply, Tally, Usage
 
@@ -18,8 +19,8 @@ PROBE_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for a list of models or a count of tokens; a sampler's `timeout` may be an hour
 PATIENCE = 5  # times `timeout` that a request may take in all; some servers send blanks while a question waits
 MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text with room to spare
+MOST_WORDS = 300  # characters of a server's own words in an error
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
-ECHOED = 8  # characters in a row that are taken for a part of the key
 CHAT = "/chat/completions"
 PING = [{"role": "user", "content": "ping"}]
 
@@ -64,6 +65,7 @@ class OpenAIClient:
         self.role = self.endpoint.role
         self.name = f"{model} at {url}"
         self.url = url
+        self.server = urlsplit(url).netloc  # without a path, which may hold what nobody should see
         self.model = model
         self.decoding = decoding
         self.free_tokens = free_tokens
@@ -89,7 +91,7 @@ class OpenAIClient:
         body = self._body(messages=messages, **fields)
         async with self._slots:
             started = time.perf_counter()
-            tally.server = self.url
+            tally.server = self.server
             tally.attempts += 1
             try:
                 # `chat.completions.create` needs much more CPU time: it looks at the request field by field and builds
@@ -105,8 +107,7 @@ class OpenAIClient:
             reply = read_reply(response.json())
             return reply._replace(text=self._without_key(reply.text))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            fault = f"not a chat completion ({type(error).__name__}: {self._clean(str(error))})"
-            raise TransportError(fault) from error
+            raise self._error(f"not a chat completion ({type(error).__name__}: {str(error)[:MOST_WORDS]})") from error
 
     async def models(self) -> dict[str, int | None]:
         """Return the models that the server lists, each with its context length in tokens if the server says it.
@@ -121,11 +122,11 @@ class OpenAIClient:
                 page = await self._client.models.list()
             return {self._without_key(model.id): context_of(model) for model in page.data}
         except TimeoutError:
-            raise TransportError(f"no list of models within {seconds:g} s", "down") from None
+            raise self._error(f"no list of models within {seconds:g} s", "down") from None
         except (APIStatusError, APIConnectionError, UnreadableAnswer) as error:
             raise self._fault(error) from None
         except (OpenAIError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise TransportError(f"not a list of models ({self._clean(str(error))})") from error
+            raise self._error(f"not a list of models ({str(error)[:MOST_WORDS]})") from error
 
     async def count_tokens(self, prompt: str) -> int | None:
         """Count the tokens of a prompt in the server's chat template; `None` if it cannot (only vLLM can).
@@ -161,29 +162,28 @@ class OpenAIClient:
 
     def _fault(self, error: "APIStatusError | APIConnectionError | UnreadableAnswer") -> TransportError:
         if isinstance(error, UnreadableAnswer):
-            return TransportError(str(error))
+            return self._error(str(error))
         if isinstance(error, APIConnectionError):
             cause: BaseException = error
             while cause.__cause__ is not None:  # the outer ones call every failed connection a timeout
                 cause = cause.__cause__
-            text = self._clean(str(cause)) or "no connection, or no answer in time"
-            return TransportError(f"{type(cause).__name__}: {text}", "down")
+            text = str(cause)[:MOST_WORDS] or "no connection, or no answer in time"
+            return self._error(f"{type(cause).__name__}: {text}", "down")
         status = error.status_code
-        text = self._clean(error.message.removeprefix(f"Error code: {status} - "))
+        text = error.message.removeprefix(f"Error code: {status} - ")[:MOST_WORDS]
         if 300 <= status < 400:
             text = (
-                f"a redirect to {self._clean(error.response.headers.get('location', ''))}, which is not followed;"
+                f"a redirect to {error.response.headers.get('location', '')[:MOST_WORDS]}, which is not followed;"
                 f" if that is the {self.role}, name it in {self.role}_url"
             )
         if status in (401, 403):
             state = "" if self._key else " is not set and"
             variable = f"the environment variable {self.endpoint.api_key_env}{state} should hold the key"
             text += f" ({variable}; see {self.role}_api_key_env)"
-        return TransportError(f"HTTP {status}: {text}", kind_of(status), status)
+        return self._error(f"HTTP {status}: {text}", kind_of(status), status)
 
-    def _clean(self, message: str) -> str:
-        """Mask what a server echoes of the key, which must not reach a log, and cut the rest."""
-        return masked(message[:2000], self._key)[:300] if self._key else message[:300]
+    def _error(self, message: str, kind: str = "refused", status: int | None = None) -> TransportError:
+        return TransportError(message, kind, status, self._key)
 
     def _without_key(self, text: str) -> str:
         """Mask the key in what a server answers, which logs and checkpoints may quote.
@@ -259,21 +259,6 @@ async def read_body(response: Response) -> bytes:
         if len(body) > MOST_BYTES:
             raise UnreadableAnswer(f"the answer has more than {MOST_BYTES // 2**20} MB", response.request)
     return bytes(body)
-
-
-def masked(message: str, key: str) -> str:
-    """Replace every part of `key` with at least `ECHOED` characters in `message` by `[key]`."""
-    length = min(ECHOED, len(key))
-    hidden: set[int] = set()
-    for piece in {key[i : i + length] for i in range(len(key) - length + 1)}:
-        start = message.find(piece)
-        while start >= 0:
-            hidden.update(range(start, start + length))
-            start = message.find(piece, start + 1)
-    if not hidden:
-        return message
-    pieces = (each if i not in hidden else "[key]" * (i - 1 not in hidden) for i, each in enumerate(message))
-    return "".join(pieces)
 
 
 def kind_of(status: int) -> str:

@@ -15,6 +15,7 @@ from transformers import TrainerState
 
 from .. import __version__
 from ..buffer import SOURCES
+from ..cards import Markdown, code, escaped, fill_card
 from ..rewards.method import RewardMethod
 from ..store import BufferStore, gains, numbers
 from ..store.export import FILE
@@ -79,7 +80,8 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
     name = (given["hub_model_id"] or folder.absolute().name).rpartition("/")[2]
     checkpoints = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{state.global_step}"}
     pushed = given["push_to_hub"] and given["save_strategy"] != "no"
-    card = ModelCard.from_template(
+    card = fill_card(
+        TEMPLATE,
         ModelCardData(
             base_model=base if on_hub(base) else None,
             datasets=data if on_hub(data) else None,
@@ -88,10 +90,9 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
             model_name=name,
             tags=sorted({"generated_from_trainer", *facts.tags}),
         ),
-        template_path=str(TEMPLATE),
         model_name=name,
         base_model=base if on_hub(base) else None,
-        repo_id=facts.repo_id or given["hub_model_id"] or name,
+        repo_id=Markdown(re.sub(r"[^\w./-]+", "-", facts.repo_id or given["hub_model_id"] or name)),  # it is in code
         peft=facts.peft,
         method=given["method"],
         step=state.global_step,
@@ -101,37 +102,37 @@ def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:
         settings=settings_table(facts),
         checkpoint=checkpoints.get(given["hub_strategy"]) if pushed else None,
         paper_title=facts.paper["title"],
-        citation=facts.paper["citation"],
+        citation=Markdown(facts.paper["citation"]),
         versions=[("rankbuffer-trl", __version__), *((package, version(package)) for package in VERSIONS)],
         duel=duel_line(duel_of(folder, store)),
         **judging(store),
         **describe_buffers(store),
     )
-    card.save(folder / "README.md")
+    ModelCard(card).save(folder / "README.md")
 
 
-def settings_table(facts: CardFacts) -> list[tuple[str, str]]:
-    """Return the settings of the run as rows of the card's table."""
+def settings_table(facts: CardFacts) -> list[tuple[str, Markdown]]:
+    """Return the settings of the run as rows of the card's table, in Markdown."""
     given, data = facts.settings, facts.dataset_name
     method_args = ", ".join(f"{key}: {value}" for key, value in asdict(facts.method).items())
     named = given.get("judge_client") or given["judge_model"]
-    judge = public(named) if named else "the embedded rubric judge"
+    judge = escaped(public(named)) if named else "the embedded rubric judge"
     quoted = "quoted" if given["judge_guard"] else "not quoted"
     G = given["num_generations"]
     rows = [
-        ("method", f"`{given['method']}`" + (f" ({method_args})" if method_args else "")),
-        ("data", f"{public(data) + ', ' if data else ''}{facts.queries:,} queries"),
+        ("method", code(given["method"]) + (f" ({escaped(method_args)})" if method_args else "")),
+        ("data", f"{escaped(public(data)) + ', ' if data else ''}{facts.queries:,} queries"),
         ("judge", f"{judge}; verdicts by `judge_decoding: {given['judge_decoding']}`, responses {quoted} in prompts"),
         ("rollouts", f"{G} a query, up to {given['max_completion_length']} tokens"),
         ("sampling", f"temperature {given['temperature']:g}, top-p {given['top_p']:g}, top-k {given['top_k']}"),
-        ("format", f"`{given['format_check']}`, weight {given['format_weight']:g}"),
+        ("format", f"{code(given['format_check'])}, weight {given['format_weight']:g}"),
         ("batch", f"{given['generation_batch_size'] // G} queries a generation"),
         ("objective", f"`{given['loss_type']}`, rewards scaled by `{given['scale_rewards']}`, beta {given['beta']:g}"),
         ("learning rate", f"{given['learning_rate']:g}, {given['lr_scheduler_type']}"),
     ]
     if needed := facts.method.responses_needed:
         rows.insert(2, ("references", f"at least {needed} responses a query, from worst to best"))
-    return rows
+    return [(name, Markdown(value)) for name, value in rows]
 
 
 def judging(store: BufferStore) -> dict[str, Any]:

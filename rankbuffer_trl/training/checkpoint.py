@@ -44,6 +44,7 @@ logger = get_logger(__name__)
 
 Faults = dict[Path, str | None]
 TORN, OLD = "_torn", "_old"  # not uploaded either
+PRIVATE = ("_url", "_host", "_token")  # how the names of settings end that a published checkpoint does not hold
 BINDING = {
     "method": "the reward method",
     "method_args": "its arguments",
@@ -286,11 +287,13 @@ def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries
 def describe(identity: Mapping[str, Any], step: int, totals: Mapping[str, Totals], args: RankBufferConfig) -> dict:
     """Return what `run.json` tells of a run: project version, identity, step, ledger totals and all settings.
 
-    `identity` may hold more, such as the names of policy and data. Addresses of judges and tokens for the Hub are left
-    out, since a checkpoint may be published.
+    `identity` may hold more, such as the names of policy and data. Since a checkpoint may be published, addresses of
+    servers and tokens for the Hub are left out, and an absolute path is its last part.
     """
     settings = {
-        key: value for key, value in args.to_dict().items() if key != "judge_url" and not key.endswith("_token")
+        key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        for key, value in args.to_dict().items()
+        if not key.endswith(PRIVATE)
     }
     sums = {phase: total.as_dict() for phase, total in totals.items()}
     described = {"rankbuffer_trl": __version__, "step": step, **identity, "totals": sums, "config": settings}

@@ -10,7 +10,7 @@ from trl import GRPOConfig
 from ..errors import SettingsError
 from ..judge import Totals
 from ..judge.config import JudgeConfig, read_object
-from ..judge.endpoint import check_seconds
+from ..judge.endpoint import check_seconds, check_url
 from ..rewards.format import check_format
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
@@ -187,6 +187,9 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             raise SettingsError(f"format_weight must be at least 0, got {self.format_weight}")
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
+        if self.vllm_server_base_url:
+            check_url("vllm_server_base_url", self.vllm_server_base_url)
+        check_url("vllm_server_host", f"http://{self.vllm_server_host}")
         check_format(self.format_check)
         for key in SHARES_OF_DDP_TIMEOUT:
             check_seconds(key, getattr(self, key))

@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -140,6 +141,10 @@ class Fault:
         self.seen: list[dict] = []
         self.asked = 0  # requests for a completion
         self.url = ""
+
+    @property
+    def netloc(self) -> str:
+        return urlsplit(self.url).netloc
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(await request.json() if request.can_read_body else {})

@@ -1,0 +1,54 @@
+"""Fill in the template of a card for the Hub. Names in it come from settings, files and models, so all are escaped."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CardData
+from jinja2 import Environment
+
+
+class Markdown(str):
+    """A text that is Markdown already and is not escaped again."""
+
+
+def fill_card(template: Path, data: CardData, **values: Any) -> str:
+    """Return a card. Each value that is not [`Markdown`] is shown as the characters that it has, in one line.
+
+    Args:
+        template (`Path`):
+            A Jinja template. It has the filters `code` ([`code`]) and `cell` ([`cell`]).
+        data (`CardData`):
+            The head of the card.
+        values:
+            What the template names.
+    """
+    room = Environment(finalize=escaped)
+    room.filters |= {"code": code, "cell": cell}
+    text = template.read_text(encoding="utf-8")
+    return room.from_string(text).render(card_data=Markdown(data.to_yaml()), **values)
+
+
+def escaped(value: Any) -> Markdown:
+    """Escape what Markdown and HTML would read in a value. An underscore inside a word is no markup."""
+    if isinstance(value, Markdown):
+        return value
+    return Markdown(re.sub(r"[\\`*\[\]<>&~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", one_line(value)))
+
+
+def code(value: Any) -> Markdown:
+    """Return a value as a span of code. Its fence is longer than any row of backticks in it."""
+    text = one_line(value)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    room = " " * (not text or text[0] in "` " or text[-1] in "` ")
+    return Markdown(f"{fence}{room}{text}{room}{fence}")
+
+
+def cell(text: str) -> Markdown:
+    """Return Markdown for a cell of a table, which a vertical bar would end even in code."""
+    return Markdown(escaped(text).replace("|", "\\|"))
+
+
+def one_line(value: Any) -> str:
+    """Return a value as text without line breaks and characters that cannot be printed."""
+    return " ".join("".join(each if each.isprintable() else " " for each in str(value)).split())
