@@ -171,7 +171,7 @@ def launch(
     with (folder / "output").open("w") as output:
         reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=output)
         run = subprocess.Popen(
-            ["/usr/bin/env", "--default-signal=INT,HUP", "bash", str(ROOT / "recipes" / "launch" / script), *arguments],
+            ["/usr/bin/env", "--default-signal=INT,HUP", "bash", ROOT / "recipes" / "launch" / script, *arguments],
             env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=reader.stdin if piped else output,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
