@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -132,9 +133,10 @@ def test_slurm_serves_on_one_node_and_trains_on_the_others(tmp_path):
         assert lists == ["--nodelist=n1,n2"]
         assert args.resume_from_checkpoint is None
         assert done.of("scontrol")[-1].argv[0] == "show", "a run that has ended is not queued again"
-    (tmp_path / "run" / "checkpoint-10").mkdir(parents=True)
-    (tmp_path / "run" / "checkpoint-10" / "trainer_state.json").touch()
-    again = launch(tmp_path, "slurm.sh", **environment)
+    folder = tmp_path / "run [1] of*"
+    (folder / "checkpoint-10").mkdir(parents=True)
+    (folder / "checkpoint-10" / "trainer_state.json").touch()
+    again = launch(tmp_path, "slurm.sh", **environment | {"OUTPUT": str(folder)})
     assert again.of("accelerate")[0].value("--resume_from_checkpoint") == "true"
 
 
@@ -162,7 +164,11 @@ def test_a_policy_that_is_served_already_writes_the_responses_and_a_judge_may_wa
     responses, rubrics = done.of("python")
     assert responses.value("--sampler_url") == "http://10.0.0.8/v1"
     assert responses.value("--output_file") == rubrics.value("--dataset_name") == "out_no_rubrics.jsonl"
-    own = launch(tmp_path, "one_node.sh", "data", "in", "out", there=SERVED, POLICY=str(tmp_path), JUDGE_URL=AWAY)
+    odd = tmp_path / 'a "good\\bad" policy'
+    odd.mkdir()
+    names = {"POLICY": str(odd), "JUDGE_MODEL": str(odd), "JUDGE_URL": AWAY}
+    own = launch(tmp_path, "one_node.sh", "data", "in", "out", there={9001: str(odd)}, **names)
+    assert own.status == 0, own.output
     assert own.of("hf") == [], "a policy in a folder is not downloaded"
     assert own.of("vllm")[0].env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
@@ -206,25 +212,45 @@ def test_the_judges_of_the_scripts_hold_what_the_check_asks_for(tmp_path):
     assert needed <= int(servers(done)["8001"].value("--max-model-len"))
 
 
-@pytest.mark.parametrize(("script", "ranks", "environment"), [("one_node.sh", 1, {}), ("slurm.sh", 2, SLURM)])
-def test_sigterm_reaches_the_training_processes_alone_and_their_checkpoint_is_waited_for(
-    tmp_path, script, ranks, environment
+@pytest.mark.parametrize(
+    ("script", "sent", "piped"),
+    [("one_node.sh", signal.SIGHUP, False), ("one_node.sh", signal.SIGINT, True), ("slurm.sh", signal.SIGTERM, False)],
+)
+def test_a_signal_reaches_the_training_processes_alone_and_their_checkpoint_is_waited_for(
+    tmp_path, script, sent, piped
 ):
+    ranks, environment = (2, SLURM) if script == "slurm.sh" else (1, {})
     environment = environment | {"OUTPUT": str(tmp_path / "run"), "TRAINS": "yes"}
-    done = launch(tmp_path, script, then=has("rank", ranks), **environment)
+    done = launch(tmp_path, script, then=has("rank", ranks), sent=sent, piped=piped, **environment)
     assert done.status == 0, done.output
     assert done.left == []
     told = [call.name for call in done.calls if call.got]
     assert told == ["rank"] * ranks, "the launcher kills its children after 30 seconds"
+    assert done.output.count("the checkpoint is written") == (0 if piped else ranks)
     if script == "slurm.sh":
         assert done.of("scontrol")[-1].argv == ["requeue", "7"]
+
+
+@pytest.mark.parametrize(("script", "ranks", "environment"), [("one_node.sh", 1, {}), ("slurm.sh", 2, SLURM)])
+def test_a_kill_of_the_script_ends_servers_and_training(tmp_path, script, ranks, environment):
+    environment = environment | {"OUTPUT": str(tmp_path / "run"), "TRAINS": "yes"}
+    done = launch(tmp_path, script, then=has("rank", ranks), sent=signal.SIGKILL, **environment)
+    assert done.status == -signal.SIGKILL and done.left == []
+
+
+def test_a_second_signal_ends_the_script_unless_it_comes_soon():
+    for seconds, status in (0, 0), (5, 0), (6, 143):
+        # The script takes itself for the training, in a session of its own: it can signal nothing else.
+        script = "source recipes/launch/servers.sh; SECONDS=100 TRAINING=$$ WARNED=$((100 - $1)); kill $$"
+        command = ["bash", "-euc", script, "-", str(seconds)]
+        assert subprocess.run(command, cwd=ROOT, start_new_session=True).returncode == status, seconds
 
 
 SOON_OVER = """
 source recipes/launch/servers.sh
 children() { kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.01; done; }  # the training ends while `warn` runs
 status=0
-train "$PYTHON" -c 'import os, signal
+train training "$PYTHON" -c 'import os, signal
 signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
 print("started", flush=True)
 signal.pause()' || status=$?
@@ -232,8 +258,9 @@ echo "status $status"
 """
 
 
-def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status():
-    environment, command = os.environ | {"PYTHON": sys.executable}, ["bash", "-euo", "pipefail", "-c", SOON_OVER]
+def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status(tmp_path):
+    environment = os.environ | {"PYTHON": sys.executable, "LOGS": str(tmp_path)}
+    command = ["bash", "-euo", "pipefail", "-c", SOON_OVER]
     run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert run.stdout.readline() == "started\n"

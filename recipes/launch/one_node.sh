@@ -63,5 +63,5 @@ wait_judge
 wait_healthy rollouts "http://127.0.0.1:$PORT" "$POLICY"
 
 # VLLM_HOST_IP is the address at which the trainer sends weights to the rollout server.
-train env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP=127.0.0.1 \
+train training env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP=127.0.0.1 \
     accelerate launch --config_file accelerate_configs/zero3_4gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

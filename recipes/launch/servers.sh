@@ -11,9 +11,9 @@
 # PORT         port of the policy's server (default 8000). A judge that the script starts gets the next port.
 # JUDGE_CONTEXT   context in tokens of a judge that the script starts (default 65536).
 #
-# A server runs in its own process group and writes to $LOGS/NAME.log. Everything that a script started ends with the
-# script, for any reason. SIGTERM, SIGUSR1 and Ctrl-C first go to the training processes, which finish their step, write
-# a checkpoint and end. A second signal ends everything at once.
+# Servers and training run in process groups of their own and write to $LOGS/NAME.log. All of them end with the script,
+# for any reason: SIGKILL too. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C first go to the training processes, which finish their
+# step, write a checkpoint and end. Another signal ends everything at once, unless it comes within 5 seconds.
 
 RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
 POLICY=${POLICY:-Qwen/Qwen3-8B}
@@ -28,9 +28,11 @@ STOP_SECONDS=${STOP_SECONDS:-40}     # for a process to end after SIGTERM, befor
 POLL_SECONDS=${POLL_SECONDS:-2}
 declare -A SERVERS=()
 TRAINING=
-WARNED=
+FOLLOWER=
+WARNED= # the second at which a signal came
 
-say() { echo "[$(basename "$0")] $*" >&2; }
+# Who reads the output may be gone, for example `tee` after a Ctrl-C.
+say() { echo "[$(basename "$0")] $*" >&2 || true; }
 
 die() {
     say "$*"
@@ -162,12 +164,18 @@ check_judge() {
         sleep "$POLL_SECONDS"
     done
     if models=$(ask_judge --fail "$JUDGE_URL/models"); then
-        [[ $models == *"\"$JUDGE_MODEL\""* ]] ||
+        lists "$models" "$JUDGE_MODEL" ||
             die "the judge at $JUDGE_URL does not serve JUDGE_MODEL=$JUDGE_MODEL; it serves: $models"
         say "the judge is ready"
     else # an endpoint that wants a key, or that lists no models
         say "something answers at $JUDGE_URL; the training checks whether it serves $JUDGE_MODEL"
     fi
+}
+
+# lists MODELS MODEL: tell whether a server's list of models, which is JSON, holds a model.
+lists() {
+    local model=${2//\\/\\\\}
+    [[ $1 == *"\"${model//\"/\\\"}\""* ]]
 }
 
 # ask_judge ARGUMENT...: as `ask`, with the proxy of the environment if the judge is elsewhere.
@@ -264,9 +272,10 @@ start() {
     local name=$1
     shift
     mkdir -p "$LOGS"
-    say "starting $name, log in $LOGS/$name.log"
+    say "starting $name, log in $LOGS/$name.log: $*"
     setsid "$@" </dev/null >"$LOGS/$name.log" 2>&1 &
     SERVERS[$name]=$!
+    echo "$!" >&"$GUARDED"
 }
 
 # wait_healthy NAME URL MODEL: wait until the server answers. Stop the script if the server ends, if START_SECONDS are
@@ -280,7 +289,7 @@ wait_healthy() {
     done
     check_alive "$name" # else another server answers
     models=$(ask "$url/v1/models" || true)
-    [[ $models == *"\"$model\""* ]] || die "the server at $url does not serve $model, so it is not our $name: $models"
+    lists "$models" "$model" || die "the server at $url does not serve $model, so it is not our $name: $models"
     say "$name is ready"
 }
 
@@ -291,12 +300,13 @@ check_alive() {
     die "$1 ended before it was ready; its whole log is $LOGS/$1.log"
 }
 
-# train COMMAND...: run the command in the foreground and return its exit status.
+# train NAME COMMAND...: run the command, show what it writes and return its exit status.
 train() {
     local status=0
-    say "training: $*"
-    setsid "$@" </dev/null &
-    TRAINING=$!
+    start "$@"
+    TRAINING=${SERVERS[$1]}
+    setsid tail --follow --lines=+1 --sleep-interval=0.2 --pid="$TRAINING" "$LOGS/$1.log" &
+    FOLLOWER=$!
     # A signal ends a wait with a status of its own. Once the training has ended, `wait` still returns its status.
     while kill -0 "$TRAINING" 2>/dev/null; do wait "$TRAINING" || true; done
     wait "$TRAINING" || status=$?
@@ -318,17 +328,21 @@ family() {
 # srun would kill its tasks.
 warn() {
     local pid told=$TRAINING signal=USR1
+    [[ -z $WARNED ]] || ((SECONDS - WARNED > 5)) || return 0 # the same warning, sent by a terminal and an init, say
     [[ -n $TRAINING && -z $WARNED ]] || exit 143
-    WARNED=yes
-    say "stopping: the training finishes its step and writes a checkpoint; again to stop at once"
+    WARNED=$SECONDS
     [[ -n ${TELL_LAUNCHER:-} ]] || { told=$(children "$TRAINING") && signal=TERM; }
     for pid in $told; do kill -"$signal" "$pid" 2>/dev/null || true; done
+    say "stopping: the training finishes its step and writes a checkpoint; again after 5 s to stop at once"
 }
 
-stop() {
-    local pid pids=() deadline=$((SECONDS + STOP_SECONDS))
-    trap '' TERM INT USR1
-    for pid in ${TRAINING:+"$TRAINING"} "${SERVERS[@]}"; do
+# guard: read process groups until the script has ended, and end them.
+guard() {
+    local pid pids=() groups deadline
+    trap '' TERM INT HUP USR1
+    mapfile -t groups
+    deadline=$((SECONDS + STOP_SECONDS))
+    for pid in "${groups[@]}"; do
         # shellcheck disable=SC2207 # one word per process
         pids+=($(family "$pid"))
         kill -TERM -- "-$pid" 2>/dev/null || true
@@ -338,5 +352,16 @@ stop() {
     kill -KILL "${pids[@]}" 2>/dev/null || true
 }
 
+stop() {
+    trap '' TERM INT HUP USR1
+    exec {GUARDED}>&-
+    wait "$GUARD" ${FOLLOWER:+"$FOLLOWER"} || true
+}
+
+set -m # a process group of its own, which a SIGKILL of the script's group does not reach
+coproc { guard; }
+set +m
+GUARD=$COPROC_PID GUARDED=${COPROC[1]} # bash closes this end of the pipe in all other processes
 trap stop EXIT
-trap warn TERM INT USR1
+trap warn TERM INT HUP USR1
+trap : PIPE

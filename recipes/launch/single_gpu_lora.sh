@@ -51,5 +51,5 @@ python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 1
 download "$POLICY"
 provide_judge "$GPU"
 # --quiet leaves out accelerate's own traceback after an error. Those of the training stay.
-train env CUDA_VISIBLE_DEVICES="$GPU" \
+train training env CUDA_VISIBLE_DEVICES="$GPU" \
     accelerate launch --quiet --config_file accelerate_configs/single.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

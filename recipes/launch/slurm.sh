@@ -50,7 +50,7 @@ ACCUMULATION=${ACCUMULATION:-5}
 # This part runs on each training node. SLURM_NODEID counts the nodes of this step.
 if [[ ${RANKBUFFER_ROLE:-} == train ]]; then
     # Some clusters pass srun's signals to all processes of a task. The training gets its signals from this script alone.
-    train env --ignore-signal=USR1 VLLM_HOST_IP="$TRAIN_HOST" \
+    train "training-$SLURM_NODEID" env --ignore-signal=USR1 VLLM_HOST_IP="$TRAIN_HOST" \
         accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml --num_machines "$SLURM_NNODES" \
         --num_processes "$((8 * SLURM_NNODES))" --machine_rank "$SLURM_NODEID" --main_process_ip "$TRAIN_HOST" \
         --main_process_port 29500 --deepspeed_multinode_launcher standard recipes/train_rankbuffer.py "$@"
@@ -85,9 +85,9 @@ ARGUMENTS=(
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"
 check_free "$ROLLOUT_URL" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
 download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
-if compgen -G "$OUTPUT/checkpoint-*/trainer_state.json" >/dev/null; then
-    ARGUMENTS+=(--resume_from_checkpoint true)
-fi
+for state in "$OUTPUT"/checkpoint-*/trainer_state.json; do
+    [[ ! -e $state ]] || { ARGUMENTS+=(--resume_from_checkpoint true) && break; }
+done
 
 serve=(srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
 start_judge 4,5,6,7 "${serve[@]}"
@@ -97,7 +97,7 @@ wait_judge
 wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
 
 TELL_LAUNCHER=yes # srun passes SIGUSR1 on to this script on each node, which sends SIGTERM to the training processes
-RANKBUFFER_ROLE=train train srun --overlap --cpu-bind=none --nodes="$TRAINERS" --ntasks="$TRAINERS" --export=ALL \
+RANKBUFFER_ROLE=train train training srun --overlap --cpu-bind=none --nodes="$TRAINERS" --ntasks="$TRAINERS" --export=ALL \
     --nodelist="$(IFS=, && echo "${NODES[*]:1}")" bash recipes/launch/slurm.sh "${ARGUMENTS[@]}"
 if [[ -n $WARNED ]]; then
     say "back into the queue"

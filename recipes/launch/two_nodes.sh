@@ -68,5 +68,5 @@ python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 8
 download "$POLICY"
 check_judge # the serving machine has started it
 wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
-train env VLLM_HOST_IP="$TRAIN_HOST" \
+train training env VLLM_HOST_IP="$TRAIN_HOST" \
     accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

@@ -30,12 +30,17 @@ def note(name, **more):
 
 
 def worker(name, saves):
-    """A child, as vLLM's engine or a training process."""
+    """A child, as vLLM's engine or a training process. The latter repeats its signal to the script, as an init may."""
+    script = os.getppid()
     if pid := os.fork():
         return pid
     def end(*_):
+        print("the checkpoint is written", flush=True)
         note(name, got="SIGTERM")
-        os._exit(0)
+        try:
+            os.kill(script, signal.SIGTERM)
+        finally:
+            os._exit(0)
     if saves:
         signal.signal(signal.SIGTERM, end)
     note(name)
@@ -144,12 +149,14 @@ def launch(
     *arguments: str,
     then: Callable[[list[Call]], bool] | None = None,
     there: Mapping[int, str] = {},
+    sent: int = signal.SIGTERM,
+    piped: bool = False,
     **environment: str,
 ) -> Launch:
     """Run a script of recipes/launch to its end, with stand-ins, notes and logs in a new folder below `folder`.
 
-    When `then` holds for the calls so far, the script gets a SIGTERM. `there` has the models of servers that answer
-    already, by port.
+    When `then` holds for the calls so far, the script's process group gets the signal `sent`. With `piped`, the
+    program that reads the output ends just before. `there` has the models of servers that answer already, by port.
     """
     folder = Path(tempfile.mkdtemp(dir=folder))
     commands = folder / "bin"
@@ -162,19 +169,26 @@ def launch(
     settings = {"LOGS": str(folder / "logs"), "POLL_SECONDS": "0.1", "START_SECONDS": "30", "STOP_SECONDS": "20"}
     settings |= {"STAND_INS": str(folder), "PATH": f"{commands}:{os.environ['PATH']}"} | environment
     with (folder / "output").open("w") as output:
+        reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=output)
         run = subprocess.Popen(
-            ["bash", str(ROOT / "recipes" / "launch" / script), *arguments],
-            env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            ["/usr/bin/env", "--default-signal=INT,HUP", "bash", ROOT / "recipes" / "launch" / script, *arguments],
+            env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=reader.stdin if piped else output,
+            stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        reader.stdin.close()
     deadline = time.monotonic() + SECONDS
     try:
         while then and not then(read_calls(folder)):
             assert run.poll() is None and time.monotonic() < deadline, (folder / "output").read_text()
             time.sleep(0.05)
         if then:
-            run.send_signal(signal.SIGTERM)
+            reader.kill()
+            reader.wait()
+            os.killpg(run.pid, sent)
         run.wait(timeout=max(deadline - time.monotonic(), 1))
+        if sent == signal.SIGKILL:  # the rest ends after the script
+            while any(alive(call.pid) for call in read_calls(folder)) and time.monotonic() < deadline:
+                time.sleep(0.05)
         calls = read_calls(folder)
         left = [call for call in calls if alive(call.pid)]
     finally:
@@ -182,4 +196,6 @@ def launch(
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
         run.wait()
+        reader.kill()
+        reader.wait()
     return Launch(run.returncode, (folder / "output").read_text(), calls, left)
