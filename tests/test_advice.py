@@ -11,15 +11,7 @@ from conftest import ROOT
 
 from experiments.judge_cost.replay import ROWS, Replay, Row
 from experiments.simulated_judge import JudgeErrors, World
-from rankbuffer_lab.audit.advice import (
-    ALARM,
-    LISTS,
-    POINTWISE,
-    SURE,
-    MethodCosts,
-    advise,
-    disattenuated,
-)
+from rankbuffer_lab.audit.advice import ALARM, LISTS, POINTWISE, SURE, MethodCosts, advise, disattenuated
 from rankbuffer_lab.audit.expected import METHODS, G, Judged, draw, expected_tau, slot, tau, tied
 from rankbuffer_lab.audit.fit import LABELS, Fit, Label
 from rankbuffer_lab.audit.measures import tau_b
@@ -30,15 +22,9 @@ from rankbuffer_trl.rewards.looks import balanced
 from rankbuffer_trl.rewards.method import load_method
 
 JUDGE = JudgeModel(
-    list_noise=0.5,
-    list_bias=0.4,
-    list_middle=0.2,
-    pair_noise=0.4,
-    pair_bias=0.3,
-    kappa=0.99,
-    spread=0.3,
-    bias_spread=0.2,
-)
+    list_noise=0.5, list_bias=0.4, list_middle=0.2, pair_noise=0.4, pair_bias=0.3, kappa=0.99,
+    spread=0.3, bias_spread=0.2,
+)  # fmt: skip
 COSTS = MethodCosts(groups=1000, in_list=(3600, 30), in_pair=(1200, 10), tokens_per_second=2000, prices=(1.0, 5.0))
 LIST, PAIR = 3.63e6, 1.21e6  # tokens of one such question per group of the run
 LOOKS = [QueryLooks("q", [(tuple(range(G)), tuple(range(G)))], [])]
@@ -60,20 +46,17 @@ def row_of(recipe: str) -> Row:
     return Row(settings["method"], settings.get("method_args", {}))
 
 
-@pytest.mark.parametrize("recipe", [*METHODS, POINTWISE])
-def test_each_method_has_a_recipe(recipe):
-    assert load_method(row_of(recipe).method, row_of(recipe).arguments, 0)
+def test_each_method_has_a_recipe():
+    for recipe in (*METHODS, POINTWISE):
+        assert load_method(row_of(recipe).method, row_of(recipe).arguments, 0), recipe
 
 
 @pytest.mark.parametrize(
     "errors",
-    [
-        JudgeErrors(0.08, crowd=1.5, bias=0.2),
-        JudgeErrors(0.15, crowd=2, bias=-0.3, shape="edges"),
-    ],
+    [JudgeErrors(0.08, crowd=1.5, bias=0.2), JudgeErrors(0.15, crowd=2, bias=-0.3, shape="edges")],
     ids=["linear", "edges"],
 )
-def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
+def test_methods_are_modelled_as_they_are(errors, monkeypatch):
     """The real methods are the oracle. They ask the simulated judge about 100 groups."""
     world = World(empty=0, tokens=(10, 5, 10, 10))
     unit, bias = world.within, errors.bias / world.within
@@ -91,33 +74,27 @@ def test_the_model_of_a_method_agrees_with_the_method(errors, monkeypatch):
         assert tied(rewards.places) == pytest.approx(outcome.tied / outcome.answered, abs=room), recipe
 
 
-@pytest.mark.parametrize("recipe", METHODS)
-def test_a_query_multiplies_the_gains_of_all_its_places(recipe):
+def test_expected_tau_multiplies_the_gains_of_all_places_of_a_query():
     sample = draw(50)
-    doubled = Judged(replace(JUDGE, bias_spread=0.5), replace(sample, direction=np.full((50, 1), 2.0)))
-    assert doubled.tau(METHODS[recipe](doubled)) == expected_tau(JUDGE.at(2), recipe, sample)
+    for recipe, method in METHODS.items():
+        doubled = Judged(replace(JUDGE, bias_spread=0.5), replace(sample, direction=np.full((50, 1), 2.0)))
+        assert doubled.tau(method(doubled)) == expected_tau(JUDGE.at(2), recipe, sample), recipe
 
 
-@pytest.mark.parametrize("recipe", METHODS)
-def test_a_judge_that_errs_less_orders_better(recipe):
-    taus = [
-        expected_tau(replace(JUDGE, list_noise=1.2 * noise, pair_noise=noise), recipe) for noise in (0.1, 0.3, 0.9, 3)
-    ]
-    assert taus == sorted(taus, reverse=True)
-    assert taus[0] - taus[-1] > 0.3
+def test_expected_tau_falls_with_noise_and_rises_with_looks():
+    for recipe in METHODS:
+        models = (replace(JUDGE, list_noise=1.2 * noise, pair_noise=noise) for noise in (0.1, 0.3, 0.9, 3))
+        taus = [expected_tau(model, recipe) for model in models]
+        assert taus == sorted(taus, reverse=True) and taus[0] - taus[-1] > 0.3, recipe
+    for noise in (0.1, 0.5, 2.0):
+        tau_of = {recipe: expected_tau(replace(JUDGE, list_noise=noise), recipe) for recipe in METHODS}
+        one, two, four = (tau_of[recipe] for recipe in LISTS)
+        assert one < two < four, noise
+        assert two < tau_of["beyond/listwise"], noise
+        assert tau_of["paper/rankbuffer"] < tau_of["beyond/rankbuffer_looks"], noise
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.5, 2.0])
-def test_more_looks_order_better(noise):
-    model = replace(JUDGE, list_noise=noise)
-    one, two, four = (expected_tau(model, recipe) for recipe in LISTS)
-    again = expected_tau(model, "beyond/listwise")
-    assert one < two < four
-    assert two < again
-    assert expected_tau(model, "paper/rankbuffer") < expected_tau(model, "beyond/rankbuffer_looks")
-
-
-def test_a_reverse_look_cancels_a_linear_bias_and_a_half_turn_that_of_the_middle():
+def test_expected_tau_gets_rid_of_a_linear_bias_by_a_reverse_look_and_of_the_middle_by_a_half_turn():
     sharp = replace(JUDGE, list_noise=0.05, list_bias=0.0, list_middle=0.0)
     linear, middle = replace(sharp, list_bias=1.5), replace(sharp, list_middle=1.5)
 
@@ -130,7 +107,7 @@ def test_a_reverse_look_cancels_a_linear_bias_and_a_half_turn_that_of_the_middle
     assert lost(middle, four) < lost(middle, two) / 2
 
 
-def test_bias_and_crowd_touch_what_they_are_about():
+def test_expected_tau_changes_by_bias_and_noise_only_where_a_method_sees_them():
     for recipe, method in METHODS.items():
         before = expected_tau(JUDGE, recipe)
         pairs = method(Judged(JUDGE, draw())).pairs
@@ -140,38 +117,35 @@ def test_bias_and_crowd_touch_what_they_are_about():
             assert expected_tau(replace(JUDGE, list_noise=3.0), recipe) == before
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_slots_are_those_of_balanced_orders(n):
+def test_slot_and_gain_are_those_of_balanced_orders():
     """`slot` says where a rollout stands in each order, and `gain` what it gets there."""
     group = RolloutGroup(Query("q", [], (), ()), (), 0, 0)
-    first, *others = balanced(range(n), 4, 0, group) if n > 2 else [(0, 1), (1, 0)]
-    for look, order in enumerate(others, 1):
-        assert [slot(look, first.index(i), n) for i in order] == list(range(n))
-    judged = Judged(JUDGE, draw(4))
-    gains = judged.gain(np.arange(n), np.array(n))
-    for factor, group_gains in zip(judged.factor[:, 0], gains, strict=True):
-        assert group_gains == pytest.approx([JUDGE.at(factor).gain(place, n) for place in range(n)])
+    for n in (2, 3, 8):
+        first, *others = balanced(range(n), 4, 0, group) if n > 2 else [(0, 1), (1, 0)]
+        for look, order in enumerate(others, 1):
+            assert [slot(look, first.index(i), n) for i in order] == list(range(n))
+        judged = Judged(JUDGE, draw(4))
+        gains = judged.gain(np.arange(n), np.array(n))
+        for factor, group_gains in zip(judged.factor[:, 0], gains, strict=True):
+            assert group_gains == pytest.approx([JUDGE.at(factor).gain(place, n) for place in range(n)])
 
 
-def test_tau_and_ties_are_those_of_the_audit():
+def test_tau_and_tied_are_those_of_the_audit():
     rng = np.random.default_rng(0)
     places, opinion = rng.integers(0, 5, (50, G)) / 3, rng.standard_normal((50, G))
     places[0] = 1
-    assert tau(places, opinion).tolist() == pytest.approx(
-        [tau_b(*row) for row in zip(places.tolist(), opinion.tolist(), strict=True)]
-    )
+    rounded = opinion.round()  # with ties on both sides
+    rounded[0] = 0
+    for truth in (opinion, rounded):
+        expected = [tau_b(*row) for row in zip(places.tolist(), truth.tolist(), strict=True)]
+        assert tau(places, truth).tolist() == pytest.approx(expected)
     assert tied(np.array([[0, 1, 2, 3, 4, 5, 5, 5]])) == 3 / 8
-    opinion = opinion.round()  # with ties on both sides
-    opinion[0] = 0
-    assert tau(places, opinion) == pytest.approx(
-        [tau_b(*row) for row in zip(places.tolist(), opinion.tolist(), strict=True)]
-    )
 
 
 # The advice
 
 
-def test_the_rule_is_the_most_lists_that_fit_and_a_method_that_is_surely_better_overrules_it():
+def test_advise_has_the_most_lists_that_fit_unless_a_method_is_surely_better():
     crowded = replace(JUDGE, list_noise=2.0, pair_noise=0.2, pair_bias=0.0)
     rules = {1.5 * LIST: LISTS[0], 2.1 * LIST: LISTS[1], 29 * PAIR: LISTS[2]}
     for budget, rule in rules.items():
@@ -186,7 +160,7 @@ def test_the_rule_is_the_most_lists_that_fit_and_a_method_that_is_surely_better_
     assert advise(fit(flat, list_noise=0.1), LOOKS, COSTS, 13 * PAIR).advised == LISTS[2]
 
 
-def test_the_rule_stays_if_the_audit_is_not_sure():
+def test_advise_keeps_the_rule_if_the_audit_is_not_sure():
     crowded = replace(JUDGE, list_noise=1.1, list_bias=0.0, pair_noise=0.5, pair_bias=0.0)
     sure, unsure = fit(crowded, list_noise=0.01), fit(crowded, list_noise=2.0)
     assert advise(sure, LOOKS, COSTS, 29 * PAIR).advised == "paper/rrc_scr"
@@ -196,7 +170,7 @@ def test_the_rule_stays_if_the_audit_is_not_sure():
     assert f"{SURE:.0%} would be enough" in found.sentences[-1]
 
 
-def test_the_interval_covers_the_estimate_and_widens_with_the_draws():
+def test_advise_has_an_interval_that_covers_the_estimate_and_widens_with_the_draws():
     narrow, wide = (advise(fit(JUDGE, list_noise=w), LOOKS, COSTS, math.inf).rows for w in (0.05, 0.5))
     for row in narrow:
         wider = next(other for other in wide if other.recipe == row.recipe)
@@ -204,7 +178,7 @@ def test_the_interval_covers_the_estimate_and_widens_with_the_draws():
         assert row.pairs or wider.high - wider.low > 2 * (row.high - row.low)
 
 
-def test_a_budget_in_price_counts_prices():
+def test_advise_counts_prices_of_a_budget_in_price():
     list_price = (3600 * 1.0 + 30 * 5.0) * 1000 / 1e6
     found = advise(fit(JUDGE, list_noise=0.1), LOOKS, COSTS, 2.1 * list_price, in_price=True)
     row = next(row for row in found.rows if row.recipe == LISTS[0])
@@ -218,13 +192,10 @@ def test_a_budget_in_price_counts_prices():
         advise(fit(JUDGE), LOOKS, replace(COSTS, prices=None), 10, in_price=True)
 
 
-@pytest.mark.parametrize("budget", [0, -1, math.nan])
-def test_a_budget_of_nothing_is_refused(budget):
-    with pytest.raises(SettingsError, match="budget must be above 0"):
-        advise(fit(JUDGE), LOOKS, COSTS, budget)
-
-
-def test_if_nothing_fits_one_line_says_what_would():
+def test_advise_refuses_a_budget_of_nothing_and_says_what_would_fit():
+    for budget in (0, -1, math.nan):
+        with pytest.raises(SettingsError, match="budget must be above 0"):
+            advise(fit(JUDGE), LOOKS, COSTS, budget)
     found = advise(fit(JUDGE, list_noise=0.1), LOOKS, COSTS, 1000)
     assert found.rule is found.advised is None
     assert found.sentences == [
@@ -243,7 +214,7 @@ def looks_and_labels(n: int, lists_right: float, pairs_right: float) -> tuple[li
     return looks, labels
 
 
-def test_it_refuses_to_choose_between_lists_and_pairs_if_they_settle_on_different_opinions():
+def test_advise_refuses_to_choose_between_lists_and_pairs_if_they_settle_on_different_opinions():
     apart = fit(replace(JUDGE, kappa=ALARM - 0.05), list_noise=0.1)
     found = advise(apart, LOOKS, COSTS, 29 * PAIR)
     assert found.alarm and found.advised is None and found.rule == LISTS[2]
@@ -253,7 +224,7 @@ def test_it_refuses_to_choose_between_lists_and_pairs_if_they_settle_on_differen
     assert not advise(fit(replace(JUDGE, kappa=ALARM + 0.01)), LOOKS, COSTS, 29 * PAIR).alarm
 
 
-def test_labels_decide_if_there_are_enough_and_only_on_an_alarm():
+def test_advise_lets_labels_decide_if_there_are_enough_and_only_on_an_alarm():
     apart = fit(replace(JUDGE, kappa=ALARM - 0.05), list_noise=0.1)
     for lists, pairs, recipe in ((0.6, 0.9, "paper/rrc_scr"), (0.9, 0.6, "beyond/listwise")):
         looks, labels = looks_and_labels(LABELS, lists, pairs)
@@ -265,7 +236,7 @@ def test_labels_decide_if_there_are_enough_and_only_on_an_alarm():
     assert advise(known, looks, COSTS, 29 * PAIR, labels) == advise(known, looks, COSTS, 29 * PAIR)
 
 
-def test_pointwise_comes_from_the_ratings():
+def test_advise_takes_pointwise_from_the_ratings():
     rng = np.random.default_rng(0)
     sharp = replace(JUDGE, list_noise=0.01, list_bias=0.0, list_middle=0.0)
     looks = []
@@ -275,9 +246,8 @@ def test_pointwise_comes_from_the_ratings():
         rated = opinion + 0.5 * rng.standard_normal(G)
         looks.append(QueryLooks(f"q{q}", [(tuple(range(G)), order)], [], rated.tolist()))
     looks.append(replace(looks[0], scores=[None, *looks[0].scores[1:]]))
-    found = next(
-        row for row in advise(fit(sharp, list_noise=0.1), looks, COSTS, math.inf).rows if row.recipe == POINTWISE
-    )
+    rows = {row.recipe: row for row in advise(fit(sharp, list_noise=0.1), looks, COSTS, math.inf).rows}
+    found = rows[POINTWISE]
     assert found.tau == pytest.approx(2 / math.pi * math.asin(1 / math.hypot(1, 0.5)), abs=0.03)
     assert found.low < found.tau < found.high
     assert found.tokens == pytest.approx(1000 * 8 * (3630 - 6 * 403.33 - 403.33), rel=0.01)

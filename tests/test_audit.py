@@ -107,119 +107,72 @@ def make_audit(answers, calls, references=False) -> Audit:
     )
 
 
-PERFECT = {
-    "lists_tau": 1,
-    "lists_identical": 1,
-    "lists_bias": 0,
-    "pairs_flip": 0,
-    "pairs_first": 1 / 2,
-    "pairs_label": 1 / 2,
-    "pairs_lists": 1,
-    "put_back": 1,
-    "put_back_distance": 0,
-    "ratings_lists": 1,
-    "ratings_tied": 0,
-}
+class ByLabel(Client):
+    """A judge for whom R0 always wins a pair."""
+
+    async def complete(self, messages, *, question, seed, tally):
+        answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
+        return ('{"order": [1, 0]}' if question.kind == "pair" else answer), usage
 
 
-def test_a_perfect_judge_gets_the_best_value_of_every_measure():
-    answers, _ = examine(Client(true_position, true_order), make_groups(6))
-    assert values(answers) == PERFECT
-    assert all(result.clear for result in results(answers).values() if result.better)
+def first_wins(worths):
+    return as_shown(worths)[::-1]
 
 
-def test_each_measure_stands_beside_what_chance_gives():
+def by_place(sign):
+    return lambda worths: sorted(as_shown(worths), key=lambda place: sign * abs(2 * place - len(worths) + 1))
+
+
+NAMES = (
+    "lists_tau", "lists_identical", "lists_bias", "pairs_flip", "pairs_first", "pairs_label", "pairs_lists",
+    "put_back", "put_back_distance", "ratings_lists", "ratings_tied",
+)  # fmt: skip
+PERFECT = dict(zip(NAMES, (1, 1, 0, 0, 1 / 2, 1 / 2, 1, 1, 0, 1, 0), strict=True))
+# -1 for both lists and their reverses, and the four other pairs of lists cancel. Distances are 0, 1, ... 7.
+SHOWN = dict(zip(NAMES, (pytest.approx(-1 / 3), 0, 1, 1, 0, 1 / 2, 1 / 2, 1 / 8, 3.5, 0, 1), strict=True))
+BETTER = {measure.name for measure in MEASURES if measure.better}
+KNOWN = {  # judges with the number of queries, values of measures, and measures not clearly better than chance
+    "perfect": (Client(true_position, true_order), 6, PERFECT, set()),
+    "backwards, as good as perfect since nothing here is about truth": (
+        Client(lambda anchors, one: sum(a > one for a in anchors), lambda w: true_order(w)[::-1], lambda w: 8 - w),
+        6, PERFECT, set(),
+    ),
+    "takes the order shown for the verdict": (Client(lambda *_: 0, as_shown, lambda worth: 5), 6, SHOWN, BETTER),
+    "the first shown wins": (
+        Client(true_position, first_wins), 4, {"lists_bias": -1, "pairs_first": 1, "pairs_label": 1 / 2}, None,
+    ),
+    "likes the ends": (Client(lambda *_: 0, by_place(1), lambda worth: 5), 20, {"pairs_lists": 1 / 2}, BETTER),
+    "likes the middle": (Client(lambda *_: 0, by_place(-1), lambda worth: 5), 20, {"pairs_lists": 1 / 2}, BETTER),
+    "likes a label": (ByLabel(true_position, true_order), 4, {"pairs_label": 1, "pairs_first": 1}, None),
+    "always gives position 3": (  # distances are 3 2 1 0 1 2 3 4
+        Client(lambda *_: 3, true_order), 20, {"put_back": 1 / 8, "put_back_distance": 2},
+        {"put_back", "put_back_distance"},
+    ),
+    "contradicts itself between kinds of question": (
+        Client(true_position, lambda w: true_order(w)[:: 1 if len(w) > 2 else -1], lambda worth: 8 - worth), 6,
+        {"lists_tau": 1, "pairs_flip": 0, "put_back": 1, "pairs_lists": 0, "ratings_lists": -1},
+        {"pairs_lists", "ratings_lists"},
+    ),
+}  # fmt: skip
+
+
+def test_measures_tell_judges_of_known_behaviour_apart():
+    for name, (client, queries, expected, unclear) in KNOWN.items():
+        measured = results(examine(client, make_groups(queries))[0])
+        assert {measure: measured[measure].value for measure in expected} == expected, name
+        if unclear is not None:
+            assert {one for one in BETTER if not measured[one].clear} == unclear, name
+        if name.startswith("likes the"):
+            assert measured["lists_tau"].value < 0, name
+
+
+def test_measures_stand_beside_what_chance_gives():
     answers, _ = examine(Client(true_position, true_order), make_groups(2, n=4))
-    assert {name: result.chance for name, result in results(answers).items()} == {
-        "lists_tau": 0,
-        "lists_identical": 1 / 24,
-        "lists_bias": 0,
-        "pairs_flip": 1 / 2,
-        "pairs_first": 1 / 2,
-        "pairs_label": 1 / 2,
-        "pairs_lists": 1 / 2,
-        "put_back": 1 / 4,
-        "put_back_distance": 4 / 4,  # always 2: 2 1 0 1
-        "ratings_lists": 0,
-        "ratings_tied": None,
-    }
+    chances = (0, 1 / 24, 0, 1 / 2, 1 / 2, 1 / 2, 1 / 2, 1 / 4, 4 / 4, 0, None)  # always position 2: 2 1 0 1
+    assert {name: one.chance for name, one in results(answers).items()} == dict(zip(NAMES, chances, strict=True))
 
 
-def test_a_judge_that_takes_the_order_shown_for_the_verdict_is_found_out():
-    answers, _ = examine(Client(lambda anchors, candidate: 0, as_shown, lambda worth: 5), make_groups(6))
-    assert values(answers) == {
-        "lists_tau": pytest.approx(-1 / 3),  # -1 for both lists and their reverses; the four others cancel
-        "lists_identical": 0,
-        "lists_bias": 1,
-        "pairs_flip": 1,
-        "pairs_first": 0,
-        "pairs_label": 1 / 2,
-        "pairs_lists": 1 / 2,
-        "put_back": 1 / 8,
-        "put_back_distance": 3.5,  # 0, 1, ... 7
-        "ratings_lists": 0,
-        "ratings_tied": 1,
-    }
-    assert not any(result.clear for result in results(answers).values())
-
-
-def test_a_judge_that_prefers_what_is_shown_first_has_the_opposite_position_bias():
-    answers, _ = examine(Client(true_position, lambda worths: as_shown(worths)[::-1]), make_groups(3))
-    assert (values(answers)["lists_bias"], values(answers)["pairs_first"]) == (-1, 1)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_judge_that_likes_the_ends_or_the_middle_is_found_out(sign):
-    def by_place(worths):
-        return sorted(as_shown(worths), key=lambda place: sign * abs(2 * place - len(worths) + 1))
-
-    answers, _ = examine(Client(lambda *shown: 0, by_place, lambda worth: 5), make_groups(20))
-    assert values(answers)["lists_tau"] < 0
-    assert values(answers)["pairs_lists"] == 1 / 2
-    assert not any(result.clear for result in results(answers).values())
-
-
-def test_a_judge_that_likes_a_label_is_told_from_one_that_likes_a_place():
-    class ByLabel(Client):
-        async def complete(self, messages, *, question, seed, tally):
-            answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
-            return ('{"order": [1, 0]}' if question.kind == "pair" else answer), usage  # R0 always wins
-
-    answers, _ = examine(ByLabel(true_position, true_order), make_groups(4))
-    assert values(answers)["pairs_label"] == 1
-    assert values(answers)["pairs_first"] == 1  # in the other pairs, labels stand by slot
-    answers, _ = examine(Client(true_position, lambda worths: as_shown(worths)[::-1]), make_groups(4))
-    assert (values(answers)["pairs_label"], values(answers)["pairs_first"]) == (1 / 2, 1)
-
-
-def test_always_the_same_position_is_exactly_chance_and_not_clear():
-    answers, _ = examine(Client(lambda anchors, candidate: 3, true_order), make_groups(20))
-    measured = results(answers)
-    for name, value in {"put_back": 1 / 8, "put_back_distance": 2}.items():  # 3 2 1 0 1 2 3 4
-        assert measured[name].value == pytest.approx(value)
-        assert measured[name].chance == pytest.approx(value)
-        assert not measured[name].clear
-
-
-def test_the_audit_cannot_tell_a_judge_that_ranks_backwards_from_a_good_one():
-    client = Client(
-        lambda anchors, candidate: sum(anchor > candidate for anchor in anchors),
-        lambda w: true_order(w)[::-1],
-        lambda worth: 8 - worth,
-    )
-    answers, _ = examine(client, make_groups(4))
-    assert values(answers) == PERFECT  # nothing here is about truth
-
-
-def test_a_judge_whose_kinds_of_question_contradict_each_other_is_found_out():
-    client = Client(true_position, lambda w: true_order(w)[:: 1 if len(w) > 2 else -1], lambda worth: 8 - worth)
-    measured = results(examine(client, make_groups(4))[0])
-    assert (measured["lists_tau"].value, measured["pairs_flip"].value, measured["put_back"].value) == (1, 0, 1)
-    assert (measured["pairs_lists"].value, measured["ratings_lists"].value) == (0, -1)
-    assert not measured["pairs_lists"].clear
-
-
-def test_a_guessing_judge_comes_out_near_chance():
+def test_measures_of_a_guessing_judge_come_out_near_chance():
     rng = random.Random(5)
     client = Client(
         lambda anchors, candidate: rng.randint(0, len(anchors)),
@@ -236,7 +189,7 @@ def test_a_guessing_judge_comes_out_near_chance():
 
 
 @given(st.permutations(range(N)), st.permutations(range(N)), st.integers(0, 10**6))
-def test_pairs_won_by_place_alone_agree_with_any_lists_in_exactly_half(one, other, seed):
+def test_pairs_with_lists_is_a_half_for_pairs_won_by_place_alone(one, other, seed):
     order = random.Random(seed).sample(range(N), N)
     pairs = [(pair, pair[0]) for a in range(N) for b in range(N) if a != b for pair in [(a, b)]]
     looks = QueryLooks("q", [(tuple(order), tuple(one)), (tuple(order[::-1]), tuple(other))], pairs)
@@ -350,31 +303,31 @@ def test_flips_count_pairs_with_both_verdicts():
     assert measured["pairs_first"] == 1 / 4  # of the four verdicts, one is for the sample shown first
 
 
-def test_first_answers_without_the_form_are_counted_by_kind_but_transport_retries_are_not():
-    class Sloppy(Client):
-        async def complete(self, messages, *, question, seed, tally):
-            answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
-            tally.attempts += 3  # transport retries
-            return ("let me see" if question.kind == "look" and seed == 0 else answer), usage
+class Sloppy(Client):
+    """A judge that answers prose where told, after three transport retries."""
 
+    prose = staticmethod(lambda question, seed: False)
+
+    async def complete(self, messages, *, question, seed, tally):
+        answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
+        tally.attempts += 3
+        return ("let me see" if self.prose(question, seed) else answer), usage
+
+
+def test_costs_count_answers_without_the_form_by_kind_but_not_transport_retries():
+    client = Sloppy(true_position, true_order)
+    client.prose = lambda question, seed: question.kind == "look" and seed == 0
     asked = {"insert": 4 * N, "look": 4 * 4, "pair": 4 * 10, "score": 4 * N}
-    answers, calls = examine(Sloppy(true_position, true_order), make_groups(4))
+    answers, calls = examine(client, make_groups(4))
     forms = {kind: Form(n, 0, 0, n, n if kind == "look" else 0) for kind, n in asked.items()}
     assert {cost.kind: cost.form for cost in costs(calls)} == forms
     assert values(answers)["lists_tau"] == 1
     with pytest.raises(JudgeError, match="failed its first question"):  # a list, too
-        examine(Sloppy(true_position, true_order), make_groups(4), max_attempts=1)
-
-
-def test_answers_that_stay_without_the_form_are_no_verdicts():
-    class Mumbling(Client):
-        async def complete(self, messages, *, question, seed, tally):
-            answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
-            return ("let me see" if question.kind == "pair" else answer), usage
-
-    answers, calls = examine(Mumbling(true_position, true_order), make_groups(4), max_attempts=1)
+        examine(client, make_groups(4), max_attempts=1)
+    client.prose = lambda question, seed: question.kind == "pair"
+    answers, calls = examine(client, make_groups(4), max_attempts=1)
     assert {cost.kind: cost.form for cost in costs(calls)}["pair"] == Form(40, 40, 0, 40, 40)
-    assert (values(answers)["pairs_flip"], values(answers)["lists_tau"]) == (None, 1)
+    assert (values(answers)["pairs_flip"], values(answers)["lists_tau"]) == (None, 1), "no verdicts of pairs"
 
 
 def test_costs_are_means_of_all_attempts_by_kind():
@@ -382,42 +335,35 @@ def test_costs_are_means_of_all_attempts_by_kind():
         usage = Usage(prompt, 10, 4)
         return Call("m", kind, "q", "s", outcome, 1, usage if outcome == "parsed" else Usage(), usage, seconds)
 
-    calls = [
-        call("insert", "parsed", 100, 1.0),
-        call("look", "parsed", 300, 9.0),
-        call("insert", "malformed", 200, 2.0),
-    ]
-    forms = [Form(1, 0, 0, 1, 0), Form(2, 1, 0, 1, 0)]
-    assert costs(calls) == [
-        Cost("insert", forms[1], 150, 10, 4, 1.5, 1.95),
-        Cost("look", forms[0], 300, 10, 4, 9.0, 9.0),
+    attempts = [("insert", "parsed", 100, 1.0), ("look", "parsed", 300, 9.0), ("insert", "malformed", 200, 2.0)]
+    assert costs([call(*one) for one in attempts]) == [
+        Cost("insert", Form(2, 1, 0, 1, 0), 150, 10, 4, 1.5, 1.95),
+        Cost("look", Form(1, 0, 0, 1, 0), 300, 10, 4, 9.0, 9.0),
     ]
 
 
 # What is said of a judge
 
 
-@pytest.mark.parametrize(
-    ("better", "low", "high", "clear"),
-    [(1, 0.51, 0.9, True), (1, 0.5, 0.9, False), (1, 0.5 + 1e-12, 0.5 + 1e-12, False), (1, 0.1, 0.2, False)]
-    + [(-1, 0.1, 0.49, True), (-1, 0.1, 0.5, False), (-1, 0.6, 0.7, False), (0, 0.6, 0.7, False)],
-)
-def test_clear_is_a_whole_interval_on_the_better_side_of_chance(better, low, high, clear):
-    assert Result("m", "m", "", better, True, {"a": low, "b": high}, low, high, 0.5).clear is clear
+def test_clear_is_a_whole_interval_on_the_better_side_of_chance():
+    above = [(1, 0.51, 0.9, True), (1, 0.5, 0.9, False), (1, 0.5 + 1e-12, 0.5 + 1e-12, False), (1, 0.1, 0.2, False)]
+    below = [(-1, 0.1, 0.49, True), (-1, 0.1, 0.5, False), (-1, 0.6, 0.7, False), (0, 0.6, 0.7, False)]
+    for better, low, high, clear in above + below:
+        result = Result("m", "m", "", better, True, {"a": low, "b": high}, low, high, 0.5)
+        assert result.clear is clear, (better, low, high)
 
 
-def test_the_verdict_says_on_what_and_by_what_rule():
-    groups = make_groups(12)
-    audit = make_audit(*examine(Client(true_position, true_order), groups))
-    assert verdict(audit).startswith("Clearly better than chance on 5 of 5. This judge reads the responses")
-    audit = make_audit(*examine(Client(true_position, true_order), groups), references=True)
-    assert verdict(audit).endswith(REFERENCES)
-    audit = make_audit(*examine(Client(lambda *shown: 0, true_order), groups))
-    assert "on 4 of 5. Not on: put back." in verdict(audit)
-    audit = make_audit(*examine(Client(lambda *shown: 0, as_shown, lambda worth: 5), groups))
-    assert "on 0 of 5. This judge cannot be told from guessing" in verdict(audit)
-    audit = make_audit(*examine(Client(true_position, true_order), groups[:1]))
-    assert verdict(audit).startswith("One query is too few")
+def test_verdict_says_on_what_and_by_what_rule():
+    def said(client, queries=12, **kwargs):
+        return verdict(make_audit(*examine(client, make_groups(queries)), **kwargs))
+
+    good = Client(true_position, true_order)
+    assert said(good).startswith("Clearly better than chance on 5 of 5. This judge reads the responses")
+    assert said(good, references=True).endswith(REFERENCES)
+    assert "on 4 of 5. Not on: put back." in said(Client(lambda *shown: 0, true_order))
+    blind = said(Client(lambda *shown: 0, as_shown, lambda worth: 5))
+    assert "on 0 of 5. This judge cannot be told from guessing" in blind
+    assert said(good, queries=1).startswith("One query is too few")
 
 
 def test_the_model_of_the_judge_is_shown_with_its_meaning_and_its_alarm():
@@ -426,11 +372,7 @@ def test_the_model_of_the_judge_is_shown_with_its_meaning_and_its_alarm():
     calm, alarmed = (estimates(fit, alarm, None) for alarm in (False, True))
     assert list(calm) == list(ESTIMATES) and "lasting" in estimates(fit, False, Estimate(0.2, 0.1, 0.3))
     noise = calm["list_noise"]
-    assert (noise.value, noise.low, noise.high) == (
-        0.7,
-        pytest.approx(0.025, abs=0.01),
-        pytest.approx(0.965, abs=0.01),
-    )
+    assert (noise.value, noise.low, noise.high) == (0.7, *(pytest.approx(x, abs=0.01) for x in (0.025, 0.965)))
     assert "looks better in 16% of looks" in noise.says  # two looks with 0.7 of noise each, one spread apart
     assert "blurs 2.0 times as much" in calm["crowd"].says
     assert [name for name, one in alarmed.items() if one.says == ALARMED] == ["kappa"]

@@ -31,28 +31,10 @@ def command(monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def refusal(command, capsys):
-    """The one line with which `rankbuffer-audit` ends."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            command(*arguments)
-        message = stop.value.code  # the interpreter prints a text and exits with 1
-        assert isinstance(message, str)
-        assert message.startswith("rankbuffer-audit: ")
-        assert "\n" not in message
-        said = capsys.readouterr().out
-        assert all(line.startswith("[price] ") for line in said.splitlines())
-        return message
-
-    return run
-
-
 REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)
 
 
-def test_the_command_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path):
+def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path):
     out = tmp_path / "deep" / "audit"
     printed = command(*REFERENCE, "--queries", 4, "--output_dir", out, "--seed", 3)
     assert printed.err == ""
@@ -74,14 +56,14 @@ def test_the_command_writes_numbers_and_a_figure_and_prints_a_verdict(command, t
     assert [len(look["lists"]) for look in found["looks"]] == [4] * 4
 
 
-def test_references_are_told_from_samples_and_the_judge_is_not_estimated_on_them(command, tmp_path):
+def test_main_tells_references_from_samples_and_does_not_estimate_the_judge_on_them(command, tmp_path):
     printed = command(*REFERENCE, "--queries", 4, "--output_dir", tmp_path)
     assert "The samples are references of the data set." in " ".join(printed.out.split())
     found = json.loads((tmp_path / "audit.json").read_text())
     assert (found["references"], found["model"], found["advice"]) == (True, None, None)
 
 
-def test_a_yaml_gives_the_settings_and_the_command_line_wins(command, tmp_path):
+def test_main_reads_settings_from_a_yaml_and_the_command_line_wins(command, tmp_path):
     (tmp_path / "audit.yaml").write_text(
         f"dataset_name: {HOWTO}\nsamples: {HOWTO}\nqueries: 9\noutput_dir: {tmp_path}\njudge_guard: false\n"
     )
@@ -90,7 +72,7 @@ def test_a_yaml_gives_the_settings_and_the_command_line_wins(command, tmp_path):
     assert (config["queries"], config["judge_guard"], config["judge_request"]) == (2, False, {"top_p": 1})
 
 
-def test_queries_are_drawn_by_the_seed_each_at_most_once():
+def test_load_draws_queries_by_the_seed_each_at_most_once():
     def drawn(**kwargs):
         groups, _, _ = AuditConfig(dataset_name=HOWTO, samples=HOWTO, **kwargs).load()
         return [group.query.id for group in groups]
@@ -100,7 +82,7 @@ def test_queries_are_drawn_by_the_seed_each_at_most_once():
     assert sorted(drawn()) == sorted(json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines())
 
 
-def test_as_a_module_it_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
+def test_main_as_a_module_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
     (tmp_path / "bare.jsonl").write_text(json.dumps({"query_id": "q", "prompt": howto[0]["prompt"]}) + "\n")
     done = subprocess.run(
         [sys.executable, "-m", "rankbuffer_lab.audit", "--dataset_name", HOWTO]

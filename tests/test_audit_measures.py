@@ -25,16 +25,11 @@ from rankbuffer_lab.audit.samples import QueryVerdicts
 def slow_tau_b(x, y):
     """From the textbook: (P - Q) / sqrt((n0 - n1) (n0 - n2))."""
     n = len(x)
-    concordant = discordant = 0
-    for i in range(n):
-        for j in range(n):
-            if x[i] < x[j] and y[i] < y[j]:
-                concordant += 1
-            if x[i] < x[j] and y[i] > y[j]:
-                discordant += 1
-    ties = [sum(count * (count - 1) // 2 for count in Counter(scores).values()) for scores in (x, y)]
-    n0 = n * (n - 1) // 2
-    bottom = (n0 - ties[0]) * (n0 - ties[1])
+    two = [(i, j) for i in range(n) for j in range(n)]
+    concordant = sum(x[i] < x[j] and y[i] < y[j] for i, j in two)
+    discordant = sum(x[i] < x[j] and y[i] > y[j] for i, j in two)
+    ties = [sum(math.comb(count, 2) for count in Counter(scores).values()) for scores in (x, y)]
+    bottom = math.prod(math.comb(n, 2) - tied for tied in ties)
     return (concordant - discordant) / math.sqrt(bottom) if bottom else 0.0
 
 
@@ -46,26 +41,12 @@ def test_tau_b_is_the_textbooks(pairs):
     assert tau_b(x, [-b for b in y]) == pytest.approx(-tau_b(x, y))
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "tau"),
-    [
-        ([1, 2, 3, 4], [1, 2, 3, 4], 1),
-        ([1, 2, 3, 4], [4, 3, 2, 1], -1),
-        ([1, 2, 3, 4], [1, 3, 2, 4], 4 / 6),
-        ([1, 2, 2, 3], [1, 2, 3, 3], 4 / 5),
-        ([1, 1, 1], [1, 2, 3], 0),
-    ],
-)
-def test_tau_b_of_small_orders(x, y, tau):
-    assert tau_b(x, y) == pytest.approx(tau)
-
-
-def test_tau_of_orders_compares_places_not_names():
+def test_ordering_tau_compares_places_not_names():
     # 2 0 1 and 0 2 1, worst to best: the pair (0, 2) is turned, the two others are not
     assert ordering_tau((2, 0, 1), (0, 2, 1)) == pytest.approx(1 / 3)
 
 
-def test_the_tau_of_lists_is_the_mean_over_every_two_of_four():
+def test_lists_tau_is_the_mean_over_every_two_of_four():
     shown = (0, 1, 2)
     orders = [(0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 2)]
     looks = QueryLooks("q", [(shown, order) for order in orders], [])
@@ -74,12 +55,12 @@ def test_the_tau_of_lists_is_the_mean_over_every_two_of_four():
     assert lists_tau(QueryVerdicts(QueryLooks("q", [*looks.lists[:3], (shown, None)], []))) is None
 
 
-def test_position_bias_is_the_slope_of_ranks_on_places():
+def test_slope_is_that_of_ranks_on_places():
     # Shown last instead of first, response 0 gains a rank; shown first instead of last, response 2 keeps its own.
     assert slope((0, 1, 2), (0, 1, 2), (1, 0, 2)) == pytest.approx((2 * 1 + 0 * -1 + -2 * 0) / 8)
 
 
-def test_the_share_of_a_label_counts_each_sample_once_at_each_place_with_each_label():
+def test_label_share_counts_each_sample_once_at_each_place_with_each_label():
     def share(straight, reverse, crossed, crossed_reverse):
         looks = QueryLooks("q", [], [((3, 1), straight), ((1, 3), reverse)])
         return label_share(QueryVerdicts(looks, {(3, 1): crossed, (1, 3): crossed_reverse}))
@@ -92,24 +73,24 @@ def test_the_share_of_a_label_counts_each_sample_once_at_each_place_with_each_la
     assert share(3, 3, 1, None) is None
 
 
-def test_ties_are_samples_whose_rating_another_one_has():
+def test_tied_ratings_are_samples_whose_rating_another_one_has():
     assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, 3, 7]))) == 1 / 2
     assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, None, 7]))) is None
 
 
-@pytest.mark.parametrize(("n", "distance"), [(2, 1 / 2), (3, 2 / 3), (4, 4 / 4), (7, 12 / 7)])
-def test_the_best_constant_position_is_the_middle(n, distance):
-    assert best_constant(n) == pytest.approx(distance)
+def test_best_constant_is_the_position_in_the_middle():
+    for n, distance in ((2, 1 / 2), (3, 2 / 3), (4, 4 / 4), (7, 12 / 7)):
+        assert best_constant(n) == pytest.approx(distance), n
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.integers(0, 5))
-def test_an_interval_lies_within_the_values_and_repeats(numbers, seed):
+def test_interval_lies_within_the_values_and_repeats(numbers, seed):
     low, high = interval(numbers, seed, resamples=50)
     assert min(numbers) - 1e-9 <= low <= high <= max(numbers) + 1e-9
     assert interval(numbers, seed, resamples=50) == (low, high)
 
 
-def test_an_interval_is_as_wide_as_theory_says():
+def test_interval_is_as_wide_as_theory_says():
     low, high = interval([0.0, 1.0] * 50, seed=0)
     assert (low, high) == (pytest.approx(0.5 - 1.96 * 0.05, abs=0.02), pytest.approx(0.5 + 1.96 * 0.05, abs=0.02))
     assert interval([0.5], seed=0) is None

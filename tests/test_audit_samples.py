@@ -56,14 +56,6 @@ def arguments(world, out: Path, *more) -> list[str]:
     return ["rankbuffer-audit", *map(str, [*files, "--output_dir", out, "--judge_guard", "false", *more])]
 
 
-def run(capsys, monkeypatch, *words) -> str:
-    """Run the command without its figure, and return what it printed."""
-    monkeypatch.setattr("rankbuffer_lab.audit.command.audit_figure", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", list(*words))
-    main()
-    return capsys.readouterr().out
-
-
 @pytest.fixture(scope="module")
 def judged(world, tmp_path_factory):
     """An audit over HTTP whose judge answers the lists of one query in prose at first."""
@@ -86,10 +78,23 @@ def found(out: Path) -> dict:
     return json.loads((out / "audit.json").read_text())
 
 
+@pytest.fixture
+def audited(judged, world, capsys, monkeypatch):
+    """Run the command again with more words and without its figure. Return what it printed, and its result."""
+
+    def run(*words) -> tuple[str, dict]:
+        monkeypatch.setattr("rankbuffer_lab.audit.command.audit_figure", lambda *_: None)
+        monkeypatch.setattr(sys, "argv", arguments(world, judged.out, *judged.server, *words))
+        main()
+        return capsys.readouterr().out, found(judged.out)
+
+    return run
+
+
 # The design
 
 
-def test_every_sample_stands_at_the_same_mean_slot_and_every_pair_in_both_orders(world):
+def test_questions_show_every_sample_at_the_same_mean_slot_and_every_pair_in_both_orders(world):
     first_orders = set()
     for group in world.groups:
         asked = questions(group, seed=0)
@@ -109,7 +114,7 @@ def test_every_sample_stands_at_the_same_mean_slot_and_every_pair_in_both_orders
     assert len(first_orders) == QUERIES
 
 
-def test_no_prompt_is_asked_twice_and_another_seed_shows_other_orders(world):
+def test_questions_have_no_prompt_twice_and_another_seed_shows_other_orders(world):
     prompts = [one.prompt() for group in world.groups for one in questions(group, 0).values()]
     assert len(set(prompts)) == len(prompts) == QUERIES * 22
     others = {one.prompt() for group in world.groups for one in questions(group, 1).values()}
@@ -117,7 +122,7 @@ def test_no_prompt_is_asked_twice_and_another_seed_shows_other_orders(world):
     assert len(others & set(prompts)) < ratings + 0.2 * QUERIES * 10  # a pair may come again, a list hardly
 
 
-def test_the_audit_costs_at_most_two_per_cent_of_the_papers_run():
+def test_questions_cost_at_most_two_per_cent_of_the_papers_run():
     def tokens(question):  # a word or a punctuation mark, as in experiments/judge_cost
         return len(re.findall(r"\w+|[^\w\s]", question.prompt() + question.verdict.longest))
 
@@ -131,31 +136,22 @@ def test_the_audit_costs_at_most_two_per_cent_of_the_papers_run():
 # A judge of known errors
 
 
-def test_the_errors_of_a_judge_are_found_and_the_price_is_said_first(judged, world, capsys, monkeypatch):
-    printed = run(capsys, monkeypatch, arguments(world, judged.out, *judged.server))
+def test_audit_finds_the_errors_of_a_judge_and_says_its_price_first(judged, audited):
+    printed, again = audited()
     assert len(judged.model.bodies) == judged.asked, "a second run asks nothing"
     assert printed.startswith(f"[price] {QUERIES} queries: {ASKED} questions, about ")
     assert "answers.jsonl holds are not asked again" in printed.splitlines()[1]
-    model = found(judged.out)["model"]
+    model, measures = again["model"], again["measures"]
     assert list(model) == list(ESTIMATES)
     for name, truth in {"list_bias": 0.48, "pair_bias": 0.48, "list_noise": 0.54}.items():
-        assert model[name]["low"] < truth < model[name]["high"], name
-        assert model[name]["low"] > 0, name
-    measures = found(judged.out)["measures"]
+        assert 0 < model[name]["low"] < truth < model[name]["high"], name
     assert measures["pairs_first"]["low"] > 0.5 and measures["lists_bias"]["high"] < 0
     assert measures["pairs_label"]["low"] < 0.5 < measures["pairs_label"]["high"]
     assert all(one["says"].split()[0] in printed for one in model.values())
     assert "Truth is not measured" in printed and "accuracy of" not in printed
-
-
-def test_malformed_answers_are_counted_by_kind(judged, world, capsys, monkeypatch):
-    forms = {kind: cost["form"] for kind, cost in found(judged.out)["cost"].items()}
-    assert {kind: form["first_malformed"] for kind, form in forms.items()} == {
-        "insert": 0, "look": 4, "pair": 0, "score": 0,
-    }  # fmt: skip
-    assert {kind: form["questions"] for kind, form in forms.items()} == {
-        "insert": 48, "look": 4 * QUERIES, "pair": 10 * QUERIES, "score": 8 * QUERIES,
-    }  # fmt: skip
+    asked = {kind: cost["form"] for kind, cost in again["cost"].items()}
+    forms = {kind: (form["questions"], form["first_malformed"]) for kind, form in asked.items()}
+    assert forms == {"insert": (48, 0), "look": (4 * QUERIES, 4), "pair": (10 * QUERIES, 0), "score": (8 * QUERIES, 0)}
     assert judged.asked in (1 + ASKED + 4, 2 + ASKED + 4)  # a trial, which may be a list of that query, and repeats
 
 
@@ -194,7 +190,7 @@ def attempt(world, out, client, monkeypatch, **settings):
     return audit(AuditConfig(**files, output_dir=str(out), **settings))
 
 
-def test_a_killed_audit_continues_where_it_was(world, tmp_path, monkeypatch):
+def test_audit_continues_where_it_was_killed(world, tmp_path, monkeypatch):
     first, second = Simulated(world.quality, ERRORS, answers=301), Simulated(world.quality, ERRORS)
     with pytest.raises(Killed):
         attempt(world, tmp_path, first, monkeypatch)
@@ -205,45 +201,39 @@ def test_a_killed_audit_continues_where_it_was(world, tmp_path, monkeypatch):
     assert verdict(found).startswith("Clearly better than chance on 5 of 5.")
 
 
-BLIND = (
-    JudgeErrors(noise=100),
-    JudgeErrors(noise=0, bias=1000),
-    JudgeErrors(noise=0, bias=1000, shape="edges"),
-    JudgeErrors(noise=0, labels=1000),
-)
-
-
-@pytest.mark.parametrize("errors", BLIND)
-def test_a_blind_judge_is_told_apart(world, tmp_path, errors, monkeypatch):
-    found = attempt(world, tmp_path, Simulated(dict.fromkeys(world.quality, 0), errors), monkeypatch, queries=12)
-    assert "cannot be told from guessing" in verdict(found)
-    assert found.estimates is found.advice is None, "there is no opinion to model"
+def test_audit_tells_a_blind_judge_and_models_no_opinion_of_it(world, tmp_path, monkeypatch):
+    nothing = dict.fromkeys(world.quality, 0)
+    for errors in (
+        JudgeErrors(noise=100),
+        JudgeErrors(noise=0, bias=1000),
+        JudgeErrors(noise=0, bias=1000, shape="edges"),
+        JudgeErrors(noise=0, labels=1000),
+    ):
+        blind = attempt(world, tmp_path / str(errors), Simulated(nothing, errors), monkeypatch, queries=12)
+        assert "cannot be told from guessing" in verdict(blind), errors
+        assert blind.estimates is blind.advice is None, errors
 
 
 # Budgets and labels, on the answers of the audit above
 
 
-def test_a_budget_decides_which_methods_fit(judged, world, capsys, monkeypatch):
-    def advice(*words):
-        printed = run(capsys, monkeypatch, arguments(world, judged.out, *judged.server, *words))
-        return found(judged.out)["advice"], printed
-
+def test_audit_decides_by_a_budget_which_methods_fit(judged, audited):
     rows = {row["recipe"]: row for row in judged.found["advice"]["rows"]}
     assert all(row["fits"] for row in rows.values())
     assert all((ROOT / "recipes" / f"{recipe}.yaml").is_file() for recipe in rows)
     tokens = rows["beyond/listwise_two"]["tokens"]
-    bound, printed = advice("--budget", tokens)
-    assert {row["recipe"] for row in bound["rows"] if row["fits"]} == {
-        recipe for recipe, row in rows.items() if row["tokens"] <= tokens
-    }
+    printed, result = audited("--budget", tokens)
+    bound = result["advice"]
+    fit = {recipe for recipe, row in rows.items() if row["tokens"] <= tokens}
+    assert {row["recipe"] for row in bound["rows"] if row["fits"]} == fit
     assert bound["rule"] == "beyond/listwise_two"
     assert all(recipe in printed for recipe in rows) and bound["sentences"][0] in printed
     prices = ("--judge_prompt_price", 1, "--judge_completion_price", 2)
-    priced, printed = advice("--epochs", 8, "--price_budget", 1e-6, *prices)
+    printed, result = audited("--epochs", 8, "--price_budget", 1e-6, *prices)
+    priced = result["advice"]
     assert priced["advised"] is None and not any(row["fits"] for row in priced["rows"])
-    assert {row["recipe"]: row["tokens"] for row in priced["rows"]} == {
-        recipe: pytest.approx(2 * row["tokens"]) for recipe, row in rows.items()
-    }
+    doubled = {recipe: pytest.approx(2 * row["tokens"]) for recipe, row in rows.items()}
+    assert {row["recipe"]: row["tokens"] for row in priced["rows"]} == doubled
     assert "at the prices given" in printed
     assert len(judged.model.bodies) == judged.asked, "no budget asks anything"
 
@@ -259,50 +249,41 @@ def labelled(judged, world) -> list[dict]:
     return rows
 
 
-def test_labels_bound_the_lasting_error(judged, world, tmp_path, capsys, monkeypatch):
+def test_audit_bounds_the_lasting_error_by_labels(judged, audited, world, tmp_path):
     write_rows(tmp_path / "labels.jsonl", labelled(judged, world))
-    words = (*judged.server, "--labels", tmp_path / "labels.jsonl")
-    printed = run(capsys, monkeypatch, arguments(world, judged.out, *words))
-    bound = found(judged.out)["model"]["lasting"]
+    printed, result = audited("--labels", tmp_path / "labels.jsonl")
+    bound = result["model"]["lasting"]
     assert bound["low"] < 0.1 and bound["value"] < 0.3  # the judge has none; better and worse exchanged give 1
     assert "lasting error, at most" in printed
     assert len(judged.model.bodies) == judged.asked
 
 
-def test_wrong_labels_are_refused_in_one_line(judged, world, table, tmp_path):
-    path = str(tmp_path / "labels.jsonl")
+def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_path):
+    path = tmp_path / "labels.jsonl"
     groups = read_samples(str(world.folder / "samples.jsonl"), table)
     pairs = {query_id: pairs_of(group, seed=0) for query_id, group in groups.items()}
     rows = labelled(judged, world)
     assert len(rows) == 100
-    write_rows(Path(path), rows)
-    assert read_labels(path, pairs)[0] == tuple(rows[0].values())
-    first, second = pairs["q1"][0][0], pairs["q1"][1][0]  # not one pair
-    for bad in (
-        {"better": 99},
-        {"better": rows[0]["worse"]},
-        {"query_id": "nobody"},
-        {"query_id": 3},
-        {"worse": None},
-    ):
-        write_rows(Path(path), [*rows[1:], rows[0] | bad])
-        with pytest.raises(DataError, match=r"labels=.*, line 100: query_id, better and worse must name a pair"):
-            read_labels(path, pairs)
-    write_rows(Path(path), [*rows, {"query_id": "q1", "better": first, "worse": second}])
-    with pytest.raises(DataError, match="line 101: query_id, better and worse must name a pair"):
-        read_labels(path, pairs)
-    write_rows(Path(path), [*rows, rows[0] | {"better": rows[0]["worse"], "worse": rows[0]["better"]}])
-    with pytest.raises(DataError, match="line 101: an earlier row has a label of the same pair"):
-        read_labels(path, pairs)
-    write_rows(Path(path), rows[1:])
-    with pytest.raises(DataError, match="has 99 rows, and fewer than 100 say nothing"):
-        read_labels(path, pairs)
+    write_rows(path, rows)
+    assert read_labels(str(path), pairs)[0] == tuple(rows[0].values())
+    mixed = {"query_id": "q1", "better": pairs["q1"][0][0], "worse": pairs["q1"][1][0]}  # not one pair
+    turned = rows[0] | {"better": rows[0]["worse"], "worse": rows[0]["better"]}
+    name = "query_id, better and worse must name a pair"
+    bad = ({"better": 99}, {"better": rows[0]["worse"]}, {"query_id": "nobody"}, {"query_id": 3}, {"worse": None})
+    wrong = [([*rows[1:], rows[0] | one], f"line 100: {name}") for one in bad]
+    wrong += [([*rows, mixed], f"line 101: {name}")]
+    wrong += [([*rows, turned], "line 101: an earlier row has a label of the same pair")]
+    wrong += [(rows[1:], "has 99 rows, and fewer than 100 say nothing")]
+    for written, said in wrong:
+        write_rows(path, written)
+        with pytest.raises(DataError, match=f"^labels=.*{said}.*$"):
+            read_labels(str(path), pairs)
 
 
 # Files of samples
 
 
-def test_samples_are_read_in_their_order_each_text_once_and_eight_at_most(world, table, tmp_path):
+def test_read_samples_keeps_their_order_each_text_once_and_eight_at_most(world, table, tmp_path):
     texts = [f"text {i}" for i in range(10)]
     write_rows(tmp_path / "s.jsonl", [{"query_id": "q4", "responses": [texts[0], *texts], "more": 1}])
     group = read_samples(str(tmp_path / "s.jsonl"), table)["q4"]
@@ -310,38 +291,33 @@ def test_samples_are_read_in_their_order_each_text_once_and_eight_at_most(world,
     assert group.query == replace(world.groups[4].query, responses=())
 
 
-def test_a_row_without_an_id_is_found_by_its_prompt(tmp_path):
+def test_read_samples_finds_a_row_without_an_id_by_its_prompt(tmp_path):
     write_rows(tmp_path / "set.jsonl", [{"prompt": "Why?", "rubrics": [{"text": "Says why.", "weight": 1}]}])
     write_rows(tmp_path / "s.jsonl", [{"prompt": "Why?", "responses": ["a", "b", "c", "d"]}])
     (query_id,) = read_samples(str(tmp_path / "s.jsonl"), QueryTable(load_queries(str(tmp_path / "set.jsonl"))))
     assert query_id.startswith("prompt-")
 
 
-FOUR = ["a", "b", "c", "d"]
+def test_read_samples_refuses_wrong_ones_in_one_line(table, tmp_path):
+    path, four = tmp_path / "s.jsonl", ["a", "b", "c", "d"]
 
+    def row(query_id="q1", responses=four, **more):
+        return {"query_id": query_id, "responses": responses, **more}
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
+    for lines, said in (
         (["{"], "line 1: is not JSON"),
         (["[1]"], "must be a JSON object"),
-        ([{"query_id": "q1", "responses": FOUR}, {"query_id": "q2"}], "line 2: responses must be a list of text"),
-        ([{"query_id": "q1", "responses": [*FOUR, " "]}], "line 1: responses[4] must be non-empty text"),
-        ([{"query_id": "q1", "responses": ["a", "a", "b", "c"]}], "has 3 different responses, and the audit needs 4"),
-        ([{"query_id": "q99", "responses": FOUR}], "query 'q99' is not in the data set, or has another prompt there"),
-        ([{"query_id": "q1", "prompt": "Else?", "responses": FOUR}], "or has another prompt there"),
-        ([{"query_id": "q1", "responses": FOUR}] * 2, "line 2: query 'q1' has samples in a row before"),
+        ([row(), {"query_id": "q2"}], "line 2: responses must be a list of text"),
+        ([row(responses=[*four, " "])], "line 1: responses[4] must be non-empty text"),
+        ([row(responses=["a", "a", "b", "c"])], "has 3 different responses, and the audit needs 4"),
+        ([row("q99")], "query 'q99' is not in the data set, or has another prompt there"),
+        ([row(prompt="Else?")], "or has another prompt there"),
+        ([row()] * 2, "line 2: query 'q1' has samples in a row before"),
         ([], "has no rows"),
-    ],
-)
-def test_wrong_samples_are_refused_in_one_line(table, tmp_path, lines, said):
-    path = tmp_path / "s.jsonl"
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    with pytest.raises(DataError, match=re.escape(said)) as refused:
-        read_samples(str(path), table)
-    assert "\n" not in str(refused.value) and str(refused.value).startswith(f"samples={path}")
-
-
-def test_a_file_that_is_missing_is_refused_in_one_line(table):
+    ):
+        path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+        with pytest.raises(DataError, match=re.escape(said)) as refused:
+            read_samples(str(path), table)
+        assert "\n" not in str(refused.value) and str(refused.value).startswith(f"samples={path}"), said
     with pytest.raises(DataError, match=r"samples=nowhere.jsonl is not a file"):
         read_samples("nowhere.jsonl", table)

@@ -6,10 +6,12 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
@@ -84,7 +86,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "arguments"), METHODS, ids=lambda value: str(value))
-def test_the_same_judge_gives_the_recorded_rewards_bit_for_bit(tmp_path, name, arguments):
+def test_replay_with_the_same_judge_gives_the_recorded_rewards_bit_for_bit(tmp_path, name, arguments):
     method = load_method(name, arguments, 0)
     recorded = record(tmp_path / "store.sqlite", method=method)
     store = BufferStore(recorded.path, read_only=True)
@@ -98,10 +100,8 @@ def test_the_same_judge_gives_the_recorded_rewards_bit_for_bit(tmp_path, name, a
             assert score == expected[query_id, visit.row.step]
             assert list(score.rewards) == visit.row.rewards
         assert next((s.after for s in reversed(scores[query_id]) if s.after), None) == store.load(query_id)
-    totals = Totals.of(calls)
-    assert totals == store.totals() and len(judge.client.seen) == totals.attempts, (
-        "what was asked twice is asked twice"
-    )
+    assert Totals.of(calls) == store.totals()
+    assert len(judge.client.seen) == store.totals().attempts, "what was asked twice is asked twice"
     low, high = price_of(visits, method, True, Totals())[0]
     assert name == "rankbuffer_batch" or low <= len(calls) <= high  # its repeats after a failure are not counted
     found = measure(visits, scores, 0)
@@ -125,14 +125,14 @@ class Once:
         return []
 
 
-def test_a_visit_without_a_next_buffer_leaves_the_old_one(run, tmp_path):
+def test_replay_of_a_visit_without_a_next_buffer_leaves_the_old_one(run, tmp_path):
     store = BufferStore(run.path, read_only=True)
     visits = read_visits(store, table_of(tmp_path / "data.jsonl"), 4, None, 0)
     assert sum(map(len, again(visits, Once(), scripted_judge(answer))[0].values())) == len(run.visits)
     store.close()
 
 
-def test_a_prefix_of_the_epochs_and_a_sample_of_the_queries(run, tmp_path):
+def test_read_visits_takes_a_prefix_of_the_epochs_and_a_sample_of_the_queries(run, tmp_path):
     store, queries = BufferStore(run.path, read_only=True), table_of(tmp_path / "data.jsonl")
     visits = read_visits(store, queries, 2, 3, seed=1)
     assert len(visits) == 2 and visits.keys() == read_visits(store, queries, 2, None, seed=1).keys()
@@ -154,32 +154,40 @@ class Backwards:
 
     async def complete(self, messages, *, question, seed, tally):
         tally.attempts += 1
-        flipped = re.sub(
-            r"^\d+$", lambda m: str(1000 - int(m[0])), unguarded(messages[0]["content"]), flags=re.MULTILINE
-        )
+        prompt = unguarded(messages[0]["content"])
+        flipped = re.sub(r"^\d+$", lambda m: str(1000 - int(m[0])), prompt, flags=re.MULTILINE)
         return truth(flipped), Usage(10, 0, 3)
 
     async def close(self):
         pass
 
 
-def committed(path: Path, queries: int, epochs: int, gain: int, rollouts: int = 4) -> BufferStore:
-    """Score groups of different numbers, none of them that of an anchor, with the judge that knows the truth."""
-    random = Random(5)
-    scorer = GroupScorer(
-        load_method("rankbuffer", {}, 0), scripted_judge(lambda m: truth(m[0]["content"])), BufferStore(path)
-    )
+def committed(path: Path, queries: int, epochs: int, gain: int, last: int | None = None) -> BufferStore:
+    """Score groups of different numbers, none of them that of an anchor, with the judge that knows the truth.
+
+    The last epoch may have fewer queries.
+    """
+    random, judge = Random(5), scripted_judge(lambda m: truth(m[0]["content"]))
+    scorer = GroupScorer(load_method("rankbuffer", {}, 0), judge, BufferStore(path))
     for epoch in range(epochs):
         groups = []
-        for i in range(queries):
-            values = random.sample([n for n in range(2, 55) if n % 10], rollouts)
+        for i in range(queries if last is None or epoch < epochs - 1 else last):
+            values = random.sample([n for n in range(2, 55) if n % 10], 4)
             groups.append(group(numbers(f"q{i}"), " ".join(str(v + gain * epoch) for v in values), epoch, epoch))
         scorer.score(groups, epoch)
     scorer.close()
     return BufferStore(path, read_only=True)
 
 
-def test_a_judge_with_the_opposite_taste_turns_every_sign(tmp_path):
+@pytest.fixture(scope="module")
+def gained(tmp_path_factory):
+    """The folder of a run of twelve queries in three epochs, whose rollouts get better."""
+    folder = tmp_path_factory.mktemp("gained")
+    committed(folder / LIVE_STORE, 12, 3, gain=4).close()
+    return folder
+
+
+def test_measure_finds_that_a_judge_with_the_opposite_taste_turns_every_sign(tmp_path):
     store = committed(tmp_path / "store.sqlite", 5, 2, gain=0)
     method = load_method("rankbuffer", {}, 0)
     visits = read_visits(store, table_of(tmp_path / "data.jsonl", 5), 5, None, 0)
@@ -195,46 +203,30 @@ REWARDS = st.lists(st.tuples(st.booleans(), *[st.sampled_from([None, -1.0, -0.5,
 
 def slow_group(rows):
     """Each measure of a group, by loops over rollouts and pairs."""
-    advantages = []
-    for side in (1, 2):
-        known = [row[side] for row in rows if row[side] is not None]
-        spread = stdev(known) + 1e-4 if len(known) > 1 else 1
-        middle = fmean(known) if known else 0
-        flat = len(set(known)) < 2
-        advantages.append([None if r[side] is None else 0 if flat else (r[side] - middle) / spread for r in rows])
-    both = [i for i, row in enumerate(rows) if None not in row[1:]]
-    x, y = ([side[i] for i in both] for side in advantages)
-    found = {
-        "signs_turned": [
-            float((a > 1e-9 and b < -1e-9) or (a < -1e-9 and b > 1e-9)) for a, b in zip(x, y, strict=True)
-        ]
-    }
-    lengths = [math.sqrt(sum(a * a for a in side)) for side in (x, y)]
-    found["cosine"] = []
-    if max(lengths) > 0:
-        found["cosine"] = [
-            sum(a * b for a, b in zip(x, y, strict=True)) / (lengths[0] * lengths[1]) if min(lengths) else 0
-        ]
-    ranked = [rows[i][1:] for i in both if rows[i][0]]
-    agree = disagree = one = other = 0
-    for i, (a, b) in enumerate(ranked):
-        for c, d in ranked[:i]:
-            agree += (a - c) * (b - d) > 0
-            disagree += (a - c) * (b - d) < 0
-            one, other = one + (a != c), other + (b != d)
-    found["tau"] = []
-    if len(ranked) > 1:
-        found["tau"] = [(agree - disagree) / math.sqrt(one * other) if one and other else 0]
-    found["same_rewards"] = [float(rows[i][1] == rows[i][2]) for i in both]
+    advantages, found = [], {}
     for side, name in ((1, "recorded"), (2, "replayed")):
+        known = [row[side] for row in rows if row[side] is not None]
+        spread = stdev(known) + 1e-4 if len(set(known)) > 1 else math.inf
+        advantages.append([None if row[side] is None else (row[side] - fmean(known)) / spread for row in rows])
         values = [row[side] for row in rows if row[0] and row[side] is not None]
         found[f"ties_{name}"] = [float(values.count(value) > 1) for value in values]
         found[f"unscored_{name}"] = [float(row[side] is None) for row in rows]
+    both = [i for i, row in enumerate(rows) if None not in row[1:]]
+    found["same_rewards"] = [float(rows[i][1] == rows[i][2]) for i in both]
+    x, y = ([side[i] for i in both] for side in advantages)
+    products = [a * b for a, b in zip(x, y, strict=True)]
+    found["signs_turned"] = [float(product < -1e-9) for product in products]
+    lengths = [math.hypot(*side) for side in (x, y)]
+    found["cosine"] = [sum(products) / math.prod(lengths) if min(lengths) else 0] if max(lengths) else []
+    ranked = [rows[i][1:] for i in both if rows[i][0]]
+    signs = [((a > c) - (a < c), (b > d) - (b < d)) for (a, b), (c, d) in combinations(ranked, 2)]
+    roots = math.hypot(*[s for s, _ in signs]) * math.hypot(*[t for _, t in signs])
+    found["tau"] = [sum(s * t for s, t in signs) / roots if roots else 0] if signs else []
     return found
 
 
 @given(REWARDS)
-def test_the_measures_of_a_group_are_those_of_slow_counting(rows):
+def test_compare_group_measures_what_slow_counting_does(rows):
     visit = group(numbers(), " ".join("7" if answered else "-" for answered, *_ in rows), 0, 0)
     found = compare_group(visit, [row[1] for row in rows], [row[2] for row in rows])
     expected = slow_group(rows)
@@ -252,7 +244,18 @@ def play(drawn, answer):
     return {name: question.read(answer(question.prompt())) for name, question in asked.items()}
 
 
-def test_the_share_of_duels_is_the_truth_and_the_control_is_a_half(tmp_path):
+def test_draw_compares_the_first_epoch_with_the_newest_of_half_its_queries(tmp_path):
+    for queries, epochs, last, expected in ((4, 3, 1, (0, 1)), (4, 3, 2, (0, 2)), (5, 3, 2, (0, 1)), (4, 2, 1, None)):
+        store = committed(tmp_path / f"{queries}-{last}-{epochs}.sqlite", queries, epochs, 4, last)
+        if expected:
+            assert draw(store, 4, 0, seed=0).epochs == expected, (queries, last)
+        else:
+            with pytest.raises(SettingsError, match="the run has only epoch 0 so far"):
+                draw(store, 4, 0, seed=0)
+        store.close()
+
+
+def test_read_answers_finds_the_true_share_of_duels_and_a_half_in_the_control(tmp_path):
     store = committed(tmp_path / "store.sqlite", 40, 3, gain=4)
     drawn = draw(store, 30, 50, seed=2)
     assert drawn.epochs == (0, 2) and len(drawn.duels) == 30 and len(drawn.control) == 50
@@ -267,11 +270,14 @@ def test_the_share_of_duels_is_the_truth_and_the_control_is_a_half(tmp_path):
     assert won.probability > 0.5 and won.low < won.probability < won.high
     assert control.probability == 0.5 and control.queries >= 10, "the same judge places them as it did"
     assert tuple(draw(store, 30, 50, 2).duels) == tuple(drawn.duels) != tuple(draw(store, 30, 50, 3).duels)
+    drawn = draw(store, 1, 100, seed=0)
+    raised = {name: min(v + 1, 4) if name.endswith("again") else v for name, v in play(drawn, truth).items()}
+    assert read_answers(drawn, raised)[2].low > 0.55, "a judge that moves repeated placements up is seen"
     store.close()
 
 
-def test_the_control_counts_placements_as_the_page_does(tmp_path):
-    store = committed(tmp_path / "store.sqlite", 12, 2, gain=4)
+def test_visit_of_counts_placements_as_the_page_does(gained):
+    store = BufferStore(gained / LIVE_STORE, read_only=True)
     drawn, found = draw(store, 1, 99, seed=0), visits(store)
     placed: dict[str, list] = {}
     for each in drawn.control.values():
@@ -282,16 +288,7 @@ def test_the_control_counts_placements_as_the_page_does(tmp_path):
     store.close()
 
 
-def test_a_judge_that_moves_repeated_placements_up_is_seen_in_the_control(tmp_path):
-    store = committed(tmp_path / "store.sqlite", 40, 2, gain=4)
-    drawn = draw(store, 1, 100, seed=0)
-    verdicts = play(drawn, truth)
-    raised = {name: min(v + 1, 4) if name.endswith("again") else v for name, v in verdicts.items()}
-    assert read_answers(drawn, raised)[2].low > 0.55
-    store.close()
-
-
-def test_more_duels_than_queries_are_spread_and_anchors_take_part(tmp_path):
+def test_draw_spreads_more_duels_than_queries_and_anchors_take_part(tmp_path):
     store = committed(tmp_path / "store.sqlite", 4, 2, gain=4)
     drawn = draw(store, 4 * 16, 8, seed=0)
     assert Counter(id for id, _, _ in drawn.duels.values()) == {f"q{i}": 16 for i in range(4)}
@@ -303,7 +300,7 @@ def test_more_duels_than_queries_are_spread_and_anchors_take_part(tmp_path):
     store.close()
 
 
-def test_a_judge_that_prefers_the_first_shown_wins_half_and_open_duels_are_left_out(tmp_path):
+def test_read_answers_gives_half_to_the_first_shown_and_leaves_open_duels_out(tmp_path):
     store = committed(tmp_path / "store.sqlite", 12, 2, gain=0)
     drawn = draw(store, 12, 0, seed=0)
     verdicts = {f"{name} {order}": "A" for name in drawn.duels for order in ("forth", "back")}
@@ -318,7 +315,7 @@ def test_a_judge_that_prefers_the_first_shown_wins_half_and_open_duels_are_left_
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40))
-def test_the_interval_of_a_share_is_wilsons(values):
+def test_share_of_has_wilsons_interval(values):
     share = share_of(values)
     p = share.probability
     assert p == pytest.approx(fmean(values)) and share.queries == len(values)
@@ -386,55 +383,45 @@ NUMBERS = ("--judge_client", f"{__name__}.NumberJudge")
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """The folder of a run with a store, and its data set."""
-    committed(tmp_path / "run" / LIVE_STORE, 12, 3, gain=4).close()
-    return tmp_path / "run", data_of(tmp_path / "data.jsonl", 12)
+def words(gained, tmp_path):
+    """What names a copy of the run with its data set."""
+    shutil.copytree(gained, tmp_path / "run")
+    return ("--run_dir", tmp_path / "run", "--dataset_name", data_of(tmp_path / "data.jsonl", 12))
+
+
+def found_in(*parts) -> dict:
+    return json.loads(Path(*parts).read_text())
 
 
 @pytest.mark.slow
-def test_a_real_run_is_replayed_by_the_embedded_judge(tmp_path, tiny_policy, rows, data_file, command):
-    train(
-        tmp_path / "run",
-        tiny_policy,
-        rows,
-        save_strategy="steps",
-        save_steps=8,
-        method_args={"k0": 3, "prune_after": 1},
-    )
-    printed = command(
-        "--run_dir", tmp_path / "run", "--dataset_name", data_file, "--sample", 99, "--judge_prompt_price", 2
-    )
-    found = json.loads((tmp_path / "run" / REPORT / "rejudge.json").read_text())
+def test_main_replays_a_real_run_by_the_embedded_judge(tmp_path, tiny_policy, rows, data_file, command):
+    run = tmp_path / "run"
+    train(run, tiny_policy, rows, save_strategy="steps", save_steps=8, method_args={"k0": 3, "prune_after": 1})
+    words = ("--run_dir", run, "--dataset_name", data_file)
+    printed = command(*words, "--sample", 99, "--judge_prompt_price", 2)
+    found = found_in(run, REPORT, "rejudge.json")
     assert (found["queries"], found["groups"], found["same_data"]) == (12, 24, True)
     assert found["replayed"]["method_args"] == found["recorded"]["method_args"]
     assert found["replayed"]["method_args"]["k0"] == 3, "from the checkpoint"
-    sums = [found[side]["totals"] for side in ("recorded", "replayed")]
-    assert [{**each, "seconds": 0} for each in sums[:1]] == [{**each, "seconds": 0} for each in sums[1:]]
+    recorded, replayed = (found[side]["totals"] for side in ("recorded", "replayed"))
+    assert recorded | {"seconds": 0} == replayed | {"seconds": 0}
     for name, value in (("signs_turned", 0), ("same_rewards", 1), ("cosine", 1), ("tau", 1)):
         assert found["measures"][name]["value"] == pytest.approx(value), name
-    assert found["replayed"]["price"] == pytest.approx(2 * sums[1]["spent_prompt_tokens"] / 1e6)
-    assert f"replayed judging                 {sums[1]['calls']:,} calls" in printed
+    assert found["replayed"]["price"] == pytest.approx(2 * replayed["spent_prompt_tokens"] / 1e6)
+    assert f"replayed judging                 {replayed['calls']:,} calls" in printed
     changed = command(
-        "--run_dir", tmp_path / "run" / "checkpoint-8", "--dataset_name", data_file, "--method_args", '{"k0": 5}',
+        "--run_dir", run / "checkpoint-8", "--dataset_name", data_file, "--method_args", '{"k0": 5}',
         "--judge_guard", "false", "--output", tmp_path / "other.json", "--epochs", 1,
     )  # fmt: skip
-    other = json.loads((tmp_path / "other.json").read_text())
-    with served(make_app()) as address:
-        server = (
-            "--judge_url",
-            f"{address}/v1",
-            "--judge_model",
-            "rubric-judge",
-            "--output",
-            tmp_path / "served.json",
-        )
-        command("--run_dir", tmp_path / "run", "--dataset_name", data_file, "--sample", 3, *server)
-    by_server = json.loads((tmp_path / "served.json").read_text())
-    assert by_server["queries"] == 3 and by_server["measures"]["same_rewards"]["value"] == 1
-    assert by_server["replayed"]["judge"] == "rubric-judge"
+    other = found_in(tmp_path, "other.json")
     assert other["groups"] == 12 and other["replayed"]["judge_guard"] is False and "k0': 5" in changed
     assert other["replayed"]["method_args"] | {"k0": 3} == found["recorded"]["method_args"]
+    with served(make_app()) as address:
+        server = ("--judge_url", f"{address}/v1", "--judge_model", "rubric-judge")
+        command(*words, "--sample", 3, *server, "--output", tmp_path / "served.json")
+    by_server = found_in(tmp_path, "served.json")
+    assert by_server["queries"] == 3 and by_server["measures"]["same_rewards"]["value"] == 1
+    assert by_server["replayed"]["judge"] == "rubric-judge"
 
 
 def test_reward_method_imports_nothing_that_a_run_alone_names():
@@ -449,36 +436,48 @@ def test_reward_method_imports_nothing_that_a_run_alone_names():
     assert RejudgeConfig(**words, method="rankbuffer").reward_method(manifest)[1] == load_method("rankbuffer", {}, 0)
 
 
-def test_duels_are_on_the_page_of_their_run(folder, command, tmp_path):
-    run, data = folder
-    printed = command(
-        "--mode", "duel", "--run_dir", run, "--dataset_name", data, "--duels", 10, "--control", 24, *NUMBERS
-    )
-    found = json.loads((run / REPORT / DUEL).read_text())
+def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
+    run = tmp_path / "run"
+    printed = command(*words, "--mode", "duel", "--duels", 10, "--control", 24, *NUMBERS)
+    found = found_in(run, REPORT, DUEL)
     assert found["duels"] == 10 and found["epochs"] == [0, 2] and found["judge"] == NUMBERS[1]
     share = f"{100 * found['won']['probability']:.0f} %"
     assert f"epoch 2 beats epoch 0 in {share}" in printed and "(50 % is right): 50 % (48 % to 52 %)" in printed
     with open_runs([run]) as (opened,):
         label, value = next(iter(headlines_of(opened, None).items()))
         assert label == f"of 10 duels won by epoch 2 against epoch 0; judge: {NUMBERS[1]}" and value.startswith(share)
-        (run / REPORT / DUEL).write_text(json.dumps(found | {"run": "another"}))
-        assert duel_of(run, opened.store) == {}
-        (run / REPORT / DUEL).write_text("{")
-        assert duel_of(run, opened.store) == {}
+        for text in (json.dumps(found | {"run": "another"}), "{"):
+            (run / REPORT / DUEL).write_text(text)
+            assert duel_of(run, opened.store) == {}, text
         assert "duels" not in next(iter(headlines_of(Run("run", run, opened.store), None)))
 
 
-@pytest.mark.parametrize("mode", [("--mode", "duel"), ("--method", "rankbuffer")], ids=["duel", "replay"])
-def test_a_dry_run_prints_the_price_and_asks_nothing(folder, command, mode, tmp_path):
-    run, data = folder
-    words = ("--run_dir", run, "--dataset_name", data, "--judge_prompt_price", 1e6, *NUMBERS, *mode)
-    printed = command(*words, "--dry_run", "true")
+MODES = pytest.mark.parametrize("mode", [("--mode", "duel"), ("--method", "rankbuffer")], ids=["duel", "replay"])
+
+
+@MODES
+def test_main_asks_nothing_on_a_dry_run_and_then_what_that_said_once_per_judge(words, command, mode, tmp_path):
+    words = (*words, *NUMBERS, *mode)
+    printed = command(*words, "--judge_prompt_price", 1e6, "--dry_run", "true")
     low, high, prompt, price = re.search(
         r": (\d+)(?: to (\d+))? questions, about ([\d,]+) prompt and [\d,]+ completion tokens, ([\d,.]+) at", printed
     ).groups()
     assert float(price.replace(",", "")) == pytest.approx(float(prompt.replace(",", "")), abs=1)
-    assert not NumberJudge.asked and not (run / REPORT).exists()
-    assert command(*words).startswith(printed) and int(low) <= len(NumberJudge.asked) <= int(high or low)
+    assert not NumberJudge.asked and not (tmp_path / "run" / REPORT).exists()
+    assert command(*words, "--judge_prompt_price", 1e6).startswith(printed)
+    first = len(NumberJudge.asked)
+    assert first > 20 and int(low) <= first <= int(high or low)
+    for arguments, asked in (('{"version": "numbers-2"}', first), ('{"version": "numbers-2"}', 0), ("{}", 0)):
+        command(*words, "--judge_client_args", arguments)
+        assert len(NumberJudge.asked) == asked, arguments
+
+
+@MODES
+def test_main_gives_no_result_of_a_judge_that_fails(words, command, mode, tmp_path):
+    said = command(*words, *NUMBERS, "--judge_client_args", '{"fail": true}', *mode)
+    assert "more than judge_max_failures=0.25 allows" in said and "run the same command again" in said
+    assert not list((tmp_path / "run" / REPORT).glob("*.json"))
+    assert "--method" not in mode or len(NumberJudge.asked) < 12 * 3 * 4, "it stops as soon as that is certain"
 
 
 def interrupted(arguments):
@@ -487,57 +486,30 @@ def interrupted(arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode",
-    [("--mode", "duel", "--duels", 20, "--control", 10), ("--method", "rankbuffer", "--sample", 4)],
-    ids=["duel", "replay"],
-)
-def test_a_kill_loses_no_paid_answer(folder, command, mode, tmp_path):
-    run, data = folder
-    words = ["--run_dir", run, "--dataset_name", data, "--judge_client", f"{__name__}.NumberJudge", *mode]
+@MODES
+def test_main_loses_no_paid_answer_to_a_kill(words, command, mode, tmp_path):
+    sizes = ("--sample", 4) if "--method" in mode else ("--duels", 20, "--control", 10)
+    words, two = (*words, *NUMBERS, *mode, *sizes), ("--output", tmp_path / "two.json")
 
     def client(**arguments):
-        return ["--judge_client_args", json.dumps({"record": str(tmp_path / "asked"), **arguments})]
+        return ("--judge_client_args", json.dumps({"record": str(tmp_path / "asked"), **arguments}))
 
     command(*words, "--output", tmp_path / "whole.json")
     expected = list(NumberJudge.asked)
     NumberJudge.asked.clear()
     killed = multiprocessing.get_context("fork").Process(
-        target=interrupted, args=([*words, *client(kill_at=31), "--output", tmp_path / "two.json"],)
+        target=interrupted, args=((*words, *client(kill_at=31), *two),)
     )
     killed.start()
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL and not (tmp_path / "two.json").exists()
     assert len((tmp_path / "asked").read_text().splitlines()) == 31
     for left in (len(expected) - 31, 0):
-        command(*words, *client(), "--output", tmp_path / "two.json")
+        command(*words, *client(), *two)
         assert len(NumberJudge.asked) == left
     asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
     assert Counter(asked) == Counter(expected), "each question once"
-    one, two = (json.loads((tmp_path / name).read_text()) for name in ("whole.json", "two.json"))
-    for found in (one, two):
+    results = [found_in(tmp_path, name) for name in ("whole.json", "two.json")]
+    for found in results:
         found.get("replayed", {"totals": {}})["totals"].pop("seconds", None)
-    assert one == two
-
-
-@pytest.mark.parametrize("mode", [("--mode", "duel"), ("--method", "rankbuffer")], ids=["duel", "replay"])
-def test_the_answers_of_a_client_with_other_arguments_do_not_count(folder, command, mode):
-    run, data = folder
-
-    def asked(*arguments) -> int:
-        command("--run_dir", run, "--dataset_name", data, *NUMBERS, *mode, *arguments)
-        return len(NumberJudge.asked)
-
-    other = ("--judge_client_args", '{"version": "numbers-2"}')
-    first = asked()
-    assert first > 20 and [asked(*other), asked(*other), asked()] == [first, 0, 0]
-
-
-@pytest.mark.parametrize("mode", [("--mode", "duel"), ("--method", "rankbuffer")], ids=["duel", "replay"])
-def test_a_judge_that_fails_gives_no_result(folder, command, mode):
-    run, data = folder
-    words = ["--run_dir", run, "--dataset_name", data, *NUMBERS, "--judge_client_args", '{"fail": true}', *mode]
-    said = command(*words)
-    assert "more than judge_max_failures=0.25 allows" in said and "run the same command again" in said
-    assert not list((run / REPORT).glob("*.json"))
-    assert "--method" not in mode or len(NumberJudge.asked) < 12 * 3 * 4, "it stops as soon as that is certain"
+    assert results[0] == results[1]

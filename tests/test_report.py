@@ -48,49 +48,32 @@ def store(run):
 # What the browser shows
 
 
-def test_the_browser_has_each_visit_as_it_was(run, store):
-    for query_id in {group.query.id for group, _ in run.visits}:
-        expected = [(group, score) for group, score in run.visits if group.query.id == query_id]
-        for visit, (group, score) in zip(visits_of(store, query_id), expected, strict=True):
+def test_visits_of_a_query_are_as_they_were(run, tmp_path):
+    for number, method in enumerate((None, RankBuffer(bootstrap=True), Pointwise())):
+        found = record(tmp_path / f"{number}.sqlite", epochs=2, method=method) if method else run
+        store, next_of = BufferStore(found.path), {}
+        for group, score in found.visits:
+            next_of.setdefault(group.query.id, iter(visits_of(store, group.query.id)))
+            visit = next(next_of[group.query.id])
             assert (visit["step"], visit["epoch"]) == (group.step, group.epoch)
-            assert visit["before"] == anchor_rows(score.before)
-            assert visit["after"] == anchor_rows(score.after)
+            assert visit["before"] == anchor_rows(score.before) and visit["after"] == anchor_rows(score.after)
+            has_none = bool(method) and (isinstance(method, Pointwise) or group.epoch == 0)
+            assert (not visit["before"]) == has_none, method
             assert visit["positions"] == {str(id): p for id, p in score.positions.items()}
             assert visit["order"] == [list(tier) for tier in score.order]
             assert visit["rewards"] == list(score.rewards)
+        assert not any(list(rest) for rest in next_of.values()), "no visit more"
+        names = [chart.name for chart in run_charts(store, [])]
+        assert ("buffer_growth" in names) != isinstance(method, Pointwise)
+        store.close()
 
 
-@pytest.mark.parametrize("method", [RankBuffer(bootstrap=True), Pointwise()])
-def test_a_first_visit_without_a_buffer_has_none_before_it(tmp_path, method):
-    found = record(tmp_path / "run.sqlite", epochs=2, method=method)
-    store = BufferStore(found.path)
-    for group, score in found.visits:
-        visit = next(visit for visit in visits_of(store, group.query.id) if visit["step"] == group.step)
-        assert visit["before"] == anchor_rows(score.before) and visit["after"] == anchor_rows(score.after)
-        assert (not visit["before"]) == (isinstance(method, Pointwise) or group.epoch == 0)
-    names = [chart.name for chart in run_charts(store, [])]
-    assert ("buffer_growth" in names) == isinstance(method, RankBuffer)
-    store.close()
-
-
-def test_texts_are_cut_where_asked_and_measured_whole(run, store):
-    pages = {
-        index["id"]: page for index, page in query_pages(store, Table(), lambda query_id, text: len(text), limit=1)
-    }
-    texts = pages["q0"]["texts"]
-    assert texts["initial-0"] == "1 […]" and pages["q0"]["quality"]["initial-0"] == 2
+def test_query_pages_cut_texts_where_asked_and_measure_them_whole(store):
+    queries = {f"q{i}": conftest.numbers(f"q{i}") for i in range(4)}
+    pages = {index["id"]: page for index, page in query_pages(store, queries, lambda query_id, text: len(text), 1)}
+    assert pages["q0"]["texts"]["initial-0"] == "1 […]" and pages["q0"]["quality"]["initial-0"] == 2
     assert pages["q0"]["visits"] == visits_of(store, "q0")
     assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [{"text": "Is high.", "weight": 1}]
-
-
-class Table(dict):
-    """A data set that has every query."""
-
-    def __contains__(self, query_id):
-        return True
-
-    def __getitem__(self, query_id):
-        return conftest.numbers(query_id)
 
 
 # The page and its files
@@ -101,21 +84,15 @@ class Tags(HTMLParser):
 
     def __init__(self, page: str):
         super().__init__()
-        self.tags, self.scripts, self.inside = [], [], False
+        self.tags, self.scripts = [], []
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        self.inside = tag == "script"
-        if self.inside:
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        self.inside = self.inside and tag != "script"
 
     def handle_data(self, data):
-        if self.inside:
-            self.scripts[-1] += data
+        if self.cdata_elem == "script":
+            self.scripts.append(data)
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +103,11 @@ def hostile_page(tmp_path_factory):
     return write_report([path.parent.parent], folder / "out").read_text(encoding="utf-8")
 
 
-def test_nothing_that_a_policy_wrote_stands_in_the_page_as_markup(hostile_page):
+def test_the_page_has_nothing_that_a_policy_wrote_as_markup(hostile_page):
     seen = Tags(hostile_page)
     scripts = [attrs for tag, attrs in seen.tags if tag == "script"]
-    assert scripts == [
-        {"type": "application/octet-stream", "id": "advantages-data"},
-        {"type": "application/octet-stream", "id": "run-data-0"},
-        {},
-    ]
+    packed = [{"type": "application/octet-stream", "id": id} for id in ("advantages-data", "run-data-0")]
+    assert scripts == [*packed, {}]
     assert not [tag for tag, _ in seen.tags if tag in ("img", "b", "iframe", "object", "base", "form")]
     assert not [name for _, attrs in seen.tags for name in attrs if name.startswith("on")]
     assert "window.hacked" not in hostile_page and "\x00" not in hostile_page
@@ -154,7 +128,7 @@ def test_the_page_asks_for_nothing_and_runs_its_own_script_alone(hostile_page):
     assert "@import" not in hostile_page and not re.search(r"url\((?!#)", hostile_page)
 
 
-def test_packed_data_is_ascii_whatever_it_holds():
+def test_pack_makes_ascii_of_whatever_data_holds():
     value = {"\ud800 lone": ["\x00", "</script>", None, 1.5, "🫖"]}
     packed = pack(value)
     assert re.fullmatch(r"[A-Za-z0-9+/=]+", packed)
@@ -176,14 +150,10 @@ def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
     store.close()
 
 
-def test_a_table_with_strange_names_comes_back_from_its_file():
+def test_chart_csv_and_svg_take_names_as_they_are(store):
     table = [{"run": 'a,"b"\n$c$', "score": 1.25}, {"run": "", "score": None}]
-    chart = Chart("x", "X", "", panels()[0], table)
-    rows = list(csv.DictReader(io.StringIO(chart.csv(), newline="")))
+    rows = list(csv.DictReader(io.StringIO(Chart("x", "X", "", panels()[0], table).csv(), newline="")))
     assert rows == [{"run": 'a,"b"\n$c$', "score": "1.25"}, {"run": "", "score": ""}]
-
-
-def test_names_are_no_formulas_and_no_markup():
     name = "$\\frac{$ <b>&"
     chart = score_chart({name: 1.0}, {name: (10, 2)})
     assert "&lt;b&gt;&amp;" in chart.svg() and "<b>" not in chart.svg()
@@ -193,7 +163,7 @@ def test_names_are_no_formulas_and_no_markup():
     assert [thousands(value) for value in (0, 0.5, 1500, 2e6, 3e9)] == ["0", "0.5", "1.5k", "2M", "3G"]
 
 
-def test_charts_follow_the_theme_and_have_ids_of_their_own(store):
+def test_chart_svg_follows_the_theme_and_has_ids_of_its_own(store):
     chart = next(chart for chart in run_charts(store, []) if chart.name == "insertions")
     first, second = chart.svg("0"), chart.svg("1")
     assert "currentColor" in first and "var(--line)" in first and "<style" not in first
@@ -201,13 +171,13 @@ def test_charts_follow_the_theme_and_have_ids_of_their_own(store):
     assert first == chart.svg("0")
 
 
-def test_a_data_set_of_other_queries_is_refused(run, tmp_path):
+def test_write_report_refuses_a_data_set_of_other_queries(run, tmp_path):
     queries = QueryTable(load_queries(str(QUICKSTART / "howto.jsonl")))
     with pytest.raises(DataError, match="no query 'q0'"):
         write_report([run.path], tmp_path, queries)
 
 
-def test_a_card_needs_no_trainer(run, store, tmp_path):
+def test_write_card_needs_no_trainer(run, store, tmp_path):
     values = {
         "method": "rankbuffer", "hub_model_id": None, "hub_strategy": "every_save", "push_to_hub": False,
         "save_strategy": "no", "judge_model": "/models/<b>judge\n# H", "judge_guard": True, "judge_decoding": "none",
@@ -251,83 +221,53 @@ def test_the_command_writes_next_to_the_run_where_no_upload_looks(run, tmp_path,
 # The head of the page
 
 
-def test_headlines_of_name_reach_and_cost_and_leave_out_what_is_not_known(run, store):
-    shown = Run("run", run.path, store)
+@pytest.fixture(scope="module")
+def shown(run, store):
+    """The run as a report opens it, with what a checkpoint adds."""
+    return lambda **known: Run("run", run.path, store, **known)
+
+
+def test_headlines_of_name_reach_and_cost_and_leave_out_what_is_not_known(run, shown):
     totals = Totals.of(call for _, call in run.calls)
     rollouts = sum(len(group.rollouts) for group, _ in run.visits)
     calls = f"{totals.calls / rollouts:.1f} judgments a response"
     # Four queries are too few to compare two visits, or with the data set's responses.
     known = {"responses of the policy judged": f"{rollouts:,}", f"judge tokens; {calls}": format_number(totals.tokens)}
-    assert headlines_of(shown, None) == known
-    assert list(headlines_of(shown, lambda totals: 7.5).items())[-1] == (f"cost of the judge; {calls}", "7.50")
-
-
-def test_headlines_of_open_with_a_score_that_moved(run, store):
-    headlines = headlines_of(Run("run", run.path, store), None, lambda query_id, text: float(text))
+    assert headlines_of(shown(), None) == known
+    assert list(headlines_of(shown(), lambda totals: 7.5).items())[-1] == (f"cost of the judge; {calls}", "7.50")
     means = [fmean(float(r.text) for g, _ in run.visits if g.epoch == e for r in g.answered) for e in (0, 3)]
     label = "mean rubric score (0 to 100) of the responses, from epoch 0 to epoch 3"
-    assert next(iter(headlines.items())) == (label, f"{means[0]:.0f} to {means[1]:.0f}")
+    first = next(iter(headlines_of(shown(), None, lambda query_id, text: float(text)).items()))
+    assert first == (label, f"{means[0]:.0f} to {means[1]:.0f}"), "a score that moved comes first"
 
 
-def test_judged_by_rubrics_needs_the_embedded_judge(run, store):
-    judges = {"RubricJudge": True, "rubric-judge": True, "Qwen/Qwen3-30B-A3B-Instruct-2507": False, None: False}
-    found = {judge: judged_by_rubrics(Run("run", run.path, store, manifest={"judge": judge})) for judge in judges}
-    assert found == judges and not judged_by_rubrics(Run("run", run.path, store))
-
-
-def test_facts_of_say_why_progress_is_unknown_if_there_are_many_queries(run, store):
-    few, many = (facts_of(Run("run", run.path, store), queries) for queries in (99, 100))
-    (label,) = many.keys() - few.keys()
-    assert label == "preferred to the visit before" and many[label].startswith("not shown: fewer than 10 queries")
-
-
-def test_headlines_of_show_a_share_that_moved_alone(monkeypatch, run, store):
+def test_headlines_of_show_a_share_that_moved_alone(monkeypatch, shown):
     def reach(last):
         shares = [gains.Share(epoch, "initial-3", 10, share, 0, 1) for epoch, share in enumerate((0.001, last))]
         monkeypatch.setattr(gains, "above_initial", lambda found: shares)
-        return headlines_of(Run("run", run.path, store), None)
+        return headlines_of(shown(), None)
 
     label = "of the responses above the data set's best, epoch 0 to 1"
     assert reach(0.3)[label] == "< 1 % to 30 %"
     assert label not in reach(0.002) and "responses of the policy judged" in reach(0.002)
 
 
-def test_the_table_of_a_run_names_what_the_checkpoint_knows(run, store):
-    alone = facts_of(Run("run", run.path, store), 4)
+def test_judged_by_rubrics_needs_the_embedded_judge(shown):
+    judges = {"RubricJudge": True, "rubric-judge": True, "Qwen/Qwen3-30B-A3B-Instruct-2507": False, None: False}
+    assert {judge: judged_by_rubrics(shown(manifest={"judge": judge})) for judge in judges} == judges
+    assert not judged_by_rubrics(shown())
+
+
+def test_facts_of_name_what_the_checkpoint_knows_and_why_progress_is_unknown(shown):
+    alone = facts_of(shown(), 4)
     assert alone["method"] == "rankbuffer" and "policy" not in alone and alone["queries visited"] == "4"
     manifest = {"policy": "a/b", "judge": "j", "method": "rankbuffer", "method_args": {"k0": 4}}
-    known = facts_of(Run("run", run.path, store, manifest=manifest | {"config": {"learning_rate": 1e-6}}), 4)
+    known = facts_of(shown(manifest=manifest | {"config": {"learning_rate": 1e-6}}), 4)
     assert (known["policy"], known["judge"], known["learning rate"]) == ("a/b", "j", "1e-06")
     assert known["method"] == "rankbuffer (k0 4)"
-
-
-def test_example_of_is_in_the_middle_and_not_the_best(run, store):
-    example = example_of(Run("run", run.path, store))
-    assert "in the middle of all queries" in example["caption"]
-    shows_middles(run, example)
-    gains_of = {}
-    for query_id, (first, *_, last) in visits_by_query(store).items():
-        more, less = weigh(first, last)
-        gains_of[query_id] = more - less
-    others = sorted(gains_of.values())
-    assert gains_of[example["query"]] == others[len(others) // 2]
-
-
-def test_example_of_shows_the_largest_change_of_a_score(run, store):
-    for sign in (1, -1):  # the other order of the queries, so that no place of a query is right twice
-        example = example_of(Run("run", run.path, store), lambda query_id, text, sign=sign: sign * float(text))
-        assert "whose score rose most" in example["caption"]
-        first, last = shows_middles(run, example)
-        rises = [middle_rise(run, query_id) for query_id in {group.query.id for group, _ in run.visits}]
-        assert sign * (float(last) - float(first)) == max(sign * rise for rise in rises)
-
-
-def shows_middles(run, example) -> list[str]:
-    """Check that the example is the middle response of a query's first visit and that of its last. Return both."""
-    visits = [(group, score) for group, score in run.visits if group.query.id == example["query"]]
-    assert [number for number, _ in example["shown"]] == [0, len(visits) - 1]
-    assert [id for _, id in example["shown"]] == [middle(visits[number][1]) for number in (0, -1)]
-    return [visits[number][0].rollouts[id].text for number, id in example["shown"]]
+    few, many = (facts_of(shown(), queries) for queries in (99, 100))
+    (label,) = many.keys() - few.keys()
+    assert label == "preferred to the visit before" and many[label].startswith("not shown: fewer than 10 queries")
 
 
 def middle(score) -> int:
@@ -335,6 +275,23 @@ def middle(score) -> int:
     return order[len(order) // 2]
 
 
-def middle_rise(run, query_id) -> float:
-    texts = [group.rollouts[middle(score)].text for group, score in run.visits if group.query.id == query_id]
-    return float(texts[-1]) - float(texts[0])
+def test_example_of_is_in_the_middle_or_shows_the_largest_change_of_a_score(run, store, shown):
+    texts, net = {}, {}  # the middle responses of each query; how many more rollouts its last visit placed higher
+    for group, score in run.visits:
+        texts.setdefault(group.query.id, []).append((middle(score), group.rollouts[middle(score)].text))
+    for query_id, (first, *_, last) in visits_by_query(store).items():
+        more, less = weigh(first, last)
+        net[query_id] = more - less
+    rises = {query_id: float(found[-1][1]) - float(found[0][1]) for query_id, found in texts.items()}
+    # Both signs: the order of the queries turns, so that no place of a query is right twice.
+    for sign in (0, 1, -1):
+        quality = (lambda query_id, text, sign=sign: sign * float(text)) if sign else None
+        example = example_of(shown(), quality)
+        found = texts[example["query"]]
+        assert example["shown"] == [(0, found[0][0]), (len(found) - 1, found[-1][0])]
+        if sign:
+            assert "whose score rose most" in example["caption"]
+            assert sign * rises[example["query"]] == max(sign * rise for rise in rises.values())
+        else:
+            assert "in the middle of all queries" in example["caption"]
+            assert net[example["query"]] == sorted(net.values())[len(net) // 2]

@@ -11,7 +11,7 @@ from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
 
 
-def test_a_run_that_is_being_written_can_be_read_and_is_not_held_up(run, tmp_path):
+def test_open_runs_reads_a_run_that_is_being_written_and_holds_nothing_up(run, tmp_path):
     live = tmp_path / "run" / LIVE_STORE
     live.parent.mkdir(parents=True)
     shutil.copyfile(run.path, live)
@@ -27,7 +27,7 @@ def test_a_run_that_is_being_written_can_be_read_and_is_not_held_up(run, tmp_pat
         assert list(opened.store.rows("SELECT text FROM responses WHERE query_id = 'new'")) == [("half a step",)]
 
 
-def test_a_run_that_was_killed_while_it_wrote_is_rolled_back_in_the_copy(run, tmp_path):
+def test_open_runs_rolls_a_killed_run_back_in_the_copy(run, tmp_path):
     (tmp_path / "at").mkdir()
     writing = tmp_path / "at" / "live.sqlite"
     shutil.copyfile(run.path, writing)
@@ -48,45 +48,37 @@ def test_a_run_that_was_killed_while_it_wrote_is_rolled_back_in_the_copy(run, tm
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == before
 
 
-def test_a_checkpoint_is_a_run_too_with_its_log(run, tmp_path):
+def test_open_runs_takes_a_checkpoint_with_its_log(run, tmp_path):
     log = [{"step": 1, "judge/seconds": 2.0, "entropy": 1.0}]
+    store = BufferStore(run.path)
     for step in (2, 10, 11):
         folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        store = BufferStore(run.path)
         store.save(folder / FOLDER)
-        store.close()
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log * step}))
         if step < 11:  # the last one is just being written: it has no manifest yet
             (folder / FOLDER / RUN).write_text("{}")
+    store.save(tmp_path / "pulled" / FOLDER)
+    store.close()
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "trainer_state.json").write_text('{"log_hist')
     assert trainer_log(tmp_path / "half") == []
-    store = BufferStore(run.path)
-    store.save(tmp_path / "pulled" / FOLDER)
-    store.close()
     with open_runs([tmp_path, tmp_path / "checkpoint-2", run.path, tmp_path / "pulled"]) as (whole, second, file, end):
         assert (len(whole.log), len(second.log), len(file.log), len(end.log)) == (10, 2, 0, 0)
         assert list(whole.store.rows("SELECT * FROM groups")) == list(end.store.rows("SELECT * FROM groups"))
         assert list(whole.store.rows("SELECT * FROM groups")) == list(file.store.rows("SELECT * FROM groups"))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, "does not exist"),
-        (lambda path: path.mkdir(), "is not a run"),
-        (lambda path: BufferStore(path / LIVE_STORE).close(), "no scored group yet"),
-        (lambda path: path.write_text("hello"), "cannot"),
-    ],
-)
-def test_what_is_no_run_is_named(tmp_path, make, message):
-    make(tmp_path / "it")
-    with pytest.raises(StoreError, match=message), open_runs([tmp_path / "it"]):
-        pass
+def test_open_runs_names_what_is_no_run(tmp_path):
+    (tmp_path / "folder").mkdir()
+    BufferStore(tmp_path / "empty" / LIVE_STORE).close()
+    (tmp_path / "file").write_text("hello")
+    said = {"nothing": "does not exist", "folder": "is not a run", "empty": "no scored group yet", "file": "cannot"}
+    for name, message in said.items():
+        with pytest.raises(StoreError, match=message), open_runs([tmp_path / name]):
+            pass
 
 
-def test_runs_are_named_by_what_tells_them_apart(tmp_path):
+def test_run_names_are_what_tells_runs_apart(tmp_path):
     paths = [tmp_path / name for name in ("a/train", "b/train", "c/other", "c/other")]
     assert run_names(paths) == ["a/train", "b/train", "other", "other (2)"]
     assert run_names(paths[:1]) == ["train"]

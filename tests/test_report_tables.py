@@ -21,10 +21,13 @@ def store(run):
     store.close()
 
 
-def by_step(run):
-    """(step, its groups and scores)."""
-    for step in sorted({group.step for group, _ in run.visits}):
-        yield step, [(group, score) for group, score in run.visits if group.step == step]
+@pytest.fixture(scope="module")
+def steps(run):
+    """Groups and scores by step."""
+    found = {}
+    for group, score in run.visits:
+        found.setdefault(group.step, []).append((group, score))
+    return found
 
 
 def last_buffers(run, epoch):
@@ -41,43 +44,40 @@ def test_the_runs_under_test_have_everything_to_count(run):
     assert any(set(score.before.anchors) - set(score.after.anchors) for score in scores)
 
 
-def test_rewards_by_step(run, store):
-    table = tables.reward_table(store)
-    for row, (step, visits) in zip(table, by_step(run), strict=True):
+def test_reward_table_is_by_step(store, steps):
+    for row, (step, visits) in zip(tables.reward_table(store), steps.items(), strict=True):
         rewards = [list(score.rewards) for _, score in visits]
         flat = [reward for group in rewards for reward in group]
         known = [[r for r in group if r is not None] for group in rewards]
-        tied = sum(group.count(r) > 1 for group in known for r in group)
-        assert row["step"] == step and row["rollouts"] == len(flat) and row["groups"] == len(visits)
-        assert row["unscored"] == flat.count(None) / len(flat)
-        assert row["empty"] == sum(len(group.empty) for group, _ in visits) / len(flat)
-        assert row["tied"] == pytest.approx(tied / len(flat))
-        assert row["mean"] == pytest.approx(fmean(r for group in known for r in group))
-        assert row["levels"] == fmean(len(set(group)) for group in known)
-        assert row["spread"] == pytest.approx(fmean(stdev(group) for group in known if len(group) > 1))
+        assert row == {
+            "step": step,
+            "epoch": visits[0][0].epoch,
+            "groups": len(visits),
+            "rollouts": len(flat),
+            "mean": pytest.approx(fmean(r for group in known for r in group)),
+            "spread": pytest.approx(fmean(stdev(group) for group in known if len(group) > 1)),
+            "levels": fmean(len(set(group)) for group in known),
+            "tied": pytest.approx(sum(group.count(r) > 1 for group in known for r in group) / len(flat)),
+            "unscored": flat.count(None) / len(flat),
+            "empty": sum(len(group.empty) for group, _ in visits) / len(flat),
+        }
 
 
-def test_judge_costs_by_step_and_kind(run, store):
+def test_judge_table_and_kind_table_add_up_the_calls(run, store):
     table = tables.judge_table(store, [{"step": 3, "judge/seconds": 7.5}, {"step": 4, "loss": 1.0}])
     for row in table:
         calls = [call for step, call in run.calls if step == row["step"]]
-        parsed = [call for call in calls if call.outcome == "parsed"]
-        assert row["calls"] == len(parsed)
-        assert row["failures"] == len(calls) - len(parsed)
-        assert row["attempts"] == sum(call.attempts for call in calls)
-        assert row["prompt_tokens"] == 10 * len(parsed)
-        assert row["cached_tokens"] == 4 * len(parsed)
-        assert row["completion_tokens"] == 3 * len(parsed)
-        assert row["seconds"] == (7.5 if row["step"] == 2 else None)
-    assert sum(row["calls"] for row in table) == sum(call.outcome == "parsed" for _, call in run.calls)
-    kinds = {row["kind"]: row for row in tables.kind_table(store)}
-    for kind in {call.kind for _, call in run.calls}:
-        of_kind = [call for _, call in run.calls if call.kind == kind and call.outcome == "parsed"]
-        assert kinds[kind]["calls"] == len(of_kind) and kinds[kind]["tokens"] == 13 * len(of_kind)
+        parsed = sum(call.outcome == "parsed" for call in calls)
+        expected = {"calls": parsed, "failures": len(calls) - parsed, "attempts": sum(call.attempts for call in calls)}
+        expected |= {"prompt_tokens": 10 * parsed, "cached_tokens": 4 * parsed, "completion_tokens": 3 * parsed}
+        assert row | expected | {"seconds": 7.5 if row["step"] == 2 else None} == row
+    parsed = Counter(call.kind for _, call in run.calls if call.outcome == "parsed")
+    assert sum(row["calls"] for row in table) == parsed.total()
+    found = {row["kind"]: (row["calls"], row["tokens"]) for row in tables.kind_table(store)}
+    assert found == {call.kind: (parsed[call.kind], 13 * parsed[call.kind]) for _, call in run.calls}
 
 
-def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
-    steps = [step for step, _ in by_step(run)]
+def test_judge_charts_have_wall_time_where_the_log_has_it_all(run, store, steps):
     log = [{"step": step + 1, "judge/seconds": 2.0} for step in steps]
     charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log))}
     assert charts["judge_seconds"].caption == f"{2 * len(steps)} seconds in all. Time spent waiting for the judge."
@@ -86,92 +86,85 @@ def test_seconds_are_wall_time_where_the_log_has_it_all(run, store):
     assert charts["judge_calls"].caption.startswith(f"{sum(call.outcome == 'parsed' for _, call in run.calls)} calls")
 
 
-def test_anchors_by_source_at_the_end_of_each_epoch(run, store):
+def test_growth_table_is_the_mean_at_the_end_of_each_epoch(run, store):
     for row in growth_table(store):
         buffers = last_buffers(run, row["epoch"]).values()
         assert row["anchors"] == fmean(map(len, buffers))
         for source in SOURCES:
-            counts = [sum(anchor.source == source for anchor in buffer.anchors) for buffer in buffers]
-            assert row[source] == fmean(counts)
+            assert row[source] == fmean(sum(a.source == source for a in buffer.anchors) for buffer in buffers)
 
 
-def test_sources_along_the_quality_scale(run, store):
-    table = tables.composition_table(store)
-    assert [(row["epoch"], row["from"], row["to"]) for row in table] == [
-        (epoch, low, low + 10) for epoch in range(4) for low in range(0, 100, 10)
-    ]
-    for row in table:
-        counts = Counter()
-        for buffer in last_buffers(run, row["epoch"]).values():
-            for rank, anchor in enumerate(buffer.anchors):
-                place = Fraction(100 * rank, len(buffer) - 1)
-                if row["from"] <= place < row["to"] or place == row["to"] == 100:
-                    counts[anchor.source] += 1
-        assert {source: row[source] for source in SOURCES} == {source: counts[source] for source in SOURCES}
-        assert row["anchors"] == counts.total()
+def test_composition_table_has_sources_along_the_quality_scale(run, store):
+    expected = []
+    for epoch in range(4):
+        for low in range(0, 100, 10):
+            counts = Counter()
+            for buffer in last_buffers(run, epoch).values():
+                for rank, anchor in enumerate(buffer.anchors):
+                    place = Fraction(100 * rank, len(buffer) - 1)
+                    counts[anchor.source] += low <= place < low + 10 or place == low + 10 == 100
+            row = {"epoch": epoch, "from": low, "to": low + 10, "anchors": counts.total()}
+            expected.append(row | {source: counts[source] for source in SOURCES})
+    assert tables.composition_table(store) == expected
 
 
-@pytest.mark.parametrize("K", [2, 3, 4, 7, 11, 21, 30])
-def test_the_ends_of_a_buffer_stand_in_the_outer_bins(K):
-    bins = [tables.scale_bin(rank, K) for rank in range(K)]
-    assert bins[0] == 0 and bins[-1] == 9 and bins == sorted(bins)
-    assert K != 11 or bins == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
+def test_scale_bin_puts_the_ends_of_a_buffer_in_the_outer_bins():
+    for K in (2, 3, 4, 7, 11, 21, 30):
+        bins = [tables.scale_bin(rank, K) for rank in range(K)]
+        assert bins[0] == 0 and bins[-1] == 9 and bins == sorted(bins), K
+        assert K != 11 or bins == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
 
 
-def test_insertions_and_occupied_intervals(run, store):
+def test_insertion_table_and_occupancy_table_count_positions(store, steps):
     insertions, occupied = tables.insertion_table(store), tables.occupancy_table(store)
-    for place, intervals, (_, visits) in zip(insertions, occupied, by_step(run), strict=True):
+    for place, intervals, visits in zip(insertions, occupied, steps.values(), strict=True):
         positions = [(p, len(score.before)) for _, score in visits for p in score.positions.values()]
-        assert place["placed"] == len(positions)
-        assert place["below"] == pytest.approx(sum(p == 0 for p, _ in positions) / len(positions))
-        assert place["above"] == pytest.approx(sum(p == K for p, K in positions) / len(positions))
-        assert sum(place[f"quarter{i}"] for i in range(1, 5)) + place["below"] + place["above"] == pytest.approx(1)
         shares = [list(score.positions.values()) for _, score in visits]
+        alone = sum(group.count(p) == 1 for group in shares for p in group)
+        ends = {"below": sum(p == 0 for p, _ in positions), "above": sum(p == K for p, K in positions)}
+        assert {name: place[name] for name in ("placed", *ends)} == {"placed": len(positions)} | {
+            name: pytest.approx(count / len(positions)) for name, count in ends.items()
+        }
+        assert sum(place[f"quarter{i}"] for i in range(1, 5)) + place["below"] + place["above"] == pytest.approx(1)
         assert intervals["intervals"] == fmean(len(score.before) + 1 for _, score in visits)
         assert intervals["occupied"] == fmean(len(set(group)) for group in shares)
-        alone = sum(group.count(p) == 1 for group in shares for p in group)
         assert intervals["alone"] == alone / len(positions)
 
 
-def test_anchors_added_and_pruned(run, store):
+def test_maintenance_table_counts_anchors_added_and_pruned(run, store):
     for row in tables.maintenance_table(store):
         visits = [score for group, score in run.visits if group.epoch == row["epoch"]]
         ids = [({a.id: a.source for a in s.before.anchors}, {a.id: a.source for a in s.after.anchors}) for s in visits]
         added = Counter(source for old, new in ids for id, source in new.items() if id not in old)
         pruned = Counter(source for old, new in ids for id, source in old.items() if id not in new)
-        assert (row["added"], row["pruned"]) == (added.total(), pruned.total())
-        assert all(row[f"added_{source}"] == added[source] for source in SOURCES)
-        assert all(row[f"pruned_{source}"] == pruned[source] for source in SOURCES)
+        for name, counts in (("added", added), ("pruned", pruned)):
+            assert row[name] == counts.total()
+            assert all(row[f"{name}_{source}"] == counts[source] for source in SOURCES)
 
 
-def test_advantages_are_group_normalised_over_the_scored(run, store):
+def test_advantages_are_group_normalised_over_the_scored(store, steps):
     found = tables.advantages(store)
-    for step, visits in by_step(run):
+    for step, visits in steps.items():
         for (_, score), values in zip(visits, found[step], strict=True):
             known = [reward for reward in score.rewards if reward is not None]
-            for reward, value in zip(score.rewards, values, strict=True):
-                if reward is None:
-                    assert value is None
-                else:
-                    assert value == pytest.approx((reward - fmean(known)) / (stdev(known) + 1e-4))
+            scale = stdev(known) + 1e-4
+            expected = [None if r is None else pytest.approx((r - fmean(known)) / scale) for r in score.rewards]
+            assert values == expected
     assert tables.group_advantages([None, 0.5, None]) == [None, 0.0, None]
     assert tables.group_advantages([]) == []
 
 
-def test_quality_and_what_it_cost_so_far(run, store):
+def test_efficiency_table_is_quality_and_what_it_cost_so_far(run, store, steps):
     curve = tables.quality_table(store, lambda query_id, text: float(text))
-    steps = list(by_step(run))
-    for row, (_, visits) in zip(curve, steps, strict=True):
-        assert row["quality"] == pytest.approx(fmean(float(r.text) for group, _ in visits for r in group.answered))
-    judge = tables.judge_table(store)
-    table = tables.efficiency_table(judge, curve, window=3)
-    for i, row in enumerate(table):
+    means = [fmean(float(r.text) for group, _ in visits for r in group.answered) for visits in steps.values()]
+    assert [row["quality"] for row in curve] == pytest.approx(means)
+    for i, row in enumerate(tables.efficiency_table(tables.judge_table(store), curve, window=3)):
         parsed = [call for step, call in run.calls if step <= row["step"] and call.outcome == "parsed"]
         assert (row["calls"], row["tokens"]) == (len(parsed), 13 * len(parsed))
-        assert row["quality"] == pytest.approx(fmean(one["quality"] for one in curve[max(0, i - 2) : i + 1]))
+        assert row["quality"] == pytest.approx(fmean(means[max(0, i - 2) : i + 1]))
 
 
-def test_the_trainers_log_says_what_it_has():
+def test_log_table_has_what_the_trainer_logged_of_the_policy():
     log = [
         {"step": 1, "rewards/rank_reward/mean": 0.0, "rewards/format_reward/mean": 1.0, "loss": 1.0},
         {"step": 2, "loss": 1.0},
@@ -184,27 +177,19 @@ def test_the_trainers_log_says_what_it_has():
     assert tables.log_table([{"step": 1, "loss": 2.0}]) == []
 
 
+GROUPS = [[-1.0, 0.04, None], [0.06, 1.0, 1.0]]
+
+
 def test_advantage_bins_count_every_scored_rollout():
-    table = tables.joined(
-        {
-            "a": tables.advantage_bins([[-1.0, 0.04, None], [0.06, 1.0, 1.0]]),
-            "b": tables.advantage_bins([[0.0, 0.0]]),
-        }
-    )
-    assert table == [
-        {"run": "a", "advantage": -1.0, "share": 0.2},
-        {"run": "a", "advantage": 0.0, "share": 0.2},
-        {"run": "a", "advantage": 0.1, "share": 0.2},
-        {"run": "a", "advantage": 1.0, "share": 0.4},
-        {"run": "b", "advantage": 0.0, "share": 1.0},
-    ]
+    table = tables.joined({"a": tables.advantage_bins(GROUPS), "b": tables.advantage_bins([[0.0, 0.0]])})
+    rows = [("a", -1.0, 0.2), ("a", 0.0, 0.2), ("a", 0.1, 0.2), ("a", 1.0, 0.4), ("b", 0.0, 1.0)]
+    assert table == [{"run": run, "advantage": advantage, "share": share} for run, advantage, share in rows]
 
 
-def test_the_lanes_of_the_page_are_the_bins_of_the_chart():
-    groups = [[-1.0, 0.04, None], [0.06, 1.0, 1.0]]
-    data = advantage_lanes({"a": {3: groups}, "b": {3: [[0.0]], 4: [[3.24, None]]}})
+def test_advantage_lanes_are_the_bins_of_the_chart():
+    data = advantage_lanes({"a": {3: GROUPS}, "b": {3: [[0.0]], 4: [[3.24, None]]}})
     first, second = data["runs"]
-    assert first["steps"] == {3: {"bins": tables.advantage_bins(groups), "levels": 2.0, "rollouts": 5}}
+    assert first["steps"] == {3: {"bins": tables.advantage_bins(GROUPS), "levels": 2.0, "rollouts": 5}}
     assert second["steps"][4] == {"bins": [{"advantage": 3.2, "share": 1.0}], "levels": 1.0, "rollouts": 1}
     assert (first["name"], data["reach"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
-    assert advantage_lanes({"a": {0: groups}})["reach"] == 2.5
+    assert advantage_lanes({"a": {0: GROUPS}})["reach"] == 2.5
