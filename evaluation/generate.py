@@ -5,12 +5,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.rewards.format import read_answer
 
 from .benchmark import Benchmark, OutputError, without_markers
 from .config import EvaluationConfig
 from .engines import Engine, TransformersEngine, VllmEngine, base_of, load_tokenizer, vllm_server
 from .files import read_json, write_json
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")  # no engine reads these
 
 
 def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> None:
@@ -80,12 +84,17 @@ def check_label(config: EvaluationConfig, label: str, model: str) -> dict[str, A
         `dict[str, Any]`: the model and its weights, as [`label_path`] records them.
 
     Raises:
-        [`OutputError`]: if the label has outputs of another model.
+        [`OutputError`]: if the label has outputs of another model, or its record is damaged.
     """
     path = label_path(config, label)
-    weights = sorted(file for kind in ("*.safetensors", "*.bin") for file in Path(model).glob(kind))
-    mine = {"model": model, "weights": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in weights}}
+    weights = sorted(file for kind in WEIGHTS for file in Path(model).glob(kind) if file.name not in TRAINING)
+    mine = {"model": model, "weights": {file.name: [file.stat().st_mtime_ns, *fingerprint(file)] for file in weights}}
     theirs = read_json(path) if path.exists() else mine
+    if not (isinstance(theirs, dict) and isinstance(theirs.get("model"), str)):
+        raise OutputError(
+            f"{path} does not say which model has the label {label!r}: delete it to use the outputs beside it for"
+            f" {model!r}"
+        )
     if theirs != mine:
         changed = f"is now {model!r}" if theirs["model"] != model else "has other weights now"
         raise OutputError(

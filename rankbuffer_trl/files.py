@@ -1,9 +1,15 @@
-"""Write files so that a crash leaves the old file or the new one, and never a part of a file."""
+"""Write files so that a crash leaves the old file or the new one. Tell files apart, and lock them."""
 
+import fcntl
+import hashlib
 import os
+import shutil
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+SAMPLE = 2**16  # bytes
 
 
 @contextmanager
@@ -35,3 +41,41 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def fingerprint(path: Path) -> list[int | str]:
+    """Return size and SHA-256 of a file as a list that JSON can hold. Of a large file, only samples are digested.
+
+    The samples are 64 KiB at each sixteenth of the file and at its end, which tell the weights of two steps apart.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        found = hashlib.sha256()
+        for start in (*range(0, size, max(size // 16, SAMPLE)), max(size - SAMPLE, 0)):
+            file.seek(start)
+            found.update(file.read(SAMPLE))
+        return [size, found.hexdigest()]
+
+
+def room(folder: str | os.PathLike) -> str:
+    """Return how much is free on the disk of a folder, for messages."""
+    try:
+        return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB"
+    except OSError as error:
+        return f"an unknown number of bytes ({error.strerror})"
+
+
+def lock(descriptor: int) -> None:
+    """Lock an open file until it is closed in all processes that have this descriptor, or these have ended.
+
+    A lock of the open file is used (`F_OFD_SETLK`), where the system has it. It works on most network file systems.
+    The usual POSIX lock is lost when the same process opens and closes the file again, as a copy of the folder does.
+
+    Raises:
+        `OSError`: `BlockingIOError` or `PermissionError`, by the system, if another has the lock.
+    """
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # as C has it: 0q fills up the end
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -91,6 +91,19 @@ def without(key):
     return manifest(lambda run: {name: value for name, value in run.items() if name != key})
 
 
+def fifo(file, listed=True):
+    """Put a FIFO in the place of a file: who opens it waits for ever."""
+
+    def apply(checkpoint):
+        if not listed:
+            others = lambda run: {name: mark for name, mark in run["files"].items() if name != file}  # noqa: E731
+            manifest(lambda run: run | {"files": others(run)})(checkpoint)
+        (checkpoint / file).unlink()
+        os.mkfifo(checkpoint / file)
+
+    return apply
+
+
 EDITS = {
     "a list": (manifest(lambda run: [run]), r"run\.json is damaged: it is not a JSON object"),
     "null": (manifest(lambda run: None), r"run\.json is damaged"),
@@ -98,6 +111,8 @@ EDITS = {
     "bytes": (lambda path: (path / FOLDER / RUN).write_bytes(b"\xff\xfe{"), r"run\.json is .*not JSON"),
     "an older version's": (without("format"), r"was written by another version of this program \('0\.1\.0'\)"),
     "no step": (without("step"), "'step' is not a JSON int"),
+    "a step below 0": (manifest(lambda run: run | {"step": -4}), "'step' is below 0 or above all steps"),
+    "a step above all": (manifest(lambda run: run | {"step": 10**30}), "'step' is below 0 or above all steps"),
     "no processes": (without("processes"), "'processes' is not a JSON int"),
     "processes in words": (manifest(lambda run: run | {"processes": "1"}), "'processes' is not a JSON int"),
     "truth for a number": (manifest(lambda run: run | {"step": True}), "'step' is not a JSON int"),
@@ -109,6 +124,10 @@ EDITS = {
         r"\.\./whole is missing",
     ),
     "no files": (manifest(lambda run: run | {"files": {}}), r"run\.json is not the manifest of a checkpoint"),
+    "a store that is not listed": (fifo(f"{FOLDER}/{STORE}", listed=False), f"does not list {FOLDER}/{STORE}"),
+    "a FIFO for the store": (fifo(f"{FOLDER}/{STORE}"), f"{FOLDER}/{STORE} is missing"),
+    "a FIFO for the manifest": (fifo(f"{FOLDER}/{RUN}"), f"{RUN} is missing"),
+    "a FIFO for the state": (fifo(STATE), f"{STATE} is missing"),
     "policy alone": (manifest(lambda run: run | {"config": {"save_only_model": True}}), "it has no optimizer"),
     "a state that is a list": (lambda path: (path / STATE).write_text("[1]"), r"trainer_state\.json is damaged"),
     "a state without a step": (lambda path: (path / STATE).write_text("{}"), r"trainer_state\.json says None"),

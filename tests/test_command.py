@@ -347,7 +347,16 @@ def test_save_checkpoint_names_what_cannot_be_written_and_a_bug_keeps_its_traceb
         monkeypatch.setattr(GRPOTrainer, "_save_checkpoint", Mock(side_effect=error))
         found = fault_of(partial(trainer._save_checkpoint, trainer.model, None))
         assert (found is error) == (error in bugs), error
-        assert error in bugs or (type(found) is StoreError and "checkpoint-0 could not be written" in str(found))
+        told = (
+            rf"checkpoint-0 could not be written to {re.escape(str(tmp_path))}: .*disk of that folder has [\d,.]+ MB"
+        )
+        assert error in bugs or (type(found) is StoreError and re.search(told, str(found))), found
+        assert error in bugs or "start the run as before, since no checkpoint was written before it" in str(found)
+    (tmp_path / "checkpoint-0").mkdir()  # the one that could not be written
+    for before, advice in ((0, "start the run as before"), (1, "set resume_from_checkpoint to true")):
+        (tmp_path / f"checkpoint-{before}").mkdir(exist_ok=True)
+        monkeypatch.setattr(GRPOTrainer, "_save_checkpoint", Mock(side_effect=unwritable[0]))
+        assert advice in str(fault_of(partial(trainer._save_checkpoint, trainer.model, None)))
     trainer.close()
 
 

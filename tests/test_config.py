@@ -62,10 +62,13 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" must be at least 1, got {}", {"judge_max_attempts": 0, "judge_concurrency": 0}),
     (" must be at least 1 token, got {}", {"max_prompt_length": 0}),
     (" must be above 0, got {}", {"judge_token_budget": 0}),
-    (" must be above 0 seconds, got {}", {"judge_timeout": 0.0, "judge_step_timeout": 0.0}),
+    (" must be above 0 seconds, got {}", {"judge_timeout": 0.0, "judge_step_timeout": 0.0, "rollout_timeout": 0.0}),
     (" is a share in 0..1, got {}", {"judge_max_failures": -0.1}),
     (" is a share in 0..1, got {}", {"judge_max_failures": 1.5}),
-    (" is 1800 s, but the other processes give up after ddp_timeout=1800 s", {"judge_step_timeout": 1800}),
+    (
+        " is 1800 s, but the other processes give up after ddp_timeout=1800 s",
+        {"judge_step_timeout": 1800, "rollout_timeout": 1800},
+    ),
     (" is '{}' but judge_url is not set", {"judge_model": "judge"}),
     (" is ['{}'] but judge_model is not set", {"judge_url": URL}),
     (" must start with http:// or https://, got '{}'", {"judge_url": "127.0.0.1:8001"}),
@@ -156,6 +159,7 @@ def test_config_takes_the_outermost_good_values():
         *({"method": name} for name in ("pairwise_rank", "rankbuffer_trl.rewards.gdpo.GDPO")),
         *({"judge_free_tokens": 0}, {"judge_max_retries": 0}, {"judge_max_attempts": 1}, {"judge_wait": 0.0}),
         *({"judge_max_failures": 0.0}, {"judge_max_failures": 1.0}, {"judge_step_timeout": 1799.5}),
+        {"rollout_timeout": 1799.5},
         *({"judge_concurrency": 1}, {"judge_prompt_price": 0.0}, {"judge_request": {"top_p": None}}),
         *({"format_weight": 0.0}, {"format_check": "think"}, {"format_check": r"<a>(?P<answer>.*)</a>"}),
         *({"max_prompt_length": 1}, {"save_steps": 7}, {"save_steps": 7, "gradient_accumulation_steps": 4}),
@@ -171,7 +175,9 @@ def test_config_takes_the_outermost_good_values():
     ):
         key, value = next(iter(values.items()))
         assert getattr(make(**values), key) == value, values
-    assert (make().judge_step_timeout, make(ddp_timeout=7200).judge_step_timeout) == (0.9 * 1800, 0.9 * 7200)
+    for limit in (1800, 7200):
+        args = make(ddp_timeout=limit)
+        assert (args.judge_step_timeout, args.rollout_timeout) == (0.9 * limit, 0.5 * limit)
     hosts = ("judge:80/hf-inference/models", "a.b/risk-assessment-service/", "judge/sk-team", "[::1]:8001/v1", "ä-b")
     for place in hosts:  # none of them holds a key
         url = f"https://{place}"

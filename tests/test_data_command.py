@@ -162,14 +162,17 @@ def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path
         b"7",
         b'{"prompt": "a\\u0000b"}',
         b'{"prompt": ' + b"[" * 50_000,
+        b'{"prompt": ' + b"9" * 5_000 + b"}",
+        b'\xef\xbb\xbf{"prompt": "When?"}',
+        b"\xef\xbb\xbf",
         *[b'{"prompt": "Who?"}'] * 20,
     ]
     path = tmp_path / "mine.jsonl"
-    path.write_bytes(b"\r\n".join(lines))
+    path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(lines))
     out, last = refused(capsys, "check", path)
-    assert last == f"rankbuffer-data: {path} is not ready. Faults: 28. The first 20 are listed above."
+    assert last == f"rankbuffer-data: {path} is not ready. Faults: 31. The first 20 are listed above."
     found = [re.sub(r" \(query_id 'prompt-.{16}'\)", "", line) for line in out.splitlines()]
-    assert len(found) == 20 and found[:10] == [
+    assert len(found) == 20 and found[:13] == [
         "line 2: the query_id 'q' is that of line 1, too",
         "line 4 (query_id 'half'): rubrics[0].weight must be an integer from 1 to 5, got 2.5",
         "line 5 (query_id 'text'): rubrics[0].weight must be an integer from 1 to 5, got '5'",
@@ -179,7 +182,10 @@ def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path
         "line 8: must be a JSON object, got 7",
         r"line 9: prompt[0].content must be text without NUL characters, got 'a\x00b'",
         "line 10: is not JSON that can be read (it is nested too deeply)",
-        "line 12: the prompt is the same as in line 11, and a row without query_id needs its own",
+        "line 11: is not JSON that can be read (it has a number of too many digits)",
+        "line 12: begins with a byte order mark, which may stand at the start of a file alone: remove it",
+        "line 13: begins with a byte order mark, which may stand at the start of a file alone: remove it",
+        "line 15: the prompt is the same as in line 14, and a row without query_id needs its own",
     ]
 
 

@@ -14,6 +14,7 @@ from evaluation.assets import AssetError
 from evaluation.benchmark import OutputError
 from evaluation.config import EvaluationConfig
 from evaluation.engines import EngineError
+from evaluation.generate import label_path
 from evaluation.run import evaluate
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import JudgeError
@@ -190,9 +191,28 @@ def test_a_label_stays_with_its_model(settings, tmp_path):
         config = settings(url, models=[f"mine={checkpoint}"], benchmarks=["writingbench"])
         evaluate(config)
         (weights,) = checkpoint.glob("*.safetensors")
-        os.utime(weights, (1, 1))
+        content, now = weights.read_bytes(), weights.stat().st_mtime_ns
+        for change in (lambda: os.utime(weights, (1, 1)), lambda: weights.write_bytes(content[:-4] + b"\0\0\0\1")):
+            change()
+            if weights.read_bytes() != content:
+                os.utime(weights, ns=(now, now))
+            with pytest.raises(OutputError, match="the model 'mine' has other weights now"):
+                evaluate(config)
+        weights.write_bytes(content)
+        os.utime(weights, ns=(now, now))
+        (checkpoint / "optimizer.pt").write_bytes(b"no weights")
+        evaluate(config)
+        (checkpoint / "model.pt").write_bytes(b"weights")
         with pytest.raises(OutputError, match="the model 'mine' has other weights now"):
             evaluate(config)
+        (checkpoint / "model.pt").unlink()
+        record = label_path(config, "mine")
+        known = record.read_text()
+        for other in ("[]", "{}", '"mine"', '{"model": 3}'):
+            record.write_text(other)
+            with pytest.raises(OutputError, match=r"model\.json does not say which model .*delete it"):
+                evaluate(config)
+        record.write_text(known)
         with pytest.raises(OutputError, match="the model 'mine' is now 'other'"):
             evaluate(settings(url, models=["mine=other"], benchmarks=["writingbench"]))
 

@@ -118,6 +118,14 @@ def test_an_answer_without_logprobs_is_refused(logprobs):
             read(logprobs, True)
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_what_is_no_log_probability_is_refused_and_never_a_preference(value):
+    for tokens in ((("m", value), ("M", -1.0)), (("M", value), ("x", -1.0))):
+        with pytest.raises(VerdictError, match=f"the log probability {value} for"):
+            read_preference(answer(*tokens), switched=True)
+    assert read_preference(answer(("m", 0.0), ("x", value)), switched=True) == 2
+
+
 # Arena-Hard
 
 label = st.text("ABab<>=[] \n", max_size=6)

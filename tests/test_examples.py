@@ -29,6 +29,7 @@ from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.ranking import rank_rewards
+from rankbuffer_trl.store.gains import compare
 
 PATH = ROOT / "examples" / "one_group.py"
 HEAVY = ("torch", "transformers", "trl", "datasets", "openai")
@@ -95,9 +96,9 @@ def test_one_group_prints_visits_that_are_those_of_the_reward_method(printed, ex
 
 
 def example_in(documented) -> tuple[str, list[tuple[str, str]]]:
-    """The code of a docstring's example, and its lines `expression  # value`."""
+    """The code of a docstring's example, and its lines `expression  # value` that print nothing."""
     code = textwrap.dedent(re.search(r"```python\n(.*?)```", documented.__doc__, re.DOTALL)[1])
-    return code, re.findall(r"^([\w.(\[][^#=]*|\w+\(.*\))  # ([-(\d\[].*)$", code, re.MULTILINE)
+    return code, re.findall(r"^(?!print\()([\w.(\[][^#=]*|\w+\(.*\))  # ([-(\d\[].*)$", code, re.MULTILINE)
 
 
 def save_a_run(folder: Path) -> None:
@@ -110,7 +111,12 @@ def save_a_run(folder: Path) -> None:
     store.close()
 
 
-PRINTED = {RankBufferError: "queries.jsonl", BufferStore: "['cold', 'warm']\n", read_store: "0 ['tea']\n"}
+PRINTED = {
+    RankBufferError: "queries.jsonl",
+    BufferStore: "['cold', 'warm']\n",
+    read_store: "0 ['tea']\n",
+    compare: re.search(r"print\(.*  # (.*\n)", compare.__doc__)[1],
+}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +124,7 @@ PRINTED = {RankBufferError: "queries.jsonl", BufferStore: "['cold', 'warm']\n", 
     [
         *((RankBuffer, 1), (GroupScore, 0), (rank_rewards, 1), (RankBufferError, 0), (replacing, 0)),
         *((Judge, 1), (Endpoint, 1), (RankBufferConfig, 1), (load_queries, 1), (BufferStore, 0), (read_store, 0)),
+        (compare, 0),
     ],
 )
 def test_the_example_of_a_docstring_runs_and_gives_what_it_says(documented, values, tmp_path, monkeypatch, capsys):

@@ -40,12 +40,15 @@ def visit(above: dict, placed: int = 8, query_id: str = "q", epoch: int = 0, ste
 
 
 def pairs(seed):
-    """Return two visits of some queries among up to four anchors each; some anchors are shared."""
+    """Return two visits of some queries among up to four anchors each; some anchors are shared.
+
+    A visit at which all judgments failed has placed nothing.
+    """
     random, made = Random(seed), []
     for i in range(random.randint(1, 30)):
         both = []
         for epoch in (0, 1):
-            placed = random.randint(1, 8)
+            placed = random.randint(0, 8)
             names = random.sample("abcde", random.randint(0, 4))
             both.append(visit({name: random.randint(0, placed) for name in names}, placed, f"q{i}", epoch))
         made.append(tuple(both))

@@ -112,6 +112,15 @@ def test_a_real_run_shows_itself_in_a_terminal_and_leaves_it_in_order(trainer):
     assert bar.bar is None and "\x1b[?25h" in console.file.getvalue()
 
 
+def test_a_fault_of_the_bar_does_not_end_a_run(trainer, monkeypatch, caplog):
+    monkeypatch.setattr(RunProgress, "status", lambda self, logs: 1 / 0)
+    console = terminal()
+    with run_progress(trainer, console), caplog.at_level("WARNING"):
+        trainer.train()
+    assert trainer.state.global_step == 2 and console.file.getvalue().rstrip("\n").endswith("\x1b[?25h")
+    assert caplog.text.count("the progress bar only informs") == 1 and "ZeroDivisionError: division" in caplog.text
+
+
 def test_a_file_gets_nothing_and_the_trainer_prints_as_ever(trainer):
     console = Console(file=io.StringIO())
     with run_progress(trainer, console):

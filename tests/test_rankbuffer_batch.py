@@ -30,7 +30,7 @@ from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch, partition
 
 SEEDS = st.integers(0, 999)
-LOOKS = st.sampled_from([1, 2, 4])
+LOOKS = st.sampled_from([1, 2, 4, 6])
 GROUPS = st.lists(st.none() | st.integers(0, 10), min_size=1, max_size=7)
 BUFFERS = st.lists(st.integers(0, 10), min_size=2, max_size=6).map(sorted)
 
@@ -114,6 +114,8 @@ def check(method, group, buffer, score, ladders: list[list[str]]) -> None:
 @example([None, 5], [1, 9], 2, False, 0, 0)
 @example([4, 4, 4], [4, 4], 2, True, 0, 0)
 @example([None] * 3, [1, 9], 2, False, 0, 0)
+@example([3, 5, 8], [1, 9], 6, True, 0, 20)
+@example([3, 5, 8], [1, 9], 6, False, 1, 20)
 def test_score_and_buffer_are_those_of_the_written_out_ladders(qualities, anchors, looks, by_ladder, seed, noise):
     method = RankBufferBatch(looks=looks, seed=seed, ladder=by_ladder, refine_at=2, prune_after=2)
     group, buffer = replace(make(qualities, step=3), epoch=1), buffer_of(anchors)
@@ -177,6 +179,10 @@ def test_partition_has_each_id_in_one_block(n, b, turn):
         assert max(map(len, blocks)) <= 2 * math.ceil(n / (2 * b))
     else:
         assert blocks == [[i] for i in ids]
+
+
+def test_partition_halves_six_into_four_and_two_in_one_of_three_turns():
+    assert [sorted(map(len, partition(range(6), 2, turn))) for turn in range(3)] == [[3, 3], [3, 3], [2, 4]]
 
 
 @given(st.integers(2, 20), st.integers(1, 9))
@@ -302,6 +308,7 @@ def test_refused_group_is_asked_about_once_more_in_halves():
     assert asked == [8, 8, 4, 4, 4, 4]
     assert sum(call.failed for call in calls) == 2
     assert RankBufferBatch().calls(group, first=True) == (2, 2), "the estimate has no second round"
+    assert RankBufferBatch().asked_again(group) == 4 and RankBufferBatch().asked_again(long_group([40])) == 0
     assert None not in score.rewards and sorted(score.positions) == list(range(8))
     asked.clear()
     score, *_ = visit(RankBufferBatch(), group, None, refusing(1200, asked))

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import math
+import os
 import resource
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from helpers.early_runs import CASES, Case
 from helpers.http_server import served
 from helpers.rollout_server import RolloutServer, allow_client, server_config
 from safetensors.torch import load_file
+from transformers import AutoConfig
 from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -27,7 +31,7 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.rubric_judge import judge as verdict
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training import trainer as trainer_module
-from rankbuffer_trl.training.rollouts import RETRIES, RolloutError, SeparateRollouts, known_to_us
+from rankbuffer_trl.training.rollouts import KEEPALIVE, RETRIES, RolloutError, SeparateRollouts, known_to_us
 from rankbuffer_trl.training.trainer import RankBufferTrainer, warn_of_another_way
 
 EVENT_LIMIT = 30.0  # seconds for what should happen at once
@@ -190,30 +194,108 @@ def test_generate_ends_when_the_server_stays_out(server, run):
     assert len(seen.seen) <= 3 + 2 * (RETRIES + 1)
 
 
-def test_generate_names_an_answer_that_is_no_rollout_in_one_line(server, run, monkeypatch):
-    answers = {
-        (400, "text/plain", "the prompt is\ntoo long"): r"HTTP 400: the prompt is\ntoo long",
-        (200, "application/json", '{"choices": []}'): "not a completion of vLLM, ValueError",
-        (200, "application/json", '{"choices": [{"logprobs": null}]}'): "KeyError: 'prompt_token_ids'",
-        (200, "application/json", "{"): "not a completion of vLLM, JSONDecodeError",
-        (200, "text/plain", "hello"): "not a completion of vLLM, TypeError",
-    }
+def text(said: str, status: int = 200, kind: str = "application/json", **headers: str) -> web.Response:
+    return web.Response(status=status, content_type=kind, text=said, headers=headers)
 
-    said = []
 
-    async def say(self, request):
-        status, kind, text = said[-1]
-        return web.Response(status=status, content_type=kind, text=text)
+NOT_OURS, NOT_FINITE = "ValueError: token ids that the policy does not have", "a log-probability that is not finite"
+ANSWERS = {  # the cause in the error: what the server says
+    r"HTTP 400: the prompt is\ntoo long": lambda: text("the prompt is\ntoo long", 400, "text/plain"),
+    "not a completion of vLLM, ValueError": lambda: text('{"choices": []}'),
+    "AttributeError: 'NoneType' object has no": lambda: text('{"choices": [null]}'),
+    "KeyError: 'prompt_token_ids'": lambda: text('{"choices": [{"logprobs": null}]}'),
+    "not a completion of vLLM, JSONDecodeError": lambda: text("{"),
+    "not a completion of vLLM, TypeError": lambda: text("hello", kind="text/plain"),
+    "not a completion of vLLM, RecursionError": lambda: text("[" * 100_000 + "]" * 100_000),
+}
+INFINITE = (math.nan, math.inf, -math.inf)
+TOP = [{"token_id:5": -1.0}, {"token_id:6": -2.0}]
+GOOD = {"tokens": ["token_id:5", "token_id:6"], "token_logprobs": [-1.0, -2.0], "top_logprobs": TOP}
+EDITS: list[tuple[str, dict]] = [  # the cause in the error, and what is wrong in a choice of the two tokens 5 and 6
+    *((NOT_OURS, {"token_ids": ids}) for ids in (None, "56", {}, [5, -1], [5, 2**40], [5, 50], [5, 6.0], [5, True])),
+    *((NOT_OURS, {"prompt_token_ids": ids}) for ids in (None, [50])),
+    (NOT_OURS, {"logprobs": GOOD | {"top_logprobs": [TOP[0], TOP[1] | {"token_id:50": -9.0}]}}),
+    ("3 tokens, 2 were asked for", {"token_ids": [5, 6, 7], "logprobs": None}),
+    ("log-probabilities of 2 tokens for 1", {"token_ids": [5]}),
+    *((NOT_FINITE, {"logprobs": GOOD | {"top_logprobs": [TOP[0], {"token_id:6": bad}]}}) for bad in INFINITE),
+    (NOT_FINITE, {"logprobs": GOOD | {"token_logprobs": [-1.0, math.inf], "top_logprobs": [None, None]}}),
+    ("OverflowError", {"logprobs": GOOD | {"top_logprobs": [TOP[0], {"token_id:6": 10**400}]}}),
+    ("AttributeError", {"logprobs": GOOD | {"tokens": [5, 6]}}),
+    ("ValueError: the rollout was aborted", {"finish_reason": "abort"}),
+]
 
-    monkeypatch.setattr(RolloutServer, "completions", say)
-    with server() as (_, url):
-        ours = separate(url, run)
-        for answer, cause in answers.items():
-            said.append(answer)
+
+def test_generate_names_an_answer_that_is_no_rollout_in_one_line(server, run):
+    arrived = []
+    good = {"prompt_token_ids": [1], "token_ids": [5, 6], "logprobs": GOOD, "finish_reason": "length"}
+    with server() as (seen, url):
+        ours = SeparateRollouts(
+            VLLMClient(base_url=url), run, lambda *each: arrived.append(each), EVENT_LIMIT, vocabulary=50
+        )
+
+        def answered(say: Callable[[], web.Response]) -> dict:
+            seen.say = lambda answer: say()
+            return ours.generate([[1]], max_tokens=2)
+
+        for edit in ({}, {"token_ids": [49, 0], "prompt_token_ids": []}, {"logprobs": None}):
+            ids = (good | edit)["token_ids"]
+            found = answered(lambda edit=edit: web.json_response({"choices": [good | edit]}))
+            assert found["completion_ids"] == [ids] and arrived.pop() == (0, ids)
+        edited = [(cause, lambda edit=edit: web.json_response({"choices": [good | edit]})) for cause, edit in EDITS]
+        for number, (cause, say) in enumerate([*ANSWERS.items(), *edited]):
             with pytest.raises(RolloutError) as error:
-                ours.generate([[1]])
-            assert cause in str(error.value) and "\n" not in str(error.value)
+                answered(say)
+            said = str(error.value)
+            assert cause in said and "\n" not in said and len(said) < 600, f"{number}: {said}"
         ours.close()
+    assert arrived == []
+
+
+def test_generate_follows_no_redirect_since_the_prompts_would_travel(server, run):
+    with server() as (elsewhere, other), server() as (seen, url):
+        seen.say = lambda answer: text("", 307, Location=f"{other}/v1/completions")
+        ours = separate(url, run)
+        with pytest.raises(RolloutError, match=f"HTTP 307: a redirect to {other}/v1/completions, which is not follow"):
+            ours.generate([[1]])
+        ours.close()
+    assert elsewhere.seen == []
+
+
+def test_generate_ends_when_the_server_is_silent(server, run):
+    with server(hold=lambda number: number == 2) as (seen, url):
+        ours = SeparateRollouts(VLLMClient(base_url=url), run, lambda row, ids: None, timeout=1.0)
+        with pytest.raises(RolloutError, match=r"\(3 of 4 rollouts came within rollout_timeout=1 s\): look at its"):
+            ours.generate([[1], [2], [3], [4]])
+        assert seen.idle.wait(EVENT_LIMIT), "the request that is left is cancelled"
+        assert len(ours.generate([[1]])["completion_ids"]) == 1
+        ours.close()
+
+
+def sockets_to(url: str) -> Iterator[socket.socket]:
+    """Give this process's connections to a server."""
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # some other file that was closed in the meantime, or a socket that listens
+            if str(file.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(file.name))) as found:
+                    if found.family == socket.AF_INET and f":{found.getpeername()[1]}" in url:
+                        yield found
+
+
+def test_generate_notices_that_the_machine_of_the_server_is_gone(server, run):
+    """The kernel asks a silent connection whether the other side is there. TRL's own client does not."""
+    found = []
+
+    def look(number: int) -> bool:
+        for each in sockets_to(url):
+            options = [each.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in KEEPALIVE]
+            found.append((each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), options))
+        return False
+
+    with server(hold=look) as (_, url):
+        ours = separate(url, run)
+        ours.generate([[1]])
+        ours.close()
+    assert (1, [60, 15, 4]) in found
 
 
 @pytest.mark.parametrize(
@@ -301,6 +383,28 @@ def test_an_evaluation_is_judged_during_its_generation(tmp_path, tiny_policy, ro
         found.append((contents(folder / LIVE_STORE), metrics["eval_rewards/rank_reward/std"]))
     assert found[0] == found[1] and {row[1] for row in found[0][0]["calls"]} == {"eval"}
     assert not any(found[0][0][table] for table in ("responses", "buffers", "groups"))
+
+
+def test_a_run_ends_when_the_server_is_silent_or_generates_what_the_policy_does_not_have(
+    tmp_path, tiny_policy, rows, server
+):
+    vocabulary = AutoConfig.from_pretrained(tiny_policy).vocab_size
+    for cause, id, held in (
+        ("(23 of 24 rollouts came within rollout_timeout=2 s)", vocabulary - 1, 24 + 1),
+        ("(not a completion of vLLM, ValueError: token ids that", vocabulary, 0),
+    ):
+        folder = tmp_path / str(id)
+        with server(hold=lambda number, held=held: number == held) as (seen, url):
+
+            def choice(*args, id=id, seen=seen) -> dict:
+                made = RolloutServer.choice(seen, *args)
+                return made if len(seen.seen) <= 24 else made | {"token_ids": [id, *made["token_ids"][1:]]}
+
+            seen.choice = choice
+            with pytest.raises(RolloutError) as error:
+                train(folder, tiny_policy, rows, url, rollout_timeout=2.0)
+        assert cause in str(error.value)
+        assert {row[1] for row in contents(folder / LIVE_STORE)["groups"]} == {0}, "nothing of the second step is kept"
 
 
 class Editing(RankBufferTrainer):

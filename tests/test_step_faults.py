@@ -13,13 +13,15 @@ from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, 
 from helpers.contents import contents
 from helpers.faulty_server import EVENT_LIMIT, PATIENT, SURROGATE, completion, hang, refusing
 from helpers.http_server import served
-from hypothesis import given, settings
+from helpers.places import shown_in
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.scorer import GroupScorer
 
@@ -76,9 +78,12 @@ def test_a_step_that_cannot_succeed_ends_before_all_is_asked(scorer):
 
 
 def failing(insertions: frozenset[str], rankings: frozenset[str]) -> Callable:
-    """The number judge, which fails these candidates, and the fine rankings that hold one of those."""
+    """The number judge, which fails these candidates, and the rankings that hold one of those."""
 
     def respond(messages):
+        if '"positions"' in messages[0]["content"]:  # all rollouts among the anchors
+            lost = rankings & set(shown_in(messages[0]["content"]))
+            return unreachable(messages) if lost else by_number(messages)
         _, is_ranking, block = messages[0]["content"].partition("\n\nCANDIDATES\n")
         if is_ranking:
             return "Hm." if rankings & set(block.split()) else by_number(messages)
@@ -98,6 +103,7 @@ def tester(tmp_path_factory) -> Iterator[GroupScorer]:
     made.close()
 
 
+SPLIT, BATCH_BOOTSTRAP = RankBufferBatch(looks=4, most_tokens=770), RankBufferBatch(bootstrap=True)
 TEXTS = st.sampled_from("5 15 16 17 25 26 45 46 47 48 -".split())
 
 
@@ -107,8 +113,12 @@ TEXTS = st.sampled_from("5 15 16 17 25 26 45 46 47 48 -".split())
     insertions=st.frozensets(TEXTS),
     rankings=st.frozensets(TEXTS),
     share=st.integers(0, 32).map(lambda n: n / 32),
-    method=st.sampled_from([RankBuffer(), RankBuffer(fine=False), RankBuffer(bootstrap=True)]),
+    method=st.sampled_from(
+        [RankBuffer(), RankBuffer(fine=False), RankBuffer(bootstrap=True), RankBufferBatch(), SPLIT, BATCH_BOOTSTRAP]
+    ),
 )
+@example(["5 15 16 17", "15", "15 16", "15 16 17"], frozenset(), frozenset("5"), 0.0, RankBufferBatch())
+@example(["15 16 17 5", "15", "15 16", "15 16 17"], frozenset(), frozenset("5"), 0.0, RankBufferBatch())
 def test_an_early_end_is_never_a_wrong_end(tester, texts, insertions, rankings, share, method):
     tester.method = method
     tester.judge.client.answer = failing(insertions, rankings)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import contents as stored
+from helpers.forks import fork, wait
 from helpers.visits import call, killed_in_a_commit, visit, visit_all
 
 from rankbuffer_trl.judge import Totals
@@ -55,20 +57,43 @@ def test_lock_lets_one_process_write_until_it_ends(tmp_path):
     assert done.returncode == 0, "and so is what was closed"
 
 
+def another_gets(path: Path) -> bool:
+    program = f"from rankbuffer_trl.store import BufferStore; BufferStore({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert not done.returncode or f"is in use by process {os.getpid()} on" in done.stderr
+    return not done.returncode
+
+
 def test_unlock_keeps_the_claim_of_another_store_of_the_process(tmp_path):
-    """As in a notebook, where a cell that opens a store was run twice."""
-    program = f"from rankbuffer_trl import BufferStore; BufferStore({str(tmp_path / 'live.sqlite')!r})"
-
-    def another_gets_it() -> bool:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        assert not done.returncode or f"is in use by process {os.getpid()} on" in done.stderr
-        return not done.returncode
-
-    first, second = (BufferStore(tmp_path / "live.sqlite") for _ in range(2))
+    """As in a notebook, where a cell that opens a store was run twice, and a callback copies the folder."""
+    path = tmp_path / "run" / "live.sqlite"
+    first, second = (BufferStore(path) for _ in range(2))
+    shutil.copytree(path.parent, tmp_path / "copy")  # opens and closes the file of the lock
     second.close()
-    assert not another_gets_it()
+    second.close()
+    assert not another_gets(path)
     first.close()
-    assert another_gets_it()
+    assert another_gets(path)
+
+
+def test_lock_is_that_of_the_parent_after_a_fork(tmp_path):
+    """A child that trains is refused, and one that outlives its parent's claim does not keep it."""
+    path, (read, write) = tmp_path / "live.sqlite", os.pipe()
+    store = BufferStore(path)
+
+    def work():
+        os.close(write)
+        with pytest.raises(StoreError, match=f"is in use by process {os.getppid()} on"):
+            BufferStore(path)
+        store.close()  # as at the end of any process
+        os.read(read, 1)
+
+    child = fork(work, tmp_path / "log")
+    assert not another_gets(path)
+    store.close()
+    assert another_gets(path)
+    os.close(write)
+    assert wait([child]) == [0], (tmp_path / "log").read_text()
 
 
 @pytest.fixture

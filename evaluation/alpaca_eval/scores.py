@@ -34,7 +34,7 @@ def read_preference(logprobs: Any, switched: bool) -> float | None:
         is among the likeliest tokens.
 
     Raises:
-        [`VerdictError`]: if there are no log probabilities.
+        [`VerdictError`]: if there are no log probabilities, or that of `m` or `M` is infinite or NaN.
     """
     try:
         found = {each["token"]: float(each["logprob"]) for each in logprobs["content"][0]["top_logprobs"]}
@@ -43,9 +43,12 @@ def read_preference(logprobs: Any, switched: bool) -> float | None:
             "the judge returns no logprobs, and AlpacaEval's verdict is nothing else. Use a server that gives"
             " `top_logprobs` for chats, such as vLLM"
         ) from None
-    known = {token: value for token, value in found.items() if token in ("m", "M") and value > -math.inf}
+    known = {token: value for token, value in found.items() if token in ("m", "M") and value != -math.inf}
     if not known:
         return None
+    for token, value in known.items():
+        if not math.isfinite(value):
+            raise VerdictError(f"the judge's server gives the log probability {value} for {token!r}, which is none")
     likeliest = max(known.values())  # keeps the exponentials below from overflowing
     shares = {token: math.exp(value - likeliest) for token, value in known.items()}
     first = shares.get("m", 0.0) / sum(shares.values())

@@ -4,6 +4,7 @@ Training reads a whole file at once. One type is then chosen for each column, so
 the weights of all rows into numbers with a decimal point. A fault is therefore looked for in the lines themselves.
 """
 
+import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,11 +50,11 @@ def rows_of(name: str, split: str) -> Iterator[tuple[str, Any, str]]:
 def json_rows(path: Path) -> Iterator[tuple[str, Any, str]]:
     """Yield the rows of a file of JSON lines, or of one JSON list."""
     with path.open("rb") as file:
-        start = file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
-        file.seek(0)
-        if not start.startswith(b"["):
+        start = file.read(1024)
+        file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+        if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             for number, line in enumerate(file, start=1):
-                if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                if line.strip(b" \t\r\n"):
                     yield f"line {number}", *read_json(line.rstrip())
             return
         rows, fault = read_json(file.read())
@@ -64,14 +65,18 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any, str]]:
 
 
 def read_json(text: bytes) -> tuple[Any, str]:
-    """Return the value of a JSON text, or `None` and the fault."""
+    """Return the value of a JSON text after the start of a file, or `None` and the fault."""
     try:
-        return json.loads(text.decode("utf-8-sig")), ""
+        if text.startswith(codecs.BOM_UTF8):
+            return None, "begins with a byte order mark, which may stand at the start of a file alone: remove it"
+        return json.loads(text.decode()), ""
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{text[error.start]:02x}"
         return None, f"is not UTF-8 ({where}): save the file as UTF-8"
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         return None, f"is not JSON ({error.msg} at {where})"
+    except ValueError:  # of `int`, which reads no more than 4,300 digits
+        return None, "is not JSON that can be read (it has a number of too many digits)"
     except RecursionError:
         return None, "is not JSON that can be read (it is nested too deeply)"

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import logging
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RankBufferError
+from ..files import lock
 from .errors import first_leaf
 from .judge import Asked, Judge
 from .ledger import Call, Totals, Usage
@@ -65,9 +65,9 @@ class AnswerLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = FileIO(path, "a")
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # is released when the process ends
+                lock(self._file.fileno())
                 self._file.truncate(self._read(path))
-            except BlockingIOError:
+            except (BlockingIOError, PermissionError):
                 self.close()
                 raise BlockingIOError(f"{path} is in use by another process: is this job running already?") from None
             except BaseException:

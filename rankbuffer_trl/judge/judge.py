@@ -126,6 +126,7 @@ class Judge:
         self.guard = guard
         self.method = method
         self.on_call = on_call
+        self.on_spent: Callable[[Usage], None] = lambda tokens: None  # called with the tokens of every reply
         self.calls: list[Call] = []
 
     def asker(self, method: str = "", on_call: Callable[[Call], None] | None = None) -> "Judge":
@@ -156,6 +157,7 @@ class Judge:
                 if tokens != reply.usage:
                     warn_of_counts(tally.server)
                 tally.spent += tokens
+                self.on_spent(tokens)
                 try:
                     verdict = question.read_reply(reply._replace(text=answer))
                 except VerdictError as fault:

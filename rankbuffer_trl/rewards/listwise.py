@@ -61,8 +61,9 @@ class Listwise:
         seed (`int`, *optional*, defaults to `0`):
             The seed of the order of presentation. A recipe sets it to the run's seed.
         blocks_of_four (`bool`, *optional*, defaults to `False`):
-            Whether a prompt shows at most four rollouts of a group. `looks` is then the number of times that each
-            rollout is shown, and must be a multiple of 4: in groups of 8, four looks balance positions and partners.
+            Whether a prompt shows at most four rollouts of a group. `looks` is then the number of times that the group
+            is cut into blocks, and must be a multiple of 4: in groups of 8, four looks balance positions and partners.
+            A block that comes again in the same order is asked once, which happens to small blocks.
 
     Raises:
         [`SettingsError`]: if `looks` is neither 1 nor even, or no multiple of 4 with `blocks_of_four`.

@@ -85,14 +85,15 @@ def cut_into_fours(ids: Iterable[int], looks: int, seed: int, group: RolloutGrou
         ids (`Iterable[int]`):
             Candidate identifiers.
         looks (`int`):
-            The number of times that each candidate is shown, a multiple of 4.
+            The number of times that the candidates are cut, a multiple of 4.
         seed (`int`):
             The run's global seed.
         group (`RolloutGroup`):
             The group whose query and step go into the shuffles.
 
     Returns:
-        `list[tuple[int, ...]]`: the blocks of all looks, look by look.
+        `list[tuple[int, ...]]`: the blocks of all looks, look by look, each order of a block once. So a candidate is
+        shown less often than `looks` if a small block comes again.
     """
     ids = list(ids)
     n = len(ids)

@@ -62,6 +62,9 @@ class RewardMethod(Protocol):
     as that rollout is generated, and the query's buffer. It returns questions that `score` is certain to ask about
     this rollout, whatever the other rollouts are. They are asked while the policy still generates. A subclass that
     asks other questions must define it anew; an empty list asks nothing early.
+
+    A method that asks more questions because others failed must have `asked_again(group) -> int`. It returns how many
+    these are at most. `calls` does not count them, because they are no part of the expected price.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

@@ -42,8 +42,9 @@ class RankBufferBatch(RankBuffer):
     whose order changes from look to look have nearly equal rewards.
 
     **Failures.** A look that failed is left out. A server that refuses a prompt because of its length refuses it in
-    every look. So the judge is asked once more about rollouts that no look has placed, in blocks of half the size. A
-    rollout that is still not placed is unscored. If no rollout is placed, the buffer only counts the visit.
+    every look. So the judge is asked once more about rollouts that no look has placed, in blocks of about half the
+    size: with more than four looks, six rollouts become four and two in some of them. A rollout that is still not
+    placed is unscored. If no rollout is placed, the buffer only counts the visit.
 
     **Long groups.** With `most_tokens`, a group whose prompt would be too long is split into blocks before anything is
     asked. All blocks show the same anchors. Let a rollout be the `r`-th of the `m` rollouts of its block in interval
@@ -58,7 +59,8 @@ class RankBufferBatch(RankBuffer):
 
     Args:
         looks (`int`, *optional*, defaults to `2`):
-            The number of times that the group is shown, each in another order of presentation: 1 or an even number.
+            The number of times that the group is shown, each in another order of presentation: 1 or an even number. An
+            order that comes again is asked and counted once: two rollouts have two orders, and three have six.
         seed (`int`, *optional*, defaults to `0`):
             The seed of the orders of presentation. A recipe sets it to the run's seed.
         ladder (`bool`, *optional*, defaults to `False`):
@@ -114,7 +116,7 @@ class RankBufferBatch(RankBuffer):
         )
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]. What is asked once more after a failure is not counted."""
+        """See [`RewardMethod`]. [`asked_again`] counts what is asked once more after a failure."""
         if first:
             n = len(self.first_questions(group))
             return n, n
@@ -123,6 +125,11 @@ class RankBufferBatch(RankBuffer):
         if self.most_tokens is None:
             return looks, looks
         return min(looks, len(ids)), max(looks, self.looks * len(ids))  # a rollout alone is asked about once
+
+    def asked_again(self, group: RolloutGroup) -> int:
+        """See [`RewardMethod`]. These are two blocks in each look; of a split group, at most one for each rollout."""
+        n = len(group.answered)
+        return 0 if n < 2 else self.looks * (2 if self.most_tokens is None else n)
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. These are the looks, or the ranking that bootstraps the buffer."""
@@ -152,6 +159,7 @@ class RankBufferBatch(RankBuffer):
             smaller = self._looks(group, lost, math.ceil(2 * len(lost) / max(map(len, failed))))
             answers |= await self._ask(group, anchors, smaller, judge)
             looks = [look + more for look, more in zip(looks, smaller, strict=True)]
+        looks = list({tuple(sorted(look)): look for look in looks}.values())  # a look that comes twice counts once
         placed = [{i: c for block in look for i, c in answers.get(block, {}).items()} for look in looks]
         placed = [look for look in placed if look]
         means = {i: mean(look[i] for look in placed if i in look) for each in placed for i in each}

@@ -5,7 +5,7 @@ once. The newest version of a query is its buffer; all versions and the table `g
 names its step.
 
 The main process alone writes, and `lock` keeps other runs out. The file has a rollback journal, because SQLite's other
-mode (WAL) does not work on network file systems.
+mode (WAL) does not work on network file systems. Beside it is a record of what the judge has taken (`spending.py`).
 """
 
 import json
@@ -21,10 +21,11 @@ from typing import Any
 from ..buffer import Anchor, AnchorBuffer
 from ..files import replacing, sync
 from ..groups import RolloutGroup
-from ..judge import Call, Totals
+from ..judge import Call, Totals, Usage
 from ..rewards.method import GroupScore
 from . import database, numbers
 from .database import StoreError
+from .spending import Spending
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +62,15 @@ class BufferStore:
     def __init__(self, path: str | Path, read_only: bool = False):
         self.path = Path(path)
         with self._errors("open"):
-            self._lock = None if read_only else database.lock(self.path)
+            self._spending = Spending(self.path)
+            self._locked = not read_only
+            if self._locked:
+                database.lock(self.path)
             try:
-                self._db = database.open_to_read(self.path) if read_only else database.open_to_write(self.path)
+                if read_only:
+                    self._db = database.open_to_read(self.path)
+                else:
+                    self._open_to_write()
             except BaseException:
                 self._unlock()
                 raise
@@ -141,6 +148,7 @@ class BufferStore:
                 row = call_row(step, phase, call)
                 names, marks = ",".join(row), ",".join(f":{name}" for name in row)
                 self._db.execute(f"INSERT INTO calls ({names}) VALUES ({marks})", row)
+            self._spending.sync()
 
     def _write_group(self, group: RolloutGroup, score: GroupScore) -> None:
         key = (group.query.id, group.step)
@@ -181,6 +189,28 @@ class BufferStore:
         """Add up the judge calls so far."""
         return numbers.totals(self, phase)
 
+    def spend(self, tokens: Usage) -> None:
+        """Record the tokens of one reply of the judge, in any thread. `restore` and `rewind` do not take them back.
+
+        Raises:
+            [`StoreError`]: if the record cannot be written.
+        """
+        with self._errors("write the spending beside"):
+            self._spending.add(tokens)
+
+    @property
+    def spent(self) -> Totals:
+        """All that the judge has taken in this run: at least the ledger, and what was taken back or abandoned."""
+        return self._spending.totals
+
+    def _open_to_write(self) -> None:
+        self._db = database.open_to_write(self.path)
+        try:
+            self._spending.begin(self)
+        except BaseException:
+            self._db.close()
+            raise
+
     def rows(self, sql: str, parameters: Sequence = ()) -> Iterator[tuple]:
         """Return the rows of a read-only query, for reports.
 
@@ -198,6 +228,7 @@ class BufferStore:
         with self._errors("rewind"):
             if step == 0:
                 self._set_aside()
+                self._spending.forget()
             with self._transaction():
                 visited = "SELECT query_id FROM groups WHERE step >= ?"  # by index; the others have none on the step
                 for table in ("responses", "buffers"):
@@ -213,7 +244,7 @@ class BufferStore:
         names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
         self._db.close()
         self.path.rename(next(name for name in names if not name.exists()))
-        self._db = database.open_to_write(self.path)
+        self._open_to_write()
 
     def save(self, folder: str | Path) -> None:
         """Copy the whole store to `store.sqlite` in `folder`, durably: the old or the complete new file is there."""
@@ -234,12 +265,16 @@ class BufferStore:
             [`StoreError`]: if that is not a store of this version, or is damaged. Nothing was changed then.
         """
         with self._errors("restore", f" from {folder}"):
+            with closing(BufferStore(Path(folder) / STORE, read_only=True)) as saved:
+                spending = Spending(self.path).begin(saved)
             with replacing(self.path) as draft:
                 draft.unlink(missing_ok=True)
                 if database.copy_rows(Path(folder) / STORE, draft) != database.run_id(self._db):
                     self._set_aside()
                 self._db.close()
             self._db = database.open_to_write(self.path)
+            self._spending.close()
+            self._spending = spending
 
     def close(self) -> None:
         """Close the file and let other runs have it."""
@@ -247,9 +282,10 @@ class BufferStore:
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            database.unlock(self.path, self._lock)
-            self._lock = None
+        self._spending.close()
+        if self._locked:
+            database.unlock(self.path)
+            self._locked = False
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

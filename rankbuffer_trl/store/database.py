@@ -1,16 +1,15 @@
 """The SQLite file of a buffer store: its tables, how it is opened, copied and locked."""
 
-import fcntl
 import os
 import shutil
 import socket
 import sqlite3
 import tempfile
-from collections import Counter
 from contextlib import closing
 from functools import cache
 from pathlib import Path
 
+from .. import files
 from ..errors import RankBufferError
 
 VERSION = 4
@@ -50,25 +49,33 @@ COMMIT;
 JOURNAL_OF_SEVERAL = bytes.fromhex("d9d505f920a163d7")  # how a journal ends that names another file
 READ_WAIT, WRITE_WAIT = 60.0, 10.0  # seconds that SQLite waits for a lock before it reports that the file is locked
 
-claims: Counter[Path] = Counter()  # of this process, by store
+claims: dict[Path, tuple[int, int]] = {}  # of this process, by store: the descriptor of its lock, and how many use it
 
 
 class StoreError(RankBufferError, RuntimeError):
     """The buffer store cannot be opened, read or written."""
 
 
-def lock(path: Path) -> int:
-    """Claim a store for this process, until `unlock` gets the descriptor that is returned or the process ends.
+def lock(path: Path) -> None:
+    """Claim a store for this process, until `unlock` or the end of the process, also by a kill.
 
-    A POSIX lock is used because it works on most network file systems and ends with the process, also after a kill.
+    A process may claim a store twice, as after a cell of a notebook was run twice: its claims share one lock.
 
     Raises:
         [`StoreError`]: if another process has the store, naming its host and process id.
     """
+    if path.resolve() not in claims:
+        claims[path.resolve()] = open_lock(path), 0
+    descriptor, users = claims[path.resolve()]
+    claims[path.resolve()] = descriptor, users + 1
+
+
+def open_lock(path: Path) -> int:
+    """Open and lock the file beside a store, and write into it who has the store."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files.lock(descriptor)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
     except OSError as error:
@@ -79,19 +86,26 @@ def lock(path: Path) -> int:
         raise StoreError(
             f"{path} is in use by {holder}: wait until that run has ended, end it, or choose another output_dir"
         ) from None
-    claims[path.resolve()] += 1
     return descriptor
 
 
-def unlock(path: Path, descriptor: int) -> None:
-    """Give a claim back.
-
-    POSIX ends the lock of a whole process when the process closes any descriptor of the file. So a descriptor stays
-    open while this process has another claim to the same store, as after a cell of a notebook was run twice.
-    """
-    claims[path.resolve()] -= 1
-    if not claims[path.resolve()]:
+def unlock(path: Path) -> None:
+    """Give a claim back. The store is free when the process has no other claim to it."""
+    descriptor, users = claims.pop(path.resolve(), (-1, 0))
+    if users > 1:
+        claims[path.resolve()] = descriptor, users - 1
+    elif users:
         os.close(descriptor)
+
+
+def leave_claims() -> None:
+    """Leave the claims to the parent after a fork. A child that kept the files open would keep them after its end."""
+    for descriptor, _ in claims.values():
+        os.close(descriptor)
+    claims.clear()
+
+
+os.register_at_fork(after_in_child=leave_claims)
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:

@@ -86,6 +86,8 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     for key, kind in {"step": int, "processes": int, "config": dict, "files": dict, "store_sha256": str}.items():
         if type(run.get(key)) is not kind:
             raise ValueError(f"{RUN} is damaged: {key!r} is not a JSON {kind.__name__}")
+    if not 0 <= run["step"] < 10**18:  # as many digits as the name of a checkpoint may have
+        raise ValueError(f"{RUN} is damaged: 'step' is below 0 or above all steps")
     return run
 
 
@@ -95,10 +97,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises:
         `ValueError`: if it is missing, or something else.
     """
+    if not path.is_file():  # a FIFO would never end
+        raise ValueError(f"{path.name} is missing")
     try:
         found = json.loads(path.read_bytes())
-    except OSError:
-        raise ValueError(f"{path.name} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from None
     except (ValueError, RecursionError):
         raise ValueError(f"{path.name} is cut short or not JSON") from None
     if not isinstance(found, dict):

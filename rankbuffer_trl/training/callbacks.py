@@ -19,6 +19,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from ..store import BufferStore
 from ..store.gains import newest_window
+from .informing import informing
 
 logger = get_logger(__name__)
 
@@ -96,8 +97,6 @@ class StopEarly(TrainerCallback):
 class LogProgress(TrainerCallback):
     """A callback that logs `progress/beats_last_visit`: does the judge prefer the newest responses to earlier ones?
 
-    The number only informs. So if it cannot be computed, the run goes on and one warning says why.
-
     Args:
         store (`Callable[[], BufferStore]`):
             Returns the store of the run. It is called on the main process alone.
@@ -108,18 +107,13 @@ class LogProgress(TrainerCallback):
     def __init__(self, store: Callable[[], BufferStore], log: Callable[[str, float], None]):
         self.store = store
         self.log = log
-        self.failed = False
 
+    @informing("progress/beats_last_visit")
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """Compare the newest window of queries with their visits before."""
-        if self.failed or not state.is_world_process_zero:
+        if not state.is_world_process_zero:
             return
-        try:
-            window = newest_window(self.store())
-        except Exception as error:
-            self.failed = True
-            logger.warning(f"progress is not logged any more: {type(error).__name__}: {error}")
-            return
+        window = newest_window(self.store())
         if window is not None and window.probability is not None:
             self.log("progress/beats_last_visit", window.probability)
 

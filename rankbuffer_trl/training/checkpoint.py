@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,31 @@ from accelerate.logging import get_logger
 
 from .. import __version__
 from ..data.queries import QueryTable
-from ..files import replacing, sync
+from ..errors import SettingsError
+from ..files import fingerprint, replacing, sync
 from ..judge import Judge, Totals
 from ..rewards.method import RewardMethod
 from ..store import StoreError
 from ..store.buffer_store import STORE
 from ..store.database import VERSION
-from ..store.places import FOLDER, RUN, STATE, checkpoint_step, checkpoints, read_json_object, read_manifest
+from ..store.places import (
+    FOLDER,
+    LIVE_STORE,
+    RUN,
+    STATE,
+    checkpoint_step,
+    checkpoints,
+    read_json_object,
+    read_manifest,
+    read_store,
+)
+from ..store.spending import Spending
 from .config import RankBufferConfig
 
 logger = get_logger(__name__)
 
 Faults = dict[Path, str | None]
 TORN, OLD = "_torn", "_old"  # not uploaded either
-SAMPLE = 2**16  # bytes
 PRIVATE = ("_url", "_host", "_token")  # how the names of settings end that a published checkpoint does not hold
 BINDING = {
     "method": "the reward method",
@@ -78,8 +90,9 @@ def find_fault(checkpoint: Path) -> str | None:
         steps["its name"] = named
     if any(step != run["step"] for step in steps.values()):
         return "it is mixed from several steps: " + ", ".join(f"{what} says {step!r}" for what, step in steps.items())
-    if STATE not in run["files"]:  # as in a run's own folder, which has no optimizer
-        return f"{RUN} is not the manifest of a checkpoint, since it does not list {STATE}"
+    for name in (STATE, f"{FOLDER}/{STORE}"):  # a run's own folder, which has no optimizer, lists the store alone
+        if name not in run["files"]:
+            return f"{RUN} is not the manifest of a checkpoint, since it does not list {name}"
     there = files_of(checkpoint)  # names from the manifest are looked up here and never opened
     for name, mark in run["files"].items():
         if name not in there:
@@ -94,20 +107,6 @@ def files_of(checkpoint: Path) -> dict[str, Path]:
     files = {path.relative_to(checkpoint).as_posix(): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
     files.pop(f"{FOLDER}/{RUN}", None)
     return files
-
-
-def fingerprint(path: Path) -> list[int | str]:
-    """Return size and SHA-256 of a file, as the manifest lists them. Of a large file, only samples are digested.
-
-    The samples are 64 KiB at each sixteenth of the file and at its end, which tell the weights of two steps apart.
-    """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        found = hashlib.sha256()
-        for start in (*range(0, size, max(size // 16, SAMPLE)), max(size - SAMPLE, 0)):
-            file.seek(start)
-            found.update(file.read(SAMPLE))
-        return [size, found.hexdigest()]
 
 
 def newest_checkpoint(output_dir: str | os.PathLike, known: Faults | None = None) -> Path:
@@ -207,6 +206,20 @@ def check_resumable(
             " are visited in the same order, but sampled rollouts will differ"
         )
     return saved["step"]
+
+
+def check_budget(checkpoint: Path, args: RankBufferConfig) -> None:
+    """Refuse to resume when a budget of the judge is used up. The end of the next step would find that too late.
+
+    Raises:
+        [`SettingsError`]: naming the budget.
+    """
+    if not args.has_budget:
+        return
+    with closing(read_store(checkpoint)) as saved:
+        spent = Spending(Path(args.output_dir) / LIVE_STORE).begin(saved).totals
+    if cause := args.over_budget(spent):
+        raise SettingsError(f"{cause}, so nothing was started: raise the budget to resume from {checkpoint}")
 
 
 def hash_file(path: Path) -> str:

@@ -27,7 +27,7 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from ..data.queries import DataError, load_queries
 from ..errors import RankBufferError, SettingsError
 from ..store import StoreError
-from .checkpoint import newest_checkpoint, read_manifest, why_torn
+from .checkpoint import check_budget, newest_checkpoint, read_manifest, why_torn
 from .config import RankBufferConfig
 from .distributed import MainProcessError, on_main_process
 from .parser import RecipeParser
@@ -57,7 +57,7 @@ def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
         splits.append(script_args.dataset_test_split)
     data = [load_queries(script_args.dataset_name, script_args.dataset_config, split) for split in splits]
     plan = RunPlan.of(training_args, data[0], data[1] if len(data) > 1 else None)
-    checkpoint, done = on_main_process(lambda: find_start(training_args, plan.faults))
+    checkpoint, done = on_main_process(lambda: find_start(training_args, plan.faults, plan.batches.steps))
     return replace(plan, checkpoint=checkpoint, done=done)
 
 
@@ -133,12 +133,13 @@ def log_in(args: RankBufferConfig) -> None:
         ) from error
 
 
-def find_start(args: RankBufferConfig, faults: dict[Path, str | None]) -> tuple[str | None, int]:
-    """Return the checkpoint to resume from and its step, or `None` and 0 for a new run.
+def find_start(args: RankBufferConfig, faults: dict[Path, str | None], steps: int) -> tuple[str | None, int]:
+    """Return the checkpoint to resume from and its step, or `None` and 0 for a new run of `steps` steps.
 
     What is found out about checkpoints is added to `faults`.
 
     Raises:
+        [`SettingsError`]: if a budget of the judge is used up already.
         [`StoreError`]: if the checkpoint is not whole, or `output_dir` has none that is.
     """
     wanted = str(args.resume_from_checkpoint)
@@ -147,7 +148,10 @@ def find_start(args: RankBufferConfig, faults: dict[Path, str | None]) -> tuple[
     path = newest_checkpoint(args.output_dir, faults) if wanted.lower() == "true" else Path(wanted)
     if torn := why_torn(path, faults):
         raise StoreError(f"{path} is not a whole checkpoint: {torn}")
-    return str(path), read_manifest(path)["step"]
+    step = read_manifest(path)["step"]
+    if step < steps:
+        check_budget(path, args)
+    return str(path), step
 
 
 def last_lines(trainer: RankBufferTrainer, dataset_name: str) -> list[str]:

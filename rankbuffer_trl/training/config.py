@@ -17,6 +17,7 @@ from ..rewards.method import RewardMethod, load_method
 from ..settings import documented
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")  # of TRL, which checks while it trains
+SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
 
 
 @documented
@@ -47,13 +48,17 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
 
         judge_token_budget (`int`, *optional*):
             Judge tokens after which the run stops with a checkpoint, as after a SIGTERM. Prompt and completion tokens
-            of all attempts count, those of evaluations and of the run before a resume included. Default: no limit.
+            of all attempts count: those of evaluations, and all that the run took before a resume. A run whose budget
+            is used up is not resumed. Default: no limit.
         judge_price_budget (`float`, *optional*):
             Price of these tokens above which the run stops with a checkpoint. It needs `judge_prompt_price` and
             `judge_completion_price`.
         judge_step_timeout (`float`, *optional*):
             Seconds for judging one step after its last rollout, above which the run stops with an error. `judge_wait`
             counts. Default: nine tenths of `ddp_timeout`, because the other processes give up after `ddp_timeout`.
+        rollout_timeout (`float`, *optional*):
+            Seconds for one generation, above which the run stops with an error. It holds where each rollout is a
+            request of its own (`judge_during_generation`). Default: half of `ddp_timeout`.
 
         > Parameters that control prompts and answers
 
@@ -119,6 +124,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     judge_token_budget: int | None = None
     judge_price_budget: float | None = None
     judge_step_timeout: float | None = None
+    rollout_timeout: float | None = None
     format_check: str = "none"
     format_weight: float = 0.2
     reward_functions: list | str | None = None
@@ -140,7 +146,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             GRPOConfig.__post_init__(self)
         except ValueError as error:
             raise SettingsError(f"{error}{self._what_fits()}") from error
-        self._check_step_timeout()
+        self._check_timeouts()
         self._check_saves()
         check_backends(self.report_to)
 
@@ -185,7 +191,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             check_url("vllm_server_base_url", self.vllm_server_base_url)
         check_url("vllm_server_host", f"http://{self.vllm_server_host}")
         check_format(self.format_check)
-        check_seconds("judge_step_timeout", self.judge_step_timeout)
+        for key in SHARES_OF_DDP_TIMEOUT:
+            check_seconds(key, getattr(self, key))
         for key in ("judge_token_budget", "judge_price_budget"):
             if getattr(self, key) is not None and getattr(self, key) <= 0:
                 raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")
@@ -232,15 +239,17 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             )
         return ""
 
-    def _check_step_timeout(self) -> None:
-        # The other processes wait in a collective while the main process judges. If they give up, the run is lost.
-        if self.judge_step_timeout is None:
-            self.judge_step_timeout = 0.9 * self.ddp_timeout
-        if self.judge_step_timeout >= self.ddp_timeout:
-            raise SettingsError(
-                f"judge_step_timeout is {self.judge_step_timeout:g} s, but the other processes give up after"
-                f" ddp_timeout={self.ddp_timeout} s: raise ddp_timeout or lower judge_step_timeout"
-            )
+    def _check_timeouts(self) -> None:
+        # The other processes wait in a collective while the main process judges, or waits for the rollout server. If
+        # they give up, the run is lost.
+        for key, share in SHARES_OF_DDP_TIMEOUT.items():
+            if getattr(self, key) is None:
+                setattr(self, key, share * self.ddp_timeout)
+            if getattr(self, key) >= self.ddp_timeout:
+                raise SettingsError(
+                    f"{key} is {getattr(self, key):g} s, but the other processes give up after"
+                    f" ddp_timeout={self.ddp_timeout} s: raise ddp_timeout or lower {key}"
+                )
 
     def _check_saves(self) -> None:
         """Refuse settings that save a checkpoint inside a generation, or delete the checkpoint of a SIGTERM.
@@ -269,6 +278,11 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
                 f" one generation lasts steps_per_generation * num_iterations / gradient_accumulation_steps ="
                 f" {self.steps_in_generation:g} steps. Choose a multiple of it."
             )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the run stops when the judge has taken a number of tokens."""
+        return self.judge_token_budget is not None or self.judge_price_budget is not None
 
     def over_budget(self, spent: Totals) -> str | None:
         """Say which budget the judge has used up, `None` if none is."""

@@ -10,6 +10,8 @@ from ..ranking import INSERTION_BINS, insertion_bin
 from ..rewards.method import GroupScore
 from .scorer import StepScore
 
+COLUMNS = ("position", "interval", "tier")
+
 
 def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, float]:
     """Return the metrics of one generation step, by name.
@@ -65,7 +67,7 @@ def placement_columns(scores: Sequence[GroupScore]) -> dict[str, list]:
     there was no coarse ranking. `tier` is the place in the group's order, from 0 for the worst; rollouts that tie
     share a tier, and a rollout outside the order has `None`.
     """
-    columns: dict[str, list] = {"position": [], "interval": [], "tier": []}
+    columns: dict[str, list] = {name: [] for name in COLUMNS}
     for score in scores:
         tiers = {id: tier for tier, ids in enumerate(score.order) for id in ids}
         for id in range(len(score.rewards)):

@@ -63,7 +63,7 @@ async def preflight(plan: RunPlan) -> list[str]:
     )
     if not totals.spent_tokens:
         lines.append("the judge server reports no token counts, so the cost of the run is not known")
-        if args.judge_token_budget is not None or args.judge_price_budget is not None:
+        if args.has_budget:
             raise SettingsError("the judge server reports no token counts, so a budget cannot end the run: unset it")
     if totals.failures and totals.failures / len(sample) > args.judge_max_failures:
         last = next(call for call in sample if call.failed)

@@ -12,8 +12,10 @@ from rich.text import Text
 from transformers import ProgressCallback, TrainerCallback
 
 from ..judge import Totals
+from .informing import informing
 from .trainer import RankBufferTrainer
 
+BAR = informing("the progress bar")
 HOUR = 3600.0  # seconds; the remaining time assumes the pace of the last hour, since a step can take minutes
 
 
@@ -57,6 +59,7 @@ class RunProgress(TrainerCallback):
         self.bar: StatusProgress | None = None
         self.evaluated = 0
 
+    @BAR
     def on_train_begin(self, args, state, control, **kwargs):
         """Draw the bar. A resumed run starts it at its step."""
         if args and args.max_steps > 0:
@@ -77,18 +80,21 @@ class RunProgress(TrainerCallback):
         self.bar.add_task("train", total=state.max_steps, completed=state.global_step, epoch=self._epoch(state))
         self.bar.start()
 
+    @BAR
     def on_step_end(self, args, state, control, **kwargs):
         """Move the bar one step further."""
         if self.bar:
             self.evaluated = 0
             self.bar.update(self.bar.task_ids[0], completed=state.global_step, epoch=self._epoch(state))
 
+    @BAR
     def on_prediction_step(self, args, state, control, **kwargs):
         """Say which batch is being evaluated, since an evaluation can take long."""
         if self.bar:
             self.evaluated += 1
             self.bar.status = f"evaluating, batch {self.evaluated}"
 
+    @BAR
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Show the new numbers in the status line. At the end of an epoch, print them in a line that stays."""
         if self.bar is None or "judge/calls" not in logs:
@@ -126,6 +132,7 @@ class RunProgress(TrainerCallback):
         """Stop the bar. Its last state stays in the terminal."""
         self.close()
 
+    @BAR
     def close(self) -> None:
         """Give the terminal back. Call it after an error, too."""
         if self.bar:

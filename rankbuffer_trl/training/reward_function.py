@@ -22,7 +22,8 @@ from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
 from .distributed import on_main_process
-from .metrics import placement_columns, step_metrics
+from .informing import informing
+from .metrics import COLUMNS, placement_columns, step_metrics
 from .scorer import GroupScorer
 
 logger = get_logger(__name__)
@@ -110,9 +111,14 @@ class GroupReward:
                 self._unanswered = None
             self._start(training, step)
             outcome = self.scorer.score(groups, step, update=training)
-            metrics = step_metrics(groups, outcome)
             rewards = [reward for score in outcome.scores for reward in score.rewards]
-            return rewards, metrics, placement_columns(outcome.scores)
+            metrics: dict[str, float] = {}
+            columns: dict[str, list] = {name: [None] * len(rewards) for name in COLUMNS}  # TRL needs whole columns
+            with informing("the metrics of a step"):
+                metrics = step_metrics(groups, outcome)
+            with informing("where rollouts were placed, in the table of completions,"):
+                columns = placement_columns(outcome.scores)
+            return rewards, metrics, columns
 
         rewards, metrics, columns = on_main_process(score)
         mine = PartialState().process_index * len(completions)

@@ -7,10 +7,13 @@ requests with these seeds give the same tokens.
 
 import asyncio
 import inspect
+import math
 import resource
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from aiohttp import ClientSession, TCPConnector
 from httpx2 import Limits
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError, Timeout
 from trl.generation.vllm_client import VLLMClient, parse_logprobs
@@ -21,7 +24,11 @@ from ..judge.errors import first_leaf, printable
 RETRIES = 8  # of one request, within 40 s
 CONNECT_SECONDS = 60.0
 IDLE_SECONDS = 3.0  # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then is lost
+# A server whose machine is gone never answers and never closes. It is noticed after 60 + 4 * 15 s.
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 INDIVISIBLE = {"n", "use_beam_search"}  # generation_kwargs under which n requests are not one request for n
+# What an answer that is no rollout raises while it is read. A deeply nested one is a RecursionError.
+NO_ROLLOUT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class RolloutError(RankBufferError, RuntimeError):
@@ -42,6 +49,10 @@ class SeparateRollouts:
         on_rollout (`Callable[[int, list[int]], None]`):
             Called on that loop with the row and the token ids of each rollout when it is generated. Rows count through
             the rollouts of the first prompt, then those of the second, and so on.
+        timeout (`float`, *optional*):
+            Seconds that a generation may take. `None` is no limit.
+        vocabulary (`int`, *optional*):
+            The number of token ids of the policy. Default: any number.
 
     Example:
         >>> client = SeparateRollouts(VLLMClient(url), scorer.run, lambda row, ids: print(row, len(ids)))
@@ -53,19 +64,24 @@ class SeparateRollouts:
         client: VLLMClient,
         run: Callable[[Coroutine], Any],
         on_rollout: Callable[[int, list[int]], None],
+        timeout: float | None = None,
+        vocabulary: float = math.inf,
     ):
         self.generations = 0  # calls of `generate`
         self._client = client
         self._run = run
         self._on_rollout = on_rollout
+        self._timeout = timeout
+        self._vocabulary = vocabulary
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._openai = AsyncOpenAI(
             base_url=f"{client.base_url}/v1",
             api_key="none",  # TRL's client sends none either; this one needs some text
             max_retries=RETRIES,
-            timeout=Timeout(None, connect=CONNECT_SECONDS),  # a rollout may take long, and TRL's client has no limit
-            http_client=DefaultAioHttpClient(
+            timeout=Timeout(None, connect=CONNECT_SECONDS),  # `timeout` limits the whole generation
+            http_client=KeepaliveClient(
                 timeout=None,
+                follow_redirects=False,  # they would hand the prompts to another server
                 # Each connection is an open file, of which the process needs some for itself. 0 is no limit.
                 limits=Limits(max_connections=max(files // 2, 0), keepalive_expiry=IDLE_SECONDS),
             ),
@@ -92,7 +108,8 @@ class SeparateRollouts:
         """Generate as [`~trl.generation.vllm_client.VLLMClient.generate`] does, with the same arguments and result.
 
         Raises:
-            [`RolloutError`]: if a request fails after all retries. The other requests are cancelled then.
+            [`RolloutError`]: if a request fails after all retries, if its answer is no rollout, or if all of them take
+            longer than `timeout`. The other requests are cancelled then.
         """
         self.generations += 1
         sampling: dict[str, Any] = {
@@ -141,8 +158,12 @@ class SeparateRollouts:
 
     async def _generate(self, payloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(self._timeout), asyncio.TaskGroup() as tasks:
                 sent = [tasks.create_task(self._rollout(row, payload)) for row, payload in enumerate(payloads)]
+        except TimeoutError:
+            came = sum(not task.cancelled() for task in sent)
+            cause = f"{came} of {len(sent)} rollouts came within rollout_timeout={self._timeout:g} s"
+            raise self._fault(cause) from None
         except BaseExceptionGroup as errors:
             raise first_leaf(errors) from None
         return [task.result() for task in sent]
@@ -151,29 +172,92 @@ class SeparateRollouts:
         """Return one rollout. It is parsed here, while others are still generated."""
         try:
             answer: Any = await self._openai.post("/completions", body=payload, cast_to=object)
-            (choice,) = answer["choices"]
-            logprobs, logprob_token_ids = parse_logprobs([choice["logprobs"]])
-            rollout = {
-                "prompt_ids": choice["prompt_token_ids"],
-                "completion_ids": choice["token_ids"],
-                "logprobs": logprobs and logprobs[0],
-                "logprob_token_ids": logprob_token_ids and logprob_token_ids[0],
-            }
-        except (OpenAIError, ValueError, TypeError, LookupError) as error:
-            raise RolloutError(
-                f"the rollout server at {self._client.base_url} does not generate ({cause_of(error)}): look at its"
-                " log, start it again, then resume from the last checkpoint"
-            ) from error
+            rollout = read_rollout(answer, payload["max_tokens"], self._vocabulary)
+        except (OpenAIError, *NO_ROLLOUT) as error:
+            raise self._fault(cause_of(error)) from error
         self._on_rollout(row, rollout["completion_ids"])
         return rollout
+
+    def _fault(self, cause: str) -> RolloutError:
+        return RolloutError(
+            f"the rollout server at {self._client.base_url} does not generate ({cause}): look at its log, start it"
+            " again, then resume from the last checkpoint"
+        )
 
     def close(self) -> None:
         """Close the connections."""
         self._run(self._openai.close())
 
 
+class KeepaliveClient(DefaultAioHttpClient):
+    """The HTTP client of `openai` on aiohttp, whose connections notice that the other machine is gone."""
+
+    def _init_transport(self, *args: Any, **settings: Any) -> Any:
+        transport: Any = super()._init_transport(*args, **settings)
+        transport.client = lambda: ClientSession(
+            connector=TCPConnector(
+                limit=transport.limits.max_connections,
+                keepalive_timeout=transport.limits.keepalive_expiry,
+                ssl=transport.ssl_context,
+                socket_factory=keepalive_socket,
+            )
+        )
+        return transport
+
+
+def keepalive_socket(address: tuple) -> socket.socket:
+    """Make a socket for an address of `socket.getaddrinfo`. It asks a silent other side whether it is there."""
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):  # not every system has all of them
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
+
+
+def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float = math.inf) -> dict[str, Any]:
+    """Read the answer of a server to a request for one rollout.
+
+    Args:
+        answer (`Any`):
+            The parsed JSON.
+        max_tokens (`int`, *optional*):
+            The number of tokens that a rollout may have. `None` is no limit.
+        vocabulary (`int`, *optional*):
+            The number of token ids. Default: any number.
+
+    Raises:
+        `NO_ROLLOUT`: if it is none that the policy could have sampled.
+    """
+    (choice,) = answer["choices"]
+    if choice.get("finish_reason") == "abort":
+        raise ValueError("the rollout was aborted")
+    prompt_ids, completion_ids = choice["prompt_token_ids"], choice["token_ids"]
+    parsed = parse_logprobs([choice["logprobs"]])
+    logprobs, logprob_token_ids = (each[0] if each else None for each in parsed)
+    for ids in (prompt_ids, completion_ids, *(logprob_token_ids or ())):
+        if type(ids) is not list or not all(type(id) is int and 0 <= id < vocabulary for id in ids):
+            raise ValueError("token ids that the policy does not have")
+    if max_tokens is not None and len(completion_ids) > max_tokens:
+        raise ValueError(f"{len(completion_ids)} tokens, {max_tokens} were asked for")
+    if logprobs is not None:
+        if len(logprobs) != len(completion_ids):
+            raise ValueError(f"log-probabilities of {len(logprobs)} tokens for {len(completion_ids)}")
+        if not all(value is not None and math.isfinite(value) for values in logprobs for value in values):
+            raise ValueError("a log-probability that is not finite")
+    return {
+        "prompt_ids": prompt_ids,
+        "completion_ids": completion_ids,
+        "logprobs": logprobs,
+        "logprob_token_ids": logprob_token_ids,
+    }
+
+
 def cause_of(error: Exception) -> str:
     """Return in one line why a request failed."""
+    if isinstance(error, APIStatusError) and error.response.has_redirect_location:
+        location = error.response.headers["location"]
+        return printable(f"HTTP {error.status_code}: a redirect to {location[:200]}, which is not followed")
     if isinstance(error, APIStatusError):
         return printable(f"HTTP {error.status_code}: {error.response.text[:300]}")
     if isinstance(error, APIConnectionError):

@@ -178,6 +178,7 @@ class GroupScorer:
         opened = OpenStep(
             self.method, self.judge, groups, buffers, step, phase(update), self.max_failures, self.step_timeout
         )
+        opened.judge.on_spent = self.store.spend
         self.run(opened.start())
         return opened
 

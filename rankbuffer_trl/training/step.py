@@ -201,7 +201,8 @@ class OpenStep:
         """Stop as soon as the failures are too many even if all questions still to come succeed."""
         if call.failed:
             pairs = zip(self.groups, self.buffers, strict=True)
-            most = sum(self.method.calls(group, first=buffer is None)[1] for group, buffer in pairs)
+            again = getattr(self.method, "asked_again", lambda group: 0)
+            most = sum(self.method.calls(group, first=buffer is None)[1] + again(group) for group, buffer in pairs)
             # What was asked about a text that is asked anew comes on top of what the method asks at most.
             self._check_failures(of=max(most, len(self.judge.calls)))
 

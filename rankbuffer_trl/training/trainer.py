@@ -22,16 +22,18 @@ from trl import GRPOTrainer
 
 from ..data.queries import DataError, QueryTable
 from ..errors import SettingsError
+from ..files import room
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, format_reward
 from ..rewards.method import RewardMethod
 from ..store import BufferStore, StoreError
 from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
-from ..store.places import FOLDER, LIVE_STORE
+from ..store.places import FOLDER, LIVE_STORE, checkpoints
 from .callbacks import BeforePush, LogProgress, StopEarly
 from .card import CardFacts, public, write_card
 from .checkpoint import (
+    check_budget,
     check_not_uploaded,
     check_resumable,
     check_trusted,
@@ -47,6 +49,7 @@ from .checkpoint import (
 )
 from .config import RankBufferConfig
 from .distributed import on_main_process
+from .informing import informing
 from .plan import RunPlan
 from .reward_function import GroupReward
 from .rollouts import SeparateRollouts, known_to_us
@@ -194,10 +197,7 @@ class RankBufferTrainer(GRPOTrainer):
         return self._stop.stopped
 
     def _over_budget(self) -> str | None:
-        if self.args.judge_token_budget is None and self.args.judge_price_budget is None:
-            return None
-        store = self.rank_reward.scorer.store
-        return self.args.over_budget(store.totals("train") + store.totals("eval"))
+        return self.args.over_budget(self.rank_reward.scorer.store.spent)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
@@ -228,7 +228,13 @@ class RankBufferTrainer(GRPOTrainer):
         # gather and slice on every process. The client below all that is a public object, and it is replaced here,
         # while the trainer is being made, by one with the same methods. TRL's own class is left as it is.
         generation = self.vllm_generation
-        generation.vllm_client = SeparateRollouts(generation.vllm_client, self.rank_reward.scorer.run, self._arrived)
+        generation.vllm_client = SeparateRollouts(
+            generation.vllm_client,
+            self.rank_reward.scorer.run,
+            self._arrived,
+            self.args.rollout_timeout,
+            self.model.config.get_text_config().vocab_size,
+        )
         return generation.vllm_client
 
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
@@ -303,6 +309,7 @@ class RankBufferTrainer(GRPOTrainer):
 
         Raises:
             [`JudgeError`]: if the judge does not answer.
+            [`SettingsError`]: if a budget of the judge is used up already.
             [`StoreError`]: if the checkpoint is not whole, or belongs to a run with other data, method or judge.
         """
         checkpoint = on_main_process(lambda: self._prepare_run(resume_from_checkpoint))
@@ -330,6 +337,8 @@ class RankBufferTrainer(GRPOTrainer):
                     f"{checkpoint} was saved inside a generation, whose queries would be scored a second time: resume"
                     " from another checkpoint"
                 )
+            if step < self._batches.steps:
+                check_budget(checkpoint, self.args)
             set_torn_aside(self.args.output_dir, faults)
             self.rank_reward.restart(checkpoint / FOLDER)
         self.rank_reward.scorer.first_question(self._train_queries[self._train_queries.ids[0]])
@@ -360,9 +369,14 @@ class RankBufferTrainer(GRPOTrainer):
             if manifest:
                 self._write_manifest(folder, {f"{FOLDER}/{STORE}": folder / FOLDER / STORE})
             if table:
-                export_buffers(store, folder / FILE)
+                self._export(folder / FILE)
         except OSError as error:
             raise StoreError(f"cannot write {folder}: {error}") from error
+
+    @informing(FILE)
+    def _export(self, path: Path) -> None:
+        path.unlink(missing_ok=True)  # else the table of an earlier step would pass for this one
+        export_buffers(self.rank_reward.scorer.store, path)
 
     def _write_manifest(self, folder: Path, files: dict[str, Path]) -> None:
         store = self.rank_reward.scorer.store
@@ -391,9 +405,16 @@ class RankBufferTrainer(GRPOTrainer):
         except (*UNWRITABLE, RuntimeError) as error:
             if not isinstance(error, UNWRITABLE) and not any(text in str(error) for text in TORCH_CANNOT_WRITE):
                 raise
+            older = any(step != self.state.global_step for step, _ in checkpoints(run))
+            advice = (
+                "set resume_from_checkpoint to true, since the checkpoints before it are as they were"
+                if older
+                else "start the run as before, since no checkpoint was written before it"
+            )
             raise StoreError(
                 f"checkpoint-{self.state.global_step} could not be written to {self.args.output_dir}: {error}. The"
-                " checkpoints before it are as they were: once the cause is gone, set resume_from_checkpoint to true"
+                f" disk of that folder has {room(run)} left: make room, raise the quota, or remove the cause. Then"
+                f" {advice}"
             ) from error
         finally:
             self.args.save_total_limit = limit
@@ -417,6 +438,7 @@ class RankBufferTrainer(GRPOTrainer):
         if self.is_in_train:  # else `push_to_hub` asks for the card later
             self._write_card(self.dataset_name)
 
+    @informing("the model card")
     def _write_card(self, dataset_name: str | None, tags: list[str] | tuple[()] = ()) -> None:
         scorer = self.rank_reward.scorer
         facts = CardFacts(

@@ -31,6 +31,8 @@ class RolloutServer:
             Tells whether to refuse the request with this number, from 1, with 503.
         hold (`Callable[[int], bool]`, *optional*):
             Tells whether never to answer the request with this number.
+        say (`Callable[[dict], web.Response]`, *optional*):
+            Makes the response of an answer, to break it.
     """
 
     def __init__(
@@ -39,10 +41,11 @@ class RolloutServer:
         texts: list[str],
         fault: Callable[[int], bool] = lambda number: False,
         hold: Callable[[int], bool] = lambda number: False,
+        say: Callable[[dict[str, Any]], web.Response] = web.json_response,
     ):
         tokenizer = AutoTokenizer.from_pretrained(policy)
         self.texts = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
-        self.fault, self.hold = fault, hold
+        self.fault, self.hold, self.say = fault, hold, say
         self.seen: list[dict[str, Any]] = []
         self.in_flight = 0
         self.held = threading.Event()  # whether a request is being held
@@ -80,7 +83,7 @@ class RolloutServer:
             # Answers come in another order than requests, whatever the speed of this machine.
             for _ in range(hashlib.sha256(repr(choices).encode()).digest()[0]):
                 await asyncio.sleep(0)
-            return web.json_response({"choices": choices})
+            return self.say({"choices": choices})
         finally:
             self.in_flight -= 1
             if self.held.is_set() and not self.in_flight:

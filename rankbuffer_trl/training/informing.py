@@ -1,0 +1,31 @@
+"""What only informs must not end a training: a fault there is one warning, and the run goes on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from accelerate.logging import get_logger
+
+logger = get_logger(__name__)
+
+
+@contextmanager
+def informing(what: str) -> Iterator[None]:
+    """Turn a fault of the block, or of the decorated function, into one warning that names `what` and the cause.
+
+    Rewards, buffers, budgets and checkpoints do not belong here: without them, a run has to end. Ctrl-C and
+    `SystemExit` pass. The same warning is given once, however often the fault comes. A decorated function then returns
+    `None`.
+
+    Args:
+        what (`str`):
+            What is missing after a fault, in the singular.
+
+    Example:
+        >>> with informing("the model card"):
+        ...     write_card(folder, store, facts)
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        logger.warning_once(f"{what} only informs and could not be made, so the run goes on without it: {cause}")
