@@ -25,6 +25,7 @@ REQUIREMENTS = [
     "httpx>=0.28",
     "httpx2>=2.12",
     "huggingface_hub>=1.31",
+    "jinja2>=3.1.4",
     "numpy>=2.0",
     "pyarrow>=24",
     "pyyaml>=6.0.1",

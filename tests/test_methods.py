@@ -173,6 +173,8 @@ def test_score_of_a_better_rollout_is_no_lower(method, qualities):
     if isinstance(method, Tournament):  # a better one may meet the best one early, and the best one may have byes
         best = [rollout.id for rollout in group.answered if rollout.text.startswith(f"{best_quality(group)}.")]
         pairs = [(a, b) for a, b in pairs if [b] == best] if len(group.answered) in (2, 4, 8) else []
+    if getattr(method, "blocks_of_four", False) and len(group.answered) > 8:
+        pairs = []  # the blocks of more than eight are balanced on average only: a worse one may meet weaker partners
     for worse, better in pairs:
         may_tie = isinstance(method, RRCAGR) or getattr(method, "blocks_of_four", False)  # not all rollouts meet
         assert rewards[worse] <= rewards[better] if may_tie else rewards[worse] < rewards[better]
