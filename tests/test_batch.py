@@ -194,7 +194,7 @@ def test_ask_many_has_an_answer_in_the_log_before_the_next_request_leaves(fault,
         return completion(add_one(asked["messages"]))
 
     put(Judge(fault.client(complete, 0, concurrency=2)), path, *range(60))
-    assert len(waiting) == 60 and max(waiting) == 2, "a kill loses no more than the requests in flight"
+    assert len(waiting) == 60 and max(waiting) <= 2, "a kill loses no more than the requests in flight"
 
 
 def test_answer_log_names_a_damaged_line_and_leaves_the_file_free(tmp_path):
