@@ -272,6 +272,7 @@ start() {
     local name=$1
     shift
     mkdir -p "$LOGS"
+    : >"$LOGS/$name.log" # before anybody follows it
     say "starting $name, log in $LOGS/$name.log: $*"
     setsid "$@" </dev/null >"$LOGS/$name.log" 2>&1 &
     SERVERS[$name]=$!
