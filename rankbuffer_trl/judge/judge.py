@@ -92,6 +92,8 @@ class Judge:
             The reward method that asks, for the ledger.
         on_call (`Callable[[Call], None]`, *optional*):
             Called with every call that has ended. An exception from it ends the question.
+        on_spent (`Callable[[Usage], None]`, *optional*):
+            Called with the tokens of every reply as it arrives, also if the question fails later.
 
     Example:
 
@@ -119,6 +121,7 @@ class Judge:
         guard: bool = True,
         method: str = "",
         on_call: Callable[[Call], None] | None = None,
+        on_spent: Callable[[Usage], None] | None = None,
     ):
         self.client = client
         self.client_arguments = arguments_of(client)  # a copy, because a client may change its fields while it answers
@@ -126,7 +129,7 @@ class Judge:
         self.guard = guard
         self.method = method
         self.on_call = on_call
-        self.on_spent: Callable[[Usage], None] = lambda tokens: None  # called with the tokens of every reply
+        self.on_spent = on_spent
         self.calls: list[Call] = []
 
     def asker(self, method: str = "", on_call: Callable[[Call], None] | None = None) -> "Judge":
@@ -157,7 +160,8 @@ class Judge:
                 if tokens != reply.usage:
                     warn_of_counts(tally.server)
                 tally.spent += tokens
-                self.on_spent(tokens)
+                if self.on_spent:
+                    self.on_spent(tokens)
                 try:
                     verdict = question.read_reply(reply._replace(text=answer))
                 except VerdictError as fault:

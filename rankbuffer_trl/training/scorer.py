@@ -175,10 +175,8 @@ class GroupScorer:
         groups = [with_epoch(group, buffer) for group, buffer in zip(groups, buffers, strict=True)]
         if update:
             self._check_epochs(groups, buffers, self._recorded(groups, step))
-        opened = OpenStep(
-            self.method, self.judge, groups, buffers, step, phase(update), self.max_failures, self.step_timeout
-        )
-        opened.judge.on_spent = self.store.spend
+        limits = (self.max_failures, self.step_timeout)
+        opened = OpenStep(self.method, self.judge, groups, buffers, step, phase(update), *limits, self.store.spend)
         self.run(opened.start())
         return opened
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..buffer import AnchorBuffer
 from ..groups import Query, Rollout, RolloutGroup
-from ..judge import Call, Judge, JudgeError
+from ..judge import Call, Judge, JudgeError, Usage
 from ..judge.errors import first_leaf
 from ..judge.judge import Asked, explain
 from ..rewards.method import GroupScore, RewardMethod
@@ -33,8 +33,14 @@ class EarlyJudge(Judge):
     are without early questions.
     """
 
-    def __init__(self, judge: Judge, method: str, on_call: Callable[[Call], None]):
-        super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call)
+    def __init__(
+        self,
+        judge: Judge,
+        method: str,
+        on_call: Callable[[Call], None],
+        on_spent: Callable[[Usage], None] | None = None,
+    ):
+        super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call, on_spent)
         self._early: defaultdict[tuple[str, str], list[tuple[Asked, asyncio.Task]]] = defaultdict(list)
 
     def ask_early(self, question: Asked, tasks: asyncio.TaskGroup) -> None:
@@ -81,6 +87,8 @@ class OpenStep:
             Share of the judgments, in 0..1, above which failures end the step.
         timeout (`float`, *optional*):
             Seconds that the judge may take once all rollouts are known. `None` is no limit.
+        on_spent (`Callable[[Usage], None]`, *optional*):
+            Called with the tokens of every reply of the judge.
     """
 
     def __init__(
@@ -93,9 +101,10 @@ class OpenStep:
         phase: str,
         max_failures: float,
         timeout: float | None,
+        on_spent: Callable[[Usage], None] | None = None,
     ):
         self.method = method
-        self.judge = EarlyJudge(judge, method.name, self._watch)
+        self.judge = EarlyJudge(judge, method.name, self._watch, on_spent)
         self.groups = list(groups)
         self.buffers = buffers
         self.number = number
