@@ -135,16 +135,9 @@ def test_batches_refuses_what_cannot_work_and_says_what_would():
         ({"processes": 3, "per_device_train_batch_size": 2}, r"must be a multiple of 4, got 1\."),
         ({"queries": 1, "processes": 2}, r"has 1 queries, fewer than the 2 of one generation batch \(16 rollouts"),
         (evaluating, r"With 4 processes, per_device_eval_batch_size must be a multiple of 2, got 3\."),
-        ({"processes": 0}, "num_processes must be at least 1"),
-        ({"steps_per_generation": 2, "save_steps": 3}, "save_steps=3 would save inside a generation"),
     ]:
         with pytest.raises(ValueError, match=message):
             plan(**changes)
-
-
-def test_num_processes_is_for_a_dry_run_only():
-    with pytest.raises(ValueError, match="num_processes is for dry_run and preflight_only; the processes of a run"):
-        RankBufferConfig("out", use_cpu=True, bf16=False, num_processes=8)
 
 
 def dry_run(capsys, *arguments: str) -> str:

@@ -9,7 +9,6 @@ from helpers.scripted import ScriptedTrainer, config
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.rewards.functions import load_functions
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.trainer import open_scorer
 
@@ -118,10 +117,3 @@ def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
         with pytest.raises(SettingsError) as error:
             RankBufferConfig("out", use_cpu=True, bf16=False, report_to="none", reward_functions=named)
         assert message in str(error.value), named
-
-
-def test_load_functions_punishes_long_completions_as_the_page_says():
-    arguments = {"max_completion_len": 4096, "soft_punish_cache": 512}
-    (punish,), (weight,) = load_functions([{"function": PUNISH, "args": arguments, "weight": 0.5}])
-    lengths = (1, 3584, 3840, 4096)
-    assert punish(completion_ids=[[0] * n for n in lengths]) == [0, 0, -0.5, -1] and weight == 0.5
