@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers.sampled import copy_checkpoints, interrupt_at, train
@@ -26,7 +27,6 @@ from rankbuffer_trl.training.checkpoint import (
     set_torn_aside,
     why_torn,
 )
-from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 # Which checkpoints are whole
 
@@ -201,9 +201,9 @@ def test_fingerprint_tells_files_apart(tmp_path):
 # Which are written and deleted
 
 
-def test_the_manifest_is_written_when_all_processes_have_written_the_rest(tmp_path, tiny_policy, rows, monkeypatch):
+def test_write_manifest_waits_until_all_processes_have_written_the_rest(tmp_path, training, monkeypatch):
     """Another process writes its random state late, as far as this one can see, just before the barrier."""
-    trainer = RankBufferTrainer(tiny_policy, config(tmp_path, max_steps=1, save_strategy="steps", save_steps=1), rows)
+    trainer = training(max_steps=1, save_strategy="steps", save_steps=1)
     checkpoint, seen = tmp_path / "checkpoint-1", []
 
     def wait():
@@ -213,31 +213,23 @@ def test_the_manifest_is_written_when_all_processes_have_written_the_rest(tmp_pa
 
     monkeypatch.setattr(trainer.accelerator, "wait_for_everyone", wait)
     trainer.train()
-    trainer.close()
     assert seen[0] is False
     listed = json.loads((checkpoint / FOLDER / RUN).read_text())["files"]
     assert listed.keys() >= {STATE, "rng_state.pth", "rng_state_1.pth", "scheduler.pt", f"{FOLDER}/{STORE}"}
     assert why_torn(checkpoint) is None
 
 
-def test_a_checkpoint_that_fails_is_void_first_and_leaves_the_settings_as_they_were(
-    tmp_path, tiny_policy, rows, whole, monkeypatch
-):
-    settings = config(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
+def test_save_checkpoint_that_fails_is_void_first_and_leaves_the_settings(tmp_path, training, whole, monkeypatch):
     old = copy_checkpoints(whole, tmp_path, 4)
-    trainer = RankBufferTrainer(tiny_policy, settings, rows)
-
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("rankbuffer_trl.files.os.replace", fail)
+    trainer = training(max_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr("rankbuffer_trl.files.os.replace", full)
     assert why_torn(old) is None
     with pytest.raises(StoreError, match="No space left"):
         trainer.save_model(str(old), _internal_call=True)
     assert why_torn(old) == "run.json is missing"
     with pytest.raises(StoreError, match="checkpoint-1 could not be written to"):
         trainer.train()
-    trainer.close()
     assert trainer.args.save_total_limit == 2
 
 
@@ -270,13 +262,12 @@ def test_delete_oldest_leaves_the_newest_and_the_best(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_best_checkpoint(tmp_path, tiny_policy, rows):
+def test_delete_oldest_is_told_the_best_checkpoint(tmp_path, training, rows):
     settings = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
-    args = config(tmp_path, max_steps=4, metric_for_best_model="good", **settings, per_device_eval_batch_size=8)
-    trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(1)))
+    settings |= dict(max_steps=4, metric_for_best_model="good", per_device_eval_batch_size=8)
+    trainer = training(eval_dataset=rows.select([0]), **settings)
     trainer.evaluate = trainer._evaluate = lambda *args, **kwargs: {"eval_good": -trainer.state.global_step}
     trainer.train()
-    trainer.close()
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
     assert [step for step, _ in checkpoints(tmp_path)] == [4, 1]
 
@@ -367,22 +358,13 @@ def test_check_trusted_notices_a_download_whichever_folder_it_was_told(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_run_asks_before_anything_of_the_checkpoint_is_loaded(tmp_path, tiny_policy, rows):
-    settings = dict(save_strategy="steps", save_steps=1)
-    trainer = RankBufferTrainer(tiny_policy, config(tmp_path / "a", max_steps=1, **settings), rows)
-    trainer.train()
-    trainer.close()
-    foreign = tmp_path / "b" / "_from_hub" / "last-checkpoint"
-    shutil.copytree(tmp_path / "a" / "checkpoint-1", foreign)
-    (foreign / "global_step1").mkdir()
-    for trust in (False, True):
-        args = config(tmp_path / "b", max_steps=2, trust_checkpoint=trust, **settings)
-        trainer = RankBufferTrainer(tiny_policy, args, rows)
-        if trust:
-            trainer.train(resume_from_checkpoint=str(foreign))
-            assert trainer.state.global_step == 2
-        else:
-            with pytest.raises(StoreError, match=r"did not write.*trust_checkpoint"):
-                trainer.train(resume_from_checkpoint=str(foreign))
-            assert trainer.rank_reward.scorer.store.last_step() is None
-        trainer.close()
+def test_check_trusted_comes_before_anything_of_a_checkpoint_is_loaded(tmp_path, training, whole):
+    foreign = make(tmp_path / "_from_hub" / "last-checkpoint")
+    shutil.copytree(whole[0] / "checkpoint-1", foreign, dirs_exist_ok=True)
+    trainer = training()
+    with pytest.raises(StoreError, match=r"did not write.*trust_checkpoint"):
+        trainer.train(resume_from_checkpoint=str(foreign))
+    assert trainer.rank_reward.scorer.store.last_step() is None
+    trusting = training("trusting", max_steps=2, num_train_epochs=3, trust_checkpoint=True)
+    trusting.train(resume_from_checkpoint=str(foreign))
+    assert trusting.state.global_step == 2

@@ -6,6 +6,7 @@ What a user can mend ends in one line that begins with the name of the command. 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import QUICKSTART
@@ -228,11 +229,7 @@ def test_a_command_shows_the_traceback_of_a_bug(program, monkeypatch):
 
 def test_a_command_says_that_an_interruption_keeps_the_answers(program, monkeypatch):
     name, known, end = program
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(known.part, interrupted)
+    monkeypatch.setattr(known.part, Mock(side_effect=KeyboardInterrupt))
     if known.kept:
         assert end(known.words).startswith(f"{known.name or Path(name).stem}: interrupted. The ")
     else:

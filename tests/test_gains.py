@@ -240,11 +240,8 @@ def test_newest_window_logs_each_full_window_of_the_page(scorer):
     made = scorer(scripted_judge(by_number))
     random, logged = Random(5), {}
     for step in range(12):
-        ids = [f"q{(3 * step + i) % 18}" for i in range(3)]
-        groups = [
-            group(numbers(id), " ".join(str(random.randint(1, 40)) for _ in range(4)), step, step // 6) for id in ids
-        ]
-        made.score(groups, step)
+        texts = {f"q{(3 * step + i) % 18}": [str(random.randint(1, 40)) for _ in range(4)] for i in range(3)}
+        made.score([group(numbers(id), " ".join(each), step, step // 6) for id, each in texts.items()], step)
         if (found := newest_window(made.store, least=9)) is not None:
             logged[step] = found
     assert list(logged) == [8, 11]

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from helpers.scripted import ScriptedTrainer, config
+from helpers.scripted import config
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
@@ -82,17 +82,15 @@ def test_open_scorer_takes_a_judge_that_asks_as_the_settings_say(tmp_path):
     assert Judge(RubricJudge()).guard is JudgeConfig().judge_guard is True
 
 
-def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(tmp_path, tiny_policy, rows):
+def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(training):
     named = [{"function": SHORTER, "weight": 0.01}, {"function": "trl.rewards.think_format_reward"}]
 
     def last(completions, **kwargs):
         return [0.0] * len(completions)
 
-    args = config(tmp_path, max_steps=1, format_weight=0.3, reward_functions=json.dumps(named))
-    trainer = ScriptedTrainer(tiny_policy, args, rows, reward_funcs=[last])
+    trainer = training(format_weight=0.3, reward_functions=json.dumps(named), reward_funcs=[last])
     assert trainer.reward_func_names == ["rank_reward", "format_reward", "shorter", "think_format_reward", "last"]
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 1])
-    trainer.close()
 
 
 def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
@@ -108,10 +106,7 @@ def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
         ([{"function": f"{__name__}.STARTED"}], "is not a function"),
         ([{"function": SHORTER, "weight": float("nan")}], "must be a finite number, got nan"),
         ([{"function": SHORTER, "weight": "1"}], "must be a finite number, got '1'"),
-        (
-            [{"function": PUNISH, "args": {"max_completion_len": 9}}],
-            "missing a required argument: 'soft_punish_cache'",
-        ),
+        ([{"function": PUNISH, "args": {"max_completion_len": 9}}], "missing a required argument: 'soft_punish_ca"),
         ([{"function": SHORTER, "args": 3}], "does not take these args"),
     ):
         with pytest.raises(SettingsError) as error:

@@ -5,7 +5,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from helpers.scripted import ScriptedTrainer, config
 from rich.console import Console
 from transformers import ProgressCallback
 
@@ -84,13 +83,9 @@ def test_run_progress_shows_an_evaluation_whose_log_changes_nothing():
 
 
 @pytest.fixture
-def trainer(tiny_policy, rows, tmp_path):
-    settings = config(
-        tmp_path, disable_tqdm=False, num_train_epochs=1, judge_prompt_price=2.0, per_device_train_batch_size=48
-    )
-    trainer = ScriptedTrainer(tiny_policy, settings, rows)
-    yield trainer
-    trainer.close()
+def trainer(training):
+    settings = dict(disable_tqdm=False, num_train_epochs=1, judge_prompt_price=2.0, per_device_train_batch_size=48)
+    return training(**settings)
 
 
 def test_a_real_run_shows_itself_in_a_terminal_and_leaves_it_in_order(trainer):

@@ -58,16 +58,6 @@ def test_score_ranks_and_rewards_a_group_and_grows_its_buffer(scorer):
     assert sorted(call.kind for call in outcome.calls) == ["fine"] + ["insert"] * 5
 
 
-def test_score_ranks_a_visit_against_the_buffer_of_the_last(scorer):
-    made = scorer(scripted_judge(by_number))
-    sizes = []
-    for epoch, line in enumerate(["50 41", "60 45", "60 1"]):
-        (score,) = made.score([group(numbers(), line, epoch, epoch)], epoch).scores
-        sizes.append((len(score.before), len(score.after), score.positions[0]))
-    assert sizes == [(4, 5, 4), (5, 6, 5), (6, 5, 5)]  # at last 60 meets itself, 1 expands below, two idle anchors go
-    assert texts(made.store.load("n")) == ["1", "10", "40", "50", "60"]
-
-
 def test_score_of_a_bootstrapped_query_waits_for_two_answers_and_counts_them_as_its_first_visit(scorer):
     made = scorer(scripted_judge(by_number), RankBuffer(bootstrap=True))
     lines = ["5 -", "9 3 6", "4 7"]

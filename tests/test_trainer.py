@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pandas
 import pytest
 import torch
-from conftest import QUICKSTART, scripted_judge
+from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer, config, contents
 from trl import GRPOConfig, GRPOTrainer
 
@@ -20,8 +20,6 @@ from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
-from rankbuffer_trl.training import command
-from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.reward_function import RankBufferReward
 from rankbuffer_trl.training.trainer import RankBufferTrainer, scale_by_signal
 
@@ -115,14 +113,14 @@ def test_reward_in_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_p
     assert {row[1] for row in found[1]["calls"]} == {"train", "eval"}
 
 
-def test_trainer_leaves_an_unplaced_rollout_out_of_the_baseline(tmp_path, tiny_policy, rows):
+def test_trainer_leaves_an_unplaced_rollout_out_of_the_baseline(tmp_path, training):
     def lost_for_short_answers(messages):
         prompt = messages[0]["content"]
         candidate = prompt.partition("\n\nCANDIDATE\n")[2].partition("\n\nReturn JSON only")[0]
         return "I cannot say." if 0 < len(candidate) < 40 else rubric_verdict(prompt)
 
     judge = scripted_judge(lost_for_short_answers, max_attempts=2, guard=True)
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1, judge_max_failures=1.0), rows, judge=judge)
+    trainer = training(max_steps=1, judge_max_failures=1.0, judge=judge)
     seen = []
     stock = trainer._calculate_rewards
     trainer._calculate_rewards = lambda *args: seen.append(stock(*args)) or seen[-1]
@@ -138,16 +136,14 @@ def test_trainer_leaves_an_unplaced_rollout_out_of_the_baseline(tmp_path, tiny_p
         placed = {f"0-{i}" for i in json.loads(positions)}
         assert {id for id, _ in json.loads(added)} <= placed
         assert all(f"0-{i}" not in placed for i, reward in enumerate(json.loads(group_rewards)) if reward is None)
-    trainer.close()
 
 
-def test_trainer_asks_a_first_question_before_anything_runs(tmp_path, tiny_policy, rows):
+def test_trainer_asks_a_first_question_before_anything_runs(training):
     judge = scripted_judge(lambda messages: TransportError("connection refused"), guard=True)
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows, judge=judge)
+    trainer = training(judge=judge)
     with pytest.raises(JudgeError, match=r"first question.*unreachable.*connection refused"):
         trainer.train()
     assert trainer.state.global_step == 0
-    trainer.close()
 
 
 def test_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
@@ -203,16 +199,11 @@ def test_reward_takes_prompts_that_are_texts_without_ids(tmp_path, tiny_policy, 
     assert all(re.fullmatch("prompt-[0-9a-f]{16}", id) for id in found)
 
 
-def test_run_reads_its_data_once(tmp_path, tiny_policy, data_file, monkeypatch):
+def test_run_reads_its_data_once(tmp_path, quickstart, data_file, monkeypatch):
     tables = []
     stock = QueryTable.__init__
     monkeypatch.setattr(QueryTable, "__init__", lambda self, *args: tables.append(self) or stock(self, *args))
-    arguments = [
-        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
-        *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "1"),
-        *("--per_device_train_batch_size", "8", "--max_completion_length", "8"),
-    ]
-    command.run(*RecipeParser().parse_args_and_config(arguments))
+    quickstart("--max_steps", 1, "--per_device_train_batch_size", 8, "--max_completion_length", 8)
     assert len(tables) == 1
     assert f"{data_file.name}, 12 queries" in (tmp_path / "README.md").read_text()
 
