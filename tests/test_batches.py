@@ -130,7 +130,7 @@ def test_batches_refuses_what_cannot_work_and_says_what_would():
 
 PAPER = (
     "num_generations per_device_train_batch_size num_train_epochs max_prompt_length max_completion_length save_steps"
-)
+).split()
 
 
 def test_lines_tell_the_papers_batch_on_8_and_on_4_processes():

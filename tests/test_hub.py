@@ -120,7 +120,7 @@ def test_a_push_that_fails_is_named_as_one_and_its_checkpoint_is_whole(tmp_path,
 
 def test_push_to_hub_pushes_everything_once(tmp_path, training, hub, monkeypatch):
     settings = dict(max_steps=2, save_strategy="steps", save_steps=1, hub_strategy="end", method="pointwise", **PUSH)
-    trainer = training("run", dataset_name="somebody/queries", **settings)
+    trainer = training("run", RankBufferTrainer, dataset_name="somebody/queries", **settings)
     trainer.train()
     assert hub.uploads == []
     trainer.save_state()
