@@ -233,7 +233,7 @@ def test_save_checkpoint_that_fails_is_void_first_and_leaves_the_settings(tmp_pa
     assert trainer.args.save_total_limit == 2
 
 
-def test_the_oldest_checkpoints_go_whatever_the_clock_says_and_no_copy_does(tmp_path, tiny_policy, rows, whole):
+def test_delete_oldest_goes_by_steps_whatever_the_clock_says_and_keeps_copies(tmp_path, tiny_policy, rows, whole):
     """The clock was set back by an hour since the first two were written."""
     ahead = time.time() + 3600
     copies = ["checkpoint-1-copy", "checkpoint-999-copy", "checkpoint-of-checkpoint-2"]
@@ -290,7 +290,7 @@ def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):
     assert told["config"]["output_dir"] == tmp_path.name and told["config"]["format_check"] == "none"
 
 
-def test_run_json_tells_what_a_checkpoint_is(whole):
+def test_write_manifest_tells_what_a_checkpoint_is(whole):
     told = json.loads((whole[0] / "checkpoint-6" / FOLDER / RUN).read_text())
     expected = dict(step=6, method="rankbuffer", judge="RubricJudge", queries=12, seed=3)
     assert expected.items() <= told.items() and (told["method_args"]["k0"], told["config"]["learning_rate"]) == (
@@ -357,7 +357,6 @@ def test_check_trusted_notices_a_download_whichever_folder_it_was_told(tmp_path,
     assert not refused(other, run)
 
 
-@pytest.mark.slow
 def test_check_trusted_comes_before_anything_of_a_checkpoint_is_loaded(tmp_path, training, whole):
     foreign = make(tmp_path / "_from_hub" / "last-checkpoint")
     shutil.copytree(whole[0] / "checkpoint-1", foreign, dirs_exist_ok=True)

@@ -344,7 +344,7 @@ def test_build_trainer_names_a_policy_that_does_not_exist(tmp_path, data_file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_launcher_shows_one_line_of_ours_and_no_traceback_of_ours(tmp_path, processes):
+def test_main_under_a_launcher_shows_one_line_of_ours_and_no_traceback_of_ours(tmp_path, processes):
     """What accelerate and torch add is theirs; docs/faults.md shows it."""
     name = {1: "single", 2: "zero3_cpu2"}[processes]
     words = [

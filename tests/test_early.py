@@ -145,7 +145,7 @@ def test_arrived_asks_an_insertion_at_once_and_ranks_a_group_when_it_is_whole(sc
     assert outcome.hidden == 5 / 8
 
 
-def test_each_early_question_answers_one_question(scorer):
+def test_early_questions_answer_one_question_each(scorer):
     """The judge answers the same question in another way each time, and a rollout that comes twice counts once."""
     found = []
     for arrivals in (None, [(0, "50"), (0, "50"), (0, "7"), (1, "50")]):
@@ -229,7 +229,7 @@ def test_score_ends_a_step_whose_judge_failed_early(scorer):
     assert made.score(groups, 4).scores[0].rewards == (0.0, 1.0, -1.0)
 
 
-def test_a_failure_about_a_text_that_is_gone_is_not_one_of_none(scorer):
+def test_score_counts_a_failure_about_a_text_that_is_gone(scorer):
     asked, failed = asyncio.Event(), asyncio.Event()
 
     class Client(ScriptedClient):
@@ -255,7 +255,7 @@ def test_a_failure_about_a_text_that_is_gone_is_not_one_of_none(scorer):
 
 
 @pytest.mark.parametrize("answered", [109, 111])
-def test_the_step_timeout_counts_from_the_last_rollout(scorer, answered):
+def test_score_counts_its_timeout_from_the_last_rollout(scorer, answered):
     """The policy takes 100 s. A rollout that comes again does not start the clock again."""
     clock, gate = [0.0], Gate()
     made, groups = scorer(Judge(gate, guard=False), step_timeout=10.0), [group_of(line="50 5")]
@@ -278,7 +278,7 @@ def test_the_step_timeout_counts_from_the_last_rollout(scorer, answered):
             made.score(groups, 0)
 
 
-def test_a_question_that_the_method_never_asks_does_not_hold_the_step_up(scorer):
+def test_score_does_not_wait_for_a_question_that_the_method_never_asks(scorer):
     class Chatty(RankBuffer):
         def early_questions(self, group, buffer):
             return [replace(question, query_id="idle") for question in super().early_questions(group, buffer)]

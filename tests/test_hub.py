@@ -47,7 +47,7 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peft", [None, LORA], ids=["policy", "lora"])
-def test_a_pushed_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub, peft):
+def test_push_of_a_run_lets_it_go_on_on_another_machine(tmp_path, tiny_policy, rows, hub, peft):
     """In its second epoch."""
     weights, library = ("adapter_model", "peft") if peft else ("model", "transformers")
 
@@ -87,7 +87,7 @@ def test_a_pushed_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hu
 @pytest.mark.parametrize(
     ("strategy", "also"), [("every_save", set()), ("all_checkpoints", {f"checkpoint-{n}/{STORE}" for n in (2, 4)})]
 )
-def test_a_push_holds_policy_buffers_and_card_of_one_step(tmp_path, training, hub, strategy, also):
+def test_push_holds_policy_buffers_and_card_of_one_step(tmp_path, training, hub, strategy, also):
     seen = []
     upload = hub.upload_folder
 
@@ -111,7 +111,7 @@ def test_a_push_holds_policy_buffers_and_card_of_one_step(tmp_path, training, hu
     assert {name for name in files if name.startswith("checkpoint-") and name.endswith(STORE)} == also
 
 
-def test_a_push_that_fails_is_named_as_one_and_its_checkpoint_is_whole(tmp_path, tiny_policy, rows, hub):
+def test_push_that_fails_is_named_as_one_and_its_checkpoint_is_whole(tmp_path, tiny_policy, rows, hub):
     hub.upload_folder = Mock(side_effect=OSError("the push failed"))
     with pytest.raises(OSError, match=r"^the push failed$"):
         train(tmp_path / "run", tiny_policy, rows, max_steps=2, save_steps=2, **PUSH)
@@ -152,7 +152,7 @@ def published(tmp_path_factory, tiny_policy, data_file):
     return hub.root / REPO
 
 
-def test_the_card_says_what_was_done_and_nothing_of_the_machine(published):
+def test_write_card_says_what_was_done_and_nothing_of_the_machine(published):
     card = ModelCard.load(published / "README.md")
     assert card.data.library_name == "transformers"
     assert card.data.base_model is None and card.data.datasets is None
@@ -169,7 +169,7 @@ def test_the_card_says_what_was_done_and_nothing_of_the_machine(published):
     assert str(published.parent.parent.parent) not in text and "hf_secret" not in text
 
 
-def test_the_cards_code_reads_the_buffers(published, monkeypatch):
+def test_write_card_shows_code_that_reads_the_buffers(published, monkeypatch):
     """As on a machine without this package."""
     card = ModelCard.load(published / "README.md")
     hub = f"hf://{REPO}/"

@@ -77,7 +77,7 @@ def test_spent_names_a_damaged_record(tmp_path):
     store.close()
 
 
-def test_a_kill_between_two_replies_loses_neither(tmp_path):
+def test_spend_between_two_replies_loses_neither_to_a_kill(tmp_path):
     """Four processes are killed inside a step that is never committed, at the reply after the tenth of each."""
     replies = mmap.mmap(-1, 8)  # shared with the processes
     for legs in range(1, 5):
@@ -131,7 +131,7 @@ def interrupt(control) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_budget_counts_what_each_leg_has_spent_and_a_used_up_one_is_refused(
+def test_check_budget_counts_what_each_leg_has_spent_and_refuses_a_used_up_one(
     tmp_path, tiny_policy, rows, monkeypatch, caplog
 ):
     """Legs that never reach their next checkpoint, by an interrupt after a commit or by a failing judge."""

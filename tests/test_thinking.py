@@ -70,7 +70,7 @@ def train(tmp_path, tiny_policy, training, template, cls=ThinkingTrainer, split=
 
 
 @pytest.mark.parametrize(("template", "split"), [("qwen3", False), ("qwen3", True), ("deepseek_r1_distill", False)])
-def test_only_answers_are_judged(tmp_path, tiny_policy, training, template, split):
+def test_trainer_has_only_answers_judged(tmp_path, tiny_policy, training, template, split):
     seen, groups, log = train(tmp_path, tiny_policy, training, template, split=split)
     inserted = [prompt for prompt in seen[1:] if "\n\nCANDIDATE\n" in prompt]  # the first one is the preflight
     found = sorted(place for place in range(8) for prompt in inserted if f"Answer {place} is" in prompt)
@@ -92,9 +92,7 @@ class PlainTrainer(ThinkingTrainer):
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_a_completion_without_tags_is_an_answer_unless_thinking_is_on(
-    tmp_path, tiny_policy, training, thinking
-):
+def test_trainer_takes_a_completion_without_tags_unless_thinking_is_on(tmp_path, tiny_policy, training, thinking):
     switch = {"enable_thinking": thinking}
     seen, groups, log = train(tmp_path, tiny_policy, training, "qwen3", PlainTrainer, chat_template_kwargs=switch)
     answers = 0 if thinking else 7
@@ -114,7 +112,7 @@ class LateTrainer(PlainTrainer):
         return f"<think>{THOUGHT}</think>{text}" if step in self.answers else text
 
 
-def test_a_run_whose_first_generations_hold_no_answer_stops(tmp_path, training, rows):
+def test_trainer_stops_if_the_first_generations_hold_no_answer(tmp_path, training, rows):
     evaluation = dict(eval_strategy="steps", eval_steps=1, eval_dataset=rows.select([0, 1]))
     trainer = training(cls=LateTrainer, max_steps=6, **STEP, **evaluation)
     trainer.answers = (3, 4, 5)
@@ -129,7 +127,7 @@ def test_a_run_whose_first_generations_hold_no_answer_stops(tmp_path, training, 
     assert {row[1] for row in contents(tmp_path / LIVE_STORE)["groups"]} == {0, 1}
 
 
-def test_after_the_first_answer_a_generation_without_one_is_a_warning(training, caplog):
+def test_trainer_warns_of_a_generation_without_an_answer_after_the_first_one(training, caplog):
     trainer = training(cls=LateTrainer, max_steps=6, **STEP)
     trainer.answers = (2,)
     with caplog.at_level("WARNING"):
