@@ -20,6 +20,7 @@ from rankbuffer_trl.judge import (
     VerdictError,
     batch_question,
     duel_question,
+    group_question,
     insertion_question,
     pairwise_question,
     pointwise_question,
@@ -54,6 +55,7 @@ PLACES: dict[str, tuple[str, Callable[[str], Question]]] = {  # where a response
     "first of two": ("[A]", lambda text: pairwise_question(QUERY, text, GOOD)),
     "second of two": ("[B]", lambda text: pairwise_question(QUERY, GOOD, text, tie=False)),
     "duellist": ("[A]", lambda text: duel_question(QUERY, text, GOOD)),
+    "member of a group": ("[R0]", lambda text: group_question(QUERY, [text, GOOD])),
     "rung": ("[R0]", lambda text: selection_question(QUERY, [("A0", BAD), ("R0", text), ("A1", FAIR)], [GOOD], 2)),
     "look-ahead": ("[L1]", lambda text: selection_question(QUERY, [("A0", BAD), ("R0", FAIR)], [GOOD, text], 2)),
 }

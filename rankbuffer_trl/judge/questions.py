@@ -32,9 +32,9 @@ from .verdicts import (
 )
 
 PROMPTS = Path(__file__).parent / "prompts"
-COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, PAIRWISE, DUEL, MANAGE, GUARD_NOTE = (
+COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
     (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    for name in ("coarse", "fine", "order_only", "batch", "pointwise", "pairwise", "duel", "manage", "guard_note")
+    for name in "coarse fine order_only batch pointwise pairwise duel group manage guard_note".split()
 )
 
 
@@ -46,8 +46,8 @@ class Question:
         kind (`str`):
             The name of this kind of question in the ledger: `insert` (coarse ranking), `order_only` (the same
             without the anchors' texts), `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole
-            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `pair`, `duel` or
-            `manage`.
+            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `pair`, `duel`,
+            `group` (a score for each rollout of a group) or `manage`.
         query_id (`str`):
             The query that the question is about.
         verdict (`Verdict`):
@@ -213,6 +213,19 @@ def duel_question(query: Query, first: str, second: str) -> Question:
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
     return Question(
         "duel", query.id, scores_verdict(), DUEL, texts, {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]}
+    )
+
+
+def group_question(query: Query, responses: Sequence[str]) -> Question:
+    """Ask for a score of each response of a group in one prompt. The verdict is integers in 0..100, as shown."""
+    texts = {
+        "{QUERY}": query.text,
+        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
+        "{N}": str(len(responses)),
+    }
+    blocks = [(f"R{i}", response) for i, response in enumerate(responses)]
+    return Question(
+        "group", query.id, scores_verdict(len(responses), 100), GROUP, texts, {"{RESPONSE_BLOCKS}": blocks}
     )
 
 
