@@ -502,7 +502,7 @@ def ranked_later(completions: list, **kwargs) -> list[float]:
     return [0.0] * len(completions)
 
 
-ranked_later.__name__ = GroupReward.__name__
+ranked_later.__name__ = "rank_reward"  # the name in the log
 
 
 @cache
