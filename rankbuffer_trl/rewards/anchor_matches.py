@@ -21,7 +21,7 @@ from ..buffer import Anchor, AnchorBuffer, select_k0
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-from .matches import Candidate, Match, Points, make_match, play
+from .matches import Candidate, Match, PlaysMatches, Points, make_match, play
 from .method import GroupScore, score_by_reward
 from .presentation import shuffle
 
@@ -29,7 +29,7 @@ ROUNDS = 200  # of the fit; strengths of 12 responses then change by less than 1
 
 
 @dataclass(frozen=True)
-class AnchorMatches:
+class AnchorMatches(PlaysMatches):
     """A method that compares rollouts with the anchors of a pool, and orders both by a Bradley-Terry fit.
 
     It asks `size` questions per answered rollout: 32 for 8. At a query's first visit the pool is part of the group:
@@ -57,7 +57,7 @@ class AnchorMatches:
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        played = [points for points in await play(self._matches(group, buffer), judge) if points is not None]
+        played = [points for points in await play(self.matches(group, buffer), judge) if points is not None]
         strength = strengths(played)
         ids = [rollout.id for rollout in group.answered]
         if len(ids) == 1 and buffer is None:
@@ -70,7 +70,8 @@ class AnchorMatches:
         after = self._pool(group, buffer, strength)
         return replace(score_by_reward(group, rewards), before=buffer, after=after)
 
-    def _matches(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Match]:
+    def matches(self, group: RolloutGroup, buffer: AnchorBuffer | None = None) -> list[Match]:
+        """Return a match of each answered rollout with each other response of the pool."""
         texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.answered}
         pool: list[Candidate] = shuffle(texts, self.seed, group, "pool")[: self.size]
         if buffer is not None:
@@ -94,26 +95,14 @@ class AnchorMatches:
         anchors = tuple(ladder[name] for name in select_k0(rising, self.size))
         return (replace(buffer, anchors=anchors) if buffer else AnchorBuffer(anchors)).visited()
 
-    def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
-        return 2
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
-        return [match.question for match in self._matches(group, None)]
-
     def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
         """See [`RewardMethod`]. A match needs one rollout and a stored anchor."""
-        return [match.question for match in self._matches(group, buffer)] if buffer else []
+        return [match.question for match in self.matches(group, buffer)] if buffer else []
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]. A stored pool is smaller than `size` if the group that made it was smaller."""
         n = len(group.answered)
-        if first:
-            s = min(self.size, n)
-            met = s * (n - s) + s * (s - 1) // 2
-            return met, met
-        return 2 * n, self.size * n
+        return super().calls(group, first) if first else (2 * n, self.size * n)
 
 
 def strengths(played: Sequence[Points]) -> dict[Candidate, float]:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
-from .matches import Candidate, Match, make_match, play, win_rates
+from ..judge import Judge
+from .matches import Candidate, Match, PlaysMatches, make_match, play, win_rates
 from .method import GroupScore, score_by_reward
 from .presentation import shuffle
 
 
 @dataclass(frozen=True)
-class BRPO:
+class BRPO(PlaysMatches):
     """A method that compares each rollout with one random rollout of its group: 1 if it wins, 0 for a tie, else -1.
 
     It asks one question per answered rollout but the reference: 7 for 8. The reference has the reward 0. A rollout
@@ -33,7 +33,7 @@ class BRPO:
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        rates = win_rates(group, await play(self._matches(group), judge))
+        rates = win_rates(group, await play(self.matches(group), judge))
         rewards = {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()}
         for reference in self._reference(group):
             compared = [reward for reward in rewards.values() if reward is not None]
@@ -44,23 +44,11 @@ class BRPO:
         """Return the id of the reference; nothing if no rollout has an answer."""
         return shuffle([rollout.id for rollout in group.answered], self.seed, group, "reference")[:1]
 
-    def _matches(self, group: RolloutGroup) -> list[Match]:
+    def matches(self, group: RolloutGroup) -> list[Match]:
+        """Return a match of each other answered rollout with the reference."""
         texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.answered}
         pairs = [(i, reference) for reference in self._reference(group) for i in texts if i != reference]
         return [make_match(group, pair, texts, self.seed) for pair in pairs]
-
-    def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
-        return 2
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
-        return [match.question for match in self._matches(group)]
-
-    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
-        n = max(len(group.answered) - 1, 0)
-        return n, n
 
 
 METHOD = BRPO
