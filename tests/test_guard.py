@@ -155,12 +155,14 @@ HARMLESS = (
     "List<String> Map<K, V> vec<int> std::vector<s_t> Optional<Tools> std::unique_ptr<node_ptr> <std::size_t>",
     "x[0] a[i] a[row_index] m['INST'] [1](https://a.b) [HTML](u) [x] - [ ] [INSTALL] [install] [THINKING] [A-Z_]",
     'int main() { printf("%s\\n", s); return x || y; }\n#include <stdio.h>\n#include <thinker.h>',
-    "#include <vector>\n#include <unordered_map>\n#include <string_view>\n#include <type_traits>",
+    "#include <vector>\n"
+    + "\n".join(f"#include <any_{name}>" for name in "map set list view traits variable mutex lock".split()),
+    "<any_t> <any_ptr> <memory_resource> <source_location> <scoped_allocator> <system_error>",
     "<dc:title>a</dc:title> <my-element> <name> git clone <repository> [<=>] a[i]<b[j] a[0]!=b[1] [a] [cut]",
     "# A\n> quoted\n- [link](u) **b** `c`\n| a | b |\n|---|---|",
     "|x| < |y|, {s | s > 0}, <u, v>, [0, 1[",
     "if x:\n\treturn x\t# done",
-    "cat < a | sort > b; cat <<EOF",
+    "cat < a | sort > b; cat <<EOF; cat <a|sort; [|x|y] [|",
     "Привет, 世界! 안녕하세요 مرحبا 👍🏽 é",
     *NOT_STOPPED.values(),
 )
