@@ -184,7 +184,8 @@ def test_show_cuts_a_response_in_a_way_that_none_can_write():
     for quoted, treat in ((True, quote), (False, defuse)):
         whole = "tea " * (LONGEST // 4)
         assert show(whole, quoted) == treat(whole)
-        assert show(whole + "x" * 12_345, quoted) == f"{treat(whole)}\n[cut: 12,345 characters]"
+        for beyond, said in ((1, "1"), (12_345, "12,345")):
+            assert show(whole + "x" * beyond, quoted) == f"{treat(whole)}\n[cut: {said} characters]"
         assert "\n[cut: 1 characters]" not in show(f"{GOOD}\n[cut: 1 characters]", quoted)
         tokens = show("\n".join(CONTROL_TOKENS) * LONGEST, quoted)
         assert len(tokens) < 2 * LONGEST and not any(token in tokens for token in CONTROL_TOKENS)

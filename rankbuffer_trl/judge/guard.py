@@ -65,7 +65,7 @@ def defuse(text: str) -> str:
 @lru_cache(maxsize=1024)
 def quote(text: str) -> str:
     """Return `text` defused and without invisible characters. Each line begins with `> `."""
-    return "\n".join(f"> {defuse(visible(line))}" for line in text.splitlines())
+    return defuse("\n".join(f"> {visible(line)}" for line in text.splitlines()))
 
 
 def visible(line: str) -> str:
