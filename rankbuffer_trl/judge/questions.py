@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..groups import Query, Rollout, Rubric
-from .guard import defuse, quote
+from .guard import defuse, show
 from .ledger import Reply
 from .verdicts import (
     Verdict,
@@ -75,14 +75,13 @@ class Question:
         Args:
             guard (`bool`, *optional*, defaults to `False`):
                 Quote the responses, so that none can imitate the prompt's structure (`guard.py`). `False` is the
-                paper's prompt. Chat markers in a response are defused either way.
+                paper's prompt. Chat markers in queries, rubrics and responses are defused either way.
         """
-        show = quote if guard else defuse
-        blocks = {
-            name: "\n\n".join(f"[{heading}]\n{show(text)}" if heading else show(text) for heading, text in pairs)
-            for name, pairs in self.responses.items()
-        }
-        prompt = fill(self.template, {**self.texts, **blocks})
+        texts = {name: defuse(text) for name, text in self.texts.items()}
+        for name, pairs in self.responses.items():
+            shown = [(f"[{heading}]\n" if heading else "") + show(text, guard) for heading, text in pairs]
+            texts[name] = "\n\n".join(shown)
+        prompt = fill(self.template, texts)
         return f"{GUARD_NOTE}\n\n{prompt}" if guard else prompt
 
     def chat(self, guard: bool = False) -> list[dict[str, str]]:
