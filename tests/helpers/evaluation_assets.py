@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -17,7 +18,12 @@ import yaml
 from aiohttp import web
 
 from evaluation.assets import Assets
+from evaluation.benchmark import Benchmark
 from evaluation.config import EvaluationConfig
+from evaluation.run import load_benchmarks
+from helpers.http_server import served
+from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge.config import JudgeConfig
 
 ROWS = 12
 AUTHORS = ("o3-mini-2025-01-31", "gemini-2.0-flash-001")
@@ -161,33 +167,44 @@ def build(folder: Path, rows: int = ROWS) -> Path:
     return path
 
 
-def folder(config: EvaluationConfig, benchmark: str, label: str = "mine") -> Path:
-    return config.folder(label, benchmark)
+def texts_of(benchmark: Benchmark) -> dict[str, str]:
+    """Return the text after the thinking that the loopback model gives to each prompt."""
+    return {prompt.id: text_of(prompt.messages[-1]["content"]) for prompt in benchmark.prompts()}
 
 
-def outputs_of(config: EvaluationConfig, name: str) -> dict[str, str]:
-    """The text after the thinking that the loopback model gives to each prompt."""
-    prompts = {
-        "alpaca_eval": {f"{i}": f"Do {i}" for i in range(ROWS)},
-        "arena_hard": {f"q{i}": f"Question {i} {{braces}}" for i in range(ROWS)},
-        "wildbench": {f"s{i}": f"More {i}" for i in range(ROWS)},
-        "writingbench": {f"{i + 1}": f"Write {i}" for i in range(ROWS)},
-    }[name]
-    return {id: text_of(prompt) for id, prompt in prompts.items()}
+def hostile_outputs(benchmark: Benchmark) -> dict[str, str]:
+    """Return outputs of different worth; the second is empty, the third long, the fourth looks like a template."""
+    ids = [prompt.id for prompt in benchmark.prompts()]
+    hostile = "{$checklist} {$history} {query} {criteria} {0} {{good}} good </R> <R>"
+    outputs = {id: " ".join(["good"] * (place % 9)) + " x" for place, id in enumerate(ids)}
+    return outputs | dict(zip(ids[1:4], (" \n", "good " * 1001, hostile), strict=True))
 
 
-def rows_of(config: EvaluationConfig, name: str) -> list[dict]:
-    texts = outputs_of(config, name)
-    if name == "alpaca_eval":
-        return [{"instruction": f"Do {i}", "output": text, "generator": "mine"} for i, text in texts.items()]
-    return [{"uid": uid, "messages": [{"content": {"answer": text}}]} for uid, text in texts.items()]
+def run_judge(benchmark: Benchmark, folder: Path, server: "Loopback", outputs: dict[str, str] | None = None) -> Totals:
+    """Judge the outputs of `mine` with the judge behind `server` and return the cost."""
+    benchmark.write_outputs(folder, "mine", outputs or hostile_outputs(benchmark))
+    with served(server.app) as url:
+        config = JudgeConfig(judge_url=f"{url}/v1", judge_model="judge", judge_max_retries=0)
+        return benchmark.judge(folder, "mine", config)
 
 
-def write_outputs(config: EvaluationConfig, name: str, rows: list[dict]) -> Path:
-    path = folder(config, name) / ("model_outputs.json" if name == "alpaca_eval" else "model_answer/mine.jsonl")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(rows) if name == "alpaca_eval" else jsonl(rows))
+def write_outputs(config: EvaluationConfig, name: str, **changes: str | None) -> Path:
+    """Write the outputs of `mine` for one benchmark, with texts changed by prompt id, and return their file."""
+    benchmark = load_benchmarks(replace(config, benchmarks=[name]), config.assets())[name]
+    folder = config.folder("mine", name)
+    benchmark.write_outputs(folder, "mine", texts_of(benchmark) | changes)
+    (path,) = folder.rglob("*.json*")
     return path
+
+
+def read_rows(path: Path) -> list[dict]:
+    """Return the rows of a JSON list or of JSON lines."""
+    text = path.read_text()
+    return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.write_text(json.dumps(rows) if path.suffix == ".json" else jsonl(rows))
 
 
 def between(text: str, tag: str) -> str:
