@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,21 +23,19 @@ from helpers.evaluation_assets import (
     read_rows,
     text_of,
     texts_of,
+    values_of,
     write_outputs,
     write_rows,
 )
 from helpers.http_server import served
 
-from evaluation.asking import ask_judge
 from evaluation.assets import Assets
-from evaluation.benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
+from evaluation.benchmark import OutputError
 from evaluation.config import EvaluationConfig
-from evaluation.files import read_json, write_json
-from evaluation.metric import Row
 from evaluation.results import paper_results
 from evaluation.rooms import ROOMS
 from evaluation.run import evaluate, load_benchmarks, main
-from rankbuffer_trl.judge import Chat, JudgeError
+from rankbuffer_trl.judge import JudgeError
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +43,7 @@ def done(assets, tiny_policy, tmp_path_factory):
     """An evaluation on all benchmarks, with the requests that it took and what it printed."""
     server, out = Loopback(), tmp_path_factory.mktemp("done")
     with served(server.app) as url:
-        config = EvaluationConfig(
-            models=[f"mine={tiny_policy}"], output_dir=str(out), engine_url=f"{url}/v1", engine_model="model",
-            judge_url=[f"{url}/v1"], judge_model="judge", judge_prompt_price=1.0, judge_completion_price=2.0,
-            wildbench_reward=True, **assets,
-        )  # fmt: skip
+        config = EvaluationConfig(**values_of(url, tiny_policy, out), **assets, wildbench_reward=True)
         report = evaluate(config)
         asked = server.asked.total()
         assert evaluate(config).as_dict() == report.as_dict()
@@ -97,6 +92,9 @@ def test_evaluate_asks_model_and_judge_once_and_writes_files_and_tables(done):
     assert not found["meaningless"]
     text = (done.out / "results.md").read_text()
     assert "| paper: RankBuffer | 82.80" in text and "mean nothing" not in text
+    other = replace(done.report, results={"mine": {"poems": results["writingbench"]}}, titles={"poems": "Poems"})
+    assert "Poems: Overall" in other.markdown()
+    assert re.search(r"\| paper: RankBuffer +\| - +\|", other.markdown()), "a benchmark that the paper has not"
     facts = json.loads((done.out / "mine" / "wildbench" / "generation.json").read_text())
     assert list(facts.values()) == [ROWS, 0, 0]
 
@@ -266,51 +264,6 @@ def test_main_knows_the_papers_recipe_and_no_unknown_key(monkeypatch, tmp_path, 
     monkeypatch.setattr(sys, "argv", ["run", "--config", str(path)])
     with pytest.raises(SystemExit, match="jugde_model"):
         main()
-
-
-class Poems:
-    """A further benchmark: two prompts, one judgment each, no official files."""
-
-    name = "poems"
-    title = "Poems"
-
-    def __init__(self, assets, limit=None):
-        self.questions = ["a sonnet", "a limerick"][:limit]
-
-    def prompts(self):
-        return [Prompt(text, [{"role": "user", "content": f"Write {text}"}]) for text in self.questions]
-
-    def write_outputs(self, folder, model, responses):
-        write_json(folder / "outputs.json", dict(responses))
-
-    def read_outputs(self, folder, model):
-        path = folder / "outputs.json"
-        return check_outputs(self.questions, read_json(path).items(), path)
-
-    def judge(self, folder, model, settings):
-        outputs = self.read_outputs(folder, model)
-        chats = {
-            id: Chat("poems", id, [{"role": "user", "content": f"<R>{text}</R> JSON"}], json.loads)
-            for id, text in outputs.items()
-        }
-        answers = ask_judge(settings, chats, folder / "judge.jsonl", self.title)
-        write_json(folder / "scores.json", {id: value["score"] for id, value in answers.values.items()})
-        return answers.totals
-
-    def scores(self, folder, model):
-        rows = {id: Row(score) for id, score in read_json(folder / "scores.json").items()}
-        return BenchmarkScores("beauty", {"beauty": rows}, {"poems": len(rows)})
-
-
-def test_rooms_take_a_fifth_benchmark_with_a_class_and_one_line(settings, monkeypatch):
-    monkeypatch.setitem(ROOMS, "poems", Poems)
-    with served(Loopback().app) as url:
-        report = evaluate(settings(url, benchmarks=["writingbench", "poems"]))
-    found = report.results["mine"]["poems"].scores.metrics()["beauty"]
-    worth = [min(10, 1 + goodness(text_of(f"Write {text}"))) for text in ("a sonnet", "a limerick")]
-    assert (found.value, found.n) == (sum(worth) / 2, 2)
-    assert "Poems: beauty" in report.markdown()
-    assert re.search(r"\| paper: RankBuffer +\| 67.27 +\| - +\|", report.markdown())
 
 
 def test_rooms_are_named_like_their_folders():

@@ -85,19 +85,13 @@ def build(folder: Path, rows: int = ROWS) -> Path:
     write("alpaca_eval", "baseline", json.dumps(baseline))
     rng = random.Random(0)
     difficulties = [rng.gauss(0, 1) for _ in range(rows)]
+    heads = ("model", "index", "preference", "std_delta_len", "instruction_difficulty", "not_gamed_baseline")
     gamed = [
-        {
-            "model": model,
-            "index": i,
-            "preference": rng.random(),
-            "std_delta_len": rng.gauss(0, 1),
-            "instruction_difficulty": difficulty,
-            "not_gamed_baseline": False,
-        }
+        (model, i, rng.random(), rng.gauss(0, 1), difficulty, False)
         for model in ("concise", "verbose")
         for i, difficulty in enumerate(difficulties)
     ]
-    write("alpaca_eval", "gamed", pandas.DataFrame(gamed).to_csv(index=False))
+    write("alpaca_eval", "gamed", pandas.DataFrame(gamed, columns=heads).to_csv(index=False))
 
     categories = ["hard_prompt"] * (2 * rows // 3) + ["creative_writing"] * (rows // 3)
     questions = [
@@ -109,15 +103,8 @@ def build(folder: Path, rows: int = ROWS) -> Path:
     write("arena_hard", "judge_config", JUDGE_CONFIG)
     for author in AUTHORS:
         answers = [
-            {
-                "uid": question["uid"],
-                "model": author,
-                "messages": [
-                    {"role": "user", "content": question["prompt"]},
-                    {"role": "assistant", "content": {"answer": text_of(f"{author} {question['uid']}")}},
-                ],
-            }
-            for question in questions
+            {"uid": uid, "model": author, "messages": [{"content": {"answer": text_of(f"{author} {uid}")}}]}
+            for uid in (question["uid"] for question in questions)
         ]
         write("arena_hard", author, jsonl(answers))
 
@@ -148,16 +135,10 @@ def build(folder: Path, rows: int = ROWS) -> Path:
         write("wildbench", reference, pandas.DataFrame(outputs))
 
     bands = {band: band for band in ("1-2", "3-4", "5-6", "7-8", "9-10")}
+    checklist = [{"name": f"c{k}", "criteria_description": "d", **bands} for k in range(5)]
+    shared = {"domain2": "x", "lang": "en", "checklist": checklist}
     queries = [
-        {
-            "index": i + 1,
-            "domain1": "Law" if i % 2 else "Art",
-            "domain2": "x",
-            "lang": "en",
-            "query": f"Write {i}",
-            "checklist": [{"name": f"c{k}", "criteria_description": "d", **bands} for k in range(5)],
-        }
-        for i in range(rows)
+        {"index": i + 1, "domain1": "Law" if i % 2 else "Art", "query": f"Write {i}", **shared} for i in range(rows)
     ]
     write("writingbench", "questions", jsonl(queries))
     write("writingbench", "prompt", WRITING_PROMPT)
@@ -165,6 +146,21 @@ def build(folder: Path, rows: int = ROWS) -> Path:
     path = folder / "assets.yaml"
     path.write_text(yaml.safe_dump(manifest))
     return path
+
+
+def values_of(url: str, policy: str, out: Path) -> dict:
+    """Return the settings of an evaluation whose model and judge are behind `url`."""
+    return dict(
+        models=[f"mine={policy}"],
+        output_dir=str(out),
+        engine_url=f"{url}/v1",
+        engine_model="model",
+        judge_url=[f"{url}/v1"],
+        judge_model="judge",
+        judge_max_retries=0,
+        judge_prompt_price=1.0,
+        judge_completion_price=2.0,
+    )
 
 
 def texts_of(benchmark: Benchmark) -> dict[str, str]:
@@ -238,6 +234,15 @@ def logprobs(messages: list[dict]) -> dict:
     return {"content": [{**max(top, key=lambda each: each["logprob"]), "top_logprobs": top}]}
 
 
+def reply(body: dict, text: str, found: dict | None) -> web.Response:
+    """Return an answer in the form of an OpenAI server."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": found}
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+    kind = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"]}
+    return web.json_response(kind | {"choices": [choice], "usage": usage})
+
+
 class Loopback:
     """An application that serves the judge `judge` and the model `model`.
 
@@ -255,17 +260,11 @@ class Loopback:
         self.app.router.add_post("/v1/chat/completions", self.complete)
         self.app.router.add_post("/tokenize", self.tokenize)
         self.app.router.add_get("/v1/models", self.models)
-        self.app.router.add_get("/health", self.health)
-
-    async def health(self, request: web.Request) -> web.Response:
-        return web.Response()
+        self.app.router.add_get("/health", self.models)
 
     async def models(self, request: web.Request) -> web.Response:
-        names = ("judge", "model")
-        data = [
-            {"id": n, "object": "model", "created": 0, "owned_by": "t", "max_model_len": self.context} for n in names
-        ]
-        return web.json_response({"object": "list", "data": data})
+        kind = {"object": "model", "created": 0, "owned_by": "t", "max_model_len": self.context}
+        return web.json_response({"object": "list", "data": [{"id": name} | kind for name in ("judge", "model")]})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -286,16 +285,4 @@ class Loopback:
         text = self.answer(body, text)
         if isinstance(text, int):
             return web.json_response({"error": {"message": "no"}}, status=text)
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": found}
-        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
-        return web.json_response(
-            {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 0,
-                "model": body["model"],
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        return reply(body, text, found)
