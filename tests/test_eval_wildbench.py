@@ -3,7 +3,6 @@
 import json
 import random
 from collections import Counter
-from contextlib import suppress
 
 import pyarrow
 import pytest
@@ -164,7 +163,7 @@ def test_read_score_takes_a_number_from_1_to_10_as_the_tables_do():
         with pytest.raises(VerdictError, match="`score` must be a number from 1 to 10, not"):
             read_score('{"score": ' + score + "}")
     for answer in (
-        "", '{"score": 7, "why": "\\ud83d"}', "7", '{"score": "7"', '["score"]', '{"points": 7}',
+        "", "[" * 100_000, '{"score": 7, "why": "\\ud83d"}', "7", '{"score": "7"', '["score"]', '{"points": 7}',
         '```json\n{"score": 7}\n```',
     ):  # fmt: skip
         with pytest.raises(VerdictError, match=r"not valid JSON|one JSON object with `score`"):
@@ -177,13 +176,6 @@ def test_read_choice_takes_one_of_five():
     for choice in ("A", "B=A", "a+", ["A+"], 1):
         with pytest.raises(VerdictError, match=r"`choice` must be one of A\+\+, A\+, A=B, B\+, B\+\+, not"):
             read_choice(json.dumps({"choice": choice}))
-
-
-@given(st.text(max_size=40))
-def test_readers_break_at_no_text(answer):
-    for read in (read_score, read_choice):
-        with suppress(VerdictError):
-            assert isinstance(read(answer), dict)
 
 
 # All of it, over a real server

@@ -1,7 +1,6 @@
 """WritingBench: its reader, its arithmetic against slow oracles, and a judging over a real server."""
 
 import json
-from contextlib import suppress
 
 import pytest
 from helpers.evaluation_assets import Loopback, build, goodness, hostile_outputs, jsonl, run_judge
@@ -27,6 +26,7 @@ def test_read_verdict_takes_an_answer_with_or_without_a_fence():
 def test_read_verdict_refuses_any_other_answer():
     for answer, fault in (
         ("", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ('{"score": 7, "reason": "\\ud83d"}', "not valid JSON"),
         ('{"score": 7, "reason": "an "unescaped" quote"}', "not valid JSON"),
         ("__import__('os').getcwd()", "not valid JSON"),
@@ -41,12 +41,6 @@ def test_read_verdict_refuses_any_other_answer():
     ):
         with pytest.raises(VerdictError, match=fault):
             read_verdict(answer)
-
-
-@given(st.text(max_size=40))
-def test_read_verdict_breaks_at_no_text(answer):
-    with suppress(VerdictError):
-        read_verdict(answer)
 
 
 criteria = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 10), min_size=1)
