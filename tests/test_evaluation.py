@@ -40,7 +40,7 @@ from rankbuffer_trl.judge import JudgeError
 
 @pytest.fixture(scope="module")
 def done(assets, tiny_policy, tmp_path_factory):
-    """An evaluation on all benchmarks, with the requests that it took and what it printed."""
+    """An evaluation on all benchmarks, with the requests that it took."""
     server, out = Loopback(), tmp_path_factory.mktemp("done")
     with served(server.app) as url:
         config = EvaluationConfig(**values_of(url, tiny_policy, out), **assets, wildbench_reward=True)
@@ -65,9 +65,8 @@ def test_evaluate_gives_each_number_from_the_texts_alone(done):
     expected["arena_hard", "hard_prompt"] = 100 * sum(battles) / len(battles)
     ratings = [min(10, 1 + goodness(text)) for text in texts["wildbench"].values()]
     expected["wildbench", "WB-Score"] = sum((r - 5) * 20 for r in ratings) / ROWS
-    expected["writingbench", "Overall"] = (
-        10 * sum(min(10, 1 + goodness(t)) for t in texts["writingbench"].values()) / ROWS
-    )
+    ratings = [min(10, 1 + goodness(text)) for text in texts["writingbench"].values()]
+    expected["writingbench", "Overall"] = 10 * sum(ratings) / ROWS
     for (name, metric), value in expected.items():
         assert metrics[name][metric].value == pytest.approx(value, abs=1e-6), name
     assert metrics["alpaca_eval"]["length-controlled win rate"].n == ROWS
@@ -151,7 +150,6 @@ RESULTS = {  # the file of results, and what makes it wrong
         [
             (lambda rows: rows[1:], "1 of 12 rows have no verdict: s0"),
             (lambda rows: [*rows, rows[3]], "1 of 12 rows are judged several times: s3"),
-            (swapped("s11", "other"), "1 of 12 rows have no verdict: s11"),
             (lambda rows: [*rows, rows[0] | {"session_id": "other"}], "1 of 12 rows should not be there: other"),
             (swapped('"score": "', '"score": "1'), "a row that no judge could have given"),
         ],
@@ -289,7 +287,8 @@ def test_main_with_generate_only_needs_no_judge_and_leaves_the_rest(values, monk
         monkeypatch.setattr(sys, "argv", command)
         main()
     assert server.asked == {"model": ROWS, "judge": 5 * ROWS}
-    assert "| mine" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| mine" in printed and f"{ROWS} responses, 0 empty" in printed
 
 
 def test_paper_results_are_the_papers():
