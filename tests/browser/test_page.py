@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.reports import HOSTILE, Recorded, record, record_hostile
+from helpers.reports import HOSTILE, Recorded, placed, record, record_hostile
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -21,8 +21,7 @@ from selenium.webdriver.common.keys import Keys
 from rankbuffer_lab.report.report import write_report
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
-from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.rewards.method import GroupScore
+from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
@@ -323,20 +322,13 @@ def test_a_thousand_queries_load_at_once_and_are_searched(driver, tmp_path, caps
 
     store = BufferStore(tmp_path / "run" / LIVE_STORE)
     queries = [Query(f"query-{i}", [], (Rubric("Is good.", 1),), tuple(text() for _ in range(4))) for i in range(1000)]
-    for epoch in range(4):
-        for step in range(5):
-            scored = []
-            for query in queries[200 * step : 200 * step + 200]:
-                buffer = store.load(query.id) or initial_buffer(query.responses, 4)
-                rollouts = tuple(Rollout(i, text()) for i in range(8))
-                group = RolloutGroup(query, rollouts, 5 * epoch + step, epoch)
-                positions = {i: min(i, len(buffer)) for i in range(8)}
-                sigma = [[r for r in rollouts if positions[r.id] == p] for p in range(len(buffer) + 1)]
-                after = buffer.update(sigma, epoch, group.step).visited()
-                order = tuple((i,) for i in range(8))
-                rewards = tuple(-1 + 2 * i / 7 for i in range(8))
-                scored.append((group, GroupScore(rewards, order, positions, True, buffer, after)))
-            store.commit(5 * epoch + step, scored)
+    for step in range(20):
+        scored = []
+        for query in queries[200 * (step % 5) :][:200]:
+            buffer = store.load(query.id) or initial_buffer(query.responses, 4)
+            texts, positions = [text() for _ in range(8)], [min(i, len(buffer)) for i in range(8)]
+            scored.append(placed(query, buffer, texts, positions, step, step // 5))
+        store.commit(step, scored)
     store.close()
     page = write_report([tmp_path / "run"], tmp_path / "out")
     browser = Browser(driver)
