@@ -308,22 +308,9 @@ def assets(tmp_path_factory) -> dict:
 @pytest.fixture
 def values(assets, tmp_path, tiny_policy):
     """Make the settings of an evaluation whose model and judge are behind `url`, as a dict."""
+    from helpers.evaluation_assets import values_of
 
-    def make(url: str, **changes) -> dict:
-        run = dict(
-            models=[f"mine={tiny_policy}"],
-            output_dir=str(tmp_path / "out"),
-            engine_url=f"{url}/v1",
-            engine_model="model",
-            judge_url=[f"{url}/v1"],
-            judge_model="judge",
-            judge_max_retries=0,
-            judge_prompt_price=1.0,
-            judge_completion_price=2.0,
-        )
-        return run | assets | changes
-
-    return make
+    return lambda url, **changes: values_of(url, tiny_policy, tmp_path / "out") | assets | changes
 
 
 @pytest.fixture(name="settings")
