@@ -24,6 +24,7 @@ from hypothesis import settings
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
+from rankbuffer_trl.judge.probabilities import without_doubt
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
@@ -61,7 +62,8 @@ def run_program(path: Path, *arguments: object, timeout: float) -> str:
 class ScriptedClient:
     """A chat client whose answers a test decides: `answer(messages)` gives a text, or an exception to raise.
 
-    The messages that `answer` gets are those of the paper, without the marks of the guard.
+    The messages that `answer` gets are those of the paper, without the marks of the guard. A text has the
+    probabilities of a judge without a doubt. Others come from a pair of text and log probabilities.
     """
 
     name = "scripted judge"
@@ -77,7 +79,8 @@ class ScriptedClient:
         answer = self.answer([{**m, "content": unguarded(m["content"])} for m in messages])
         if isinstance(answer, Exception):
             raise answer
-        return answer, Usage(10, 4, 3)
+        text, logprobs = answer if isinstance(answer, tuple) else (answer, without_doubt(answer))
+        return text, Usage(10, 4, 3), False, logprobs
 
     async def close(self):
         pass

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from conftest import QUICKSTART
 from helpers.http_server import served
+from helpers.opinions import spelled
 from helpers.scripted import config, run
 
 from rankbuffer_trl.data.queries import QueryTable
@@ -58,8 +59,9 @@ def vllm_like(context: int, answer=None, **listed):
         yield address + "/v1", asked
 
 
-def saying(text: str, usage: dict | None = None):
-    return web.json_response({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage})
+def saying(text: str, usage: dict | None = None, **more):
+    choice = {"message": {"role": "assistant", "content": text}} | more
+    return web.json_response({"choices": [choice], "usage": usage})
 
 
 def check(args, queries) -> str:
@@ -138,6 +140,33 @@ def test_preflight_says_that_a_server_reports_no_usage_and_then_takes_no_budget(
 def test_duration_is_in_the_unit_that_people_use():
     seconds = {0: "0 s", 99: "99 s", 100: "2 min", 5999: "100 min", 6000: "1.7 h", 36_000: "10.0 h"}
     assert {each: duration(each) for each in seconds} == seconds
+
+
+# The probabilities of a method that reads them
+
+SURE = spelled('{"', "score", '": ', ("8", {"8": 0.75, "7": 0.25}), "}")
+OPEN = spelled('{"', "score", '": ', ("8", {"8": 0.6, "7": 0.2, "x": 0.2}), "}")
+
+
+def test_preflight_says_of_each_server_which_probabilities_it_reports(tmp_path, queries):
+    soft = {"method": "ratings_soft", "judge_concurrency": 2}
+    with (
+        vllm_like(4096, lambda: saying('{"score": 8}', logprobs=SURE)) as (masked, asked),
+        vllm_like(4096, lambda: saying('{"score": 8}', logprobs=OPEN)) as (raw, others),
+        vllm_like(4096, lambda: saying('{"score": 8}')) as (none, _),
+    ):
+        text = check(settings(tmp_path, [masked, raw], judge_decoding="json_schema", **soft), queries)
+        assert f"{masked} reports them after its grammar, 0.0% on no valid answer" in text
+        assert f"{raw} reports them before its grammar, 20.0% on no valid answer" in text
+        assert len(asked) + len(others) == 2 + 4 and min(len(asked), len(others)) > 0
+        assert {(each["logprobs"], each["top_logprobs"]) for each in asked + others} == {(True, 20)}
+        text = check(settings(tmp_path, raw, **soft), queries)
+        assert f"{raw} reports them, 20.0% on no valid answer" in text
+        with pytest.raises(JudgeError, match=r"nothing was started.* returns no logprobs") as error:
+            check(settings(tmp_path, [raw, none], **soft), queries)
+        assert none in str(error.value) and "instruction-tuned" not in str(error.value)
+        hard = check(settings(tmp_path, raw, method="pointwise", judge_concurrency=2), queries)
+        assert "probabilities" not in hard and "logprobs" not in others[-1]
 
 
 # The context

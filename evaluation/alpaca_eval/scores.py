@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from rankbuffer_trl.judge.probabilities import checked, read_tokens
 from rankbuffer_trl.judge.verdicts import VerdictError
 
 from ..metric import Row
@@ -34,22 +35,13 @@ def read_preference(logprobs: Any, switched: bool) -> float | None:
         is among the likeliest tokens.
 
     Raises:
-        [`VerdictError`]: if there are no log probabilities, or that of `m` or `M` is infinite or NaN.
+        [`VerdictError`]: if there are no log probabilities, or that of `m` or `M` is above 0 or NaN.
     """
-    try:
-        found = {each["token"]: float(each["logprob"]) for each in logprobs["content"][0]["top_logprobs"]}
-    except (LookupError, TypeError, ValueError):
-        raise VerdictError(
-            "the judge returns no logprobs, and AlpacaEval's verdict is nothing else. Use a server that gives"
-            " `top_logprobs` for chats, such as vLLM"
-        ) from None
-    known = {token: value for token, value in found.items() if token in ("m", "M") and value != -math.inf}
+    found = dict(read_tokens(logprobs)[0][1])
+    known = {token: checked(token, found[token]) for token in ("m", "M") if found.get(token, -math.inf) != -math.inf}
     if not known:
         return None
-    for token, value in known.items():
-        if not math.isfinite(value):
-            raise VerdictError(f"the judge's server gives the log probability {value} for {token!r}, which is none")
-    likeliest = max(known.values())  # keeps the exponentials below from overflowing
+    likeliest = max(known.values())  # keeps the sum below from being 0
     shares = {token: math.exp(value - likeliest) for token, value in known.items()}
     first = shares.get("m", 0.0) / sum(shares.values())
     return 1 + first if switched else 2 - first

@@ -5,6 +5,7 @@ from .chat import Chat
 from .errors import JudgeError, TransportError
 from .judge import Asked, ChatClient, Judge
 from .ledger import Call, Reply, Tally, Totals, Usage
+from .probabilities import Reading
 from .questions import (
     Question,
     batch_question,
@@ -40,6 +41,7 @@ __all__ = [
     "Judge",
     "JudgeError",
     "Question",
+    "Reading",
     "Reply",
     "RubricJudge",
     "Tally",

@@ -12,6 +12,7 @@ from ..groups import storable
 from .errors import JudgeError, TransportError, printable
 from .guard import defuse
 from .ledger import ANSWER_KEPT, Call, Reply, Tally, Usage
+from .probabilities import ProbabilityError
 from .verdicts import VerdictError
 
 logger = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class Judge:
                 except VerdictError as fault:
                     tally.malformed += 1
                     error = f"{fault}; {CUT_OFF}" if reply.cut_off else str(fault)
-                    if not question.afresh:
+                    if not question.afresh and not isinstance(fault, ProbabilityError):
                         messages = messages[:opening] + [
                             {"role": "assistant", "content": defuse(answer.strip()[:REPEATED]) or "(no answer)"},
                             {"role": "user", "content": REPEAT.format(error=defuse(str(fault)[:REPEATED]))},
@@ -222,8 +223,10 @@ class Judge:
             calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.server, c.error)
         )
 
-    async def first_question(self, question: Asked, timeout: float | None = None) -> Call:
-        """Ask one real question before anything is started. The call does not enter the ledger.
+    async def first_question(self, question: Asked, timeout: float | None = None) -> tuple[Any, Call]:
+        """Ask one real question before anything is started, and return its verdict and its call.
+
+        The call does not enter the ledger.
 
         Args:
             question (`Asked`):
@@ -237,7 +240,7 @@ class Judge:
         seconds = min(timeout or FIRST_QUESTION_SECONDS, FIRST_QUESTION_SECONDS)
         try:
             async with asyncio.timeout(seconds):
-                _, call = await self.asker().put(question)
+                verdict, call = await self.asker().put(question)
         except TimeoutError:
             raise JudgeError(
                 f"the judge ({self.client.name}) did not answer its first question within {seconds:g} s, so nothing"
@@ -247,7 +250,7 @@ class Judge:
             raise JudgeError(
                 f"the judge ({self.client.name}) failed its first question, so nothing was started. {explain(call)}"
             )
-        return call
+        return verdict, call
 
 
 @cache
@@ -262,6 +265,8 @@ def explain(call: Call) -> str:
     if call.outcome == "unreachable":
         return f"{cause} Is the server up, and do judge_url and judge_model name it?"
     cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
+    if "logprobs" in call.error:
+        return cause
     thinking = "<think>" in call.answer and "</think>" not in call.answer
     if CUT_OFF in call.error or thinking or not call.answer.strip():
         return (

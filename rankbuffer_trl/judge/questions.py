@@ -19,6 +19,7 @@ from typing import Any
 from ..groups import Query, Rollout, Rubric
 from .guard import defuse, show
 from .ledger import Reply
+from .probabilities import LISTED, alternatives, read_chances
 from .verdicts import (
     Verdict,
     constrain,
@@ -59,6 +60,9 @@ class Question:
         responses (`Mapping[str, Sequence[tuple[str, str]]]`):
             For each placeholder that stands for responses: (heading, response) pairs. An empty heading is left out.
             Responses are not to be trusted, so the guard can quote them.
+        soft (`bool`, *optional*, defaults to `False`):
+            Ask for log probabilities too. The answer is then a [`Reading`] instead of the verdict alone. Only a
+            verdict that is a choice of one value can be read so.
     """
 
     kind: str
@@ -67,7 +71,12 @@ class Question:
     template: str
     texts: Mapping[str, str]
     responses: Mapping[str, Sequence[tuple[str, str]]]
+    soft: bool = False
     afresh = False  # a repeat names the fault of the answer before it
+
+    def __post_init__(self):
+        if self.soft:
+            alternatives(self.verdict)  # raises for a verdict of lists
 
     def prompt(self, guard: bool = False) -> str:
         """Return the whole text for the judge.
@@ -90,15 +99,17 @@ class Question:
 
     def fields(self, decoding: str, free_tokens: int) -> dict[str, Any]:
         """Return the request fields that impose the verdict, see [`constrain`]."""
-        return constrain(self.verdict, decoding, free_tokens)
+        more = {"logprobs": True, "top_logprobs": LISTED} if self.soft else {}
+        return constrain(self.verdict, decoding, free_tokens) | more
 
     def read(self, answer: str) -> Any:
         """Return the verdict in `answer`, or raise [`VerdictError`]."""
         return self.verdict.parse(answer)
 
     def read_reply(self, reply: Reply) -> Any:
-        """Return the verdict in the text of a reply, or raise [`VerdictError`]."""
-        return self.read(reply.text)
+        """Return the verdict in the text of a reply, as a [`Reading`] if `soft`, or raise [`VerdictError`]."""
+        value = self.read(reply.text)
+        return read_chances(self.verdict, value, reply.logprobs) if self.soft else value
 
 
 def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anchor_content: bool = True) -> Question:
@@ -188,10 +199,10 @@ def batch_question(query: Query, anchors: Sequence[str], candidates: Sequence[st
     return Question("batch", query.id, placement_verdict(len(candidates), K), BATCH, texts, responses)
 
 
-def pointwise_question(query: Query, response: str, kind: str = "score") -> Question:
-    """Ask for a score of `response` alone. The verdict is an integer in 0..10."""
-    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
-    return Question(kind, query.id, score_verdict(), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
+def pointwise_question(query: Query, response: str, kind: str = "score", most: int = 10) -> Question:
+    """Ask for a score of `response` alone. The verdict is an integer in 0..most; the template prints 10."""
+    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics), "10": str(most)}
+    return Question(kind, query.id, score_verdict(most), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
 
 
 def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -> Question:

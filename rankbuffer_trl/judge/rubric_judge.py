@@ -24,6 +24,7 @@ from functools import lru_cache
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Reply, Tally, Usage
+from .probabilities import without_doubt
 
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 RUBRIC = re.compile(r"^\d+\.\[weight=(\d+)\] (.*)$", re.MULTILINE)
@@ -50,7 +51,8 @@ class RubricJudge:
         started = time.perf_counter()
         tally.server, tally.attempts = self.name, tally.attempts + 1
         try:
-            return Reply(*self.answer(messages))
+            text, usage = self.answer(messages)
+            return Reply(text, usage, logprobs=without_doubt(text))
         finally:
             tally.seconds += time.perf_counter() - started
 
@@ -93,7 +95,8 @@ def judge(prompt: str) -> str:
         return json.dumps({"order": sorted(scores, key=lambda i: (scores[i], i))})
     if '{"score":' in instruction:
         rubrics, response = split(body, "RESPONSE")
-        return json.dumps({"score": round(10 * score(unquoted(response), rubrics))})
+        [most] = re.findall(r"through (\d+)", instruction)
+        return json.dumps({"score": round(int(most) * score(unquoted(response), rubrics))})
     if '{"winner":' in instruction or '{"scores":' in instruction:
         rubrics, responses = split(body, "RESPONSES")
         of_group = re.search(r"\[<(\d+) integers", instruction)

@@ -14,6 +14,7 @@ from aiohttp import web
 from .errors import TransportError
 from .ledger import Usage
 from .openai_client import PING
+from .probabilities import without_doubt
 from .rubric_judge import RubricJudge
 
 
@@ -34,13 +35,15 @@ def make_app(judge: RubricJudge | None = None) -> web.Application:
             text, usage = ("pong", Usage(1, 0, 1)) if body["messages"] == PING else judge.answer(body["messages"])
         except (KeyError, StopIteration, TypeError, TransportError) as error:
             return _error(400, f"not a question for this judge: {error}")
+        message = {"role": "assistant", "content": text}
+        logprobs = without_doubt(text) if body.get("logprobs") else None
         return web.json_response(
             {
                 "id": "chatcmpl-rubric-judge",
                 "object": "chat.completion",
                 "created": int(time.time()),
                 "model": judge.model,
-                "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
+                "choices": [{"index": 0, "finish_reason": "stop", "message": message, "logprobs": logprobs}],
                 "usage": {
                     "prompt_tokens": usage.prompt,
                     "completion_tokens": usage.completion,

@@ -14,7 +14,6 @@ from itertools import combinations
 from typing import Any
 
 DECODINGS = ("regex", "json_schema", "none")
-SCORES = range(11)
 GRAMMAR_LIMIT = 10
 """Candidates up to which an order is imposed exactly. A grammar with one rule per set of candidates left takes
 xgrammar 0.02 s to compile for 8 and 0.15 s for 10 (150k tokens). Positions along the order add little to that. As a
@@ -121,10 +120,15 @@ def placement_verdict(n: int, K: int) -> Verdict:
     return Verdict({"order": list(slots), "positions": [K] * n}, constraint, properties, check)
 
 
-def score_verdict() -> Verdict:
-    """Expect `{"score": s}` with an integer `s` in 0..10."""
-    regex = rf'\{{"score": {either(SCORES)}\}}'
-    return Verdict({"score": max(SCORES)}, {"regex": regex}, {"score": one_of("integer", SCORES)}, check_score)
+def score_verdict(most: int = 10) -> Verdict:
+    """Expect `{"score": s}` with an integer `s` in 0..most."""
+    allowed = range(most + 1)
+
+    def check(score: Any) -> int:
+        return check_score(score, allowed)
+
+    regex = rf'\{{"score": {either(allowed)}\}}'
+    return Verdict({"score": most}, {"regex": regex}, {"score": one_of("integer", allowed)}, check)
 
 
 def scores_verdict(n: int = 2, most: int = 10) -> Verdict:
@@ -214,7 +218,7 @@ def check_order(order: Any, ids: Sequence[int]) -> list[int]:
     return order
 
 
-def check_score(score: Any, allowed: range = SCORES) -> int:
+def check_score(score: Any, allowed: range) -> int:
     """Return `score` if it is an integer in `allowed`, or raise [`VerdictError`]."""
     if type(score) is not int or score not in allowed:
         raise VerdictError(f"a score must be an integer from 0 through {max(allowed)}, not {shorten_json(score)}")

@@ -115,3 +115,20 @@ def win_rates(group: RolloutGroup, played: Iterable[Points | None], by_default: 
         taken = [points[rollout.id] for points in completed if rollout.id in points]
         rates[rollout.id] = fmean(taken + [1.0] * by_default) if taken else None
     return rates
+
+
+def reward_ranks(group: RolloutGroup, rates: Mapping[int, float | None]) -> dict[int, float | None]:
+    """Return the reward `2 (n - s) / (n - 1) - 1` of the rank `s` (1 is best) among `n` rates, `None` without a rate.
+
+    Equal rates share the first rank that they occupy. The only answered rollout of a group has the reward 0.
+    """
+    if len(group.answered) == 1:
+        return {group.answered[0].id: 0.0}
+    ranked = [rate for rate in rates.values() if rate is not None]
+    n = len(ranked)
+    rewards: dict[int, float | None] = dict.fromkeys(rates)
+    for i, rate in rates.items():
+        if rate is not None:
+            s = 1 + sum(other > rate for other in ranked)
+            rewards[i] = 2 * (n - s) / (n - 1) - 1
+    return rewards

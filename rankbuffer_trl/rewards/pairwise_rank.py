@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge
-from .matches import Match, PlaysMatches, all_pairs, play, win_rates
+from .matches import Match, PlaysMatches, all_pairs, play, reward_ranks, win_rates
 from .method import GroupScore, score_by_reward
 
 
@@ -33,17 +33,8 @@ class PairwiseRank(PlaysMatches):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        if len(group.answered) == 1:
-            return score_by_reward(group, {group.answered[0].id: 0.0})
         rates = win_rates(group, await play(self.matches(group), judge), by_default=len(group.empty))
-        ranked = [rate for rate in rates.values() if rate is not None]
-        n = len(ranked)
-        rewards: dict[int, float | None] = dict.fromkeys(rates)
-        for i, rate in rates.items():
-            if rate is not None:
-                s = 1 + sum(other > rate for other in ranked)
-                rewards[i] = 2 * (n - s) / (n - 1) - 1
-        return score_by_reward(group, rewards)
+        return score_by_reward(group, reward_ranks(group, rates))
 
     def matches(self, group: RolloutGroup) -> list[Match]:
         """Return a match for every pair of answered rollouts."""

@@ -5,6 +5,7 @@ open the prompt (`judge/prompts/pointwise.txt` is ours) and whether scores are i
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
@@ -25,10 +26,13 @@ class Pointwise:
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        scores = await judge.ask_all(self.first_questions(group))
-        judged = zip(group.answered, scores, strict=True)
-        rewards = {rollout.id: None if s is None else 2 * s / 10 - 1 for rollout, s in judged}
+        judged = zip(group.answered, await judge.ask_all(self.first_questions(group)), strict=True)
+        rewards = {rollout.id: None if verdict is None else self.reward(verdict) for rollout, verdict in judged}
         return score_by_reward(group, rewards)
+
+    def reward(self, verdict: Any) -> float:
+        """Return the reward of a verdict."""
+        return 2 * verdict / 10 - 1
 
     def most_shown(self, G: int) -> int:
         """See [`RewardMethod`]."""

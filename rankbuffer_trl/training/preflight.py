@@ -13,7 +13,7 @@ from itertools import islice
 
 from ..errors import SettingsError
 from ..groups import Query
-from ..judge import Call, Judge, JudgeError, Question, Totals
+from ..judge import Call, Judge, JudgeError, Question, Reading, Totals
 from ..judge.errors import printable
 from ..judge.guard import LONGEST
 from ..judge.judge import explain
@@ -22,6 +22,9 @@ from ..judge.reach import CHARACTERS_PER_TOKEN, check_server, context_for, longe
 from ..rewards.method import RewardMethod
 from .plan import RunPlan
 from .scorer import stand_in
+
+MASKED = 1e-4
+"""Probability on no valid answer, below which a server is taken to report probabilities after its grammar."""
 
 
 async def preflight(plan: RunPlan) -> list[str]:
@@ -49,13 +52,14 @@ async def preflight(plan: RunPlan) -> list[str]:
             context = min(filter(None, contexts), default=None)
             lines += await check_context(servers[0], context, judge.guard, plan)
         question = method.first_questions(stand_in(queries[queries.ids[0]], args.num_generations))[0]
-        first = await judge.first_question(question, args.judge_step_timeout)
+        firsts, found = await ask_first(judge, question, args.judge_step_timeout)
+        lines += found
         if args.preflight_only:
-            lines += shown_whole(question.chat(judge.guard), first)
+            lines += shown_whole(question.chat(judge.guard), firsts[0])
         sample, seconds = await ask_sample(judge, plan)
     finally:
         await judge.client.close()
-    totals, cost = Totals.of(sample), Totals.of([first, *sample])
+    totals, cost = Totals.of(sample), Totals.of([*firsts, *sample])
     cached = totals.cached_tokens / max(totals.prompt_tokens, 1)
     lines.append(
         f"sample: {len(sample)} judgments in {seconds:.1f} s, {totals.prompt_tokens / max(totals.calls, 1):,.0f}"
@@ -73,6 +77,25 @@ async def preflight(plan: RunPlan) -> list[str]:
             f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}"
         )
     return [*lines, *plan.cost(totals, seconds)]
+
+
+async def ask_first(judge: Judge, question: Question, timeout: float | None) -> tuple[list[Call], list[str]]:
+    """Ask the first question of all; each server for itself if its probabilities are read.
+
+    Returns the calls, and a line for each server whose probabilities were read.
+    """
+    clients = servers_of(judge) if question.soft else []
+    asked = [Judge(client, judge.max_attempts, judge.guard) for client in clients] or [judge]
+    answers = [await each.first_question(question, timeout) for each in asked]
+    readings = [reading for reading, _ in answers] if clients else []
+    lines = [probabilities(client, reading) for client, reading in zip(clients, readings, strict=True)]
+    return [call for _, call in answers], lines
+
+
+def probabilities(client: OpenAIClient, reading: Reading) -> str:
+    """Say whether a server reports probabilities before or after its grammar, by what is on no valid answer."""
+    when = "" if client.decoding == "none" else f" {'before' if reading.outside > MASKED else 'after'} its grammar"
+    return f"probabilities: {client.name} reports them{when}, {reading.outside:.1%} on no valid answer"
 
 
 def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:

@@ -40,7 +40,8 @@ def truth(prompt: str) -> str:
     if kind == "order":
         return json.dumps({kind: [int(name[1:]) for name in sorted(blocks, key=blocks.get)]})
     if kind == "score":
-        return json.dumps({kind: RUBRICS[first_rubric(prompt)](quality(SHOWN.findall(body)[-1]))})
+        most = int(re.search(r"through (\d+)", instruction)[1])
+        return json.dumps({kind: min(most, RUBRICS[first_rubric(prompt)](quality(SHOWN.findall(body)[-1])))})
     if kind == "scores":
         return json.dumps({kind: [min(quality, 10) for quality in blocks.values()]})
     if kind == "winner":

@@ -1,0 +1,276 @@
+"""The probabilities behind a verdict: each token of an answer counts for the alternatives that it leaves."""
+
+import json
+import math
+import random
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from conftest import ask, scripted_judge
+from helpers.opinions import opinion, place, spelled
+from helpers.quality import QUERY, fails, make, play
+from helpers.truth import SHOWN
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rankbuffer_trl.judge import duel_question, pairwise_question, pointwise_question, ranking_question
+from rankbuffer_trl.judge.probabilities import LEAST, ProbabilityError, read_chances
+from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict, winner_verdict
+from rankbuffer_trl.rewards.pairs_soft import PairsSoft
+from rankbuffer_trl.rewards.pointwise import Pointwise
+from rankbuffer_trl.rewards.ratings_soft import RatingsSoft
+
+DIGITS = score_verdict(9)
+NUMBERS = score_verdict(10)
+LETTERS = winner_verdict(("A", "B", "tie"))
+A_OR_B = winner_verdict(("A", "B"))
+
+
+# Reading, against all that a judge could have said
+
+TOKENS = (" ", "0", "1", "2", "10", "12", "1}", "0}", "}", "0 ", ".5", "x", "")
+ENDS = ("}", " }", ",", "\n}")
+
+
+def next_tokens(seed: int, said: str) -> dict[str, float]:
+    """The tokens that may follow, and their probabilities."""
+    drawn = random.Random(f"{seed} {said}")
+    weights = {token: drawn.random() ** 3 for token in drawn.sample(TOKENS, 5)}
+    return {token: weight / sum(weights.values()) for token, weight in weights.items()}
+
+
+def meant(said: str, K: int) -> list[int]:
+    """The positions that an answer can have which goes on after `said`, among all answers there are."""
+    answers = [(p, blank + str(p) + end) for p in range(K + 1) for blank in ("", " ", "  ") for end in ENDS]
+    return sorted({p for p, answer in answers if answer.startswith(said) or said.startswith(answer)})
+
+
+def masses(seed: int, said: str, K: int, depth: int = 5) -> tuple[dict[int, float], float]:
+    """The probability with which each position is decided, and that of no position; the slow way, over all answers."""
+    found, nothing = dict.fromkeys(range(K + 1), 0.0), 0.0
+    for token, chance in next_tokens(seed, said).items():
+        left = meant(said + token, K) if token else []
+        if len(left) > 1 and depth:
+            further, lost = masses(seed, said + token, K, depth - 1)
+            nothing += chance * lost
+            for p in further:
+                found[p] += chance * further[p]
+        elif len(left) == 1:
+            found[left[0]] += chance
+        elif not left:
+            nothing += chance
+    return found, nothing
+
+
+@given(st.integers(0, 100_000), st.sampled_from([1, 2, 10, 12]))
+@example(0, 10)
+def test_read_chances_are_those_of_all_answers_up_to_what_is_shared(seed, K):
+    said, places = "", []
+    while len(meant(said, K)) > 1 and len(places) < 6:
+        chances = next_tokens(seed, said)
+        token = max((t for t in chances if t and meant(said + t, K)), key=chances.get, default=None)
+        if token is None:
+            return
+        places.append((token, chances))
+        said += token
+    if len(meant(said, K)) > 1:
+        return
+    value = meant(said, K)[0]
+    reading = read_chances(position_verdict(K), value, spelled('{"', "position", '":', *places, "}"))
+    known = 1 - reading.outside - reading.shared
+    assert reading.value == value and sum(reading.chances.values()) == pytest.approx(1)
+    true, nothing = masses(seed, "", K)
+    for p, mass in true.items():
+        assert reading.chances[p] * known <= mass + 1e-9, p
+        assert mass <= reading.chances[p] * known + reading.shared + 1e-9, p
+    assert reading.outside <= nothing + 1e-9
+    if reading.shared < 1e-12:
+        assert reading.outside == pytest.approx(nothing, abs=1e-9)
+
+
+def test_read_chances_finds_the_value_however_the_answer_is_cut_into_tokens():
+    sure = {"A": 0.6, "B": 0.3, "C": 0.1}
+    for name, logprobs in {
+        "letter": spelled('{"', "winner", '": "', ("A", sure), '"}'),
+        "quote and letter": spelled('{"', "winner", '":', " ", ('"A', {f'"{a}': p for a, p in sure.items()}), '"}'),
+        "letter and end": spelled('{"winner', '": "', ('A"}', {f'{a}"}}': p for a, p in sure.items()})),
+        "all after the colon": spelled('{"winner"', (': "A"', {f': "{a}"': p for a, p in sure.items()}), "}"),
+        "one token": spelled(("x", sure), ('{"winner": "A"}', {f'{{"winner": "{a}"}}': p for a, p in sure.items()})),
+        "after prose": spelled("<think>", '"winner": "B"', "</think>", '{"winner": "', ("A", sure), '"}', "\n```"),
+        "blanks": spelled('{"winner"', " :", "\n", ' "', ("A", sure), '"', "\n}", "<|im_end|>"),
+        "an end without text": spelled('{"winner": "', "", ("A", sure), '"}', ""),
+    }.items():
+        reading = read_chances(A_OR_B, "A", logprobs)
+        assert reading.chances == pytest.approx({"A": 2 / 3, "B": 1 / 3}), name
+        assert (reading.outside, reading.shared) == pytest.approx((0.1, 0)), name
+
+
+def test_read_chances_of_numbers_that_share_a_token():
+    first, second = {"1": 0.5, "8": 0.3, "9": 0.2}, {"0": 0.8, "}": 0.1, ".": 0.1}
+    ten = read_chances(NUMBERS, 10, spelled('{"score": ', ("1", first), ("0", second), "}"))
+    expected = dict.fromkeys(range(11), 0.0) | {10: 0.4, 1: 0.05, 8: 0.3, 9: 0.2}
+    assert ten.chances == pytest.approx({n: chance / 0.95 for n, chance in expected.items()})
+    assert (ten.outside, ten.shared) == pytest.approx((0.05, 0))
+    eight = read_chances(NUMBERS, 8, spelled('{"score": ', ("8", first), "}"))
+    assert eight.chances == pytest.approx(dict.fromkeys(range(11), 0.0) | {8: 0.6, 9: 0.4})
+    assert (eight.outside, eight.shared) == pytest.approx((0, 0.5))
+    assert eight.mean == pytest.approx(8.4)
+    assert read_chances(DIGITS, 8, spelled('{"score": ', ("8", first), "}")).mean == pytest.approx(0.5 + 2.4 + 1.8)
+
+
+def test_read_chances_counts_the_word_and_what_is_not_listed():
+    places = place("A", {"B": 0.3, "tie": 0.1}) | {"logprob": math.log(0.4)}  # a grammar chose a token far down
+    reading = read_chances(LETTERS, "A", {"content": [*spelled('{"winner": "')["content"], places]})
+    assert reading.chances == pytest.approx({"A": 0.5, "B": 0.375, "tie": 0.125})
+    assert reading.outside == pytest.approx(0.2)
+    assert reading.log_odds("A", "B") == pytest.approx(math.log(4 / 3)) == -reading.log_odds("B", "A")
+    sure = read_chances(A_OR_B, "A", spelled('{"winner": "', "A", '"}'))
+    assert sure.log_odds("A", "B") == pytest.approx(-math.log(LEAST)) and sure.outside == 0
+    masked = place("A", {"A": 0.5, "B": 0.5})
+    masked["top_logprobs"] += [{"token": "C", "logprob": -math.inf}, {"token": "D", "logprob": -9999.0}]
+    reading = read_chances(A_OR_B, "A", {"content": [*spelled('{"winner": "')["content"], masked]})
+    assert reading.chances == {"A": 0.5, "B": 0.5} and reading.outside == pytest.approx(0)
+
+
+def test_read_chances_refuses_what_is_no_probability_of_this_answer():
+    def at_the_letter(**changes):
+        return {"content": [*spelled('{"winner": "')["content"], place("A", {"A": 0.6, "B": 0.4}) | changes]}
+
+    def listing(*values: object) -> dict:
+        return at_the_letter(top_logprobs=[{"token": t, "logprob": v} for t, v in zip("ABC", values, strict=False)])
+
+    none, spell = "returns no logprobs", "do not spell its answer"
+    for logprobs, fault in (
+        (None, none),
+        ({}, none),
+        ([1], none),
+        ("text", none),
+        ({"content": None}, none),
+        ({"content": []}, none),
+        ({"content": [{}]}, none),
+        (at_the_letter(top_logprobs=None), none),
+        (listing(None), none),
+        (listing("much"), none),
+        (listing(10**400), none),
+        (listing(math.nan, -1.0), "log probability nan for 'A'"),
+        (listing(-1.0, math.nan), "log probability nan for 'B'"),
+        (listing(math.inf), "log probability inf for 'A'"),
+        (listing(0.1), "log probability 0.1 for 'A'"),
+        (listing(-0.1, -0.1), "at the token 'A' add up to 1.81"),
+        (listing(-math.inf, -9999.0, -1.0), "no probability to any valid answer"),
+        (spelled('{"winner": "', "B", '"}'), spell),
+        (spelled('{"winner": "'), spell),
+        (spelled("token_id:5", "token_id:6"), spell),
+        (spelled('{"score": ', "8"), spell),
+    ):
+        with pytest.raises(ProbabilityError, match=fault):
+            read_chances(A_OR_B, "A", logprobs)
+    assert read_chances(A_OR_B, "A", listing(-math.log(2) + 4e-4, -math.log(2) + 4e-4)).outside == 0, "rounded"
+
+
+def test_questions_without_one_choice_have_no_probabilities():
+    rollouts = make([1, 2]).rollouts
+    for hard in (ranking_question(QUERY, rollouts), duel_question(QUERY, "1.a", "2.b")):
+        with pytest.raises(ValueError, match="a verdict of lists has no alternatives"):
+            replace(hard, soft=True)
+
+
+@pytest.mark.parametrize("decoding", ["regex", "json_schema", "none"])
+def test_soft_questions_ask_for_logprobs_and_others_do_not(decoding):
+    hard = pairwise_question(QUERY, "3.a", "4.b")
+    fields = hard.fields(decoding, 9)
+    assert not {"logprobs", "top_logprobs"} & set(fields)
+    assert replace(hard, soft=True).fields(decoding, 9) == fields | {"logprobs": True, "top_logprobs": 20}
+    assert replace(hard, soft=True).chat() == hard.chat()
+    assert pointwise_question(QUERY, "3.a", most=9).prompt() == pointwise_question(QUERY, "3.a").prompt().replace(
+        "10", "9"
+    )
+
+
+# Replies of a real judge
+
+
+def test_read_chances_of_recorded_replies():
+    """Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) over llama.cpp, which reports probabilities before its grammar.
+
+    The lists of tokens are whole around the value alone. `bytes` and `id` are left out.
+    """
+    verdicts = {"score": NUMBERS, "winner": LETTERS, "position": position_verdict(2)}
+    with open("tests/recorded/llama_cpp.json") as file:
+        rows = json.load(file)
+    seen = []
+    for row in rows:
+        [(key, value)] = json.loads(row["content"]).items()
+        reading = read_chances(verdicts[key], value, row["logprobs"])
+        seen.append((key, reading.value, max(reading.chances, key=reading.chances.get)))
+        assert sum(reading.chances.values()) == pytest.approx(1) and 0 < reading.outside < 0.05, row["decoding"]
+        at = {  # a thousandth is on tokens such as a digit without a blank before it
+            t["token"]: {x["token"]: math.exp(x["logprob"]) for x in t["top_logprobs"]}
+            for t in row["logprobs"]["content"]
+        }
+        if key == "score":
+            ratio = at["1"]["1"] * at["0"]["0"] / at["1"]["8"]
+            assert reading.chances[10] / reading.chances[8] == pytest.approx(ratio, rel=0.01)
+            assert reading.shared < 1e-3
+        if key == "position":
+            assert reading.chances[1] / reading.chances[2] == pytest.approx(at["2"]["1"] / at["2"]["2"], rel=0.01)
+            assert reading.outside == pytest.approx(at["2"]["3"] + at["2"]["4"], abs=1e-3)
+    assert seen == [("score", 10, 10), ("score", 10, 8), ("winner", "A", "A"), ("position", 2, 2)]
+
+
+# What a judge does when probabilities are lost
+
+
+def test_a_judge_asks_the_same_again_when_probabilities_are_lost():
+    question = replace(pairwise_question(QUERY, "3.a", "4.b", tie=False), soft=True)
+    good = '{"winner": "A"}'
+    answers = iter([(good, None), ("Hello!", None), (good, None), good])
+    judge = scripted_judge(lambda messages: next(answers), max_attempts=4)
+    reading, call = ask(judge, question)
+    assert reading.value == "A" and (call.attempts, call.malformed) == (4, 3)
+    assert [len(messages) for messages in judge.client.seen] == [1, 1, 3, 3], "only a malformed answer is named"
+    reading, call = ask(scripted_judge(lambda messages: (good, None)), question)
+    assert reading is None and call.outcome == "malformed" and "returns no logprobs" in call.error
+
+
+# The methods: what the word ties, the probabilities order
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=6, unique=True), st.sampled_from([-3.0, 0.5, 3.0]))
+def test_soft_methods_order_right_where_the_word_ties(qualities, bias):
+    def answer(prompt):
+        return opinion(prompt, bias if '"winner"' in prompt else 9.0)
+
+    group = make(qualities)
+    rank = {q: place for place, q in enumerate(sorted(qualities))}
+    expected = [2 * rank[q] / (len(qualities) - 1) - 1 for q in qualities]
+    assert play(PairsSoft(), group, answer).rewards == pytest.approx(expected)
+    rewards = play(RatingsSoft(), group, answer).rewards
+    assert sorted(rank, key=dict(zip(qualities, rewards, strict=True)).get) == sorted(rank)
+    assert len(set(play(Pointwise(), group, lambda prompt: answer(prompt)[0]).rewards)) == 1, "the word says 8 to all"
+    assert len({answer(prompt)[0] for prompt in play(PairsSoft(), group, answer).prompts}) == 1, "one place wins all"
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 999), st.sampled_from([0.2, 0.6]))
+def test_pairs_soft_counts_a_pair_whose_two_judgments_succeed(qualities, seed, share):
+    group, case = make(qualities), (seed, share)
+
+    def answer(prompt):
+        return (opinion(prompt, 1.0)[0], None) if fails(case, *SHOWN.findall(prompt)) else opinion(prompt, 1.0)
+
+    leads = {rollout.id: [] for rollout in group.answered}
+    for a, b in combinations(group.answered, 2):
+        if not fails(case, a.text, b.text) and not fails(case, b.text, a.text):
+            leads[a.id].append(qualities[a.id] - qualities[b.id])
+            leads[b.id].append(qualities[b.id] - qualities[a.id])
+    means = {i: sum(lead) / len(lead) for i, lead in leads.items() if lead}
+    rewards = play(PairsSoft(), group, answer).rewards
+    for i in leads:
+        if len(leads) == 1:
+            assert rewards[i] == 0
+        elif i not in means:
+            assert rewards[i] is None
+        else:
+            above = sum(other > means[i] + 1e-9 for other in means.values())
+            assert rewards[i] == pytest.approx(1 - 2 * above / (len(means) - 1))
