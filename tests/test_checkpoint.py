@@ -105,20 +105,23 @@ def fifo(file, listed=True):
 
 
 EDITS = {
-    "a list": (manifest(lambda run: [run]), r"run\.json is damaged: it is not a JSON object"),
+    "a list": (manifest(lambda run: [run]), r"run\.json is damaged: it must be an object"),
     "null": (manifest(lambda run: None), r"run\.json is damaged"),
     "deep": (lambda path: (path / FOLDER / RUN).write_text("[" * 100_000), r"run\.json is .*not JSON"),
     "bytes": (lambda path: (path / FOLDER / RUN).write_bytes(b"\xff\xfe{"), r"run\.json is .*not JSON"),
     "an older version's": (without("format"), r"was written by another version of this program \('0\.1\.0'\)"),
-    "no step": (without("step"), "'step' is not a JSON int"),
+    "no step": (without("step"), "it has no 'step'"),
     "a step below 0": (manifest(lambda run: run | {"step": -4}), "'step' is below 0 or above all steps"),
-    "a step above all": (manifest(lambda run: run | {"step": 10**30}), "'step' is below 0 or above all steps"),
-    "no processes": (without("processes"), "'processes' is not a JSON int"),
-    "processes in words": (manifest(lambda run: run | {"processes": "1"}), "'processes' is not a JSON int"),
-    "truth for a number": (manifest(lambda run: run | {"step": True}), "'step' is not a JSON int"),
-    "no settings": (without("config"), "'config' is not a JSON dict"),
-    "a list of files": (manifest(lambda run: run | {"files": list(run["files"])}), "'files' is not a JSON dict"),
-    "odd marks": (manifest(lambda run: run | {"files": dict.fromkeys(run["files"])}), "is cut short or not the file"),
+    "a step above all": (manifest(lambda run: run | {"step": 10**18}), "'step' is below 0 or above all steps"),
+    "no processes": (without("processes"), "it has no 'processes'"),
+    "processes in words": (manifest(lambda run: run | {"processes": "1"}), "processes must be an integer, got '1'"),
+    "truth for a number": (manifest(lambda run: run | {"step": True}), "step must be an integer, got True"),
+    "no settings": (without("config"), "it has no 'config'"),
+    "a list of files": (
+        manifest(lambda run: run | {"files": list(run["files"])}),
+        "files must be an object, got a list",
+    ),
+    "odd marks": (manifest(lambda run: run | {"files": dict.fromkeys(run["files"])}), r"files\[.*\] must be a list"),
     "a file elsewhere": (
         manifest(lambda run: run | {"files": {**run["files"], "../whole": [0, ""]}}),
         r"\.\./whole is missing",

@@ -113,7 +113,7 @@ PROGRAMS = {
             "{run} --step 99": "step 99 is not in every run",
             "{run} --scores {other}": "scores names a run 'other'",
             "{run} --scores {list}": 'list.json must hold a JSON object such as {"run": 7.5}',
-            "{run} --scores missing.json": "No such file",
+            "{run} --scores missing.json": "missing.json is missing",
             "{run} --dataset_name none.jsonl": "does not exist",
             "{run} --judge_prompt_price -1": "judge_prompt_price",
         },
