@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typedd
 from .settings import expected, fits
 
 T = TypeVar("T")
-BITS = 63  # of an integer, as in SQLite
+MOST = 2**63 - 1  # the largest integer, as in SQLite
 
 
 def parse_json(text: str | bytes, finite: bool = True, at: str = "it") -> Any:
@@ -90,9 +90,9 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
     decode({"a": [1, "2"]}, dict[str, list[int]])  # ValueError: a[1] must be an integer, got '2'
     ```
     """
-    if type(value) is kind and kind in (str, bool):  # most values, without a look at what else there is
-        return value
-    origin, arguments = get_origin(kind), get_args(kind)
+    if type(value) is kind and (kind is str or (kind is int and -MOST <= value <= MOST)):
+        return value  # most values, and a store has many
+    origin, arguments = parts_of(kind)
     if origin is list:
         items = checked(value, list, at)
         return [decode(item, arguments[0], f"{at}[{i}]") for i, item in enumerate(items)]
@@ -106,7 +106,7 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
         return decode_fields(value, kind, at)
     if not fits(value, kind):
         raise ValueError(f"{at or 'it'} must be {expected(kind)}, got {shown(value)}")
-    if type(value) is int and value.bit_length() > BITS:
+    if type(value) is int and not -MOST <= value <= MOST:
         raise ValueError(f"{at or 'it'} must be a number of 64 bits, got {shown(value)}")
     return value
 
@@ -129,6 +129,12 @@ def decode_fields(value: Any, kind: Any, at: str) -> Any:
         return value | found if is_typeddict(kind) else kind(**found)
     except ValueError as error:  # the class refuses what its fields are together
         raise ValueError(f"{at}: {error}".removeprefix(": ")) from None
+
+
+@cache
+def parts_of(kind: Any) -> tuple[Any, tuple]:
+    """Return the class of a generic type, and its arguments."""
+    return get_origin(kind), get_args(kind)
 
 
 @cache

@@ -8,13 +8,19 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.damage import damaged
 from helpers.sampled import copy_checkpoints, interrupt_at, train
 from helpers.scripted import config
 from huggingface_hub._local_folder import get_local_download_paths
 
+from rankbuffer_lab.rejudge.command import RejudgeConfig
+from rankbuffer_lab.report import tables
+from rankbuffer_lab.report.report import facts_of
+from rankbuffer_lab.report.runs import log_and_manifest, open_runs
+from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE
-from rankbuffer_trl.store.places import FOLDER, RUN, STATE, checkpoints, read_store
+from rankbuffer_trl.store.places import FOLDER, RUN, STATE, Config, checkpoints, read_store
 from rankbuffer_trl.training.checkpoint import (
     check_resumable,
     check_trusted,
@@ -161,6 +167,37 @@ def test_why_torn_names_what_is_wrong_and_the_checkpoint_is_skipped(tmp_path, wh
     shutil.rmtree(tmp_path / "checkpoint-3")
     with pytest.raises(StoreError, match=r"no whole checkpoint in .* to resume from"):
         newest_checkpoint(tmp_path)
+
+
+def test_a_damaged_manifest_or_log_ends_in_one_line_of_each_reader(tmp_path, whole):
+    """Or it is read on, where the damage is a value that could have been there."""
+    checkpoint = copy_checkpoints(whole, tmp_path, 4)
+    config = RejudgeConfig(run_dir=str(checkpoint), dataset_name="data.jsonl")
+    keys = {*Config.__annotations__, "k0", "step"}
+
+    def report() -> None:
+        log, manifest = log_and_manifest(checkpoint)
+        tables.log_table(log), config.reward_method(manifest), json.dumps([log, manifest], allow_nan=False)
+
+    for name in (f"{FOLDER}/{RUN}", STATE):
+        text = (checkpoint / name).read_text()
+        said = {}
+        for case, changed in damaged(text, lambda place: len(place) == 1 or place[-1] in keys):
+            (checkpoint / name).write_text(changed)
+            torn = why_torn(checkpoint)
+            try:
+                report()
+            except RankBufferError as error:
+                said[case] = str(error)
+            except Exception as error:
+                raise AssertionError(f"{name} {case}: {error!r}") from error
+            assert "\n" not in f"{said.get(case)}{torn}", f"{name} {case}"
+            assert name.startswith(FOLDER) or torn, "the manifest lists the file"
+        assert all(f"{Path(name).name} " in line or "method" in line for line in said.values()), said
+        assert {"cut at 1", "deep", "digits", "number", "list"} <= said.keys() and len(said) > 30
+        (checkpoint / name).write_text(text)
+    with open_runs([checkpoint]) as (run,):
+        assert facts_of(run, 12)["method"].startswith("rankbuffer (k0 4, ") and len(run.log) == 4
 
 
 def test_checkpoints_leaves_out_folders_with_odd_names(tmp_path, whole):

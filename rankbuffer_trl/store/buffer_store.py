@@ -55,13 +55,15 @@ class BufferStore:
         read_only (`bool`, *optional*, defaults to `False`):
             Open an existing file for reports, also one that a killed run left in the middle of a commit. Any number of
             processes may read; one may write.
+        copy_of (`Path`, *optional*):
+            The file that messages name, if this one is a private copy of it.
 
     Raises:
         [`StoreError`]: if the file cannot be opened, was written by another version of this program, or is in use by
             another process that writes.
     """
 
-    def __init__(self, path: str | Path, read_only: bool = False):
+    def __init__(self, path: str | Path, read_only: bool = False, copy_of: Path | None = None):
         self.path = Path(path)
         with self._errors("open"):
             self._spending = Spending(self.path)
@@ -76,6 +78,7 @@ class BufferStore:
             except BaseException:
                 self._unlock()
                 raise
+        self.path = copy_of or self.path
 
     def load(self, query_id: str) -> AnchorBuffer | None:
         """Return the newest buffer of a query, `None` if it has none yet.

@@ -174,7 +174,7 @@ def answers_by_step(store: Readable) -> dict[int, int]:
 def totals(store: Readable, phase: str = "train") -> Totals:
     """Return the sums of the judge's ledger over a phase, `train` or `eval`."""
     ((sums),) = _select(store, _sums(), "calls", "1", {"phase": phase})
-    return Totals(*sums)
+    return _totals(store, sums)
 
 
 def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) -> dict[Any, Totals]:
@@ -192,7 +192,7 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
     """
     table = "calls JOIN groups USING (query_id, step)" if column == "epoch" else "calls"
     rows = _select(store, f"{column}, {_sums()}", table, column, {"phase": phase, **equal}, group=f"GROUP BY {column}")
-    return {value: Totals(*sums) for value, *sums in rows}
+    return {value: _totals(store, sums) for value, *sums in rows}
 
 
 def has_calls(store: Readable, kind: str) -> bool:
@@ -206,7 +206,7 @@ def totals_by_visit(store: Readable) -> dict[tuple[str, int], Totals]:
     rows = _select(
         store, f"query_id, step, {_sums()}", "calls", "1", {"phase": "train"}, group="GROUP BY query_id, step"
     )
-    return {(query_id, step): Totals(*sums) for query_id, step, *sums in rows}
+    return {(query_id, step): _totals(store, sums) for query_id, step, *sums in rows}
 
 
 def initial_number(id: str) -> int:
@@ -244,11 +244,17 @@ def damage(store: Path, table: str, row: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        place = ", ".join(f"{name} {shown(row[name])}" for name in ("query_id", "step", "id") if name in row)
+        names = [name for name in ("query_id", "step", "id") if name in row]
+        place = "".join(f", {name} {shown(row[name])}" for name in names)
         raise StoreError(
-            f"{store}, table {table.split()[0]}, {place}: {error}. Another program has changed the store, or the disk"
+            f"{store}, table {table.split()[0]}{place}: {error}. Another program has changed the store, or the disk"
             " has: use another checkpoint of the run"
         ) from None
+
+
+def _totals(store: Readable, sums: Sequence) -> Totals:
+    with damage(store.path, "calls", {}):
+        return decode(list(sums), Totals)
 
 
 def _sums() -> str:

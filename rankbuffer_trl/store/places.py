@@ -70,7 +70,7 @@ def copy_live(live: Path, target: Path) -> BufferStore:
             reader.backup(copy, pages=4096)  # in parts, between which the run can write
     except sqlite3.Error as error:
         raise StoreError(f"cannot read the buffer store {live}: {error}") from error
-    return BufferStore(target, read_only=True)
+    return BufferStore(target, read_only=True, copy_of=live)
 
 
 class Config(TypedDict, total=False):
