@@ -241,7 +241,7 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
     scores: dict[int, list[float]] = {}
     for query_id in numbers.query_ids(run.store):
         for response in numbers.responses(run.store, query_id):
-            if not response.initial:
+            if not response.initial and response.step in epoch_of:  # a foreign store may lack it
                 scores.setdefault(epoch_of[response.step], []).append(quality(query_id, response.text))
     first, last = min(scores), max(scores)
     label = f"mean {MEASURE} (0 to 100) of the responses, from epoch {first} to epoch {last}"

@@ -99,6 +99,8 @@ class GroupRow:
             raise ValueError("positions and order must name rollouts, which the rewards count")
         if any(not 0 <= position <= self.k for position in self.positions.values()):
             raise ValueError(f"each of positions must be from 0 to k={self.k}")
+        if any(abs(reward) > 1e100 for reward in self.rewards if reward):
+            raise ValueError("rewards must be numbers that can be added up")
 
 
 @dataclass(frozen=True)

@@ -83,10 +83,9 @@ class Config(TypedDict, total=False):
 
 
 class Manifest(TypedDict, total=False):
-    """What `run.json` tells of a run. The keys that are not required are missing in the oldest files."""
+    """What the program reads of `run.json`. The keys that are not required are for people alone."""
 
     format: Required[int]
-    rankbuffer_trl: str
     step: Required[int]
     processes: Required[int]
     config: Required[Config]
@@ -94,12 +93,10 @@ class Manifest(TypedDict, total=False):
     store_sha256: Required[str]
     policy: str | None
     data: str | None
-    data_sha256: str
     method: str
     method_args: dict[str, Any]
     judge: str
     judge_guard: bool
-    num_generations: int
 
 
 class LogEntry(TypedDict):

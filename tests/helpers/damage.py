@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 MISSING = object()
-BAD = (MISSING, 5.5, "x", True, None, [], {"x": {}}, -(10**30), float("nan"))
+BAD = (MISSING, 5.5, 1e300, "x", True, None, [], {"x": {}}, -(10**30), float("nan"))
 
 
 def changed(value: Any, place: Sequence, bad: Any) -> Any:
