@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import pytest
 from conftest import group, numbers, scripted_judge
+from helpers.damage import damaged
 from helpers.http_server import served
 from helpers.reports import answer, record
 from helpers.scripted import run as train
@@ -37,10 +38,11 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, Totals, TransportError, Usage
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rewards.method import GroupScore, load_method
-from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store import numbers as ledger
 from rankbuffer_trl.store.gains import Z, duel_of, visits
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
+from rankbuffer_trl.training.card import duel_line
 from rankbuffer_trl.training.scorer import GroupScorer
 
 METHODS = [
@@ -448,6 +450,16 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
         assert label == f"of 10 duels won by epoch 2 against epoch 0; judge: {NUMBERS[1]}" and value.startswith(share)
         (run / REPORT / DUEL).write_text(json.dumps(found | {"run": "another"}))
         assert duel_of(run, opened.store) is None
+        refused = set()
+        for case, text in damaged(json.dumps(found)):
+            (run / REPORT / DUEL).write_text(text)
+            try:
+                duel_line(duel_of(run, opened.store))
+            except StoreError as error:
+                refused.add(case)
+                message = r"\S+_report: duel\.json is .*: delete that file, or ask for the duels again"
+                assert re.fullmatch(message, str(error)), f"{case}: {error}"
+        assert {"cut at 1", "deep", "number", "('epochs', 0): 'x'", "('won', 'low'): nan", "('run',): None"} <= refused
         assert "duels" not in next(iter(headlines_of(Run("run", run, opened.store), None)))
 
 
