@@ -284,10 +284,10 @@ def test_restore_refuses_a_value_of_another_type(tmp_path, store):
         "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '') WHERE name = 'calls'",
     )(saved)
     execute(
-        "UPDATE calls SET attempts = 'many'",
+        "UPDATE calls SET step = 'many'",
         "PRAGMA writable_schema = ON",
         f"UPDATE sqlite_master SET sql = '{right}' WHERE name = 'calls'",
     )(saved)
-    with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.attempts"):
+    with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.step"):
         store.restore(tmp_path / "saved")
     assert contents(store) == before
