@@ -87,7 +87,7 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
     from rankbuffer_trl.decoding import decode
 
     decode({"a": [1, 2]}, dict[str, list[int]])
-    decode({"a": [1, "2"]}, dict[str, list[int]])  # ValueError: a[1] must be an integer, got '2'
+    decode({"a": [1, "2"]}, dict[str, list[int]])  # ValueError: ['a'][1] must be an integer, got '2'
     ```
     """
     if type(value) is kind and (kind is str or (kind is int and -MOST <= value <= MOST)):
