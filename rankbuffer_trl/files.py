@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import struct
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ SAMPLE = 2**16  # bytes
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a draft, and replace `path` by the draft once all of the draft is on the disk.
 
-    If the block raises, `path` stays as it was and the draft is deleted.
+    If the block raises, `path` stays as it was and the draft is deleted. Each call has a draft of its own, so two
+    programs that write the same file at once leave the whole file of one of them.
 
     Example:
 
@@ -25,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.write_text("{}")
     ```
     """
-    draft = path.with_name(path.name + ".tmp")
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield draft
         sync(draft)

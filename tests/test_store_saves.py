@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rankbuffer_trl.files import replacing
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 
@@ -129,7 +130,8 @@ def test_save_and_restore_work_whatever_the_folders_name(tmp_path):
 
 
 def no_space_for_the_draft(path, monkeypatch):
-    path.with_name("newer").joinpath(STORE + ".tmp").mkdir(parents=True)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0")
+    path.with_name("newer").joinpath(STORE + ".0.tmp").mkdir(parents=True)
 
 
 def no_replacing(path, monkeypatch):
@@ -158,8 +160,6 @@ def test_save_that_fails_leaves_the_older_one_and_can_be_repeated(tmp_path, stor
         with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*newer"):
             store.save(tmp_path / "newer")
     assert contents(store) == before
-    if accident is no_space_for_the_draft:
-        (tmp_path / "newer" / f"{STORE}.tmp").rmdir()
     with pytest.raises(StoreError, match=r"store\.sqlite is missing"):
         store.restore(tmp_path / "newer")
     store.save(tmp_path / "newer")
@@ -291,3 +291,13 @@ def test_restore_refuses_a_value_of_another_type(tmp_path, store):
     with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.attempts"):
         store.restore(tmp_path / "saved")
     assert contents(store) == before
+
+
+def test_replacing_by_two_writers_at_once_leaves_the_whole_file_of_the_last(tmp_path):
+    path = tmp_path / "summary.json"
+    with replacing(path) as slow:
+        slow.write_text("of the slow one")
+        with replacing(path) as quick:
+            quick.write_text("of the quick one")
+        assert path.read_text() == "of the quick one"
+    assert path.read_text() == "of the slow one" and list(tmp_path.iterdir()) == [path]
