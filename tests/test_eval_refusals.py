@@ -16,7 +16,7 @@ from evaluation.config import EvaluationConfig
 from evaluation.engines import EngineError
 from evaluation.generate import label_path
 from evaluation.run import evaluate
-from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import JudgeError
 
 
@@ -224,3 +224,12 @@ def test_a_typo_takes_neither_folder_nor_label(settings, tmp_path):
         with pytest.raises(EngineError, match="no tokenizer for"):
             evaluate(settings(url, benchmarks=["writingbench"], models=[f"mine={tmp_path}"], limit=1))
         evaluate(settings(url, benchmarks=["writingbench"], limit=1))
+
+
+def test_claim_folder_refuses_every_setting_that_changes_outputs_or_verdicts(settings):
+    others = dict(limit=1, temperature=0.1, top_p=0.5, top_k=1, max_new_tokens=5, seed=1, wildbench_reward=True)
+    others |= dict(chat_template_kwargs={"x": 1}, judge_model="other", judge_request={"temperature": 1.0})
+    settings("http://127.0.0.1:9").claim_folder()
+    for key, value in others.items():
+        with pytest.raises(SettingsError, match=rf"results of other settings \({key}: .*Choose another output_dir"):
+            settings("http://127.0.0.1:9", **{key: value}).claim_folder()

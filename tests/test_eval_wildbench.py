@@ -42,6 +42,7 @@ from evaluation.wildbench.scores import (
     macro_rows,
     plain_rows,
     rating,
+    reward_judged,
     score_wildbench,
     shorten,
     together,
@@ -475,3 +476,20 @@ def test_a_reference_must_have_every_output(assets, tmp_path):
         read_reference(tmp_path / "torn.parquet", ["s0"])
     with pytest.raises(AssetError, match="row 0, is no output of WildBench"):
         read_reference(assets.path("wildbench", "questions"), ["s0"])
+
+
+def test_reward_judged_is_0_where_the_tables_do_not_count_the_verdict():
+    expected = {
+        ("mine", 2, "a"): 1,
+        ("theirs", 1, "a"): -0.5,
+        ("tie", 0, "a"): 0,
+        ("mine", 2, ""): 0,
+        (None, None, CUT): 0,
+    }
+    rows = [
+        {"session_id": str(i), "winner": winner, "extent": extent, "model_outputs": {"mine": text, "theirs": "b"}}
+        for i, (winner, extent, text) in enumerate(expected)
+    ]
+    judged = reward_judged(rows, "theirs", {str(i): () for i in range(len(rows))})
+    assert [one.value for one in judged.values()] == list(expected.values())
+    assert [one.whole for one in judged.values()] == [True, True, True, False, False]

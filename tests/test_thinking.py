@@ -107,10 +107,12 @@ class LateTrainer(PlainTrainer):
     """Answers in these steps alone."""
 
     answers = ()
+    answers_evaluations = False
 
     def script(self, step, prompt, place):
         text = super().script(step, prompt, place)
-        return f"<think>{THOUGHT}</think>{text}" if step in self.answers else text
+        answers = step in self.answers or (self.answers_evaluations and not self.model.training)
+        return f"<think>{THOUGHT}</think>{text}" if answers else text
 
 
 def late(tmp_path, tiny_policy, rows, answers, **settings) -> LateTrainer:
@@ -122,7 +124,7 @@ def late(tmp_path, tiny_policy, rows, answers, **settings) -> LateTrainer:
 
 def test_a_run_whose_first_generations_hold_no_answer_stops(tmp_path, tiny_policy, rows):
     trainer = late(tmp_path, tiny_policy, rows, answers=(3, 4, 5), eval_strategy="steps", eval_steps=1)
-    for _ in range(2):  # every training gets its own first generations
+    for trainer.answers_evaluations in (False, True):  # every training gets its own first generations
         with pytest.raises(SettingsError, match="nothing to rank in the first 3 generations") as error:
             trainer.train()
         assert trainer.state.global_step == 2, "evaluations do not count"

@@ -250,11 +250,10 @@ class BufferStore:
         """Copy the whole store to `store.sqlite` in `folder`, durably: the old or the complete new file is there."""
         with self._errors("save", f" to {folder}"):
             Path(folder).mkdir(parents=True, exist_ok=True)
-            with replacing(Path(folder) / STORE) as draft:
-                with closing(sqlite3.connect(draft)) as copy:
-                    copy.execute("PRAGMA journal_mode = OFF")  # the draft has no reader, and is synced as a whole
-                    copy.execute("PRAGMA synchronous = OFF")
-                    self._db.backup(copy)
+            with replacing(Path(folder) / STORE) as draft, closing(sqlite3.connect(draft)) as copy:
+                copy.execute("PRAGMA journal_mode = OFF")  # the draft has no reader, and is synced as a whole
+                copy.execute("PRAGMA synchronous = OFF")
+                self._db.backup(copy)
             sync(Path(folder))
 
     def restore(self, folder: str | Path) -> None:
