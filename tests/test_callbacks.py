@@ -70,6 +70,9 @@ def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypa
             signal.raise_signal(signal.SIGTERM)
         assert ended == [106.0]
         callback.leave()
+        callback.on_train_begin(None, None, None)
+        assert callback.received is None, "another training has had no warning yet"
+        callback.leave()
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -23,6 +23,7 @@ from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import FOLDER, RUN, STATE, Config, checkpoints, read_store
 from rankbuffer_trl.training.checkpoint import (
+    check_not_uploaded,
     check_resumable,
     check_trusted,
     delete_oldest,
@@ -404,3 +405,11 @@ def test_check_trusted_comes_before_anything_of_a_checkpoint_is_loaded(tmp_path,
     trusting = training("trusting", max_steps=2, num_train_epochs=3, trust_checkpoint=True)
     trusting.train(resume_from_checkpoint=str(foreign))
     assert trusting.state.global_step == 2
+
+
+def test_check_not_uploaded_refuses_only_what_a_push_would_upload(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-2-copy", "_from_hub/last-checkpoint", "../other/last-checkpoint"):
+        check_not_uploaded(tmp_path / name, tmp_path)
+    for name in ("last-checkpoint", "checkpoint", "deep/checkpoint-2"):
+        with pytest.raises(StoreError, match="every push would upload it again"):
+            check_not_uploaded(tmp_path / name, tmp_path)

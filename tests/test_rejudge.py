@@ -505,3 +505,23 @@ def test_main_loses_no_paid_answer_to_a_kill(words, command, mode, tmp_path):
     for found in results:
         found.get("replayed", {"totals": {}})["totals"].pop("seconds", None)
     assert results[0] == results[1]
+
+
+def test_replay_gives_no_result_of_which_more_judgments_failed_than_allowed(run, tmp_path):
+    store = BufferStore(run.path, read_only=True)
+    visits = read_visits(store, table_of(tmp_path / "data.jsonl"), 4, None, 0)
+    method = load_method("rankbuffer", {"prune_after": 2}, 0)
+    calls = again(visits, method, scripted_judge(answer))[1]
+    failed = sum(call.failed for call in calls)
+    again(visits, method, scripted_judge(answer), max_failures=(failed + 0.5) / len(calls))
+    with pytest.raises(JudgeError, match=rf"failed {failed} of {len(calls)} judgments"):  # of those that were asked
+        again(visits, method, scripted_judge(answer), max_failures=(failed - 0.5) / len(calls))
+    store.close()
+
+
+def test_main_estimates_another_method_by_its_own_questions(words, command, tmp_path):
+    said = command(*words, *NUMBERS, "--method", "pointwise", "--dry_run", "true")
+    with open_runs([tmp_path / "run"]) as (opened,):
+        visits = read_visits(opened.store, table_of(tmp_path / "same.jsonl", 12), 50, None, 0)
+    _, prompt, completion = price_of(visits, load_method("pointwise", {}, 0), True, Totals())
+    assert f"about {prompt:,.0f} prompt and {completion:,.0f} completion tokens" in said

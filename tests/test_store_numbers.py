@@ -144,7 +144,7 @@ def test_export_buffers_that_fails_leaves_the_older_one(tmp_path, store):
         export_buffers(broken, path)
     broken.close()
     assert path.read_bytes() == old
-    assert not path.with_name(path.name + ".tmp").exists()
+    assert not list(path.parent.glob("*.tmp"))
 
 
 def test_readers_name_the_row_that_is_damaged(tmp_path, run):

@@ -255,12 +255,10 @@ class BufferStore:
         """Copy the whole store to `store.sqlite` in `folder`, durably: the old or the complete new file is there."""
         with self._errors("save", f" to {folder}"):
             Path(folder).mkdir(parents=True, exist_ok=True)
-            with replacing(Path(folder) / STORE) as draft:
-                draft.unlink(missing_ok=True)
-                with closing(sqlite3.connect(draft)) as copy:
-                    copy.execute("PRAGMA journal_mode = OFF")  # the draft has no reader, and is synced as a whole
-                    copy.execute("PRAGMA synchronous = OFF")
-                    self._db.backup(copy)
+            with replacing(Path(folder) / STORE) as draft, closing(sqlite3.connect(draft)) as copy:
+                copy.execute("PRAGMA journal_mode = OFF")  # the draft has no reader, and is synced as a whole
+                copy.execute("PRAGMA synchronous = OFF")
+                self._db.backup(copy)
             sync(Path(folder))
 
     def restore(self, folder: str | Path) -> None:
@@ -273,7 +271,6 @@ class BufferStore:
             with closing(BufferStore(Path(folder) / STORE, read_only=True)) as saved:
                 spending = Spending(self.path).begin(saved)
             with replacing(self.path) as draft:
-                draft.unlink(missing_ok=True)
                 if database.copy_rows(Path(folder) / STORE, draft) != database.run_id(self._db):
                     self._set_aside()
                 self._db.close()

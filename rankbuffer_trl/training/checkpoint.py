@@ -172,7 +172,7 @@ def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
     if not checkpoint.resolve().is_relative_to(home):
         return
     first = next(iter(checkpoint.resolve().relative_to(home).parts), "")
-    if not first.startswith("_") and not first.removeprefix("checkpoint-").isdigit():
+    if not first.startswith(("_", "checkpoint-")):  # the trainer uploads neither
         raise StoreError(
             f"{checkpoint} lies in output_dir, so every push would upload it again, over a newer one on the Hub: move"
             f" it into {Path(output_dir) / '_from_hub'} (names that begin with an underscore stay here)"
