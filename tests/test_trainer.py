@@ -19,6 +19,7 @@ from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.parser import RECIPES, read_recipe
 from rankbuffer_trl.training.reward_function import RankBufferReward
 from rankbuffer_trl.training.trainer import RankBufferTrainer, scale_by_signal
 
@@ -254,6 +255,22 @@ def test_scale_by_signal_divides_by_the_share_of_groups_with_a_signal():
     rewards = torch.tensor([[0.5, 1.0], [0.5, 0.0], [0.1, 1.0], [0.1, 1.0]])  # the format reward alone is a signal
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.2]), G=2), rewards / 0.5)
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.0]), G=2), rewards)
+
+
+def test_gdpos_recipe_normalises_the_format_reward_as_it_does_the_rubrics(tmp_path, tiny_policy, rows):
+    recipe = read_recipe(RECIPES / "paper" / "gdpo.yaml")
+    objective = {key: recipe[key] for key in ("scale_rewards", "multi_objective_aggregation")}
+    given = torch.rand(24, 2, generator=torch.Generator().manual_seed(1))
+    given[:, 1] = (given[:, 1] < 0.8).float()
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1, **objective), rows)
+    trainer._calculate_rewards = lambda *_: given
+    trainer.train()
+    trainer.close()
+    columns = given.view(3, 8, 2)
+    alone = (columns - columns.mean(1, keepdim=True)) / (columns.std(1, keepdim=True) + 1e-4)
+    total = (alone @ torch.tensor([1.0, 0.2])).flatten()
+    expected = (total - total.mean()) / (total.std() + 1e-4)
+    assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 @pytest.mark.slow
