@@ -257,20 +257,18 @@ def test_scale_by_signal_divides_by_the_share_of_groups_with_a_signal():
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.0]), G=2), rewards)
 
 
-def test_gdpos_recipe_normalises_the_format_reward_as_it_does_the_rubrics(tmp_path, tiny_policy, rows):
+def test_gdpos_recipe_weighs_the_format_reward_against_scores_that_are_not_divided(tmp_path, tiny_policy, rows):
     recipe = read_recipe(RECIPES / "paper" / "gdpo.yaml")
-    objective = {key: recipe[key] for key in ("scale_rewards", "multi_objective_aggregation")}
+    objective = {key: recipe[key] for key in ("scale_rewards", "format_weight")}
     given = torch.rand(24, 2, generator=torch.Generator().manual_seed(1))
     given[:, 1] = (given[:, 1] < 0.8).float()
     trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1, **objective), rows)
     trainer._calculate_rewards = lambda *_: given
     trainer.train()
     trainer.close()
-    columns = given.view(3, 8, 2)
-    alone = (columns - columns.mean(1, keepdim=True)) / (columns.std(1, keepdim=True) + 1e-4)
-    total = (alone @ torch.tensor([1.0, 0.2])).flatten()
-    expected = (total - total.mean()) / (total.std() + 1e-4)
-    assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist(), abs=1e-4)
+    total = given @ torch.tensor([7 / 8**0.5, 0.2])  # the normalised scores as they were, and the paper's weight
+    expected = (total.view(3, 8) - total.view(3, 8).mean(1, keepdim=True)).flatten() / total.std()
+    assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist(), abs=2e-3)
 
 
 @pytest.mark.slow
