@@ -18,7 +18,9 @@ QWEN = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num
 @pytest.fixture
 def warned(tmp_path, monkeypatch):
     """Return what is said to a launch: on GPUs of so many GB, with settings and a policy of Qwen3-8B's size."""
-    Qwen3Config(**QWEN, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False).save_pretrained(tmp_path)
+    Qwen3Config(
+        **QWEN, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False, dtype="bfloat16"
+    ).save_pretrained(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     said = Mock()
     monkeypatch.setattr(memory, "logger", said)
@@ -26,7 +28,7 @@ def warned(tmp_path, monkeypatch):
     def launch(room=80.0, gpus=8, processes=1, policy=tmp_path, dtype="bfloat16", peft=False, **settings) -> str:
         said.reset_mock()
         device = Mock(total_memory=room * 1e9)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", {0: device}.__getitem__)
         args = config(tmp_path / "run")
         for key, value in {"use_cpu": False, "_n_gpu": gpus, "num_processes": processes, **settings}.items():
             setattr(args, key, value)
@@ -46,6 +48,8 @@ def test_warn_of_memory_says_what_a_whole_policy_takes_and_what_to_launch(warned
         )
     line = warned(dtype="float32", learning_rate=1e-6)
     assert "take 131 of its 80 GB" in line and "16-bit" not in line and share in line
+    assert "take 66 of its 80 GB" in warned(dtype="auto"), "as the policy is saved"
+    assert "--num_processes 2, which takes 66 GB of each" in warned(gpus=2)
     assert "single_gpu_lora.sh" in warned(gpus=1) and "--config_file" not in warned(gpus=1)
     assert warned(room=1000, learning_rate=9.9e-5) and not warned(room=1000, learning_rate=1e-4)
     assert warned(room=260, dtype="float32") and not warned(room=264, dtype="float32")

@@ -44,7 +44,7 @@ def warn_of_memory(args: RankBufferConfig, model_args: ModelConfig) -> None:
     lost = half and args.learning_rate < LEAST_STEP
     if need < room / 2 and not lost:
         return
-    gpus = args.world_size * max(args.n_gpu, 1)
+    gpus = args.world_size * args.n_gpu
     share = f"zero3_8gpu.yaml --num_processes {gpus}, which takes {ZERO3 * size / gpus:.0f} GB of each"
     logger.warning(
         f"each GPU gets the whole policy: weights, gradients and Adam of {size:.2g} billion parameters take"
