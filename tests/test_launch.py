@@ -97,6 +97,16 @@ def test_one_node_shares_its_gpus_and_stays_on_loopback(tmp_path):
         assert (args.vllm_mode, args.vllm_server_base_url) == ("server", "http://127.0.0.1:8000")
 
 
+def test_one_node_trains_and_samples_on_all_gpus_if_the_judge_is_elsewhere(tmp_path):
+    done = launch(tmp_path, "one_node.sh", *SEED, there=SERVED, JUDGE_URL=AWAY, COLOCATE="yes")
+    _, args, _ = training(done, 8)
+    assert (args.vllm_mode, args.vllm_gpu_memory_utilization, args.vllm_max_model_length) == ("colocate", 0.4, 8192)
+    assert done.of("vllm") == [] and done.of("accelerate")[0].env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+    for url in ("", HERE):
+        refused = launch(tmp_path, "one_node.sh", there=SERVED, JUDGE_URL=url, COLOCATE="yes")
+        assert refused.status == 1 and "COLOCATE takes all eight GPUs" in refused.output and refused.calls == []
+
+
 def test_two_nodes_meet_at_the_addresses_given(tmp_path):
     ours = "http://10.0.0.2:8001/v1"
     for url, gpus in ("", {"8000": "0,1,2,3", "8001": "4,5,6,7"}), (AWAY, {"8000": "0,1,2,3,4,5,6,7"}):

@@ -37,6 +37,11 @@ SECTIONS = {
     "judge": JUDGE,
     "data, policy and training (the most common keys of TRL)": COMMON,
 }
+NO_DATA = (
+    "dataset_name is not set, and no recipe is named that sets it. The paper's main run: accelerate launch"
+    " --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py"
+    " --config recipes/paper/rankbuffer.yaml"
+)
 USAGE = "rankbuffer-train [--config RECIPE.yaml] [--key value ...]"
 
 
@@ -131,6 +136,8 @@ class RecipeParser(TrlParser):
         """
         name, words = given(sys.argv[1:] if args is None else args, "config")
         unknown: list[str] = []
+        if name is None and not words:  # else the first message is about a GPU that may be missing
+            raise SettingsError(NO_DATA)
         if name is not None:
             typed = {key: given(words, key)[0] for key in ("method", "method_args")}
             recipe = read_recipe(find_recipe(name))
