@@ -119,7 +119,7 @@ def test_parser_names_a_typo_in_one_line_with_what_there_is(monkeypatch):
         (["--seed", "one"], "argument --seed: invalid int value: 'one'"),
         (["--config"], "there is no recipe ''"),
         (["--config", "paper/rankbufer.yaml"], "there is no recipe 'paper/rankbufer.yaml'"),
-        (["--method", "a.B"], "there is no reward method 'a.B' (No module named 'a'): set `method` to one of aren"),
+        (["--method", "a.B"], "there is no reward method 'a.B' (No module named 'a'): set `method` to one of anch"),
         (["--loss_type", "dappo"], "there is no loss 'dappo': set loss_type to one of grpo, bnpo, dr_grpo, dapo,"),
         (["--report_to", "tensorbord"], "report_to: there is no backend 'tensorbord'; set none, or one of"),
     ):
