@@ -31,7 +31,6 @@ from evaluation.benchmark import BenchmarkScores, Prompt, check_outputs
 from evaluation.config import EvaluationConfig
 from evaluation.files import read_json, write_json
 from evaluation.metric import Row
-from evaluation.results import paper_results
 from evaluation.rooms import ROOMS
 from evaluation.run import evaluate, main
 from rankbuffer_trl.judge import Chat, JudgeError
@@ -88,8 +87,12 @@ def test_all_benchmarks_end_to_end(settings, capsys):
     )
     assert found["assets"]["arena_hard"].keys() >= {"questions", "judge_settings", "o3-mini-2025-01-31"}
     assert not found["meaningless"]
+    headlines = [result.scores.metrics()[result.scores.headline].value for result in report.results["mine"].values()]
+    assert found["averages"] == {"mine": pytest.approx(sum(headlines) / 4)}
+    assert found["policies"] == {"mine": {"model": config.models[0].partition("=")[2], "run": None, "step": None}}
     text = (out / "results.md").read_text()
-    assert "| paper: RankBuffer | 82.80" in text and "mean nothing" not in text
+    assert re.search(r"\| paper: RankBuffer +\| 82.80 .*\| 57.27 \|\n", text) and "mean nothing" not in text
+    assert re.search(rf"\| mine +\| .*\| {sum(headlines) / 4:.2f} \|\n", text)
     assert f"{ROWS} responses, 0 empty" in capsys.readouterr().out
 
 
@@ -218,7 +221,8 @@ def test_a_fifth_benchmark_needs_a_class_and_one_line(settings, monkeypatch):
     worth = [min(10, 1 + goodness(text_of(f"Write {text}"))) for text in ("a sonnet", "a limerick")]
     assert (found.value, found.n) == (sum(worth) / 2, 2)
     assert "Poems: beauty" in report.markdown()
-    assert re.search(r"\| paper: RankBuffer +\| 67.27 +\| - +\|", report.markdown())
+    assert re.search(r"\| paper: RankBuffer +\| 67.27 +\| - +\| 57.27 \|", report.markdown())
+    assert re.search(r"\| mine .*\| - +\|\n", report.markdown()), "no average of two benchmarks"
 
 
 def test_a_room_is_named_like_its_folder_and_holds_what_the_hall_needs():
@@ -245,12 +249,6 @@ def test_generate_only_needs_no_judge_and_the_next_run_generates_nothing(values,
         main()
     assert server.asked == {"model": ROWS, "judge": 5 * ROWS}
     assert "| mine" in capsys.readouterr().out
-
-
-def test_the_papers_numbers():
-    found = paper_results()
-    assert list(found["RankBuffer"].values()) == [82.80, 30.20, 48.79, 67.27] and len(found) == 22
-    assert all(row.keys() == ROOMS.keys() for row in found.values())
 
 
 def test_the_key_reaches_the_judge_and_no_file(settings, monkeypatch, tmp_path):
