@@ -19,6 +19,11 @@ class ModelResult(NamedTuple):
     cost: Totals
     price: float | None
 
+    @property
+    def headline(self) -> Interval:
+        """The benchmark's main metric."""
+        return self.scores.metrics()[self.scores.headline]
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -72,10 +77,8 @@ class EvaluationReport:
     def averages(self) -> dict[str, float | None]:
         """Return the paper's `Avg.` by model: the mean of the four headlines, `None` if one is missing."""
         return {
-            label: average(
-                {name: result.scores.metrics()[result.scores.headline].value for name, result in each.items()}
-            )
-            for label, each in self.results.items()
+            label: average({name: result.headline.value for name, result in results.items()})
+            for label, results in self.results.items()
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,23 +133,16 @@ class EvaluationReport:
         return [(label, name, result) for label, results in self.results.items() for name, result in results.items()]
 
     def _headlines(self) -> str:
-        averages = self.averages()
-        rows = [
-            (
-                label,
-                *(format_interval(result.scores.metrics()[result.scores.headline]) for result in results.values()),
-                "-" if (mean := averages[label]) is None else f"{mean:.2f}",
-            )
-            for label, results in self.results.items()
-        ]
+        rows = []
+        for label, mean in self.averages().items():
+            shown = (format_interval(result.headline) for result in self.results[label].values())
+            rows.append((label, *shown, "-" if mean is None else f"{mean:.2f}"))
         for row in self.paper:
             numbers = paper_rows()[row]
             shown = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, "average"))
             rows.append((f"paper: {row}", *shown))
-        heads = (
-            f"{self.titles[name]}: {each.scores.headline}" for name, each in next(iter(self.results.values())).items()
-        )
-        return table(("model", *heads, "Avg."), rows)
+        heads = next(iter(self.results.values())).items()
+        return table(("model", *(f"{self.titles[name]}: {one.scores.headline}" for name, one in heads), "Avg."), rows)
 
     def _metrics(self) -> str:
         rows = []

@@ -111,9 +111,8 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
     )
     out = Path(config.output_dir)
     hashes = {name: assets.hashes(name) for name in benchmarks}
-    write_json(
-        out / "results.json", {"settings": asdict(config), "assets": hashes, "policies": policies, **report.as_dict()}
-    )
+    settings = {"settings": asdict(config), "assets": hashes, "policies": policies}
+    write_json(out / "results.json", settings | report.as_dict())
     write_text(out / "results.md", report.markdown())
     return report
 

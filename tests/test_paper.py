@@ -13,15 +13,7 @@ from evaluation.benchmark import BenchmarkScores
 from evaluation.metric import Row
 from evaluation.results import EvaluationReport, ModelResult
 from evaluation.run import policy_of
-from rankbuffer_lab.report.paper import (
-    OBJECTIVE,
-    beside_the_paper,
-    measure,
-    notes_on,
-    read_evaluations,
-    row_of,
-    write_paper,
-)
+from rankbuffer_lab.report import paper
 from rankbuffer_lab.report.report import comparison_charts
 from rankbuffer_lab.report.runs import open_runs
 from rankbuffer_trl.errors import SettingsError
@@ -36,16 +28,16 @@ from rankbuffer_trl.training.parser import RECIPES, read_recipe
 
 def manifest(folder: Path, recipe: dict, seed: int = 1) -> dict:
     """What `run.json` says of a run with the method and the objective of a recipe."""
-    settings = config(folder, seed=seed, **{key: recipe[key] for key in recipe if key in ("method", *OBJECTIVE)})
+    settings = config(folder, seed=seed, **{key: recipe[key] for key in recipe if key in ("method", *paper.OBJECTIVE)})
     method = asdict(load_method(settings.method, recipe.get("method_args", {}), seed))
     names = {"policy": "Qwen3-8B", "data": "nectar", "judge": "small", "seed": seed, "processes": 1}
     return describe(names | {"method": settings.method, "method_args": method}, 1, {}, settings)
 
 
-def finish(folder: Path, row: str, seed: int, epochs: int = 1) -> tuple[int, int]:
-    """Make a finished run of one of the paper's rows; return its judge tokens and calls, counted one by one."""
+def finish(folder: Path, row: str, seed: int) -> tuple[int, int]:
+    """Make a finished run of as many epochs as its seed; return its judge tokens and calls, counted one by one."""
     found = manifest(folder, paper_recipes()[row], seed)
-    run = record(folder / LIVE_STORE, epochs, method=load_method(found["method"], found["method_args"], seed))
+    run = record(folder / LIVE_STORE, seed, method=load_method(found["method"], found["method_args"], seed))
     store = BufferStore(run.path)
     store.save(folder / FOLDER)
     store.close()
@@ -72,7 +64,7 @@ def evaluated(path: Path, judge: str = "big", limit: int | None = None, **models
 def runs(tmp_path_factory) -> tuple[Path, dict[str, tuple[int, int]]]:
     """A folder with two runs of RankBuffer and one of GRPO; and the costs of each."""
     folder = tmp_path_factory.mktemp("runs")
-    rows = {"first": ("RankBuffer", 1, 1), "second": ("RankBuffer", 2, 2), "grpo": ("GRPO", 1, 1)}
+    rows = {"first": ("RankBuffer", 1), "second": ("RankBuffer", 2), "grpo": ("GRPO", 1)}
     return folder, {name: finish(folder / name, *each) for name, each in rows.items()}
 
 
@@ -81,9 +73,9 @@ def test_paper_rows_are_told_apart_by_their_recipes_and_have_the_mean_of_their_s
     found = {Path(recipe["output_dir"]).name: recipe for recipe in paper_recipes().values()}
     assert found == {name: recipe | {"base": "base.yaml"} for name, recipe in files.items()}
     for row, recipe in paper_recipes().items():
-        assert row_of(manifest(tmp_path, recipe)) == row
+        assert paper.row_of(manifest(tmp_path, recipe)) == row
     for change in ({"method": "listwise"}, {"method_args": {"k0": 5}}, {"loss_type": "grpo"}):
-        assert row_of(manifest(tmp_path, files["rankbuffer"] | {"method_args": {}} | change)) is None, change
+        assert paper.row_of(manifest(tmp_path, files["rankbuffer"] | {"method_args": {}} | change)) is None, change
     printed = {row: each["average"] for row, each in paper_rows().items() if "average" in each}
     off = [row for row, mean in printed.items() if abs(average(paper_rows()[row]) - mean) > 0.00501]
     assert off == ["Dr. GRPO"], "its four scores have the mean 45.685, and the paper prints 45.60"
@@ -99,29 +91,23 @@ def test_write_paper_puts_our_rows_above_the_papers(runs, run, tmp_path):
         evaluated(tmp_path / "3", limit=5, rb=(stranger, [1.0]), base=("Qwen3-8B", base)) / "results.json",
     ]
     with open_runs([*(folder / name for name in costs), run.path]) as opened:
-        results = read_evaluations(paths)
-        table, notes = beside_the_paper(measure(opened, results)), notes_on(opened, results)
+        results = paper.read_evaluations(paths)
+        table, notes = paper.beside_the_paper(paper.measure(opened, results)), paper.notes_on(opened, results)
         [chart] = comparison_charts(opened, None, table)
-    write_paper(tmp_path, table, notes)
+    paper.write_paper(tmp_path, table, notes)
 
     assert notes[0] == "**A smoke run: these scores mean nothing.**"
-    assert (
-        notes[1].startswith("Ours: policy Qwen3-8B and unknown; data nectar")
-        and "judge of the scores big." in notes[1]
-    )
+    assert notes[1].startswith("Ours: policy Qwen3-8B and unknown; data nectar and ")
+    assert notes[1].endswith("; last step 1 and 3 and 7; judge of the scores big.")
     found = json.loads((tmp_path / "paper.json").read_text())["rows"]
     with open(tmp_path / "paper.csv", newline="") as file:
         assert [*csv.DictReader(file)] == [{k: "" if v is None else str(v) for k, v in row.items()} for row in found]
     numbers = {(method, source): values for method, source, *values in (row.values() for row in found)}
     assert numbers["RankBuffer", "first, seed 1"] == [*first, sum(first) / 4, *costs["first"]]
     assert numbers["RankBuffer", "second, seed 2"] == [*second, None, None, *costs["second"]]
-    assert numbers["GRPO", "grpo, seed 1"] == [*grpo, sum(grpo) / 4, *costs["grpo"]]
-    assert numbers["RankBuffer", "mean of 2"][:5] == [85.0, 25.0, 50.0, None, None]
     assert numbers["RankBuffer", "mean of 2"][6] == (costs["first"][1] + costs["second"][1]) / 2
     assert numbers["RankBuffer, K0=2", "the paper"][4:] == [56.1, 79_300_000, 36_400]
     assert numbers["Base", "mean of 2"] == [*base, 31.0, None, None]
-    order = [row["from"] for row in found if row["method"] == "RankBuffer"]
-    assert order == ["first, seed 1", "second, seed 2", "mean of 2", "the paper"]
 
     # The best of ours and of the paper's are marked as in the paper; a mean stands for its runs.
     lines = (tmp_path / "paper.md").read_text().splitlines()
@@ -132,7 +118,6 @@ def test_write_paper_puts_our_rows_above_the_papers(runs, run, tmp_path):
         "| DAPO | the paper | <u>74.22</u> | 26.60 | <u>46.83</u> | <u>66.13</u> |",
         "| RankBuffer | first, seed 1 | 80.00 | 30.00 | 50.00 | 60.00 |",
         "| RankBuffer | mean of 2 | **85.00** | **25.00** | <u>50.00</u> | - |",
-        "| RankBuffer | the paper | **82.80** | **30.20** | **48.79** | **67.27** |",
         "| RankBuffer | the paper | 82.80 | 30.20 | 48.79 | 67.27 | **57.27** | 88,818,250 | 36,861 |",
         "| RankBuffer, K0=2 | no run | - | - | - | - | - | - | - |",
         "| RankBuffer, K0=2 | the paper | 80.99 | 30.00 | 46.73 | 66.69 | 56.10 | 79.3M | 36.4K |",
@@ -154,14 +139,14 @@ def test_measure_and_read_evaluations_refuse_what_cannot_stand_in_one_table(runs
     for what, value in {"judge": "small", "limit": 3}.items():
         other = evaluated(tmp_path / what, rb=("b", [1.0]), **{what: value})
         with pytest.raises(SettingsError, match=f"of another {what}: .* in .*first/results.json, {value} in .*{what}"):
-            read_evaluations([first, other])
+            paper.read_evaluations([first, other])
     with pytest.raises(SettingsError, match=r"results\.json is missing\. Name"):
-        read_evaluations([tmp_path])
+        paper.read_evaluations([tmp_path])
     (tmp_path / "results.json").write_text('{"judge": "j", "limit": null, "models": {}}')
     with pytest.raises(SettingsError, match="no 'policies'"):
-        read_evaluations([tmp_path])
+        paper.read_evaluations([tmp_path])
     again = evaluated(tmp_path / "again", rb=(folder / "first", [2.0, 3.0]))
-    finish(tmp_path / "run", "RankBuffer", 1, epochs=2)  # with the last step of the second run
+    finish(tmp_path / "run", "RankBuffer", 2)  # with the last step of the second run
     anew = evaluated(tmp_path / "anew", rb=(tmp_path / "run", [2.0]), x=("me/hub", [1.0]))
     early = evaluated(tmp_path / "early", rb=(folder / "second", [1.0]))
     (early / "results.json").write_text((early / "results.json").read_text().replace('"step": 3', '"step": 2'))
@@ -171,4 +156,4 @@ def test_measure_and_read_evaluations_refuse_what_cannot_stand_in_one_table(runs
         (early, "early/results.json evaluated .*/second, and none of it"),
     ):
         with open_runs([folder / "first", folder / "second"]) as opened, pytest.raises(SettingsError, match=message):
-            measure(opened, read_evaluations([first, path]))
+            paper.measure(opened, paper.read_evaluations([first, path]))

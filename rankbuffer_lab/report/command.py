@@ -51,15 +51,8 @@ def main() -> None:
             name, config, split = arguments.dataset_name, arguments.dataset_config, arguments.dataset_train_split
             queries = QueryTable(load_queries(name, config, split))
         prices = Endpoint(prompt_price=arguments.judge_prompt_price, completion_price=arguments.judge_completion_price)
-        page = write_report(
-            arguments.run_dir,
-            output,
-            queries,
-            arguments.step,
-            arguments.evaluation,
-            arguments.text_limit,
-            prices.price,
-        )
+        options = (arguments.step, arguments.evaluation, arguments.text_limit, prices.price)
+        page = write_report(arguments.run_dir, output, queries, *options)
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-report: {error}")
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), with charts and tables in its folder.")

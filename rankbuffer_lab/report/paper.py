@@ -29,8 +29,6 @@ HEADS = paper()["columns"]  # by name of the column
 # The settings that tell rows of one method apart.
 OBJECTIVE = ("loss_type", "scale_rewards", "scale_by_signal", "epsilon_high", "mask_truncated_completions")
 MARKS = {"bold": "**{}**", "underline": "<u>{}</u>"}
-Results = Mapping[Path, Mapping[str, Any]]
-"""The contents of `results.json` by its path."""
 
 
 def read_evaluations(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
@@ -66,49 +64,45 @@ def row_of(run: Mapping[str, Any]) -> str | None:
     return None
 
 
-def measure(runs: Sequence[Run], evaluations: Results) -> list[Row]:
+def measure(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[Row]:
     """Return a row for each run, and one for each evaluated model that is the policy of none of them.
 
     Raises:
         [`SettingsError`]: if an evaluation has no model of these runs, or if two have scores of the same run.
     """
     rows = []
-    left = {(path, label): each for path in evaluations for label, each in evaluations[path]["policies"].items()}
     started = {Path(run.manifest.get("policy") or "").name for run in runs}
-    bases = {key for key, each in left.items() if each["run"] is None and Path(each["model"]).name in started}
-    for run in runs:
-        scores: dict[str, float | None] = {}
-        policy = numbers.run_id(run.store), run.store.last_step()
-        for path, label in [key for key, each in left.items() if (each["run"], each["step"]) == policy]:
-            more = headlines(evaluations[path]["models"][label])
-            if twice := scores.keys() & more.keys():
-                raise SettingsError(f"{path} and another evaluation have scores of {run.path}: {min(twice)}")
-            scores |= more
-            del left[path, label]
-        costs = numbers.totals(run.store)
-        seed = run.manifest.get("seed")
-        row = _row(
-            row_of(run.manifest) or f"run {run.name}", run.name if seed is None else f"{run.name}, seed {seed}", scores
-        )
-        rows.append(row | {"tokens": costs.tokens, "calls": costs.calls})
+    places = [(numbers.run_id(run.store), run.store.last_step()) for run in runs]
+    scores_of: dict[tuple, Row] = {place: {} for place in places}
     for path, results in evaluations.items():
-        if all((path, label) in left.keys() - bases for label in results["policies"]):
-            models = ", ".join(each["model"] for each in results["policies"].values())
+        known = False
+        for label, policy in results["policies"].items():
+            model, at = policy["model"], (policy["run"], policy["step"])
+            metrics = results["models"][label].items()
+            found = {name: each["metrics"][each["headline"]]["value"] for name, each in metrics}
+            base = policy["run"] is None and Path(model).name in started
+            known |= base or at in scores_of
+            if at not in scores_of:
+                rows.append(_row("Base" if base else f"model {model}", model, found))
+            elif twice := scores_of[at].keys() & found.keys():
+                raise SettingsError(f"{path} and another evaluation have scores of {model}: {min(twice)}")
+            else:
+                scores_of[at] |= found
+        if not known:
+            models = ", ".join(policy["model"] for policy in results["policies"].values())
             what = f"{path} evaluated {models}, and none of it is the policy after the last step of a run here"
             raise SettingsError(f"{what}: name the checkpoint that was evaluated, or evaluate the run again")
-    for (path, label), each in left.items():
-        method = "Base" if (path, label) in bases else f"model {each['model']}"
-        rows.append(_row(method, each["model"], headlines(evaluations[path]["models"][label])))
+    for run, place in zip(runs, places, strict=True):
+        costs, seed = numbers.totals(run.store), run.manifest.get("seed")
+        source = run.name if seed is None else f"{run.name}, seed {seed}"
+        row = _row(row_of(run.manifest) or f"run {run.name}", source, scores_of[place])
+        rows.append(row | {"tokens": costs.tokens, "calls": costs.calls})
     return rows
 
 
-def headlines(model: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the main metric of a model by benchmark."""
-    return {name: each["metrics"][each["headline"]]["value"] for name, each in model.items() if name in HEADS}
-
-
 def _row(method: str, source: str, scores: Mapping[str, float | None]) -> Row:
-    return {"method": method, "from": source, **dict.fromkeys(HEADS), **scores, "average": average(scores)}
+    columns = {name: scores.get(name) for name in HEADS}
+    return {"method": method, "from": source, **columns, "average": average(scores)}
 
 
 def beside_the_paper(rows: Sequence[Row]) -> list[Row]:
@@ -170,16 +164,16 @@ def shown(value: float | str | None, column: str) -> str:
     return f"{value:,.0f}" if column in ("tokens", "calls") else f"{value:.2f}"
 
 
-def notes_on(runs: Sequence[Run], evaluations: Results) -> list[str]:
+def notes_on(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[str]:
     """Return what a reader of the tables has to know: policy, data and judges, ours and the paper's."""
-    known = {name: [str(run.manifest.get(name, "unknown")) for run in runs] for name in ("policy", "data", "judge")}
+    known = {name: [run.manifest.get(name) or "unknown" for run in runs] for name in ("policy", "data", "judge")}
+    known["last step"] = [str(run.store.last_step()) for run in runs]
     known["judge of the scores"] = [str(results["judge"]) for results in evaluations.values()]
     ours = "; ".join(f"{name} {' and '.join(dict.fromkeys(values))}" for name, values in known.items())
-    smoke = any(results["limit"] for results in evaluations.values())
-    return ["**A smoke run: these scores mean nothing.**"] * smoke + [
-        f"Ours: {ours}.",
-        f"The paper: {paper()['setup']}.",
-    ]
+    notes = [f"Ours: {ours}.", f"The paper: {paper()['setup']}."]
+    if any(results["limit"] for results in evaluations.values()):
+        notes.insert(0, "**A smoke run: these scores mean nothing.**")
+    return notes
 
 
 def plain_rows(table: Sequence[Row]) -> list[Row]:
