@@ -74,7 +74,10 @@ def test_paper_rows_are_told_apart_by_their_recipes_and_have_the_mean_of_their_s
     assert found == {name: recipe | {"base": "base.yaml"} for name, recipe in files.items()}
     for row, recipe in paper_recipes().items():
         assert paper.row_of(manifest(tmp_path, recipe)) == row
-    for change in ({"method": "listwise"}, {"method_args": {"k0": 5}}, {"loss_type": "grpo"}):
+    objective = {"scale_rewards": "none", "loss_type": "grpo", "epsilon_high": 0.3}
+    objective |= {"scale_by_signal": True, "mask_truncated_completions": True}
+    ours = [{"method": "listwise"}, {"method_args": {"k0": 5}}]
+    for change in (*ours, *({key: value} for key, value in objective.items())):
         assert paper.row_of(manifest(tmp_path, files["rankbuffer"] | {"method_args": {}} | change)) is None, change
     printed = {row: each["average"] for row, each in paper_rows().items() if "average" in each}
     off = [row for row, mean in printed.items() if abs(average(paper_rows()[row]) - mean) > 0.00501]
@@ -94,6 +97,7 @@ def test_write_paper_puts_our_rows_above_the_papers(runs, run, tmp_path):
         results = paper.read_evaluations(paths)
         table, notes = paper.beside_the_paper(paper.measure(opened, results)), paper.notes_on(opened, results)
         [chart] = comparison_charts(opened, None, table)
+        assert paper.notes_on(opened, {})[0].startswith("Ours: ")
     paper.write_paper(tmp_path, table, notes)
 
     assert notes[0] == "**A smoke run: these scores mean nothing.**"
@@ -125,7 +129,11 @@ def test_write_paper_puts_our_rows_above_the_papers(runs, run, tmp_path):
         f"| model {stranger} | {stranger} | 1.00 | - | - | - | - | - | - |",
     ):
         assert line in lines, line
-    assert len(lines) - lines.index("## Not in the paper") == 6 and "run live.sqlite" in lines[-1]
+    assert len(lines) - lines.index("## Not in the paper") == 6
+    assert lines[-1].startswith("| run live.sqlite | live.sqlite | - |")
+    alone = paper.markdown(paper.beside_the_paper([row for row in table if row["from"] == "grpo, seed 1"]), [])
+    titles = [line[3:] for line in alone.splitlines() if line.startswith("## ")]
+    assert titles == [paper.paper()["tables"][place]["title"] for place in (0, -1)]
 
     # The figure has what has an average and a cost.
     drawn = [(row["method"], row["from"]) for row in chart.table]
