@@ -101,8 +101,8 @@ def test_write_paper_puts_our_rows_above_the_papers(runs, run, tmp_path):
     paper.write_paper(tmp_path, table, notes)
 
     assert notes[0] == "**A smoke run: these scores mean nothing.**"
-    assert notes[1].startswith("Ours: policy Qwen3-8B and unknown; data nectar and ")
-    assert notes[1].endswith("; last step 1 and 3 and 7; judge of the scores big.")
+    known = "policy Qwen3-8B and unknown; data nectar and unknown; judge small and unknown; last step 1 and 3 and 7"
+    assert notes[1] == f"Ours: {known}; judge of the scores big."
     found = json.loads((tmp_path / "paper.json").read_text())["rows"]
     with open(tmp_path / "paper.csv", newline="") as file:
         assert [*csv.DictReader(file)] == [{k: "" if v is None else str(v) for k, v in row.items()} for row in found]
