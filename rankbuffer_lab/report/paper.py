@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rankbuffer_trl.decoding import read_json
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.paper import average, number, paper, paper_recipes, paper_rows
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import numbers
-from rankbuffer_trl.store.places import read_json_object
 
 from .chart import save
 from .runs import Run
@@ -40,7 +40,7 @@ def read_evaluations(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     found = {}
     for path in (path / "results.json" if path.is_dir() else path for path in paths):
         try:
-            found[path] = read_json_object(path)
+            found[path] = read_json(path, dict[str, Any])
         except ValueError as error:
             raise SettingsError(f"{path}: {error}. Name the output_dir of an evaluation") from None
         if missing := {"judge", "limit", "models", "policies"} - found[path].keys():
@@ -166,7 +166,7 @@ def shown(value: float | str | None, column: str) -> str:
 
 def notes_on(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[str]:
     """Return what a reader of the tables has to know: policy, data and judges, ours and the paper's."""
-    known = {name: [run.manifest.get(name) or "unknown" for run in runs] for name in ("policy", "data", "judge")}
+    known = {name: [str(run.manifest.get(name) or "unknown") for run in runs] for name in ("policy", "data", "judge")}
     known["last step"] = [str(run.store.last_step()) for run in runs]
     known["judge of the scores"] = [str(results["judge"]) for results in evaluations.values()]
     ours = "; ".join(f"{name} {' and '.join(dict.fromkeys(values))}" for name, values in known.items())

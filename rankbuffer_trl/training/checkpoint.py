@@ -33,8 +33,8 @@ from ..store.places import (
     STATE,
     checkpoint_step,
     checkpoints,
-    read_json_object,
     read_manifest,
+    read_state,
     read_store,
 )
 from ..store.spending import Spending
@@ -80,7 +80,7 @@ def find_fault(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint, as [`why_torn`] does, by reading all of its files."""
     try:
         run = read_manifest(checkpoint)
-        state = read_json_object(checkpoint / STATE)
+        state = read_state(checkpoint)
     except ValueError as error:
         return str(error)
     if run["config"].get("save_only_model"):
