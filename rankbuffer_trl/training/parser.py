@@ -19,11 +19,8 @@ from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
 from ..errors import SettingsError
 from ..judge.config import JudgeConfig
+from ..paper import RECIPES
 from .config import RankBufferConfig
-
-PACKAGE = Path(__file__).parent.parent
-# An installed package holds the recipes. In a checkout they are the folder beside the package.
-RECIPES = next((folder for folder in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE)
 
 JUDGE = {field.name for field in fields(JudgeConfig)}
 OURS = {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE
