@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pandas
 import pytest
 from conftest import QUICKSTART
-from helpers.sampled import interrupt_at, train
+from helpers.sampled import AtStep, interrupt_at, train
 from helpers.scripted import ScriptedTrainer, config, contents
 from transformers import TrainerCallback
 
@@ -23,15 +23,9 @@ from rankbuffer_trl.training.informing import informing
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 
-class TerminateIn(TrainerCallback):
-    """SIGTERM to this process at the beginning of a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
+def terminate_at(step: int) -> TrainerCallback:
+    """SIGTERM to this process at the end of an optimizer step."""
+    return AtStep(step, lambda control: os.kill(os.getpid(), signal.SIGTERM))
 
 
 @pytest.mark.slow
@@ -39,7 +33,7 @@ def test_stop_early_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, ti
     """Two optimizer steps use one generation; the signal comes in the first of them."""
     settings = config(tmp_path, num_train_epochs=2, num_iterations=2)
     before = signal.getsignal(signal.SIGTERM)
-    trainer = RankBufferTrainer(tiny_policy, settings, rows, callbacks=[TerminateIn(4)])
+    trainer = RankBufferTrainer(tiny_policy, settings, rows, callbacks=[terminate_at(5)])
     trainer.train()
     assert trainer.interrupted and trainer.state.global_step == 6
     trainer.close()
@@ -54,7 +48,7 @@ def test_stop_early_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, t
     """With `save_strategy: best`, the evaluation of a step decides whether to save."""
     settings = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="constant")
     args = config(tmp_path, **settings, per_device_eval_batch_size=8)
-    trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(1)), callbacks=[TerminateIn(2)])
+    trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(1)), callbacks=[terminate_at(3)])
     trainer.evaluate = trainer._evaluate = lambda *args, **kwargs: {"eval_constant": 1.0}
     trainer.train()
     trainer.close()
@@ -87,7 +81,7 @@ def test_the_command_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_po
 
     def build_and_warn(*arguments):
         trainer = build(*arguments)
-        trainer.add_callback(TerminateIn(1))
+        trainer.add_callback(terminate_at(1))
         return trainer
 
     arguments = [
@@ -99,9 +93,9 @@ def test_the_command_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_po
     with monkeypatch.context() as patch:
         patch.setattr(command, "build_trainer", build_and_warn)
         command.run(*RecipeParser().parse_args_and_config(arguments))
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "model.safetensors").exists()
-    assert f"[end] stopped after step 2 of 3, with {tmp_path}/checkpoint-2\n" in capsys.readouterr().out
+    assert f"[end] stopped after step 1 of 3, with {tmp_path}/checkpoint-1\n" in capsys.readouterr().out
     arguments += ["--resume_from_checkpoint", "true"]
     command.run(*RecipeParser().parse_args_and_config(arguments))
     assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9

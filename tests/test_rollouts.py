@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -517,15 +517,15 @@ def judged_by(judge: HoldingJudge) -> Iterator[str]:
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
-    """Give a function that interrupts this thread as Ctrl-C does, once."""
+def interruptible(number: int) -> Iterator[Callable[[], None]]:
+    """Give a function that sends a signal to this thread, once."""
     main, left = threading.main_thread().ident, [1]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
 
     def interrupt() -> None:
         if left:
             left.pop()
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main, number)
 
     try:
         yield interrupt
@@ -534,12 +534,14 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_had_been(
-    tmp_path, tiny_policy, rows, server
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_had_been(
+    tmp_path, tiny_policy, rows, server, number
 ):
+    """Ctrl-C and SIGTERM end a step that waits for rollouts and for early judgments."""
     interrupting, judge = False, HoldingJudge(lambda: interrupting and len(rollouts.seen) > 24, lambda: check())
     settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
-    with judged_by(judge) as address, interruptible() as interrupt:
+    with judged_by(judge) as address, interruptible(number) as interrupt:
         with server() as (rollouts, url):
             judged = {"judge": Judge(OpenAIClient(address, "m"))}
             late = train(
@@ -558,7 +560,8 @@ def test_ctrl_c_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_
         interrupting = True
         with server(hold=hold) as (rollouts, url):
             judged = {"judge": Judge(OpenAIClient(address, "m"))}
-            with pytest.raises(KeyboardInterrupt):
+            ctrl_c = number == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt) if ctrl_c else nullcontext():
                 train(tmp_path / "run", tiny_policy, rows, url, **judged, **settings)
             assert rollouts.idle.wait(EVENT_LIMIT), f"{rollouts.in_flight} rollouts are in flight"
             assert judge.idle.wait(EVENT_LIMIT), f"{judge.in_flight} judgments are in flight"

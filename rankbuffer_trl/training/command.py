@@ -159,8 +159,13 @@ def last_lines(trainer: RankBufferTrainer, dataset_name: str) -> list[str]:
     folder, step = trainer.args.output_dir, trainer.state.global_step
     report_line = f"report: rankbuffer-report {folder} --dataset_name {dataset_name}"
     if trainer.interrupted:
+        saved = (
+            f"with {folder}/checkpoint-{step}"
+            if Path(folder, f"checkpoint-{step}").exists()
+            else "before it did a step"
+        )
         return [
-            f"stopped after step {step} of {trainer.state.max_steps}, with {folder}/checkpoint-{step}",
+            f"stopped after step {step} of {trainer.state.max_steps}, {saved}",
             "to continue: the same command with --resume_from_checkpoint true (after a used-up budget: a higher one)",
             report_line,
         ]
