@@ -185,7 +185,10 @@ class GroupScorer:
             leave (`bool`, *optional*, defaults to `True`):
                 `False` lets them wait again, for the next run.
         """
-        self._loop.call_soon_threadsafe(self._told.set if leave else self._told.clear)
+        if leave:
+            self._loop.call_soon_threadsafe(self._told.set)  # the loop alone wakes what waits
+        else:
+            self._told.clear()
 
     def run_in_step(self, coroutine: Coroutine) -> Any:
         """Run a coroutine of the step that was begun, as `run` does. `leave_step` cancels it if the step may be left.
