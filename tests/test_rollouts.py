@@ -19,6 +19,8 @@ from helpers.contents import contents
 from helpers.early_runs import CASES, Case
 from helpers.http_server import served
 from helpers.rollout_server import RolloutServer, allow_client, server_config
+from requests import ReadTimeout
+from requests.adapters import HTTPAdapter
 from safetensors.torch import load_file
 from transformers import AutoConfig
 from trl.generation import vllm_client, vllm_generation
@@ -163,6 +165,19 @@ def test_everything_else_is_trls_client(server, run):
         with pytest.raises(AttributeError):
             _ = ours.no_such_thing
         ours.close()
+
+
+def test_limit_requests_ends_a_request_of_trls_client_that_is_not_answered(tmp_path, tiny_policy, rows, server):
+    with server(hold=lambda number: number == 1) as (_, url):
+        args = server_config(tmp_path, url, judge_during_generation=False, ddp_timeout=2)
+        trainer = RankBufferTrainer(tiny_policy, args, rows)
+        client = trainer.vllm_generation.vllm_client
+        assert type(client) is VLLMClient
+        client.session.mount("http://", HTTPAdapter())  # TRL's own tries again five times, with pauses of a minute
+        with pytest.raises(ReadTimeout, match=r"Read timed out. \(read timeout=2\)"):
+            client.generate(PROMPTS)
+        client.reset_prefix_cache()
+        trainer.close()
 
 
 def test_known_to_us_holds_for_the_installed_trl(monkeypatch):

@@ -139,7 +139,7 @@ def test_an_early_end_is_never_a_wrong_end(tester, texts, insertions, rankings, 
 
 
 def test_an_early_end_waits_for_the_answers_about_texts_that_came_instead(scorer):
-    """Two of eight questions fail in the end: 1 of the 4 about the texts that arrived, and the first about the others."""
+    """Two of eight questions fail: one about the texts that arrived, and the first about those that came instead."""
     made = scorer(scripted_judge(failing(frozenset("15"), frozenset())), RankBuffer(fine=False), max_failures=0.3)
     made.begin([numbers()], G=4, step=0)
     for row, text in enumerate("1234"):

@@ -11,6 +11,7 @@ import math
 import resource
 import socket
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 from accelerate import PartialState
@@ -287,6 +288,14 @@ def cause_of(error: Exception) -> str:
     if isinstance(error, APIConnectionError):
         return printable(f"{error} {error.__cause__ or ''}"[:300])
     return printable(f"not a completion of vLLM, {type(error).__name__}: {error}"[:300])
+
+
+def limit_requests(client: VLLMClient, seconds: float) -> None:
+    """Let a request of TRL's client end after so many seconds without an answer. TRL then tries five times more.
+
+    TRL itself sets no limit to them: they send weights, and rollouts that [`SeparateRollouts`] does not ask for.
+    """
+    client.session.request = partial(client.session.request, timeout=(CONNECT_SECONDS, seconds))
 
 
 def known_to_us(client: type[VLLMClient] = VLLMClient) -> bool:

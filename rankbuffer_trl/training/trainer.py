@@ -54,7 +54,7 @@ from .distributed import StepLeft, on_main_process
 from .informing import informing
 from .plan import RunPlan
 from .reward_function import GroupReward
-from .rollouts import SeparateRollouts, known_to_us
+from .rollouts import SeparateRollouts, known_to_us, limit_requests
 from .sampler import EpochSampler
 from .scorer import GroupScorer
 
@@ -163,6 +163,8 @@ class RankBufferTrainer(GRPOTrainer):
         self._any_prompt = queries[queries.ids[0]].prompt
         self._read_ids: list[list[int]] | None = None
         self._read_answers: list[Answer] = []
+        if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
+            limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
         self._one_by_one = self._rollouts_come_one_by_one()
         self._rollouts = self._separate_rollouts()
         self._after_step: Callable[[], None] | None = None
