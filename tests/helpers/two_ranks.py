@@ -23,9 +23,9 @@ import transformers.trainer
 from helpers.fake_hub import FolderHub
 from helpers.forks import run_ranks
 from helpers.rollout_server import allow_client
-from rankbuffer_trl.store import StoreError
+from rankbuffer_trl.store.places import checkpoints
 from rankbuffer_trl.training import command
-from rankbuffer_trl.training.checkpoint import newest_checkpoint
+from rankbuffer_trl.training.checkpoint import why_torn
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart" / "quickstart.yaml"
 FAULT = "there it fails"
@@ -104,10 +104,7 @@ def train(folder: Path, arguments: argparse.Namespace, case: Case | None) -> Non
 
 def newest(folder: Path) -> int:
     """Return the step of the newest whole checkpoint, 0 if there is none."""
-    try:
-        return int(newest_checkpoint(folder).name.rpartition("-")[2])
-    except StoreError:
-        return 0
+    return next((step for step, path in checkpoints(folder) if why_torn(path) is None), 0)
 
 
 def main() -> None:
