@@ -272,6 +272,8 @@ def verdict(prompt: str, looks: Mapping[str, float]) -> str:
     if '"score"' in form:
         return json.dumps({"score": round(score(prompt, looks[""]))})
     alike = "A" in looks and abs(looks["A"] - looks["B"]) < ALIKE
+    if "integers from 0 through 100" in form:
+        return json.dumps({"scores": [round(10 * score(prompt, look)) for look in looks.values()]})
     if '"scores"' in form:
         scores = [round(score(prompt, looks[name])) for name in "AB"]
         if scores[0] == scores[1] and not alike:

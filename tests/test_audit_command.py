@@ -4,6 +4,7 @@ Samples of a policy are in `test_audit_samples.py`.
 """
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from conftest import QUICKSTART, ROOT
 
 from rankbuffer_lab.audit.command import AuditConfig, main
 from rankbuffer_lab.audit.measures import MEASURES
+from rankbuffer_trl.judge import rubric_judge
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
 
@@ -54,6 +56,18 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path
     assert all(cost["form"]["first_answers"] == calls[kind] for kind, cost in found["cost"].items())
     assert len(found["put_back"]) == 4 * 7
     assert [len(look["lists"]) for look in found["looks"]] == [4] * 4
+
+
+def test_main_announces_the_tokens_that_the_judge_then_counts(command, tmp_path, monkeypatch):
+    """With 4 characters a token, as in English, the announced price is 4/3 of the counted one: no question is more."""
+    monkeypatch.setattr(rubric_judge, "count_tokens", lambda text: math.ceil(len(text) / 4))
+    printed = command(*REFERENCE, "--queries", 4, "--output_dir", tmp_path).out
+    announced, most = re.search(r"about ([\d,]+) prompt and ([\d,]+) completion", printed).groups()
+    assert "a token counts as 3 characters here; in English it has about 4, which costs a quarter less" in printed
+    asked, answered = re.search(r"asked: 104 requests, ([\d,]+) prompt.* ([\d,]+) completion", printed).groups()
+    announced, most, asked, answered = (int(text.replace(",", "")) for text in (announced, most, asked, answered))
+    assert announced * 3 / 4 == pytest.approx(asked, rel=0.01)
+    assert answered <= most <= 1.5 * answered
 
 
 def test_main_tells_references_from_samples_and_does_not_estimate_the_judge_on_them(command, tmp_path):

@@ -140,7 +140,7 @@ def test_audit_finds_the_errors_of_a_judge_and_says_its_price_first(judged, audi
     printed, again = audited()
     assert len(judged.model.bodies) == judged.asked, "a second run asks nothing"
     assert printed.startswith(f"[price] {QUERIES} queries: {ASKED} questions, about ")
-    assert "answers.jsonl holds are not asked again" in printed.splitlines()[1]
+    assert "answers.jsonl holds are not asked again" in printed.splitlines()[2]
     model, measures = again["model"], again["measures"]
     assert list(model) == list(ESTIMATES)
     for name, truth in {"list_bias": 0.48, "pair_bias": 0.48, "list_noise": 0.54}.items():

@@ -1,4 +1,4 @@
-"""Hostile responses: none gets a line of its own into a prompt, a control token into a chat, or a word for the judge.
+"""Hostile texts: none gets a line of its own into a prompt, a control token into a chat, or a word for the judge.
 
 The corpus is `tests/helpers/attacks.py`. Its last part is what the guard does not stop, and these tests say so too.
 Two functions act, `quote` and `defuse`, so every attack is tried on them. Some attacks are tried in every place.
@@ -14,19 +14,23 @@ from helpers.attacks import ANCHORS, BAD, BREAKS, CONTROL_TOKENS, FAIR, GOOD, NO
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.groups import Rollout
+from rankbuffer_trl.data.rubrics import rubric_chat
+from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
+    Chat,
     Question,
     VerdictError,
     batch_question,
     duel_question,
+    group_question,
     insertion_question,
     pairwise_question,
     pointwise_question,
     ranking_question,
     selection_question,
 )
-from rankbuffer_trl.judge.guard import defuse, quote
+from rankbuffer_trl.judge.guard import LONGEST, defuse, quote, show
+from rankbuffer_trl.judge.judge import REPEAT
 from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, score
 
 ALL = STOPPED | NOT_STOPPED
@@ -54,6 +58,7 @@ PLACES: dict[str, tuple[str, Callable[[str], Question]]] = {  # where a response
     "first of two": ("[A]", lambda text: pairwise_question(QUERY, text, GOOD)),
     "second of two": ("[B]", lambda text: pairwise_question(QUERY, GOOD, text, tie=False)),
     "duellist": ("[A]", lambda text: duel_question(QUERY, text, GOOD)),
+    "member of a group": ("[R0]", lambda text: group_question(QUERY, [text, GOOD])),
     "rung": ("[R0]", lambda text: selection_question(QUERY, [("A0", BAD), ("R0", text), ("A1", FAIR)], [GOOD], 2)),
     "look-ahead": ("[L1]", lambda text: selection_question(QUERY, [("A0", BAD), ("R0", FAIR)], [GOOD, text], 2)),
 }
@@ -141,18 +146,25 @@ def test_quote_and_defuse_stop_every_attack():
         check_quoted(text)
     for c in (*sorted(BLANK), "\ud800"):
         check_quoted(f"a{c}b")
+    for begun in ("<_", "<" + "_a" * 40_000, "[A_", "<a:", "<|", "]~", "[|a"):  # takes no time
+        text = begun * (80_000 // len(begun))
+        assert joined(defuse(text)) == text
 
 
 HARMLESS = (
     '<div class="s"><p>a</p><br/><strong>b</strong><summary>s</summary><s3></div>',
     "a < b, b > c, a<b, i<=s, 1 <2> 3, x << 2, y >> 3, <= => <- ->",
-    "List<String> Map<K, V> vec<int> std::vector<s_t> Optional<Tools>",
-    "x[0] a[i] m['INST'] [1](https://a.b) [x] - [ ] [INSTALL] [install] [THINKING]",
+    "List<String> Map<K, V> vec<int> std::vector<s_t> Optional<Tools> std::unique_ptr<node_ptr> <std::size_t>",
+    "x[0] a[i] a[row_index] m['INST'] [1](https://a.b) [HTML](u) [x] - [ ] [INSTALL] [install] [THINKING] [A-Z_]",
     'int main() { printf("%s\\n", s); return x || y; }\n#include <stdio.h>\n#include <thinker.h>',
+    "#include <vector>\n"
+    + "\n".join(f"#include <any_{name}>" for name in "map set list view traits variable mutex lock".split()),
+    "<any_t> <any_ptr> <memory_resource> <source_location> <scoped_allocator> <system_error>",
+    "<dc:title>a</dc:title> <my-element> <name> git clone <repository> [<=>] a[i]<b[j] a[0]!=b[1] [a] [cut]",
     "# A\n> quoted\n- [link](u) **b** `c`\n| a | b |\n|---|---|",
     "|x| < |y|, {s | s > 0}, <u, v>, [0, 1[",
     "if x:\n\treturn x\t# done",
-    "cat < a | sort > b; cat <<EOF",
+    "cat < a | sort > b; cat <<EOF; cat <a|sort; [|x|y] [|",
     "Привет, 世界! 안녕하세요 مرحبا 👍🏽 é",
     *NOT_STOPPED.values(),
 )
@@ -164,8 +176,21 @@ def test_quote_and_defuse_leave_plain_words_as_they_are():
         assert quote(text) == "> " + text.replace("\n", "\n> ")
 
 
-def test_quote_is_remembered():
-    assert quote(GOOD) is quote(GOOD), "an anchor is in the prompts of all rollouts of its group"
+def test_quote_and_defuse_are_remembered():
+    for treat in (quote, defuse):
+        text = f"{GOOD}<s>"
+        assert treat(text) is treat(text), "an anchor is in the prompts of all rollouts of its group"
+
+
+def test_show_cuts_a_response_in_a_way_that_none_can_write():
+    for quoted, treat in ((True, quote), (False, defuse)):
+        whole = "tea " * (LONGEST // 4)
+        assert show(whole, quoted) == treat(whole)
+        for beyond, said in ((1, "1"), (12_345, "12,345")):
+            assert show(whole + "x" * beyond, quoted) == f"{treat(whole)}\n[cut: {said} characters]"
+        assert "\n[cut: 1 characters]" not in show(f"{GOOD}\n[cut: 1 characters]", quoted)
+        tokens = show("\n".join(CONTROL_TOKENS) * LONGEST, quoted)
+        assert len(tokens) < 2 * LONGEST and not any(token in tokens for token in CONTROL_TOKENS)
 
 
 # What becomes of a prompt.
@@ -218,6 +243,38 @@ def test_prompt_has_no_control_token_of_a_response(howto):
             assert control_tokens(prompt) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"], name
 
 
+HOSTILE = " ".join(CONTROL_TOKENS)
+
+
+def test_prompt_has_no_control_token_of_a_query_or_a_rubric():
+    tea, hostile = (
+        Query("tea", [{"role": "user", "content": f"Tea{text}?"}], (Rubric(f"Says tea{text}.", 5),))
+        for text in ("", HOSTILE)
+    )
+
+    def prompts(query: Query) -> list[str]:
+        asked = [insertion_question(query, ANCHORS, GOOD), ranking_question(query, rollouts(GOOD, BAD))]
+        written = rubric_chat("tea", query.prompt, [BAD, GOOD], [query.text, "m"], {}).chat()
+        return [*(one.prompt(guard) for one in asked for guard in (True, False)), *(m["content"] for m in written)]
+
+    for plain, prompt in zip(prompts(tea), prompts(hostile), strict=True):
+        assert not any(token in prompt for token in CONTROL_TOKENS)
+        assert prompt.replace(defuse(HOSTILE), "") == plain, "and all else is the paper's"
+
+
+def test_repeat_has_no_control_token_of_the_answer_or_its_fault():
+    def read(answer: str):
+        raise VerdictError(answer)
+
+    for answer in (HOSTILE, HOSTILE * 100):
+        asker = scripted_judge(lambda messages: answer, max_attempts=2)  # noqa: B023  # it is called here
+        assert ask(asker, Chat("rubrics", "tea", [{"role": "user", "content": "?"}], read))[0] is None
+        _, given, fault = (message["content"] for message in asker.client.seen[1])
+        assert joined(given) == joined(answer[:500])
+        assert joined(fault) == joined(REPEAT.format(error=answer[:500]))
+        assert not any(token in given + fault for token in CONTROL_TOKENS)
+
+
 # What becomes of a verdict: that of the embedded judge, which reads the prompts of RankBuffer as any judge does.
 
 
@@ -251,7 +308,7 @@ def fair(question: Question):
 
 def test_verdict_with_guard_is_on_what_is_seen_of_the_responses():
     for place in ("candidate", "anchor", "only text", "rollout", "last rollout", "batched", "anchor of a batch"):
-        for name in ALL.keys() - {f"token {token}" for token in CONTROL_TOKENS}:
+        for name in ALL:
             question = PLACES[place][1](ALL[name])
             assert verdict(question, guard=True) == fair(question), (place, name)
 

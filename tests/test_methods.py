@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from hashlib import sha256
 from typing import Literal, Optional
 
 import pytest
@@ -21,7 +22,9 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import ranking_question
 from rankbuffer_trl.ranking import rank_rewards
+from rankbuffer_trl.rewards.anchor_matches import AnchorMatches, strengths
 from rankbuffer_trl.rewards.arenarl import ArenaRL
+from rankbuffer_trl.rewards.brpo import BRPO
 from rankbuffer_trl.rewards.gdpo import GDPO
 from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
@@ -33,6 +36,7 @@ from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
+from rankbuffer_trl.rewards.ruler import Ruler
 from rankbuffer_trl.rewards.tournament import Tournament
 from rankbuffer_trl.training.scorer import stand_in
 
@@ -56,6 +60,9 @@ METHODS = (
     RankBufferLooks(looks=4, bootstrap=True),
     RankBufferBatch(),
     RankBufferBatch(looks=4, ladder=True),
+    BRPO(),
+    Ruler(),
+    AnchorMatches(),
 )
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
@@ -64,7 +71,7 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 
 def test_calls_of_a_group_of_eight_are_what_the_paper_says():
-    counts = (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8, 8 + 3 * 2, 1, 2, 4)
+    counts = (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8, 8 + 3 * 2, 1, 2, 4, 7, 1, 22)
     for method, count in zip(METHODS, counts, strict=True):
         assert len(play(method, make(EIGHT)).calls) == count, method  # 2 and 3, 5 and 6, 8 to 10 share an interval
         least, most = method.calls(make(EIGHT), first=True)
@@ -82,7 +89,7 @@ VARIANTS = (RankBuffer(anchor_content=False), RankBuffer(k0=7, fine=False))
 
 def test_most_shown_is_what_the_longest_prompt_shows():
     """All eight rollouts share an interval. The visits are the first, the second, and one with `2 * k0` anchors."""
-    most = (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 4, 9, 9, 16, 16, 8, 15)
+    most = (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 4, 9, 9, 16, 16, 2, 8, 2, 8, 15)
     for method, shown in zip((*METHODS, *VARIANTS), most, strict=True):
         assert method.most_shown(8) == shown, method
         judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
@@ -176,8 +183,8 @@ def test_score_of_a_better_rollout_is_no_lower(method, qualities):
     if getattr(method, "blocks_of_four", False) and len(group.answered) > 8:
         pairs = []  # the blocks of more than eight are balanced on average only: a worse one may meet weaker partners
     for worse, better in pairs:
-        may_tie = isinstance(method, RRCAGR) or getattr(method, "blocks_of_four", False)  # not all rollouts meet
-        assert rewards[worse] <= rewards[better] if may_tie else rewards[worse] < rewards[better]
+        not_all_meet = isinstance(method, RRCAGR | BRPO | AnchorMatches) or getattr(method, "blocks_of_four", False)
+        assert rewards[worse] <= rewards[better] if not_all_meet else rewards[worse] < rewards[better]
 
 
 def best_quality(group: RolloutGroup) -> int | None:
@@ -194,6 +201,7 @@ def test_score_of_every_method_goes_through_the_scorer(scorer):
         "rankbuffer_batch": {"batch"},
         "listwise": {"look", "again"},
         "rankbuffer_looks": {"insert", "bootstrap"},
+        "ruler": {"group"},
     }
     for method in {type(method): method for method in METHODS}.values():
         made = scorer(scripted_judge(lambda messages: truth(messages[0]["content"])), method)
@@ -204,7 +212,7 @@ def test_score_of_every_method_goes_through_the_scorer(scorer):
             rewards = made.score([replace(make([7, 3, None, 9], step=step), epoch=step)], step).scores[0].rewards
             assert rewards[2] == -1 and rewards[3] == max(rewards), method
             kept = made.store.load("q")
-            assert (kept is not None) == hasattr(method, "look_ahead") | isinstance(method, RankBuffer), method
+            assert (kept is not None) == isinstance(method, LLMBuffer | RankBuffer | AnchorMatches), method
         found = list(made.store.rows("SELECT DISTINCT method, kind FROM calls"))
         assert {name for name, _ in found} == {method.name}
         assert {kind for _, kind in found} - {"fine"} <= kinds.get(method.name, {"pair"})
@@ -274,6 +282,19 @@ def gdpo(group: RolloutGroup, case) -> dict:
     return rewards
 
 
+def brpo(group: RolloutGroup, case) -> dict:
+    def place(rollout):
+        return sha256(f"0/q/0/reference/{rollout.id}".encode()).digest()
+
+    if not group.answered:
+        return {}
+    reference = min(group.answered, key=place)
+    others = {r.id: rate(r.text, [reference.text], case) for r in group.answered if r is not reference}
+    heard = not others or any(each is not None for each in others.values())
+    rewards = {i: None if each is None else 2 * each - 1 for i, each in others.items()}
+    return rewards | {reference.id: 0 if heard else None}
+
+
 @pytest.mark.parametrize(
     ("method", "oracle"),
     [
@@ -283,6 +304,7 @@ def gdpo(group: RolloutGroup, case) -> dict:
         (RRCSCR(seed=7), rrc_scr),
         (RRCAGR(), rrc_agr),
         (PairwiseRank(), pairwise_rank),
+        (BRPO(), brpo),
     ],
     ids=lambda part: getattr(part, "__name__", str(part)),
 )
@@ -312,6 +334,53 @@ def test_rewards_of_ties_by_hand():
         assert play(PairwiseRank(), make(qualities)).rewards == pytest.approx(rewards)
     assert play(RRCSCR(), make([5, 5, 1])).rewards == pytest.approx((0.5, 0.5, -1))
     assert play(RRCAGR(), make([4, 11, 0])).rewards == pytest.approx((2 * 2.5 / 7 - 1, 1, -1))
+
+
+def test_ruler_rewards_are_the_scores_of_one_prompt():
+    assert play(Ruler(), make([5, None, 9])).rewards == pytest.approx((-0.9, -1, -0.82))
+    assert play(Ruler(), make([5, None, 9]), lambda prompt: "no").rewards == (None, -1, None)
+    played = play(Ruler(seed=3), make(EIGHT), lambda prompt: '{"scores": [0, 10, 20, 30, 40, 50, 60, 100]}')
+    shown = [int(text.partition("r")[2]) for text in SHOWN.findall(played.prompts[0])]
+    assert [played.rewards[i] for i in shown] == pytest.approx([-1, -0.8, -0.6, -0.4, -0.2, 0, 0.2, 1])
+    assert shown != sorted(shown), "the order of presentation is random"
+
+
+# The pool of anchors
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from([0, 0.5, 1])), min_size=1))
+def test_strengths_satisfy_the_equations_of_bradley_and_terry(results):
+    """Each response has as many wins as expected, with one tie against the strength 1."""
+    played = [{a: won, b: 1 - won} for a, b, won in results if a != b]
+    found = strengths(played)
+    assert set(found) == {name for points in played for name in points}
+    for name, own in found.items():
+        won = 0.5 + sum(points.get(name, 0) for points in played)
+        rivals = [1.0] + [found[other] for points in played if name in points for other in points if other != name]
+        assert won == pytest.approx(sum(own / (own + rival) for rival in rivals), rel=1e-3)
+
+
+def test_anchor_matches_keep_a_pool_that_spans_what_was_seen():
+    method = AnchorMatches(size=3)
+    first = play(method, make([5, 1, 9, 3]))
+    assert len(first.calls) == 6 and max(first.rewards) == first.rewards[2] and min(first.rewards) == first.rewards[1]
+    pool = first.score.after
+    assert [quality(anchor.text) for anchor in pool.anchors][::2] == [1, 9] and len(pool) == 3
+    judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
+    group = replace(make([10, 4, None, 0], step=1), epoch=1)
+    early = method.early_questions(replace(group, rollouts=group.rollouts[:1]), pool)
+    score = asyncio.run(method.score(group, pool, judge))
+    asked = [messages[0]["content"] for messages in judge.client.seen]
+    assert len(asked) == 9 and len(early) == 3 and {each.prompt() for each in early} <= set(asked)
+    assert method.early_questions(group, None) == []
+    assert score.before == pool and score.after.visits == 2
+    assert score.rewards[2] == -1 < score.rewards[3] < score.rewards[1] < score.rewards[0]
+    assert [quality(anchor.text) for anchor in score.after.anchors][::2] == [0, 10] and len(score.after) == 3
+    known = {anchor.id: anchor for anchor in pool.anchors}
+    assert all(known.get(anchor.id, anchor) == anchor for anchor in score.after.anchors)
+    assert {anchor.epoch for anchor in score.after.anchors if anchor.id not in known} == {1}
+    lost = asyncio.run(method.score(group, pool, scripted_judge(lambda messages: "no", max_attempts=1)))
+    assert lost.rewards == (None, None, -1, None) and lost.after == pool.visited()
 
 
 # Loading a method by name

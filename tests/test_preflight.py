@@ -15,6 +15,7 @@ from helpers.scripted import config, run
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, RubricJudge
+from rankbuffer_trl.judge.guard import LONGEST
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.training import command
 from rankbuffer_trl.training.parser import RecipeParser
@@ -176,6 +177,8 @@ def test_check_context_leaves_room_for_the_verdict_and_announces_later_prompts(t
         checked(longest + verdict - 1, judge_decoding="regex")
     assert "stays unscored" in checked(2048, max_completion_length=400)
     assert "stays unscored" not in checked(2048, max_completion_length=24)
+    assert "is cut" in checked(2048, max_completion_length=LONGEST // 3 + 1)
+    assert "is cut" not in checked(2048, max_completion_length=LONGEST // 3)
     with served(make_app()) as address:  # a server that cannot count
         text = check(settings(tmp_path, address + "/v1"), queries)
     assert re.search(r"longest prompt of a first visit: about \d+ tokens", text)

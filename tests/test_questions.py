@@ -18,6 +18,7 @@ from rankbuffer_trl.judge import (
     VerdictError,
     batch_question,
     duel_question,
+    group_question,
     insertion_question,
     order_verdict,
     pairwise_question,
@@ -63,6 +64,7 @@ def questions(query: str, rubric: str, first: str, second: str, third: str, four
         "pairwise": pairwise_question(about, first, second),
         "pairwise_without_tie": pairwise_question(about, first, second, tie=False),
         "duel": duel_question(about, first, second),
+        "group": group_question(about, [first, second, "tea"]),
         "manage": selection_question(about, ladder, [first, "tea"], 4),
         "manage_without_look_ahead": selection_question(about, ladder, [], 4),
     }
@@ -78,6 +80,7 @@ ASKED: dict[str, tuple[str, Verdict]] = {  # kind in the ledger, expected verdic
     "pairwise": ("pair", winner_verdict(("A", "B", "tie"))),
     "pairwise_without_tie": ("pair", winner_verdict(("A", "B"))),
     "duel": ("duel", scores_verdict()),
+    "group": ("group", scores_verdict(3, 100)),
     "manage": ("manage", selection_verdict(("A0", "A1"), ("R0",), 4)),
     "manage_without_look_ahead": ("manage", selection_verdict(("A0", "A1"), ("R0",), 4)),
 }

@@ -399,6 +399,7 @@ def test_main_replays_a_real_run_by_the_embedded_judge(tmp_path, tiny_policy, ro
     train(run, tiny_policy, rows, save_strategy="steps", save_steps=8, method_args={"k0": 3, "prune_after": 1})
     words = ("--run_dir", run, "--dataset_name", data_file)
     printed = command(*words, "--sample", 99, "--judge_prompt_price", 2)
+    assert "a token counts as" not in printed, "the price is that of the run"
     found = found_in(run, REPORT, "rejudge.json")
     assert (found["queries"], found["groups"], found["same_data"]) == (12, 24, True)
     assert found["replayed"]["method_args"] == found["recorded"]["method_args"]
@@ -463,6 +464,7 @@ def test_main_asks_nothing_on_a_dry_run_and_then_what_that_said_once_per_judge(w
         r": (\d+)(?: to (\d+))? questions, about ([\d,]+) prompt and [\d,]+ completion tokens, ([\d,.]+) at", printed
     ).groups()
     assert float(price.replace(",", "")) == pytest.approx(float(prompt.replace(",", "")), abs=1)
+    assert "a token counts as 3 characters" in printed, "the run has no counts of these questions"
     assert not NumberJudge.asked and not (tmp_path / "run" / REPORT).exists()
     assert command(*words, "--judge_prompt_price", 1e6).startswith(printed)
     first = len(NumberJudge.asked)

@@ -18,6 +18,7 @@ from rankbuffer_trl.judge import (
     Usage,
     batch_question,
     duel_question,
+    group_question,
     insertion_question,
     pairwise_question,
     pointwise_question,
@@ -98,6 +99,7 @@ def test_rubric_judge_places_from_below_all_to_above_all():
 def test_rubric_judge_scores_compares_and_selects_by_the_rubrics():
     assert ask(*(pointwise_question(RICE, text) for text in GRADED)) == [0, 3, 7, 10]
     assert ask(duel_question(RICE, GRADED[3], GRADED[1])) == [(10, 3)]
+    assert ask(group_question(RICE, [GRADED[3], "", GRADED[1]])) == [(100, 0, 33)]
     assert ask(
         pairwise_question(RICE, GRADED[2], GRADED[1]),
         pairwise_question(RICE, GRADED[1], GRADED[2]),

@@ -13,6 +13,7 @@ from helpers.scripted import ScriptedTrainer, config, contents, run
 from trl import GRPOConfig, GRPOTrainer
 
 from rankbuffer_trl.data.queries import DataError, QueryTable
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.rewards.format import AnswerReader
@@ -198,6 +199,31 @@ def test_further_reward_functions_stand_beside_the_rank(tmp_path, tiny_policy, r
     assert trainer.reward_func_names == ["rank_reward", "format_reward", "length_reward"]
     assert trainer.reward_weights.tolist() == pytest.approx([1.0, 0.2, 1.0])
     assert trainer.state.log_history[0]["rewards/length_reward/mean"] < 0
+    trainer.close()
+
+
+def test_rank_only_ties_ranks_the_groups_that_the_other_rewards_leave_tied(tmp_path, tiny_policy, rows):
+    """The first query of each step is tied. In the third step, none is."""
+
+    def verified(query_id, **kwargs):
+        seen.append(list(dict.fromkeys(query_id)))
+        tied = seen[-1][:1] if len(seen) < 3 else []
+        return [float(id in tied or place % 2) for place, id in enumerate(query_id)]
+
+    with pytest.raises(SettingsError, match="rank_only_ties needs reward_functions"):
+        ScriptedTrainer(tiny_policy, config(tmp_path / "none", rank_only_ties=True), rows)
+    seen: list[list[str]] = []
+    args = config(tmp_path, max_steps=3, rank_only_ties=True)
+    trainer = ScriptedTrainer(tiny_policy, args, rows, reward_funcs=[verified])
+    trainer.train()
+    store = trainer.rank_reward.scorer.store
+    ranked = [(step, query) for step, query in store.rows("SELECT step, query_id FROM groups ORDER BY rowid")]
+    assert ranked == [(0, seen[0][0]), (1, seen[1][0])]
+    assert {query for (query,) in store.rows("SELECT DISTINCT query_id FROM calls")} == {seen[0][0], seen[1][0]}
+    log = trainer.state.log_history
+    assert [entry["rank/tied_groups"] for entry in log[:3]] == pytest.approx([1 / 3, 1 / 3, 0])
+    assert log[0]["rewards/rank_reward/std"] > 0 == log[2]["rewards/rank_reward/std"]
+    assert "judge/calls" in log[0] and "judge/calls" not in log[2]
     trainer.close()
 
 

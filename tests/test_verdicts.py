@@ -62,11 +62,12 @@ def position(K: int) -> Form:
     return alone(position_verdict(K), range(K + 1))
 
 
-def scores() -> Form:
+def scores(n: int = 2, most: int = 10) -> Form:
     def valid(scores: object) -> bool:
-        return is_list_of(scores, 2, range(11))
+        return is_list_of(scores, n, range(most + 1))
 
-    return Form(scores_verdict(), valid, valid, [{"scores": list(pair)} for pair in product(range(11), repeat=2)])
+    answers = [{"scores": list(each)} for each in product(range(most + 1), repeat=n)]
+    return Form(scores_verdict(n, most), valid, valid, answers)
 
 
 def order(*ids: int) -> Form:
@@ -142,6 +143,7 @@ FORMS = {
     "placement of eleven": placement(GRAMMAR_LIMIT + 1, 4),
     "score": alone(score_verdict(), range(11)),
     "scores": scores(),
+    "scores of a group": scores(3, 4),
     "winner": alone(winner_verdict(("A", "B", "tie")), ("A", "B", "tie")),
     "winner without tie": alone(winner_verdict(("A", "B")), ("A", "B")),
     "selection of four": selection(4, 2, 4),
@@ -400,7 +402,7 @@ FAULTS = (  # verdict, answer, part of the message
     (ONE, '{"position": ' + "[" * 100_000 + "]" * 100_000 + "}", "not valid JSON"),
     (score_verdict(), '{"score": 12}', "a score must be an integer from 0 through 10, not 12"),
     (scores_verdict(), '{"scores": [3, 12]}', "a score must be an integer from 0 through 10, not 12"),
-    (scores_verdict(), '{"scores": [3]}', "a list of two integers, not [3]"),
+    (scores_verdict(), '{"scores": [3]}', "a list of 2 integers, not [3]"),
     (winner_verdict(("A", "B")), '{"winner": "tie"}', '`winner` must be one of A, B, not "tie"'),
     (SOME, '{"order": [4, 0]}', "each of [4, 0, 11] exactly once, not [4, 0]"),
     (SOME, '{"order": ["R4", "R0", "R11"]}', '`order` must be a list of integers, not ["R4"'),

@@ -68,8 +68,9 @@ OURS = {
     "Blocks of four": Row("listwise", {"looks": 4, "blocks_of_four": True}),
     "Batch, 2 looks": Row("rankbuffer_batch", {"looks": 2}),
 }
+RELATIVES = {"RULER": Row("ruler"), "BRPO": Row("brpo"), "Anchor matches": Row("anchor_matches")}
 LADDER = {"Batch, 2 looks, ladder": Row("rankbuffer_batch", {"looks": 2, "ladder": True})}
-ROWS = PAPER | OURS | LADDER
+ROWS = PAPER | OURS | RELATIVES | LADDER
 
 
 class SimulatedJudge:

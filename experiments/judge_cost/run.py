@@ -43,7 +43,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from experiments.judge_cost.replay import LADDER, OURS, PAPER, Replay, run_all
+from experiments.judge_cost.replay import LADDER, OURS, PAPER, RELATIVES, Replay, run_all
 from experiments.judge_cost.tables import (
     COMPARED,
     ByNoise,
@@ -159,9 +159,9 @@ def main() -> None:
 
     costly = {label: Replay(label, world(), queries, count=True) for label in PAPER}
     sharp = {
-        (label, noise): Replay(label, world(), few, JudgeErrors(noise=noise), count=label in COMPARED)
+        (label, noise): Replay(label, world(), few, JudgeErrors(noise=noise), count=label in (*COMPARED, *RELATIVES))
         for noise in NOISES
-        for label in (*PAPER, *OURS)
+        for label in (*PAPER, *OURS, *RELATIVES)
     }
     erring = {
         (name, label, noise): Replay(label, world(), few, JudgeErrors(noise=noise, **setting))
@@ -190,7 +190,7 @@ def main() -> None:
         cost_table(outcomes),
         reward_table(outcomes, JudgeErrors.noise),
         buffer_table(outcomes["RankBuffer"], queries),
-        beyond_table({label: by_noise[label, JudgeErrors.noise] for label in COMPARED}),
+        beyond_table({label: by_noise[label, JudgeErrors.noise] for label in (*COMPARED, *RELATIVES)}),
         share_table(by_length, "tokens of a rollout"),
         acuity_table(by_noise),
         share_table(by_noise, "noise"),

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rich.table import Column, Table
 
-from experiments.judge_cost.replay import OURS, PAPER, Outcome
+from experiments.judge_cost.replay import OURS, PAPER, RELATIVES, Outcome
 from rankbuffer_trl.buffer import SOURCES
 
 COMPARED = ("RRC-SCR", "RankBuffer", *OURS)
@@ -100,9 +100,9 @@ def acuity_table(outcomes: ByNoise) -> Table:
     """Show tau by method and noise, and RankBuffer's tau as a share of RRC-SCR's."""
     noises = noises_of(outcomes)
     table = Table("noise", *(f"{noise:g}" for noise in noises), title="Tau by acuity of the judge")
-    for label in (*PAPER, *OURS):
+    for label in (*PAPER, *OURS, *RELATIVES):
         cells = (f"{outcomes[label, noise].mean_tau:.3f}" for noise in noises)
-        table.add_row(label, *cells, end_section=label in (list(PAPER)[-1], list(OURS)[-1]))
+        table.add_row(label, *cells, end_section=label in (list(PAPER)[-1], list(OURS)[-1], list(RELATIVES)[-1]))
     table.add_row("RankBuffer / RRC-SCR", *(f"{tau_ratio(outcomes, noise):.3f}" for noise in noises))
     return table
 

@@ -21,6 +21,8 @@ BUFFERS = (
     "llm_buffer_look_ahead",
 )
 OURS = ("listwise_one", "listwise_two", "listwise", "rankbuffer_batch", "rankbuffer_looks")
+RELATIVES = ("ruler", "brpo", "anchor_matches")  # of other papers and tools
+BEYOND = (*OURS, *RELATIVES)
 CLAIMED = (  # a row for each comparison; the strongest ranking: RRC-SCR in the paper, Tournament-GRPO or RRC-SCR here
     "grpo",
     "gdpo",
@@ -214,7 +216,7 @@ def compare(differences: Sequence[list[float]]) -> list[Comparison]:
 def compare_ours(results: Sequence[Result]) -> list[Difference]:
     """Compare each method of ours with each of the paper's rows beside it."""
     runs = by_method(results)
-    pairs = [(ours, other) for ours in OURS for other in BESIDE if ours in runs and other in runs]
+    pairs = [(ours, other) for ours in BEYOND for other in BESIDE if ours in runs and other in runs]
     found = compare([differences(runs[ours], runs[other]) for ours, other in pairs])
     return [
         Difference(ours, other, mean_of(runs[ours], "tokens") / mean_of(runs[other], "tokens"), each)
@@ -267,7 +269,7 @@ def groups_table(results: Sequence[Result]) -> Table:
 
 def family(method: str) -> str:
     """Return the kind of a method."""
-    kinds = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS, "ours": OURS}
+    kinds = {"pointwise": POINTWISE, "ranking": RANKING, "buffer": BUFFERS, "ours": BEYOND}
     return next((kind for kind, methods in kinds.items() if method in methods), "ablation")
 
 
@@ -276,7 +278,9 @@ def whole_seeds(results: Iterable[Result], methods: Sequence[str]) -> list[Resul
     by_seed: dict[int, dict[str, Result]] = {}
     for result in results:
         by_seed.setdefault(result.seed, {})[result.method] = result
-    order = sorted(methods, key=lambda method: (*POINTWISE, *RANKING, *BUFFERS, *OURS, *sorted(methods)).index(method))
+    order = sorted(
+        methods, key=lambda method: (*POINTWISE, *RANKING, *BUFFERS, *BEYOND, *sorted(methods)).index(method)
+    )
     whole = (runs for _, runs in sorted(by_seed.items()) if set(methods) <= runs.keys())
     return [runs[method] for runs in whole for method in order]
 

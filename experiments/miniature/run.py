@@ -43,6 +43,7 @@ from experiments.miniature.judge import NOISE, NoisyRubricJudge
 from experiments.miniature.references import REFERENCES, with_references
 from experiments.miniature.report import (
     BESIDE,
+    BEYOND,
     CLAIMED,
     OURS,
     Result,
@@ -241,7 +242,7 @@ def recipe_arguments(run: Run):
         "seed": run.seed,
     }
     words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
-    folder = "beyond" if run.method in OURS else "paper"
+    folder = "beyond" if run.method in BEYOND else "paper"
     command = ["--config", str(RECIPES / folder / f"{run.method}.yaml"), *words]
     _, args, _ = RecipeParser().parse_args_and_config(command)
     return args
@@ -412,7 +413,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--policy", type=Path, help="warm-started policy, made if it is missing (default: OUTPUT_DIR/policy)"
     )
-    known = (*ALL, *OURS)
+    known = (*ALL, *BEYOND)
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--methods", nargs="+", choices=known, metavar="METHOD", help=f"some of {', '.join(known)}")
     rows.add_argument("--full", action="store_true", help="all methods of the paper")
@@ -460,7 +461,7 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
         for method in arguments.methods
     }
     line |= {"start": round(start, 2), "methods": means}
-    if set(arguments.methods) & set(OURS):
+    if set(arguments.methods) & set(BEYOND):
         found = compare_ours(complete)
         console.print(methods_table(complete, start), differences_table(found), groups_table(complete))
         return line | {"differences": {f"{each.ours} - {each.other}": each.verdict for each in found}}

@@ -16,8 +16,8 @@ from experiments.miniature import run as miniature
 from experiments.miniature.judge import NoisyRubricJudge
 from experiments.miniature.references import REFERENCES, WITHHELD, with_references
 from experiments.miniature.report import (
+    BEYOND,
     CLAIMED,
-    OURS,
     Interval,
     Result,
     claims_table,
@@ -276,7 +276,7 @@ def test_recipe_arguments_are_those_of_the_recipe_but_small():
     assert (args.max_steps, args.per_device_train_batch_size, args.temperature, args.top_p) == (3, 16, 1.3, 1.0)
     args = miniature.recipe_arguments(replace(run, method="order_only_bootstrap"))
     assert args.method_args == {"bootstrap": True, "anchor_content": False}
-    for method in OURS:
+    for method in BEYOND:
         assert family(method) == "ours" and miniature.recipe_arguments(replace(run, method=method)).seed == 7
 
 

@@ -167,8 +167,10 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     same_method = name == run.manifest.get("method")
     judge = config.judge()
     groups = sum(map(len, visits.values()))
-    price = price_of(visits, method, judge.guard, recorded if same_method else Totals())
-    recipe.announce(config.endpoint(), f"{groups:,} groups of {len(visits):,} queries", *price, config.log)
+    known = recorded if same_method else Totals()
+    price = price_of(visits, method, judge.guard, known)
+    what = f"{groups:,} groups of {len(visits):,} queries"
+    recipe.announce(config.endpoint(), what, *price, config.log, by_characters=not known.prompt_tokens)
     if config.dry_run:
         return None
     scores, calls = asyncio.run(replay(visits, method, judge, config.log, price[0][1], config.judge_max_failures))

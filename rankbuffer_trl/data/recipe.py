@@ -14,6 +14,7 @@ from ..errors import RankBufferError, SettingsError
 from ..judge import Totals
 from ..judge.config import JudgeConfig
 from ..judge.endpoint import Endpoint
+from ..judge.reach import CHARACTERS_PER_TOKEN
 from .output import beside, write_failures, write_provenance, write_rows
 
 Config = TypeVar("Config")
@@ -65,9 +66,15 @@ def cost_line(endpoint: Endpoint, totals: Totals) -> str:
 
 
 def announce(
-    endpoint: Endpoint, what: str, questions: tuple[int, int], prompt: float, completion: float, log: Path
+    endpoint: Endpoint,
+    what: str,
+    questions: tuple[int, int],
+    prompt: float,
+    completion: float,
+    log: Path,
+    by_characters: bool = True,
 ) -> None:
-    """Print what questions will cost at most, before they are asked.
+    """Print what questions will cost, before they are asked.
 
     Args:
         endpoint (`Endpoint`):
@@ -77,11 +84,14 @@ def announce(
         questions (`tuple[int, int]`):
             Number of questions, at least and at most.
         prompt (`float`):
-            Prompt tokens in all, at most.
+            Prompt tokens in all, for the most questions.
         completion (`float`):
-            Completion tokens in all, at most.
+            Completion tokens in all, for the most questions.
         log (`Path`):
             The file of the answers.
+        by_characters (`bool`, *optional*, defaults to `True`):
+            Whether the tokens are those of [`estimate_tokens`]. They are then too many for most texts, and a line
+            says so.
     """
     low, high = (f"{n:,}" for n in questions)
     asked = low if low == high else f"{low} to {high}"
@@ -89,6 +99,9 @@ def announce(
     totals = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(completion))
     price = endpoint.price(totals)
     print(line if price is None else f"{line}, {price:,.2f} at the prices given")
+    if by_characters:
+        about = f"a token counts as {CHARACTERS_PER_TOKEN} characters here; in English it has about 4"
+        print(f"[price] {about}, which costs a quarter less")
     print(f"[price] answers that {log} holds are not asked again", flush=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..groups import Query, Rubric
 from ..judge import Chat, VerdictError
-from ..judge.guard import defuse
+from ..judge.guard import defuse, show
 from ..judge.questions import fill
 from ..judge.verdicts import shorten_json
 from .queries import text_fault
@@ -50,7 +50,7 @@ def rubric_chat(
         prompt (`list[dict]`):
             The messages of the query. The model reads them as a judge does, see [`Query.text`].
         responses (`list[str]`):
-            At least two responses, from worst to best. Chat markers in them are broken up, as in a judge's prompts.
+            At least two responses, from worst to best. Chat markers are broken up in all texts.
         models (`list[str]`, *optional*):
             The model that wrote each response. Without names, the prompt says `unknown`.
         request (`dict[str, Any]`):
@@ -59,10 +59,10 @@ def rubric_chat(
     n = len(responses)
     head, _, _ = USER.partition("[Rank 1 |")
     head += "\n\n".join(f"[Rank {i} | model={{MODEL_{i}}}]\n{{ANSWER_{i}}}" for i in range(1, n + 1))
-    values = {"{QUERY}": Query(query_id, prompt, ()).text}
+    values = {"{QUERY}": defuse(Query(query_id, prompt, ()).text)}
     best_first = zip(reversed(responses), reversed(models or ["unknown"] * n), strict=True)
     for i, (response, model) in enumerate(best_first, start=1):
-        values |= {f"{{ANSWER_{i}}}": defuse(response), f"{{MODEL_{i}}}": model}
+        values |= {f"{{ANSWER_{i}}}": show(response, quoted=False), f"{{MODEL_{i}}}": defuse(model)}
     messages = [
         {"role": "system", "content": for_count(SYSTEM, n)},
         {"role": "user", "content": fill(for_count(head, n), values)},

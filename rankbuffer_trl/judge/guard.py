@@ -1,9 +1,20 @@
-"""The defence of a judge's prompt against the responses in it.
+"""The defence of a judge's prompt against the texts in it.
 
-A policy can learn to write text that manipulates its judge. There are two layers against this. `defuse` is always on.
-It breaks the markers that a judge's tokenizer would turn into control tokens. `quote` is the option `judge_guard`. It
+A policy can learn to write text that manipulates its judge, and a public data set can hold such text. There are two
+layers against this. `defuse` is always on, for queries, rubrics, responses and the judge's own answers. It breaks the
+markers that a judge's tokenizer would turn into control tokens. `quote` is the option `judge_guard`, for responses. It
 also removes invisible characters and begins every line of a response with `> `. No line can then pass for a heading, a
 rubric or an instruction of the prompt.
+
+A marker is told by its shape, because no list knows the next model. It is one name in brackets, without a space:
+
+* `<...>` with a bar or an underscore, such as `<|im_end|>`, `<turn|>` or `<start_of_turn>`. Types and headers of C++
+  stay as they are: `<size_t>`, `<unordered_map>`.
+* `[...]` with bars, or with capitals and an underscore, such as `[|user|]` or `[TOOL_CALLS]`.
+* a name that could also be a tag of HTML or a label, such as `<s>`, `<think>` or `[INST]`. These are listed below.
+
+The judge then reads `< |im_end|>`, `< start_of_turn>` or `[ INST]`. Tags of HTML, generics such as `List<String>`,
+links and indices are not changed. The price is a space in a name such as `<first_name>` of XML.
 
 Neither layer stops persuasion in plain words, or text that is tailored to the rubrics. docs/judge.md lists the attacks
 that are tested.
@@ -13,35 +24,48 @@ import re
 import unicodedata
 from functools import lru_cache
 
-# Control tokens as common chat templates spell them: those of the form <|im_end|> (Qwen, Llama 3, GPT, Phi), the
-# full-width bars of DeepSeek, Gemma's turns (<turn|> since Gemma 4), sentencepiece's <s>, GLM's [gMASK]<sop>, the
-# brackets of Mistral, Llama 2, EXAONE and MiniMax, and thinking and tool tags.
+# Every part takes time in proportion to the text, however many brackets and underscores a response writes.
 MARKER = re.compile(
-    r"<(?=[|\uff5c]\S|/?\w+\|>)"
-    r"|<(?=/?(?:s|unk|pad|bos|eos|cls|sep|mask|sop|eop|think|tool_call|tool_response|tools?|start_of_turn|end_of_turn"
-    r"|start_of_image|end_of_image|image_soft_token|turn|channel|image|audio|unused\d+|reserved_\w+|extra_id_\d+"
-    r"|SPECIAL_\d+|[A-Z]+_TOKEN|seed:\w+)>)"
-    r"|<(?=</?SYS>>)"
+    r"<(?=[|\uff5c]\S|\]\w|/?\w+\|>)"  # bars, full-width ones (DeepSeek), and <]...[> (MiniMax)
+    r"|<(?=/?(?:[^\W_]+:)?[^\W_]*_\w*>)"
+    r"(?!\w+_(?:t|ptr|list|map|set|view|traits|lock|mutex|variable|resource|location|allocator|error)>)"
+    r"|<(?=/?(?:\w+:)?(?:s|unk|pad|cls|sep|mask|[bes]o[a-z]|think|tools?|turn|channel|role|image|audio|AI|\u7528\u6237"
+    r"|unused\d+)(?::\w+)?>)"
+    r"|<(?=</?[A-Z]+>>)"
     r"|\[(?=\|\w+\|\])"
-    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|THINK|IMG|PREFIX|SUFFIX"
-    r"|ARGS|CALL_ID|[gs]?MASK|BOS|EOS|PAD|UNK|unused\d+)\])"
-    r"|\](?=~!?b[\[\]])|\[(?=e~\[)"
+    r"|\[(?=/?(?:[A-Z]+_[A-Z_\d]+|INST|USER|THINK|ARGS|IMG|AUDIO|PREFIX|MIDDLE|SUFFIX|[gs]?MASK|[BE]O[ST]|PAD|UNK"
+    r"|CLS|SEP|unused\d+)\])"
+    r"|\](?=~!?b[\[\]]|!\w~\[)|\[(?=e~\[)"  # MiniMax
+    r"|\[(?=cut: )"  # the line that `show` writes
 )
 
-INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+LONGEST = 100_000
+"""Characters of one response that a prompt shows: far more than 4,096 tokens of any answer have."""
+
+INVISIBLE = ("Cc", "Cf", "Cs")  # in a line; the categories Zl and Zp end one
 # Letters and marks by their category, but they show nothing: fillers, joiners, variation selectors, reserved tags.
 BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
 
 
+def show(response: str, quoted: bool) -> str:
+    """Return a response as a prompt shows it: quoted, or else defused.
+
+    What is beyond `LONGEST` characters is cut. A last line says so, which no response can write.
+    """
+    treat, beyond = quote if quoted else defuse, len(response) - LONGEST
+    return treat(response) if beyond <= 0 else f"{treat(response[:LONGEST])}\n[cut: {beyond:,} characters]"
+
+
+@lru_cache(maxsize=1024)  # an anchor, a query or a rubric is in the prompts of all rollouts of its group
 def defuse(text: str) -> str:
     """Return `text` with a space in each chat marker (`< |im_end|>`), so that a tokenizer reads it as plain text."""
     return MARKER.sub(lambda match: match.group() + " ", text)
 
 
-@lru_cache(maxsize=1024)  # an anchor is in the prompts of all rollouts of its group
+@lru_cache(maxsize=1024)
 def quote(text: str) -> str:
     """Return `text` defused and without invisible characters. Each line begins with `> `."""
-    return "\n".join(f"> {defuse(visible(line))}" for line in text.splitlines())
+    return defuse("\n".join(f"> {visible(line)}" for line in text.splitlines()))
 
 
 def visible(line: str) -> str:

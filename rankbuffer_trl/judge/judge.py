@@ -10,12 +10,14 @@ from typing import Any, Protocol
 
 from ..groups import storable
 from .errors import JudgeError, TransportError, printable
+from .guard import defuse
 from .ledger import ANSWER_KEPT, Call, Reply, Tally, Usage
 from .verdicts import VerdictError
 
 logger = logging.getLogger(__name__)
 
 REPEAT = "That is not a valid answer: {error}. Answer the same question again with the JSON object alone."
+REPEATED = 500  # characters of the answer, and of its fault, in that turn
 CUT_OFF = "the answer was cut off at its token limit"
 FIRST_QUESTION_SECONDS = 600.0  # for the first question of all; a server may have to load or compile something
 
@@ -169,8 +171,8 @@ class Judge:
                     error = f"{fault}; {CUT_OFF}" if reply.cut_off else str(fault)
                     if not question.afresh:
                         messages = messages[:opening] + [
-                            {"role": "assistant", "content": answer.strip()[:500] or "(no answer)"},
-                            {"role": "user", "content": REPEAT.format(error=fault)},
+                            {"role": "assistant", "content": defuse(answer.strip()[:REPEATED]) or "(no answer)"},
+                            {"role": "user", "content": REPEAT.format(error=defuse(str(fault)[:REPEATED]))},
                         ]
                 else:
                     outcome, error, usage = "parsed", "", tokens

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..groups import Query, Rollout, Rubric
-from .guard import defuse, quote
+from .guard import defuse, show
 from .ledger import Reply
 from .verdicts import (
     Verdict,
@@ -32,9 +32,9 @@ from .verdicts import (
 )
 
 PROMPTS = Path(__file__).parent / "prompts"
-COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, PAIRWISE, DUEL, MANAGE, GUARD_NOTE = (
+COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
     (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    for name in ("coarse", "fine", "order_only", "batch", "pointwise", "pairwise", "duel", "manage", "guard_note")
+    for name in "coarse fine order_only batch pointwise pairwise duel group manage guard_note".split()
 )
 
 
@@ -46,8 +46,8 @@ class Question:
         kind (`str`):
             The name of this kind of question in the ledger: `insert` (coarse ranking), `order_only` (the same
             without the anchors' texts), `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole
-            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `pair`, `duel` or
-            `manage`.
+            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `pair`, `duel`,
+            `group` (a score for each rollout of a group) or `manage`.
         query_id (`str`):
             The query that the question is about.
         verdict (`Verdict`):
@@ -75,14 +75,13 @@ class Question:
         Args:
             guard (`bool`, *optional*, defaults to `False`):
                 Quote the responses, so that none can imitate the prompt's structure (`guard.py`). `False` is the
-                paper's prompt. Chat markers in a response are defused either way.
+                paper's prompt. Chat markers in queries, rubrics and responses are defused either way.
         """
-        show = quote if guard else defuse
-        blocks = {
-            name: "\n\n".join(f"[{heading}]\n{show(text)}" if heading else show(text) for heading, text in pairs)
-            for name, pairs in self.responses.items()
-        }
-        prompt = fill(self.template, {**self.texts, **blocks})
+        texts = {name: defuse(text) for name, text in self.texts.items()}
+        for name, pairs in self.responses.items():
+            shown = [(f"[{heading}]\n" if heading else "") + show(text, guard) for heading, text in pairs]
+            texts[name] = "\n\n".join(shown)
+        prompt = fill(self.template, texts)
         return f"{GUARD_NOTE}\n\n{prompt}" if guard else prompt
 
     def chat(self, guard: bool = False) -> list[dict[str, str]]:
@@ -213,6 +212,19 @@ def duel_question(query: Query, first: str, second: str) -> Question:
     texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
     return Question(
         "duel", query.id, scores_verdict(), DUEL, texts, {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]}
+    )
+
+
+def group_question(query: Query, responses: Sequence[str]) -> Question:
+    """Ask for a score of each response of a group in one prompt. The verdict is integers in 0..100, as shown."""
+    texts = {
+        "{QUERY}": query.text,
+        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
+        "{N}": str(len(responses)),
+    }
+    blocks = [(f"R{i}", response) for i, response in enumerate(responses)]
+    return Question(
+        "group", query.id, scores_verdict(len(responses), 100), GROUP, texts, {"{RESPONSE_BLOCKS}": blocks}
     )
 
 

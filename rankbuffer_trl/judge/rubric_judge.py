@@ -96,10 +96,12 @@ def judge(prompt: str) -> str:
         return json.dumps({"score": round(10 * score(unquoted(response), rubrics))})
     if '{"winner":' in instruction or '{"scores":' in instruction:
         rubrics, responses = split(body, "RESPONSES")
-        pieces = re.split(r"^\[[AB]\]$", responses, flags=re.MULTILINE)[1:3]
-        first, second = (score(unquoted(piece.strip("\n")), rubrics) for piece in pieces)
+        of_group = re.search(r"\[<(\d+) integers", instruction)
+        n, most = (int(of_group[1]), 100) if of_group else (2, 10)
+        pieces = re.split(r"^\[(?:[AB]|R\d+)\]$", responses, flags=re.MULTILINE)[1 : n + 1]
+        first, second, *others = (score(unquoted(piece.strip("\n")), rubrics) for piece in pieces)
         if '{"scores":' in instruction:
-            return json.dumps({"scores": [round(10 * first), round(10 * second)]})
+            return json.dumps({"scores": [round(most * quality) for quality in (first, second, *others)]})
         tie = "tie" if '"tie"' in instruction else "A"
         return json.dumps({"winner": tie if first == second else "A" if first > second else "B"})
     return answer_insertion(body)

@@ -127,17 +127,18 @@ def score_verdict() -> Verdict:
     return Verdict({"score": max(SCORES)}, {"regex": regex}, {"score": one_of("integer", SCORES)}, check_score)
 
 
-def scores_verdict() -> Verdict:
-    """Expect `{"scores": [a, b]}` with two integers in 0..10."""
+def scores_verdict(n: int = 2, most: int = 10) -> Verdict:
+    """Expect `{"scores": [a, b]}` with `n` integers in 0..most."""
+    allowed = range(most + 1)
 
-    def check(scores: Any) -> tuple[int, int]:
-        if not isinstance(scores, list) or len(scores) != 2:
-            raise VerdictError(f"`scores` must be a list of two integers, not {shorten_json(scores)}")
-        return check_score(scores[0]), check_score(scores[1])
+    def check(scores: Any) -> tuple[int, ...]:
+        if not isinstance(scores, list) or len(scores) != n:
+            raise VerdictError(f"`scores` must be a list of {n} integers, not {shorten_json(scores)}")
+        return tuple(check_score(score, allowed) for score in scores)
 
-    regex = rf'\{{"scores": \[{either(SCORES)}, {either(SCORES)}\]\}}'
-    two = list_of(2, one_of("integer", SCORES))
-    return Verdict({"scores": [max(SCORES)] * 2}, {"regex": regex}, {"scores": two}, check)
+    regex = rf'\{{"scores": \[{either(allowed)}{f", {either(allowed)}" * (n - 1)}\]\}}'
+    listed = list_of(n, one_of("integer", allowed))
+    return Verdict({"scores": [most] * n}, {"regex": regex}, {"scores": listed}, check)
 
 
 def winner_verdict(choices: Sequence[str]) -> Verdict:
@@ -213,10 +214,10 @@ def check_order(order: Any, ids: Sequence[int]) -> list[int]:
     return order
 
 
-def check_score(score: Any) -> int:
-    """Return `score` if it is an integer in 0..10, or raise [`VerdictError`]."""
-    if type(score) is not int or score not in SCORES:
-        raise VerdictError(f"a score must be an integer from 0 through {max(SCORES)}, not {shorten_json(score)}")
+def check_score(score: Any, allowed: range = SCORES) -> int:
+    """Return `score` if it is an integer in `allowed`, or raise [`VerdictError`]."""
+    if type(score) is not int or score not in allowed:
+        raise VerdictError(f"a score must be an integer from 0 through {max(allowed)}, not {shorten_json(score)}")
     return score
 
 

@@ -34,6 +34,27 @@ class Match:
         return {self.shown[0]: first, self.shown[1]: 1 - first}
 
 
+class PlaysMatches:
+    """What a method that plays all its matches of a group at once has of [`RewardMethod`]."""
+
+    def matches(self, group: RolloutGroup) -> list[Match]:
+        """Return all matches of a group."""
+        raise NotImplementedError
+
+    def most_shown(self, G: int) -> int:
+        """See [`RewardMethod`]."""
+        return 2
+
+    def first_questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`RewardMethod`]."""
+        return [match.question for match in self.matches(group)]
+
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]."""
+        n = len(self.matches(group))
+        return n, n
+
+
 def make_match(
     group: RolloutGroup,
     pair: tuple[Candidate, Candidate],

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
-from .matches import all_pairs, play, win_rates
+from ..judge import Judge
+from .matches import Match, PlaysMatches, all_pairs, play, win_rates
 from .method import GroupScore, score_by_reward
 
 
 @dataclass(frozen=True)
-class PairwiseRank:
+class PairwiseRank(PlaysMatches):
     """A method whose reward is the rank `s` (1 is best) by win rate: `2 (n - s) / (n - 1) - 1`, or 0 for `n = 1`.
 
     `n` is the number of ranked rollouts. Equal win rates share the first rank they occupy (1, 1, 3). The method asks
@@ -35,7 +35,7 @@ class PairwiseRank:
         """See [`RewardMethod`]."""
         if len(group.answered) == 1:
             return score_by_reward(group, {group.answered[0].id: 0.0})
-        rates = win_rates(group, await play(all_pairs(group, self.seed), judge), by_default=len(group.empty))
+        rates = win_rates(group, await play(self.matches(group), judge), by_default=len(group.empty))
         ranked = [rate for rate in rates.values() if rate is not None]
         n = len(ranked)
         rewards: dict[int, float | None] = dict.fromkeys(rates)
@@ -45,18 +45,9 @@ class PairwiseRank:
                 rewards[i] = 2 * (n - s) / (n - 1) - 1
         return score_by_reward(group, rewards)
 
-    def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
-        return 2
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
-        return [match.question for match in all_pairs(group, self.seed)]
-
-    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
-        n = len(group.answered)
-        return n * (n - 1) // 2, n * (n - 1) // 2
+    def matches(self, group: RolloutGroup) -> list[Match]:
+        """Return a match for every pair of answered rollouts."""
+        return all_pairs(group, self.seed)
 
 
 METHOD = PairwiseRank

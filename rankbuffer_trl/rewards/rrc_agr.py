@@ -14,12 +14,12 @@ from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
-from .matches import Candidate, Match, make_match, play, win_rates
+from .matches import Candidate, Match, PlaysMatches, make_match, play, win_rates
 from .method import GroupScore, score_by_reward
 
 
 @dataclass(frozen=True)
-class RRCAGR:
+class RRCAGR(PlaysMatches):
     """A method that compares rollouts with references: `2 * (win rate over completed comparisons) - 1`.
 
     It asks 1 question per answered rollout and reference response: 56 for 8 rollouts and 7 references. A rollout
@@ -51,31 +51,19 @@ class RRCAGR:
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        rates = win_rates(group, await play(self._matches(group), judge))
+        rates = win_rates(group, await play(self.matches(group), judge))
         return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
 
-    def _matches(self, group: RolloutGroup) -> list[Match]:
+    def matches(self, group: RolloutGroup) -> list[Match]:
+        """Return a match of each answered rollout with each reference."""
         names = {f"reference {n}": text for n, text in enumerate(group.query.responses[: self.references])}
         texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.answered}
         texts.update(names)
         return [make_match(group, (r.id, name), texts, self.seed) for r in group.answered for name in names]
 
-    def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
-        return 2
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
-        return [match.question for match in self._matches(group)]
-
     def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
         """See [`RewardMethod`]. Each comparison needs one rollout and a fixed reference."""
         return self.first_questions(group)
-
-    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
-        n = len(group.answered) * self.references
-        return n, n
 
 
 METHOD = RRCAGR

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
-from .matches import all_pairs, play, win_rates
+from ..judge import Judge
+from .matches import Match, PlaysMatches, all_pairs, play, win_rates
 from .method import GroupScore, score_by_reward
 
 
 @dataclass(frozen=True)
-class RRCSCR:
+class RRCSCR(PlaysMatches):
     """A method that compares a group with itself: `2 * (win rate over completed comparisons) - 1`.
 
     It asks one question per pair of answered rollouts: 28 for 8. A single answered rollout has the reward 1 if there
@@ -35,21 +35,12 @@ class RRCSCR:
         """See [`RewardMethod`]."""
         if len(group.answered) == 1:
             return score_by_reward(group, {group.answered[0].id: 1.0 if group.empty else 0.0})
-        rates = win_rates(group, await play(all_pairs(group, self.seed), judge), by_default=len(group.empty))
+        rates = win_rates(group, await play(self.matches(group), judge), by_default=len(group.empty))
         return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
 
-    def most_shown(self, G: int) -> int:
-        """See [`RewardMethod`]."""
-        return 2
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
-        return [match.question for match in all_pairs(group, self.seed)]
-
-    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
-        n = len(group.answered)
-        return n * (n - 1) // 2, n * (n - 1) // 2
+    def matches(self, group: RolloutGroup) -> list[Match]:
+        """Return a match for every pair of answered rollouts."""
+        return all_pairs(group, self.seed)
 
 
 METHOD = RRCSCR

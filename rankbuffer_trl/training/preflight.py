@@ -15,9 +15,10 @@ from ..errors import SettingsError
 from ..groups import Query
 from ..judge import Call, Judge, JudgeError, Question, Totals
 from ..judge.errors import printable
+from ..judge.guard import LONGEST
 from ..judge.judge import explain
 from ..judge.openai_client import OpenAIClient
-from ..judge.reach import check_server, context_for, longest_need, servers_of
+from ..judge.reach import CHARACTERS_PER_TOKEN, check_server, context_for, longest_need, servers_of
 from ..rewards.method import RewardMethod
 from .plan import RunPlan
 from .scorer import stand_in
@@ -124,6 +125,11 @@ async def check_context(client: OpenAIClient, context: int | None, guard: bool, 
         lines.append(
             f"a later prompt may show {shown} responses; it and its answer may need about {later:,} tokens if rollouts"
             f" use all of max_completion_length={length}; what does not fit into {context:,} fails and stays unscored"
+        )
+    if length * CHARACTERS_PER_TOKEN > LONGEST:
+        lines.append(
+            f"a prompt shows {LONGEST:,} characters of a response at most; with max_completion_length={length} a"
+            " rollout may have more, and the rest is cut"
         )
     return lines
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 from accelerate.logging import get_logger
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather, is_peft_model
 from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -138,6 +138,8 @@ class RankBufferTrainer(GRPOTrainer):
         plan = plan or RunPlan.of(args, train_dataset, eval_dataset)
         queries, eval_queries = plan.queries, plan.eval_queries
         self._train_queries = queries
+        if args.rank_only_ties and not (plan.functions or reward_funcs):
+            raise SettingsError("rank_only_ties needs reward_functions, which say which groups are tied")
         self._batches = plan.batches
         self._faults = plan.faults
         self.rank_reward = GroupReward(
@@ -150,7 +152,12 @@ class RankBufferTrainer(GRPOTrainer):
         )
         super().__init__(
             model,
-            reward_funcs=[self.rank_reward, format_reward, *plan.functions, *(reward_funcs or [])],
+            reward_funcs=[
+                ranked_later if args.rank_only_ties else self.rank_reward,
+                format_reward,
+                *plan.functions,
+                *(reward_funcs or []),
+            ],
             args=args,
             train_dataset=queries.prompts,
             eval_dataset=None if eval_queries is None else eval_queries.prompts,
@@ -296,10 +303,37 @@ class RankBufferTrainer(GRPOTrainer):
         answers = self._read(prompts, completions, completion_ids_list)
         inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, answers, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.args.rank_only_ties:
+            rewards[:, RANK] = self._rank_ties(rewards, inputs, completions, completion_ids_list)
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
         if self.args.scale_by_signal and training:
             rewards = scale_by_signal(rewards, self.reward_weights, self.num_generations)
         return rewards
+
+    def _rank_ties(
+        self, rewards: torch.Tensor, inputs: list[dict], completions: list, completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
+        """Return the rank rewards of all processes: those of the groups that the reward functions leave tied, else 0.
+
+        `rewards` has the shape (rollouts of all processes, reward functions).
+        """
+        G = self.num_generations if self.model.training else self.num_generations_eval
+        totals = (rewards * self.reward_weights.to(rewards))[:, FORMAT + 1 :].nansum(dim=1).view(-1, G)
+        tied = totals.amax(dim=1) == totals.amin(dim=1)
+        self._log_metric("rank/tied_groups", tied.float().mean().item())
+        start = self.accelerator.process_index * len(inputs)
+        ranked = tied.repeat_interleave(G)[start : start + len(inputs)].tolist()
+        ranks = self.rank_reward(
+            completions,
+            **{key: [row[key] for row in inputs] for key in ("query_id", "extracted_answer", "split", "epoch")},
+            ranked=ranked,
+            completion_ids=completion_ids_list,
+            trainer_state=self.state,
+            log_metric=self._log_metric,
+            log_extra=self._log_completion_extra,
+        )
+        mine = torch.tensor([torch.nan if rank is None else rank for rank in ranks], device=rewards.device)
+        return gather(mine)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> TrainOutput:
         """Train, as [`~transformers.Trainer.train`] does, after the judge has answered one real question.
@@ -499,6 +533,14 @@ class RankBufferTrainer(GRPOTrainer):
             self._rollouts.close()
             self._rollouts = None
         self.rank_reward.close()
+
+
+def ranked_later(completions: list, **kwargs) -> list[float]:
+    """Take the place of the rank reward until the other rewards say which groups are tied."""
+    return [0.0] * len(completions)
+
+
+ranked_later.__name__ = "rank_reward"  # the name in the log
 
 
 @cache

@@ -42,7 +42,7 @@ def truth(prompt: str) -> str:
     if kind == "score":
         return json.dumps({kind: RUBRICS[first_rubric(prompt)](quality(SHOWN.findall(body)[-1]))})
     if kind == "scores":
-        return json.dumps({kind: [blocks["A"], blocks["B"]]})
+        return json.dumps({kind: [min(quality, 10) for quality in blocks.values()]})
     if kind == "winner":
         level = "tie" if '"tie"' in instruction else "A"
         return json.dumps({kind: "AB"[blocks["A"] < blocks["B"]] if blocks["A"] != blocks["B"] else level})
