@@ -11,6 +11,7 @@ from datasets import Dataset
 from helpers.sampled import EPOCHS, AtStep, copy_checkpoints, interrupt_at, same, train
 from helpers.scripted import config, contents
 from helpers.silent import Silence, SilentJudge
+from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
 from rankbuffer_trl.judge import Judge
@@ -53,8 +54,9 @@ LEFT = {  # where the judge falls silent: (the step, the settings, the steps tha
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", LEFT)
+@pytest.mark.parametrize(
+    "case", [case if case == "mid-epoch" else pytest.param(case, marks=pytest.mark.slow) for case in LEFT]
+)
 def test_a_sigterm_leaves_a_step_that_waits_for_the_judge_and_the_resumed_run_ends_alike(
     tmp_path, tiny_policy, rows, whole, case
 ):
@@ -67,8 +69,20 @@ def test_a_sigterm_leaves_a_step_that_waits_for_the_judge_and_the_resumed_run_en
     train(run, tiny_policy, rows, callback=silence, judge=Judge(judge), **settings)
     assert silence.saved == saved
     assert {row[1] for row in contents(run / LIVE_STORE)["groups"]} == set(range(step)), "nothing of the step is kept"
+    if step and not other:
+        left, whole_one = (folder / f"checkpoint-{step}" for folder in (run, whole[0]))
+        assert contents(left) == contents(whole_one)
+        states = [json.loads((folder / "trainer_state.json").read_text()) for folder in (left, whole_one)]
+        assert states[0]["num_input_tokens_seen"] == states[1]["num_input_tokens_seen"]
     judge = Judge(SilentJudge())
     assert same(train(run, tiny_policy, rows, resume=step > 0, judge=judge, **settings), expected)
+
+
+def test_a_finished_run_that_is_resumed_takes_no_step(tmp_path, tiny_policy, rows, whole):
+    """It ends inside an epoch, where the trainer of transformers looks at `max_steps` only after a step."""
+    checkpoint = copy_checkpoints(whole, tmp_path, 6)
+    ended = train(tmp_path, tiny_policy, rows, resume=str(checkpoint), max_steps=6)
+    assert same(ended, (contents(checkpoint), load_file(checkpoint / "model.safetensors")))
 
 
 @pytest.mark.slow
