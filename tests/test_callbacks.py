@@ -19,6 +19,7 @@ from rankbuffer_trl.store.gains import newest_window
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.callbacks import LogProgress, StopEarly
 from rankbuffer_trl.training.checkpoint import newest_checkpoint
+from rankbuffer_trl.training.command import last_lines
 from rankbuffer_trl.training.informing import informing
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
@@ -99,6 +100,14 @@ def test_the_command_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_po
     arguments += ["--resume_from_checkpoint", "true"]
     command.run(*RecipeParser().parse_args_and_config(arguments))
     assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9
+
+
+def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoint(tmp_path):
+    stopped = SimpleNamespace(interrupted=True, args=SimpleNamespace(output_dir=tmp_path))
+    stopped.state = SimpleNamespace(global_step=4, max_steps=9)
+    assert last_lines(stopped, "data")[1] == "to continue: the same command"
+    (tmp_path / "checkpoint-4").mkdir()
+    assert last_lines(stopped, "data")[0] == f"stopped after step 4 of 9, with {tmp_path}/checkpoint-4"
 
 
 PROGRESS = "progress/beats_last_visit"

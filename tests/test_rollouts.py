@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import os
+import pickle
 import resource
 import signal
 import socket
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -33,6 +35,7 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.rubric_judge import judge as verdict
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training import trainer as trainer_module
+from rankbuffer_trl.training.distributed import MainProcessError
 from rankbuffer_trl.training.rollouts import KEEPALIVE, RETRIES, RolloutError, SeparateRollouts, known_to_us
 from rankbuffer_trl.training.trainer import RankBufferTrainer, warn_of_another_way
 
@@ -284,6 +287,20 @@ def test_generate_ends_when_the_server_is_silent(server, run):
         assert seen.idle.wait(EVENT_LIMIT), "the request that is left is cancelled"
         assert len(ours.generate([[1]])["completion_ids"]) == 1
         ours.close()
+
+
+def test_generate_hands_an_error_to_all_of_several_processes(server, run, monkeypatch):
+    """The others get the lists by pickle. TRL reads them on all processes."""
+    monkeypatch.setattr("rankbuffer_trl.training.rollouts.PartialState", lambda: SimpleNamespace(num_processes=2))
+    with server(hold=lambda number: True) as (_, url):
+        ours = SeparateRollouts(VLLMClient(base_url=url), run, lambda row, ids: None, timeout=0.2)
+        made = ours.generate([[1], [2]])
+        ours.close()
+    for name in ("prompt_ids", "completion_ids", "logprobs"):
+        with pytest.raises(RolloutError, match="0 of 2 rollouts came"):
+            list(made[name])
+        with pytest.raises(MainProcessError, match="the main process failed with RolloutError: the rollout server at"):
+            list(pickle.loads(pickle.dumps(made[name])))
 
 
 def sockets_to(url: str) -> Iterator[socket.socket]:

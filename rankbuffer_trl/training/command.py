@@ -158,14 +158,11 @@ def last_lines(trainer: RankBufferTrainer, dataset_name: str) -> list[str]:
     """Say where the policy is, how to see the report, and how to evaluate or to continue."""
     folder, step = trainer.args.output_dir, trainer.state.global_step
     report_line = f"report: rankbuffer-report {folder} --dataset_name {dataset_name}"
+    if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():
+        return ["stopped before a step was done, so there is nothing to save", "to continue: the same command"]
     if trainer.interrupted:
-        saved = (
-            f"with {folder}/checkpoint-{step}"
-            if Path(folder, f"checkpoint-{step}").exists()
-            else "before it did a step"
-        )
         return [
-            f"stopped after step {step} of {trainer.state.max_steps}, {saved}",
+            f"stopped after step {step} of {trainer.state.max_steps}, with {folder}/checkpoint-{step}",
             "to continue: the same command with --resume_from_checkpoint true (after a used-up budget: a higher one)",
             report_line,
         ]

@@ -558,9 +558,8 @@ def random_states() -> Callable[[], None]:
         (random.setstate, random.getstate()),
         (numpy.random.set_state, numpy.random.get_state()),
         (torch.set_rng_state, torch.get_rng_state()),
+        (torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()),
     ]
-    if torch.cuda.is_available():
-        states.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
 
     def restore() -> None:
         for set_state, state in states:
