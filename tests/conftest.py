@@ -242,6 +242,36 @@ def tiny_policy(howto, tmp_path_factory) -> str:
     return path
 
 
+@pytest.fixture
+def training(tmp_path, tiny_policy, rows):
+    """Make trainers with known rollouts in a folder of `tmp_path`, and close them. Settings go to `config`."""
+    from dataclasses import fields
+
+    from helpers.scripted import ScriptedTrainer, config
+
+    made, settings = [], {field.name for field in fields(config(tmp_path))}
+
+    def make(folder: str = "", cls: type = ScriptedTrainer, **given):
+        args = config(tmp_path / folder, **{key: given.pop(key) for key in settings & given.keys()})
+        made.append(cls(tiny_policy, args, rows, **given))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+@pytest.fixture
+def quickstart(tmp_path, tiny_policy, data_file):
+    """Run `rankbuffer-train` with the quickstart's recipe, twelve queries and more words of a command line."""
+    from rankbuffer_trl.training import command
+    from rankbuffer_trl.training.parser import RecipeParser
+
+    words = ["--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy]
+    words += ["--dataset_name", str(data_file), "--output_dir", str(tmp_path)]
+    return lambda *more: command.run(*RecipeParser().parse_args_and_config([*words, *map(str, more)]))
+
+
 @pytest.fixture(scope="session")
 def whole(howto, tiny_policy, tmp_path_factory) -> tuple[Path, tuple]:
     """The folder of a run that nobody stopped, with a checkpoint at every step, and what it ended with."""
@@ -278,22 +308,9 @@ def assets(tmp_path_factory) -> dict:
 @pytest.fixture
 def values(assets, tmp_path, tiny_policy):
     """Make the settings of an evaluation whose model and judge are behind `url`, as a dict."""
+    from helpers.evaluation_assets import values_of
 
-    def make(url: str, **changes) -> dict:
-        run = dict(
-            models=[f"mine={tiny_policy}"],
-            output_dir=str(tmp_path / "out"),
-            engine_url=f"{url}/v1",
-            engine_model="model",
-            judge_url=[f"{url}/v1"],
-            judge_model="judge",
-            judge_max_retries=0,
-            judge_prompt_price=1.0,
-            judge_completion_price=2.0,
-        )
-        return run | assets | changes
-
-    return make
+    return lambda url, **changes: values_of(url, tiny_policy, tmp_path / "out") | assets | changes
 
 
 @pytest.fixture(name="settings")

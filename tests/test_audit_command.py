@@ -5,14 +5,13 @@ Samples of a policy are in `test_audit_samples.py`.
 
 import json
 import math
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import QUICKSTART, ROOT
+from conftest import QUICKSTART
 
 from rankbuffer_lab.audit.command import AuditConfig, main
 from rankbuffer_lab.audit.measures import MEASURES
@@ -43,11 +42,13 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path
     assert printed.out.startswith("[price] 4 queries: 104 questions, about ")
     assert "embedded rubric judge" in printed.out
     assert "Clearly better than chance on 5 of 5." in printed.out
+    assert "The samples are references of the data set." in " ".join(printed.out.split())
     assert re.search(r"put back +1\.00 +1\.00 to 1\.00 +0\.14 +yes", printed.out)
     assert (out / "audit.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     found = json.loads((out / "audit.json").read_text())
     assert found["config"]["seed"] == 3
     assert (found["queries"], found["clearly_better"], found["of"]) == (4, 5, 5)
+    assert (found["references"], found["model"], found["advice"]) == (True, None, None)
     assert list(found["measures"]) == [measure.name for measure in MEASURES]
     assert found["measures"]["lists_tau"]["value"] == 1
     assert len(found["measures"]["put_back"]["values"]) == 4
@@ -70,13 +71,6 @@ def test_main_announces_the_tokens_that_the_judge_then_counts(command, tmp_path,
     assert answered <= most <= 1.5 * answered
 
 
-def test_main_tells_references_from_samples_and_does_not_estimate_the_judge_on_them(command, tmp_path):
-    printed = command(*REFERENCE, "--queries", 4, "--output_dir", tmp_path)
-    assert "The samples are references of the data set." in " ".join(printed.out.split())
-    found = json.loads((tmp_path / "audit.json").read_text())
-    assert (found["references"], found["model"], found["advice"]) == (True, None, None)
-
-
 def test_main_reads_settings_from_a_yaml_and_the_command_line_wins(command, tmp_path):
     (tmp_path / "audit.yaml").write_text(
         f"dataset_name: {HOWTO}\nsamples: {HOWTO}\nqueries: 9\noutput_dir: {tmp_path}\njudge_guard: false\n"
@@ -96,16 +90,11 @@ def test_load_draws_queries_by_the_seed_each_at_most_once():
     assert sorted(drawn()) == sorted(json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines())
 
 
-def test_main_as_a_module_prints_its_error_alone_and_ends_with_1(howto, tmp_path):
+def test_main_as_a_module_prints_its_error_alone(howto, tmp_path, monkeypatch, capsys, cache):
     (tmp_path / "bare.jsonl").write_text(json.dumps({"query_id": "q", "prompt": howto[0]["prompt"]}) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "rankbuffer_lab.audit", "--dataset_name", HOWTO]
-        + ["--samples", str(tmp_path / "bare.jsonl")],
-        cwd=ROOT,
-        env=os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")},  # no bar for reading the file either
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*\n", done.stderr)
+    words = ["rankbuffer-audit", "--dataset_name", HOWTO, "--samples", str(tmp_path / "bare.jsonl")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("rankbuffer_lab.audit", run_name="__main__")
+    assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*", stop.value.code)
+    assert capsys.readouterr() == ("", ""), "no bar for reading the file either"

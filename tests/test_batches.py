@@ -4,19 +4,14 @@ import math
 import re
 
 import pytest
-import yaml
-from conftest import QUICKSTART, ROOT
-from helpers.scripted import config
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
-from rankbuffer_trl.training import command
 from rankbuffer_trl.training.batches import BatchError, Batches
 from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.parser import RecipeParser
-from rankbuffer_trl.training.trainer import RankBufferTrainer
+from rankbuffer_trl.training.parser import RECIPES, read_recipe
 
 
 def plan(processes: int = 1, queries: int = 100, **overrides) -> Batches:
@@ -101,20 +96,13 @@ class StopAtOnce(TrainerCallback):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 5, "steps_per_generation": 1},
-        {"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_iterations": 2},
-    ],
-    ids=["accumulation", "generation"],
-)
-def test_steps_are_those_of_the_trainer(tmp_path, tiny_policy, rows, changes):
-    trainer = RankBufferTrainer(tiny_policy, config(tmp_path, **changes), rows, callbacks=[StopAtOnce()])
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    assert trainer.state.max_steps == Batches(trainer.args, len(rows)).steps
-    trainer.close()
+def test_steps_are_those_of_the_trainer(training, rows):
+    accumulation, generation = {"gradient_accumulation_steps": 5, "steps_per_generation": 1}, {"num_iterations": 2}
+    for changes in (accumulation, generation | {"steps_per_generation": 2}):
+        trainer = training(per_device_train_batch_size=8, callbacks=[StopAtOnce()], **changes)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        assert trainer.state.max_steps == Batches(trainer.args, len(rows)).steps, changes
 
 
 def test_saved_steps_are_the_checkpoints_and_the_last_step():
@@ -135,44 +123,28 @@ def test_batches_refuses_what_cannot_work_and_says_what_would():
         ({"processes": 3, "per_device_train_batch_size": 2}, r"must be a multiple of 4, got 1\."),
         ({"queries": 1, "processes": 2}, r"has 1 queries, fewer than the 2 of one generation batch \(16 rollouts"),
         (evaluating, r"With 4 processes, per_device_eval_batch_size must be a multiple of 2, got 3\."),
-        ({"processes": 0}, "num_processes must be at least 1"),
-        ({"steps_per_generation": 2, "save_steps": 3}, "save_steps=3 would save inside a generation"),
     ]:
         with pytest.raises(ValueError, match=message):
             plan(**changes)
 
 
-def test_num_processes_is_for_a_dry_run_only():
-    with pytest.raises(ValueError, match="num_processes is for dry_run and preflight_only; the processes of a run"):
-        RankBufferConfig("out", use_cpu=True, bf16=False, num_processes=8)
+PAPER = (
+    "num_generations per_device_train_batch_size num_train_epochs max_prompt_length max_completion_length save_steps"
+).split()
 
 
-def dry_run(capsys, *arguments: str) -> str:
-    """What the paper's main recipe says of itself, on a machine without a GPU, a judge or a policy."""
-    words = ["--config", str(ROOT / "recipes" / "paper" / "rankbuffer.yaml"), "--dry_run"]
-    words += ["--dataset_name", str(QUICKSTART / "howto.jsonl"), "--model_name_or_path", "nobody/nothing"]
-    command.run(*RecipeParser().parse_args_and_config([*words, *arguments]))
-    return capsys.readouterr().out
-
-
-def test_lines_tell_the_papers_batch_on_8_and_on_4_processes(capsys, monkeypatch):
-    monkeypatch.setattr(command, "report", lambda *_: pytest.fail("a dry run asks no judge"))
-    monkeypatch.setattr(command, "build_trainer", lambda *_: pytest.fail("a dry run loads no policy"))
-    eight = dry_run(capsys, "--num_processes", "8")
+def test_lines_tell_the_papers_batch_on_8_and_on_4_processes():
+    recipe = read_recipe(RECIPES / "paper" / "rankbuffer.yaml")
+    paper = {key: recipe[key] for key in PAPER}
+    eight, four = (
+        "\n".join(plan(processes, 1000, gradient_accumulation_steps=80 // processes, **paper).lines())
+        for processes in (8, 4)
+    )
+    assert recipe["gradient_accumulation_steps"] == 80 // 8
     assert "8 processes x 2 per device x 10 micro steps = 160 rollouts = 20 queries x 8" in eight
     assert "some lie on two processes" in eight
     assert "4 x 2 x 20, 5 x 2 x 16, 8 x 2 x 10" in eight and ", 3 x" not in eight and ", 6 x" not in eight
     assert "the context must hold 8,192 with the prompt" in eight
-    four = dry_run(capsys, "--num_processes", "4", "--gradient_accumulation_steps", "20")
+    assert "the run: 200 steps, 4 epochs, 32,000 rollouts" in eight and "checkpoints: 20, after steps 10" in eight
     assert "4 processes x 2 per device x 20 micro steps = 160 rollouts" in four
     assert "each lies on one process" in four
-    with pytest.raises(BatchError, match="fewer than the 40"):
-        dry_run(capsys, "--num_processes", "16")
-
-
-def test_the_papers_run_has_200_steps():
-    recipe = yaml.safe_load((ROOT / "recipes" / "base.yaml").read_text())
-    keys = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
-    layout = plan(8, 1000, save_steps=recipe["save_steps"], **{key: recipe[key] for key in keys})
-    assert (layout.steps_per_epoch, layout.steps, len(layout.saved_steps)) == (50, 200, 20)
-    assert any(re.search(r"200 steps, 4 epochs, 32,000 rollouts", line) for line in layout.lines())

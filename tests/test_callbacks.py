@@ -9,19 +9,18 @@ from types import SimpleNamespace
 
 import pandas
 import pytest
-from conftest import QUICKSTART
 from helpers.sampled import AtStep, interrupt_at, train
-from helpers.scripted import ScriptedTrainer, config, contents
+from helpers.scripted import contents
 from transformers import TrainerCallback
 
 from rankbuffer_trl.store.export import FILE
 from rankbuffer_trl.store.gains import newest_window
 from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training import command
 from rankbuffer_trl.training.callbacks import LogProgress, StopEarly
 from rankbuffer_trl.training.checkpoint import newest_checkpoint
 from rankbuffer_trl.training.command import last_lines
 from rankbuffer_trl.training.informing import informing
-from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 
 def terminate_at(step: int) -> TrainerCallback:
@@ -30,14 +29,12 @@ def terminate_at(step: int) -> TrainerCallback:
 
 
 @pytest.mark.slow
-def test_stop_early_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_policy, rows):
+def test_stop_early_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_policy, rows, training):
     """Two optimizer steps use one generation; the signal comes in the first of them."""
-    settings = config(tmp_path, num_train_epochs=2, num_iterations=2)
     before = signal.getsignal(signal.SIGTERM)
-    trainer = RankBufferTrainer(tiny_policy, settings, rows, callbacks=[terminate_at(5)])
+    trainer = training(num_iterations=2, callbacks=[terminate_at(5)])
     trainer.train()
     assert trainer.interrupted and trainer.state.global_step == 6
-    trainer.close()
     assert signal.getsignal(signal.SIGTERM) == before
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "other", tiny_policy, rows, callback=interrupt_at(1))
@@ -45,14 +42,13 @@ def test_stop_early_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, ti
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
 
 
-def test_stop_early_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, tiny_policy, rows):
+def test_stop_early_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, training, rows):
     """With `save_strategy: best`, the evaluation of a step decides whether to save."""
     settings = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="constant")
-    args = config(tmp_path, **settings, per_device_eval_batch_size=8)
-    trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(1)), callbacks=[terminate_at(3)])
+    settings |= dict(per_device_eval_batch_size=8, eval_dataset=rows.select([0]), callbacks=[terminate_at(3)])
+    trainer = training(**settings)
     trainer.evaluate = trainer._evaluate = lambda *args, **kwargs: {"eval_constant": 1.0}
     trainer.train()
-    trainer.close()
     assert trainer.interrupted and trainer.state.global_step == 3
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
 
@@ -69,15 +65,15 @@ def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypa
             signal.raise_signal(signal.SIGTERM)
         assert ended == [106.0]
         callback.leave()
+        callback.on_train_begin(None, None, None)
+        assert callback.received is None, "another training has had no warning yet"
+        callback.leave()
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow
-def test_the_command_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_policy, data_file, monkeypatch, capsys):
-    from rankbuffer_trl.training import command
-    from rankbuffer_trl.training.parser import RecipeParser
-
+def test_run_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, quickstart, monkeypatch, capsys):
     build = command.build_trainer
 
     def build_and_warn(*arguments):
@@ -85,20 +81,14 @@ def test_the_command_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, tiny_po
         trainer.add_callback(terminate_at(1))
         return trainer
 
-    arguments = [
-        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
-        *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "3"),
-        *("--per_device_train_batch_size", "24", "--max_completion_length", "16"),
-        *("--resume_from_checkpoint", "false"),
-    ]
+    words = ["--max_steps", "3", "--per_device_train_batch_size", "24", "--max_completion_length", "16"]
     with monkeypatch.context() as patch:
         patch.setattr(command, "build_trainer", build_and_warn)
-        command.run(*RecipeParser().parse_args_and_config(arguments))
+        quickstart(*words, "--resume_from_checkpoint", "false")
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "model.safetensors").exists()
     assert f"[end] stopped after step 1 of 3, with {tmp_path}/checkpoint-1\n" in capsys.readouterr().out
-    arguments += ["--resume_from_checkpoint", "true"]
-    command.run(*RecipeParser().parse_args_and_config(arguments))
+    quickstart(*words, "--resume_from_checkpoint", "true")
     assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9
 
 
@@ -113,18 +103,15 @@ def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoi
 PROGRESS = "progress/beats_last_visit"
 
 
-def test_log_progress_reaches_the_log_of_its_own_step(tmp_path, tiny_policy, rows, monkeypatch):
+def test_log_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
     """The number begins with the second epoch, after step 4. It stays in its step also if an evaluation follows."""
     found = []
-    monkeypatch.setattr(
-        "rankbuffer_trl.training.callbacks.newest_window",
-        lambda store: found.append(newest_window(store, least=6)) or found[-1],
-    )
+    small = lambda store: found.append(newest_window(store, least=6)) or found[-1]  # noqa: E731
+    monkeypatch.setattr("rankbuffer_trl.training.callbacks.newest_window", small)
     monkeypatch.setattr("rankbuffer_trl.store.gains.LEAST_QUERIES", 2)
-    args = config(tmp_path, eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=8)
-    trainer = ScriptedTrainer(tiny_policy, args, rows, rows.select([0]))
+    evaluation = dict(eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=8)
+    trainer = training(eval_dataset=rows.select([0]), **evaluation)
     trainer.train()
-    trainer.close()
     expected = [each and each.probability for each in found]
     assert expected[:4] == [None] * 4 and any(value is not None for value in expected[4:])
     assert [entry.get(PROGRESS) for entry in trainer.state.log_history if "loss" in entry] == expected
@@ -156,7 +143,7 @@ def breaking(name: str, calls: Container[int]) -> Callable:
     return lambda *args: 1 // 0 if next(count) in calls else function(*args)
 
 
-def test_what_only_informs_cannot_end_a_training(tmp_path, tiny_policy, rows, monkeypatch, caplog):
+def test_informing_goes_on_without_what_fails(tmp_path, training, monkeypatch, caplog):
     """Each fault is one warning, however often it comes, and the run is the same without it."""
     runs = []
     for folder in (tmp_path / "whole", tmp_path / "broken"):
@@ -165,12 +152,11 @@ def test_what_only_informs_cannot_end_a_training(tmp_path, tiny_policy, rows, mo
             (folder / FILE).write_text("an older table")
             for name, calls in BROKEN.items():
                 monkeypatch.setattr(f"rankbuffer_trl.training.{name}", breaking(name, calls))
-        trainer = ScriptedTrainer(tiny_policy, config(folder, num_train_epochs=1, log_completions=True), rows)
+        trainer = training(folder.name, num_train_epochs=1, log_completions=True)
         with caplog.at_level("WARNING"):
             trainer.train()
             trainer.save_model()
             trainer.create_model_card()
-        trainer.close()
         logged = ["judge/calls" in entry for entry in trainer.state.log_history if "loss" in entry]
         files = [(folder / name).is_file() for name in (FILE, "README.md")]
         tables = [pandas.read_parquet(path) for path in sorted((folder / "completions").iterdir())]
@@ -182,9 +168,8 @@ def test_what_only_informs_cannot_end_a_training(tmp_path, tiny_policy, rows, mo
     assert broken[1:] == ([True, False, True, False], [False, False], [True, False, True, True])
     warnings = [record.getMessage() for record in caplog.records if record.name.endswith("informing")]
     assert len(warnings) == len(BROKEN)
-    assert all(
-        line.endswith("goes on without it: ZeroDivisionError: integer division or modulo by zero") for line in warnings
-    )
+    end = "goes on without it: ZeroDivisionError: integer division or modulo by zero"
+    assert all(line.endswith(end) for line in warnings)
 
 
 def test_informing_lets_an_interrupt_pass():

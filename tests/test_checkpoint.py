@@ -6,16 +6,24 @@ import re
 import shutil
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from helpers.damage import damaged
 from helpers.sampled import copy_checkpoints, interrupt_at, train
 from helpers.scripted import config
 from huggingface_hub._local_folder import get_local_download_paths
 
+from rankbuffer_lab.rejudge.command import RejudgeConfig
+from rankbuffer_lab.report import tables
+from rankbuffer_lab.report.report import facts_of
+from rankbuffer_lab.report.runs import log_and_manifest, open_runs
+from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE
-from rankbuffer_trl.store.places import FOLDER, RUN, STATE, checkpoints, read_store
+from rankbuffer_trl.store.places import FOLDER, RUN, STATE, Config, checkpoints, read_store
 from rankbuffer_trl.training.checkpoint import (
+    check_not_uploaded,
     check_resumable,
     check_trusted,
     delete_oldest,
@@ -26,7 +34,6 @@ from rankbuffer_trl.training.checkpoint import (
     set_torn_aside,
     why_torn,
 )
-from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 # Which checkpoints are whole
 
@@ -62,8 +69,8 @@ ACCIDENTS = {
         lambda path, file=file, accident=accident: accident(path / file),
         f"{re.escape(Path(file).name)} is (missing|cut short)",
     )
-    for file in FILES
     for accident in (halve, Path.unlink)
+    for file in FILES
 }
 STEPS = "run.json says {}, trainer_state.json says {}, its name says 4"
 MIXTURES = {  # what of checkpoint-8 lies in checkpoint-4
@@ -78,7 +85,7 @@ MIXTURES = {  # what of checkpoint-8 lies in checkpoint-4
 
 
 def manifest(change):
-    """Change a checkpoint's manifest."""
+    """Put another manifest in the place of a checkpoint's."""
 
     def apply(checkpoint):
         path = checkpoint / FOLDER / RUN
@@ -87,48 +94,50 @@ def manifest(change):
     return apply
 
 
-def without(key):
-    return manifest(lambda run: {name: value for name, value in run.items() if name != key})
+def telling(**values):
+    """Change values of the manifest. `None` leaves a value out."""
+    return manifest(lambda run: {name: value for name, value in (run | values).items() if value is not None})
 
 
-def fifo(file, listed=True):
+def listing(change):
+    """Change the files that the manifest lists."""
+    return manifest(lambda run: run | {"files": change(run["files"])})
+
+
+def fifo(file):
     """Put a FIFO in the place of a file: who opens it waits for ever."""
 
     def apply(checkpoint):
-        if not listed:
-            others = lambda run: {name: mark for name, mark in run["files"].items() if name != file}  # noqa: E731
-            manifest(lambda run: run | {"files": others(run)})(checkpoint)
         (checkpoint / file).unlink()
         os.mkfifo(checkpoint / file)
 
     return apply
 
 
+NOT_LISTED = listing(lambda files: {name: mark for name, mark in files.items() if name != f"{FOLDER}/{STORE}"})
+OUT_OF_RANGE = "'step' is below 0 or above all steps"
 EDITS = {
-    "a list": (manifest(lambda run: [run]), r"run\.json is damaged: it is not a JSON object"),
+    "a list": (manifest(lambda run: [run]), r"run\.json is damaged: it must be an object"),
     "null": (manifest(lambda run: None), r"run\.json is damaged"),
     "deep": (lambda path: (path / FOLDER / RUN).write_text("[" * 100_000), r"run\.json is .*not JSON"),
     "bytes": (lambda path: (path / FOLDER / RUN).write_bytes(b"\xff\xfe{"), r"run\.json is .*not JSON"),
-    "an older version's": (without("format"), r"was written by another version of this program \('0\.1\.0'\)"),
-    "no step": (without("step"), "'step' is not a JSON int"),
-    "a step below 0": (manifest(lambda run: run | {"step": -4}), "'step' is below 0 or above all steps"),
-    "a step above all": (manifest(lambda run: run | {"step": 10**30}), "'step' is below 0 or above all steps"),
-    "no processes": (without("processes"), "'processes' is not a JSON int"),
-    "processes in words": (manifest(lambda run: run | {"processes": "1"}), "'processes' is not a JSON int"),
-    "truth for a number": (manifest(lambda run: run | {"step": True}), "'step' is not a JSON int"),
-    "no settings": (without("config"), "'config' is not a JSON dict"),
-    "a list of files": (manifest(lambda run: run | {"files": list(run["files"])}), "'files' is not a JSON dict"),
-    "odd marks": (manifest(lambda run: run | {"files": dict.fromkeys(run["files"])}), "is cut short or not the file"),
-    "a file elsewhere": (
-        manifest(lambda run: run | {"files": {**run["files"], "../whole": [0, ""]}}),
-        r"\.\./whole is missing",
-    ),
-    "no files": (manifest(lambda run: run | {"files": {}}), r"run\.json is not the manifest of a checkpoint"),
-    "a store that is not listed": (fifo(f"{FOLDER}/{STORE}", listed=False), f"does not list {FOLDER}/{STORE}"),
+    "an older version's": (telling(format=None), r"was written by another version of this program \('0\.1\.0'\)"),
+    "no step": (telling(step=None), "it has no 'step'"),
+    "a step below 0": (telling(step=-4), OUT_OF_RANGE),
+    "a step above all": (telling(step=10**18), OUT_OF_RANGE),
+    "no processes": (telling(processes=None), "it has no 'processes'"),
+    "processes in words": (telling(processes="1"), "processes must be an integer, got '1'"),
+    "truth for a number": (telling(step=True), "step must be an integer, got True"),
+    "no settings": (telling(config=None), "it has no 'config'"),
+    "a list of files": (listing(list), "files must be an object, got a list"),
+    "odd marks": (listing(dict.fromkeys), r"files\[.*\] must be a list"),
+    "a file elsewhere": (listing(lambda files: files | {"../whole": [0, ""]}), r"\.\./whole is missing"),
+    "no files": (telling(files={}), r"run\.json is not the manifest of a checkpoint"),
+    "a store that is not listed": (NOT_LISTED, f"does not list {FOLDER}/{STORE}"),
     "a FIFO for the store": (fifo(f"{FOLDER}/{STORE}"), f"{FOLDER}/{STORE} is missing"),
     "a FIFO for the manifest": (fifo(f"{FOLDER}/{RUN}"), f"{RUN} is missing"),
     "a FIFO for the state": (fifo(STATE), f"{STATE} is missing"),
-    "policy alone": (manifest(lambda run: run | {"config": {"save_only_model": True}}), "it has no optimizer"),
+    "policy alone": (telling(config={"save_only_model": True}), "it has no optimizer"),
     "a state that is a list": (lambda path: (path / STATE).write_text("[1]"), r"trainer_state\.json is damaged"),
     "a state without a step": (lambda path: (path / STATE).write_text("{}"), r"trainer_state\.json says None"),
     "a flipped byte": (lambda path: flip(path / "model.safetensors", 9), r"model\.safetensors is cut short or not"),
@@ -160,6 +169,37 @@ def test_why_torn_names_what_is_wrong_and_the_checkpoint_is_skipped(tmp_path, wh
         newest_checkpoint(tmp_path)
 
 
+def test_a_damaged_manifest_or_log_ends_in_one_line_of_each_reader(tmp_path, whole):
+    """Or it is read on, where the damage is a value that could have been there."""
+    checkpoint = copy_checkpoints(whole, tmp_path, 4)
+    config = RejudgeConfig(run_dir=str(checkpoint), dataset_name="data.jsonl")
+    keys = {*Config.__annotations__, "k0", "step"}
+
+    def report() -> None:
+        log, manifest = log_and_manifest(checkpoint)
+        tables.log_table(log), config.reward_method(manifest), json.dumps([log, manifest], allow_nan=False)
+
+    for name in (f"{FOLDER}/{RUN}", STATE):
+        text = (checkpoint / name).read_text()
+        said = {}
+        for case, changed in damaged(text, lambda place: len(place) == 1 or place[-1] in keys):
+            (checkpoint / name).write_text(changed)
+            torn = why_torn(checkpoint)
+            try:
+                report()
+            except RankBufferError as error:
+                said[case] = str(error)
+            except Exception as error:
+                raise AssertionError(f"{name} {case}: {error!r}") from error
+            assert "\n" not in f"{said.get(case)}{torn}", f"{name} {case}"
+            assert name.startswith(FOLDER) or torn, "the manifest lists the file"
+        assert all(f"{Path(name).name} " in line or "method" in line for line in said.values()), said
+        assert {"cut at 1", "deep", "digits", "number", "list"} <= said.keys() and len(said) > 30
+        (checkpoint / name).write_text(text)
+    with open_runs([checkpoint]) as (run,):
+        assert facts_of(run, 12)["method"].startswith("rankbuffer (k0 4, ") and len(run.log) == 4
+
+
 def test_checkpoints_leaves_out_folders_with_odd_names(tmp_path, whole):
     copy_checkpoints(whole, tmp_path, 3)
     for name in ("checkpoint-²", "checkpoint-", "checkpoint--1", "checkpoint-4 (copy)", "checkpoint-" + "9" * 200):
@@ -174,7 +214,7 @@ def test_check_resumable_checks_the_digest_of_the_store(tmp_path, whole):
     checkpoint = copy_checkpoints(whole, tmp_path, 4)
     store = checkpoint / FOLDER / STORE
     flip(store, store.stat().st_size // 2)
-    manifest(lambda run: run | {"files": run["files"] | {f"{FOLDER}/{STORE}": fingerprint(store)}})(checkpoint)
+    listing(lambda files: files | {f"{FOLDER}/{STORE}": fingerprint(store)})(checkpoint)
     assert why_torn(checkpoint) is None
     with pytest.raises(StoreError, match=r"store\.sqlite is damaged: its SHA-256 is not the one in run\.json"):
         check_resumable(checkpoint, {}, True)
@@ -199,9 +239,9 @@ def test_fingerprint_tells_files_apart(tmp_path):
 # Which are written and deleted
 
 
-def test_the_manifest_is_written_when_all_processes_have_written_the_rest(tmp_path, tiny_policy, rows, monkeypatch):
+def test_write_manifest_waits_until_all_processes_have_written_the_rest(tmp_path, training, monkeypatch):
     """Another process writes its random state late, as far as this one can see, just before the barrier."""
-    trainer = RankBufferTrainer(tiny_policy, config(tmp_path, max_steps=1, save_strategy="steps", save_steps=1), rows)
+    trainer = training(max_steps=1, save_strategy="steps", save_steps=1)
     checkpoint, seen = tmp_path / "checkpoint-1", []
 
     def wait():
@@ -211,35 +251,27 @@ def test_the_manifest_is_written_when_all_processes_have_written_the_rest(tmp_pa
 
     monkeypatch.setattr(trainer.accelerator, "wait_for_everyone", wait)
     trainer.train()
-    trainer.close()
     assert seen[0] is False
     listed = json.loads((checkpoint / FOLDER / RUN).read_text())["files"]
     assert listed.keys() >= {STATE, "rng_state.pth", "rng_state_1.pth", "scheduler.pt", f"{FOLDER}/{STORE}"}
     assert why_torn(checkpoint) is None
 
 
-def test_a_checkpoint_that_fails_is_void_first_and_leaves_the_settings_as_they_were(
-    tmp_path, tiny_policy, rows, whole, monkeypatch
-):
-    settings = config(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
+def test_save_checkpoint_that_fails_is_void_first_and_leaves_the_settings(tmp_path, training, whole, monkeypatch):
     old = copy_checkpoints(whole, tmp_path, 4)
-    trainer = RankBufferTrainer(tiny_policy, settings, rows)
-
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("rankbuffer_trl.files.os.replace", fail)
+    trainer = training(max_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr("rankbuffer_trl.files.os.replace", full)
     assert why_torn(old) is None
     with pytest.raises(StoreError, match="No space left"):
         trainer.save_model(str(old), _internal_call=True)
     assert why_torn(old) == "run.json is missing"
     with pytest.raises(StoreError, match="checkpoint-1 could not be written to"):
         trainer.train()
-    trainer.close()
     assert trainer.args.save_total_limit == 2
 
 
-def test_the_oldest_checkpoints_go_whatever_the_clock_says_and_no_copy_does(tmp_path, tiny_policy, rows, whole):
+def test_delete_oldest_goes_by_steps_whatever_the_clock_says_and_keeps_copies(tmp_path, tiny_policy, rows, whole):
     """The clock was set back by an hour since the first two were written."""
     ahead = time.time() + 3600
     copies = ["checkpoint-1-copy", "checkpoint-999-copy", "checkpoint-of-checkpoint-2"]
@@ -267,23 +299,13 @@ def test_delete_oldest_leaves_the_newest_and_the_best(tmp_path):
         assert [step for step, _ in checkpoints(tmp_path)] == left, (limit, best)
 
 
-def test_check_resumable_refuses_the_folder_of_a_run(tmp_path, whole):
-    """It holds no optimizer, and its manifest lists the store alone; `save_state` puts a trainer state into it."""
-    for name in (FOLDER, "model.safetensors"):
-        (shutil.copytree if (whole[0] / name).is_dir() else shutil.copy)(whole[0] / name, tmp_path / name)
-    shutil.copy(whole[0] / "checkpoint-12" / STATE, tmp_path / STATE)
-    with pytest.raises(StoreError, match=r"run\.json is not the manifest of a checkpoint, since it does not list"):
-        check_resumable(tmp_path, {}, True)
-
-
 @pytest.mark.slow
-def test_a_run_keeps_its_best_checkpoint(tmp_path, tiny_policy, rows):
+def test_delete_oldest_is_told_the_best_checkpoint(tmp_path, training, rows):
     settings = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2)
-    args = config(tmp_path, max_steps=4, metric_for_best_model="good", **settings, per_device_eval_batch_size=8)
-    trainer = RankBufferTrainer(tiny_policy, args, rows, rows.select(range(1)))
+    settings |= dict(max_steps=4, metric_for_best_model="good", per_device_eval_batch_size=8)
+    trainer = training(eval_dataset=rows.select([0]), **settings)
     trainer.evaluate = trainer._evaluate = lambda *args, **kwargs: {"eval_good": -trainer.state.global_step}
     trainer.train()
-    trainer.close()
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
     assert [step for step, _ in checkpoints(tmp_path)] == [4, 1]
 
@@ -306,15 +328,13 @@ def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):
     assert told["config"]["output_dir"] == tmp_path.name and told["config"]["format_check"] == "none"
 
 
-def test_run_json_tells_what_a_checkpoint_is(whole):
+def test_write_manifest_tells_what_a_checkpoint_is(whole):
     told = json.loads((whole[0] / "checkpoint-6" / FOLDER / RUN).read_text())
-    assert (told["step"], told["method"], told["method_args"]["k0"], told["judge"]) == (
-        6,
-        "rankbuffer",
+    expected = dict(step=6, method="rankbuffer", judge="RubricJudge", queries=12, seed=3)
+    assert expected.items() <= told.items() and (told["method_args"]["k0"], told["config"]["learning_rate"]) == (
         4,
-        "RubricJudge",
+        1e-3,
     )
-    assert (told["queries"], told["seed"], told["config"]["learning_rate"]) == (12, 3, 1e-3)
     store = read_store(whole[0] / "checkpoint-6")
     assert told["totals"] == {phase: store.totals(phase).as_dict() for phase in ("train", "eval")}
     calls = store.rows("SELECT sum(outcome = 'parsed'), sum(prompt_tokens) FROM calls WHERE phase = 'train'")
@@ -375,23 +395,21 @@ def test_check_trusted_notices_a_download_whichever_folder_it_was_told(tmp_path,
     assert not refused(other, run)
 
 
-@pytest.mark.slow
-def test_a_run_asks_before_anything_of_the_checkpoint_is_loaded(tmp_path, tiny_policy, rows):
-    settings = dict(save_strategy="steps", save_steps=1)
-    trainer = RankBufferTrainer(tiny_policy, config(tmp_path / "a", max_steps=1, **settings), rows)
-    trainer.train()
-    trainer.close()
-    foreign = tmp_path / "b" / "_from_hub" / "last-checkpoint"
-    shutil.copytree(tmp_path / "a" / "checkpoint-1", foreign)
-    (foreign / "global_step1").mkdir()
-    for trust in (False, True):
-        args = config(tmp_path / "b", max_steps=2, trust_checkpoint=trust, **settings)
-        trainer = RankBufferTrainer(tiny_policy, args, rows)
-        if trust:
-            trainer.train(resume_from_checkpoint=str(foreign))
-            assert trainer.state.global_step == 2
-        else:
-            with pytest.raises(StoreError, match=r"did not write.*trust_checkpoint"):
-                trainer.train(resume_from_checkpoint=str(foreign))
-            assert trainer.rank_reward.scorer.store.last_step() is None
-        trainer.close()
+def test_check_trusted_comes_before_anything_of_a_checkpoint_is_loaded(tmp_path, training, whole):
+    foreign = make(tmp_path / "_from_hub" / "last-checkpoint")
+    shutil.copytree(whole[0] / "checkpoint-1", foreign, dirs_exist_ok=True)
+    trainer = training()
+    with pytest.raises(StoreError, match=r"did not write.*trust_checkpoint"):
+        trainer.train(resume_from_checkpoint=str(foreign))
+    assert trainer.rank_reward.scorer.store.last_step() is None
+    trusting = training("trusting", max_steps=2, num_train_epochs=3, trust_checkpoint=True)
+    trusting.train(resume_from_checkpoint=str(foreign))
+    assert trusting.state.global_step == 2
+
+
+def test_check_not_uploaded_refuses_only_what_a_push_would_upload(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-2-copy", "_from_hub/last-checkpoint", "../other/last-checkpoint"):
+        check_not_uploaded(tmp_path / name, tmp_path)
+    for name in ("last-checkpoint", "checkpoint", "deep/checkpoint-2"):
+        with pytest.raises(StoreError, match="every push would upload it again"):
+            check_not_uploaded(tmp_path / name, tmp_path)

@@ -16,7 +16,6 @@ from conftest import QUICKSTART, ROOT, scripted_judge
 from helpers.http_server import served
 from helpers.programs import PAGES, blocks, commands, entry_points, parse, program, text_of
 from helpers.quality import make
-from helpers.scripted import ScriptedTrainer, config
 from helpers.truth import truth
 
 from rankbuffer_trl.judge import VerdictError
@@ -92,7 +91,7 @@ def test_a_command_that_nobody_understands_is_found(monkeypatch, capsys):
         ("python recipes/quickstart/run.py --sed 2", "it ends with rankbuffer-train: there is no key 'sed'"),
         (
             "accelerate launch --config_file accelerate_configs/none.yaml a.py",
-            "there is no file accelerate_configs/none",
+            "there is no file accelerate_configs/no",
         ),
         ("python -m rankbuffer_trl.judge.serve --port one", "it ends with 2"),
         (f"{train} --judge_wait 1", ""),
@@ -150,9 +149,8 @@ def test_the_readme_shows_what_one_group_prints(capsys):
 def own(tmp_path, monkeypatch) -> Path:
     """The folder with the package `my_methods` that docs/extending.md shows, file by file."""
     (tmp_path / "my_methods").mkdir()
-    for name, code in re.findall(
-        r"`my_methods/(\w+\.py)`.*?```python\n(.*?)```", text_of("docs/extending.md"), re.DOTALL
-    ):
+    files = r"`my_methods/(\w+\.py)`.*?```python\n(.*?)```"
+    for name, code in re.findall(files, text_of("docs/extending.md"), re.DOTALL):
         (tmp_path / "my_methods" / name).write_text(code)
     monkeypatch.delitem(sys.modules, "my_methods", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
@@ -200,7 +198,7 @@ def test_the_question_that_extending_shows_is_asked(own):
             question.read(wrong)
 
 
-def test_the_settings_that_extending_shows_train(own, tiny_policy, rows):
+def test_the_settings_that_extending_shows_train(own, training):
     """One run with a method, a judge and reward functions of one's own, as the recipes on the page name them."""
     asked, recipe = [], {}
     for block in blocks("docs/extending.md", "yaml"):
@@ -216,7 +214,7 @@ def test_the_settings_that_extending_shows_train(own, tiny_policy, rows):
     app.add_routes([web.post("/judge", answer)])
     with served(app) as address:
         recipe["judge_client_args"]["url"] = f"{address}/judge"
-        trainer = ScriptedTrainer(tiny_policy, config(own / "run", max_steps=1, **recipe), rows)
+        trainer = training(max_steps=1, **recipe)
         trainer.train()
     store = trainer.rank_reward.scorer.store
     assert 0 < store.totals().calls <= len(asked) and store.totals().failures == 0 and "\n> " in asked[0]
@@ -227,7 +225,6 @@ def test_the_settings_that_extending_shows_train(own, tiny_policy, rows):
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.2, 0.5, 0.2])
     log = trainer.state.log_history[0]
     assert -1 <= log["rewards/soft_overlong_punishment_reward/mean"] < 0 and log["rewards/names_a_source/mean"] == 0
-    trainer.close()
 
 
 def test_the_programs_that_other_pages_show_run(tmp_path, tiny_policy, store, monkeypatch):

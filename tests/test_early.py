@@ -18,12 +18,26 @@ from rankbuffer_trl.judge import Judge, JudgeError, TransportError
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.training.scorer import GroupScorer, StepScore
 
-every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 QUERIES = [replace(QUERY, id=name) for name in "abc"]
 
 
-def announce(scorer: GroupScorer, groups: list[RolloutGroup], step: int, update: bool = True) -> None:
-    scorer.begin([group.query for group in groups], len(groups[0].rollouts), step, groups[0].epoch, update)
+def group_of(id: str = "n", line: str = "50 51 5", step: int = 0, epoch: int | None = None) -> RolloutGroup:
+    return group(numbers(id), line, step, epoch)
+
+
+def settle(scorer: GroupScorer, turns: int = 20) -> None:
+    """Let the loop of the judge do what it can do."""
+    for _ in range(turns):
+        scorer.run(asyncio.sleep(0))
+
+
+def begin(scorer: GroupScorer, groups: list[RolloutGroup], *arrivals: tuple[int, str], turns=lambda: 20) -> None:
+    """Announce the step of some groups and hand over rollouts, with time for the judge after each."""
+    first = groups[0]
+    scorer.begin([each.query for each in groups], len(first.rollouts), first.step, first.epoch)
+    for row, text in arrivals:
+        scorer.arrived(row, text)
+        settle(scorer, turns())
 
 
 def rows(groups: list[RolloutGroup]) -> list[tuple[int, str]]:
@@ -31,18 +45,12 @@ def rows(groups: list[RolloutGroup]) -> list[tuple[int, str]]:
     return list(enumerate(rollout.text for group in groups for rollout in group.rollouts))
 
 
-def score(scorer: GroupScorer, groups: list[RolloutGroup], arrivals: list[tuple[int, str]], pauses) -> StepScore:
-    """Score a step whose rollouts arrive in the order given, with or without time for the judge between them."""
-    step = groups[0].step
-    announce(scorer, groups, step)
-    for row, text in arrivals:
-        scorer.arrived(row, text)
-        for _ in range(pauses.randrange(4)):
-            scorer.run(asyncio.sleep(0))
-    return scorer.score(groups, step)
+def spent(outcome: StepScore) -> Counter:
+    """The calls of a step, in any order and without their seconds."""
+    return Counter(replace(call, seconds=0.0) for call in outcome.calls)
 
 
-@every_method
+@pytest.mark.parametrize("method", METHODS, ids=str)
 def test_arrived_in_any_order_and_any_part_gives_the_same(method, scorer):
     late, early = (scorer(scripted_judge(by_number), method, max_failures=1.0) for _ in range(2))
 
@@ -62,43 +70,35 @@ def test_arrived_in_any_order_and_any_part_gives_the_same(method, scorer):
             groups = [replace(make(line, q, step), epoch=step) for line, q in zip(texts, QUERIES, strict=True)]
             expected = late.score(groups, step)
             arrivals = order.sample(rows(groups), k=int(share * 3 * len(each)))
-            found = score(early, groups, arrivals, order)
-            assert found.scores == expected.scores
-            assert Counter(map(spent, found.calls)) == Counter(map(spent, expected.calls))
+            begin(early, groups, *arrivals, turns=lambda: order.randrange(4))
+            found = early.score(groups, step)
+            assert found.scores == expected.scores and spent(found) == spent(expected)
             assert 0 <= found.hidden <= 1
         assert contents(early.store) == contents(late.store)
 
     check()
 
 
-def spent(call):
-    return replace(call, seconds=0.0)
-
-
-@pytest.mark.parametrize("method", [method for method in METHODS if hasattr(method, "early_questions")], ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=str)
 @settings(max_examples=20)
 @given(qualities=st.lists(QUALITIES, min_size=2, max_size=2))
 def test_early_questions_are_asked_by_the_method_itself(method, qualities):
+    """Methods that ask about each rollout alone have some. A buffer that is bootstrapped begins with a whole group."""
+    early_questions = getattr(method, "early_questions", lambda *_: [])
+    alone = {"Pointwise", "GDPO", "RRCAGR", "RankBuffer", "RankBufferLooks", "LLMBuffer"}
+    expected = type(method).__name__ in alone and not getattr(method, "bootstrap", False)
+    assert bool(early_questions(make([5]), None)) == expected
     buffer = None
     for step, each in enumerate(qualities):
         whole = replace(make(each, step=step), epoch=step)
         early = [
             question.prompt()
             for rollout in whole.rollouts
-            for question in method.early_questions(replace(whole, rollouts=(rollout,)), buffer)
+            for question in early_questions(replace(whole, rollouts=(rollout,)), buffer)
         ]
         judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
         buffer = asyncio.run(method.score(whole, buffer, judge)).after
-        asked = Counter(messages[0]["content"] for messages in judge.client.seen)
-        assert Counter(early) <= asked
-
-
-def test_early_questions_are_asked_by_methods_that_ask_about_each_rollout_alone():
-    """Those that ask about each rollout alone. A buffer that is bootstrapped begins with the whole group."""
-    alone = {"Pointwise", "GDPO", "RRCAGR", "RankBuffer", "RankBufferLooks", "LLMBuffer"}
-    for method in METHODS:
-        asks = bool(getattr(method, "early_questions", lambda *_: [])(make([5]), None))
-        assert asks == (type(method).__name__ in alone and not getattr(method, "bootstrap", False)), method
+        assert Counter(early) <= Counter(messages[0]["content"] for messages in judge.client.seen)
 
 
 # What happens before the last rollout, and what does not
@@ -107,9 +107,11 @@ def test_early_questions_are_asked_by_methods_that_ask_about_each_rollout_alone(
 class Gate(ScriptedClient):
     """A judge that answers when it is let, and tells the test what it was asked."""
 
-    def __init__(self):
+    def __init__(self, is_open: bool = False):
         super().__init__(by_number)
         self.open = asyncio.Event()
+        if is_open:
+            self.open.set()
 
     async def complete(self, messages, **kwargs):
         answer = await super().complete(messages, **kwargs)
@@ -124,17 +126,10 @@ class Gate(ScriptedClient):
         return [messages[0]["content"] for messages in self.seen]
 
 
-def settle(scorer: GroupScorer) -> None:
-    """Let the loop of the judge do what it can do."""
-    for _ in range(20):
-        scorer.run(asyncio.sleep(0))
-
-
 def test_arrived_asks_an_insertion_at_once_and_ranks_a_group_when_it_is_whole(scorer):
     gate = Gate()
-    made = scorer(Judge(gate, guard=False))
-    groups = [group(numbers(id), "50 51 5", 0) for id in "ab"]
-    announce(made, groups, 0)
+    made, groups = scorer(Judge(gate, guard=False)), [group_of(id) for id in "ab"]
+    begin(made, groups)
     for count, (row, text) in enumerate([(4, "51"), (0, "50"), (3, "50")], start=1):
         made.arrived(row, text)
         settle(made)
@@ -150,42 +145,18 @@ def test_arrived_asks_an_insertion_at_once_and_ranks_a_group_when_it_is_whole(sc
     assert outcome.hidden == 5 / 8
 
 
-def test_arrived_asks_group_by_group_for_a_method_without_early_questions(scorer):
-    class Silent(RankBuffer):
-        def early_questions(self, group, buffer):
-            return []
-
-    gate = Gate()
-    gate.open.set()
-    made = scorer(Judge(gate, guard=False), Silent())
-    groups = [group(numbers(id), "50 5", 0) for id in "ab"]
-    announce(made, groups, 0)
-    made.arrived(0, "50")
-    made.arrived(3, "5")
-    settle(made)
-    assert gate.asked == []
-    made.arrived(2, "50")
-    settle(made)
-    assert len(gate.asked) == 2
-    assert [score.rewards for score in made.score(groups, 0).scores] == [(1.0, -1.0)] * 2
-
-
-def test_each_early_question_answers_one_question(scorer):
+def test_early_questions_answer_one_question_each(scorer):
     """The judge answers the same question in another way each time, and a rollout that comes twice counts once."""
     found = []
-    for early in (False, True):
+    for arrivals in (None, [(0, "50"), (0, "50"), (0, "7"), (1, "50")]):
 
         def answer(messages, places=iter([4, 0, 2])):  # noqa: B008  (made anew in each turn of the loop)
             ranking = "CANDIDATES" in messages[0]["content"]
             return by_number(messages) if ranking else f'{{"position": {next(places)}}}'
 
-        made = scorer(scripted_judge(answer))
-        groups = [group(numbers(), "50 50 50", 0)]
-        if early:
-            announce(made, groups, 0)
-            for row, text in [(0, "50"), (0, "50"), (0, "7"), (1, "50")]:
-                made.arrived(row, text)
-            settle(made)
+        made, groups = scorer(scripted_judge(answer)), [group_of(line="50 50 50")]
+        if arrivals:
+            begin(made, groups, *arrivals)
         outcome = made.score(groups, 0)
         found.append((outcome.scores, Counter(call.kind for call in outcome.calls)))
     assert found[0][0][0].positions == {0: 4, 1: 0, 2: 2} and found[0][1] == Counter(insert=3)
@@ -195,57 +166,45 @@ def test_each_early_question_answers_one_question(scorer):
 # What was announced and is not what is scored
 
 
-@pytest.mark.parametrize("change", [1, 2])
-def test_score_asks_anew_about_a_text_that_differs(scorer, change):
+def test_score_asks_anew_about_a_text_that_differs(scorer):
+    groups, tables = [group_of(id, epoch=0) for id in "ab"], ("responses", "buffers", "groups")
     late = scorer(scripted_judge(by_number))
-    groups = [group(numbers(id), "50 51 5", 0, 0) for id in "ab"]
     expected = late.score(groups, 0)
-    made = scorer(scripted_judge(by_number))
-    announce(made, groups, 0)
-    for row, text in rows(groups)[: change + 2]:
-        made.arrived(row, "33" if row == change else text)
-    settle(made)
-    found = made.score(groups, 0)
-    assert found.scores == expected.scores
-    assert contents(made.store, ("responses", "buffers", "groups")) == contents(
-        late.store, ("responses", "buffers", "groups")
-    )
-    asked = [messages[0]["content"] for messages in made.judge.client.seen]
-    assert sum("\n\nCANDIDATE\n33\n" in prompt for prompt in asked) == 1
-    assert len(found.calls) == len(asked), "what was asked in vain is in the ledger, too"
+    for change in (1, 2):  # a rollout of a group that is not whole, and the last one of a whole group
+        made = scorer(scripted_judge(by_number))
+        begin(made, groups, *((row, "33" if row == change else text) for row, text in rows(groups)[: change + 2]))
+        found = made.score(groups, 0)
+        assert found.scores == expected.scores
+        assert contents(made.store, tables) == contents(late.store, tables)
+        asked = [messages[0]["content"] for messages in made.judge.client.seen]
+        assert sum("\n\nCANDIDATE\n33\n" in prompt for prompt in asked) == 1
+        assert len(found.calls) == len(asked), "what was asked in vain is in the ledger, too"
 
 
-@pytest.mark.parametrize("other", ["query", "step", "phase", "epoch", "size", "groups"])
-def test_score_of_another_step_than_the_announced_one_asks_anew(scorer, other):
-    made = scorer(scripted_judge(by_number))
-    announced = [group(numbers(id), "50 51 5", 3, 0) for id in "ab"]
-    announce(made, announced, 3)
-    made.arrived(0, "50")
-    settle(made)
-    step, update = 4 if other == "step" else 3, other != "phase"
-    second = group(numbers("c" if other == "query" else "b"), "50 5" if other == "size" else "50 51 5", step, 0)
-    groups = [replace(announced[0], step=step), second]
-    if other == "epoch":
-        groups = [replace(each, epoch=1) for each in groups]
-    groups = groups[: 1 if other == "groups" else 2]
-    found, alone = (each.score(groups, step, update=update) for each in (made, scorer(scripted_judge(by_number))))
-    assert found.scores == alone.scores
-    assert Counter(map(spent, found.calls)) == Counter(map(spent, alone.calls))
-    outcomes = Counter(made.store.rows("SELECT step, phase, outcome FROM calls"))
-    phase = "train" if update else "eval"
-    assert outcomes == Counter({(3, "train", "parsed"): 1}) + Counter({(step, phase, "parsed"): len(alone.calls)})
+def test_score_of_another_step_than_the_announced_one_asks_anew(scorer):
+    a, b = (group_of(id, step=3, epoch=0) for id in "ab")
+    for other, groups, phase in [
+        ("query", [a, group_of("c", step=3, epoch=0)], "train"),
+        ("size", [a, group_of("b", "50 5", 3, 0)], "train"),
+        ("groups", [a], "train"),
+        ("step", [replace(each, step=4) for each in (a, b)], "train"),
+        ("epoch", [replace(each, epoch=1) for each in (a, b)], "train"),
+        ("phase", [a, b], "eval"),
+    ]:
+        made, step = scorer(scripted_judge(by_number)), groups[0].step
+        begin(made, [a, b], (0, "50"))
+        found, alone = (
+            each.score(groups, step, update=phase == "train") for each in (made, scorer(scripted_judge(by_number)))
+        )
+        assert found.scores == alone.scores and spent(found) == spent(alone), other
+        outcomes = Counter(made.store.rows("SELECT step, phase, outcome FROM calls"))
+        assert outcomes == Counter([(3, "train", "parsed"), *[(step, phase, "parsed")] * len(alone.calls)]), other
 
 
 def test_discard_leaves_a_step_in_the_ledger_and_nowhere_else(scorer):
-    gate = Gate()
-    gate.open.set()
-    made = scorer(Judge(gate, guard=False))
-    groups = [group(numbers(), "50 51 5", 0, 0)]
-    announce(made, groups, 0)
-    made.arrived(0, "50")
-    settle(made)
-    announce(made, groups, 0)
-    settle(made)
+    made, groups = scorer(Judge(Gate(is_open=True), guard=False)), [group_of(epoch=0)]
+    begin(made, groups, (0, "50"))
+    begin(made, groups)
     assert made.store.totals().calls == 1
     made.discard()
     made.discard()
@@ -259,12 +218,8 @@ def test_discard_leaves_a_step_in_the_ledger_and_nowhere_else(scorer):
 
 
 def test_score_ends_a_step_whose_judge_failed_early(scorer):
-    made = scorer(scripted_judge(unreachable))
-    groups = [group(numbers(id), "50 51 5", 4) for id in "ab"]
-    announce(made, groups, 4)
-    for row, text in rows(groups)[:5]:
-        made.arrived(row, text)
-    settle(made)
+    made, groups = scorer(scripted_judge(unreachable)), [group_of(id, step=4) for id in "ab"]
+    begin(made, groups, *rows(groups)[:5])
     # 6 insertions and at most 2 fine rankings: the third failure is one too many
     with pytest.raises(JudgeError, match=r"failed 3 of 3 judgments .*judge_max_failures=0.25"):
         made.score(groups, 4)
@@ -274,21 +229,7 @@ def test_score_ends_a_step_whose_judge_failed_early(scorer):
     assert made.score(groups, 4).scores[0].rewards == (0.0, 1.0, -1.0)
 
 
-def test_rollouts_that_are_not_known_yet_count_as_answered(scorer):
-    """Two failures of two are too many, unless six more judgments may succeed."""
-    made = scorer(scripted_judge(unreachable), max_failures=0.25)
-    groups = [group(numbers(), "50 51 - - - - - -", 0)]
-    announce(made, groups, 0)
-    made.arrived(0, "50")
-    settle(made)
-    made.arrived(2, "")
-    made.judge.client.answer = by_number
-    made.arrived(1, "51")
-    with pytest.raises(JudgeError, match="failed 1 of 2 judgments"):
-        made.score(groups, 0)
-
-
-def test_a_failure_about_a_text_that_is_gone_is_not_one_of_none(scorer):
+def test_score_counts_a_failure_about_a_text_that_is_gone(scorer):
     asked, failed = asyncio.Event(), asyncio.Event()
 
     class Client(ScriptedClient):
@@ -305,9 +246,8 @@ def test_a_failure_about_a_text_that_is_gone_is_not_one_of_none(scorer):
             return await super().score(group, buffer, judge)
 
     made = scorer(Judge(Client(by_number)), Slow(), max_failures=1.0)
-    groups = [group(numbers(), "- -", 0)]
-    announce(made, groups, 0)
-    made.arrived(0, "50")
+    groups = [group_of(line="- -")]
+    begin(made, groups, (0, "50"))
     made.run(asked.wait())
     outcome = made.score(groups, 0)
     assert outcome.scores[0].rewards == (-1.0, -1.0)
@@ -315,25 +255,19 @@ def test_a_failure_about_a_text_that_is_gone_is_not_one_of_none(scorer):
 
 
 @pytest.mark.parametrize("answered", [109, 111])
-def test_the_step_timeout_counts_from_the_last_rollout(scorer, answered):
+def test_score_counts_its_timeout_from_the_last_rollout(scorer, answered):
     """The policy takes 100 s. A rollout that comes again does not start the clock again."""
     clock, gate = [0.0], Gate()
-    made = scorer(Judge(gate, guard=False), step_timeout=10.0)
+    made, groups = scorer(Judge(gate, guard=False), step_timeout=10.0), [group_of(line="50 5")]
 
     async def take_over_the_clock():
         asyncio.get_running_loop().time = lambda: clock[0]
 
-    def at(second: float, row: int, text: str) -> None:
-        clock[0] = second
+    made.run(take_over_the_clock())
+    begin(made, groups)
+    for clock[0], row, text in [(0, 0, "50"), (100, 1, "5"), (105, 1, "5")]:
         made.arrived(row, text)
         settle(made)
-
-    made.run(take_over_the_clock())
-    groups = [group(numbers(), "50 5", 0)]
-    announce(made, groups, 0)
-    at(0, 0, "50")
-    at(100, 1, "5")
-    at(105, 1, "5")
     clock[0] = answered
     settle(made)
     made.run(gate.let())
@@ -344,7 +278,7 @@ def test_the_step_timeout_counts_from_the_last_rollout(scorer, answered):
             made.score(groups, 0)
 
 
-def test_a_question_that_the_method_never_asks_does_not_hold_the_step_up(scorer):
+def test_score_does_not_wait_for_a_question_that_the_method_never_asks(scorer):
     class Chatty(RankBuffer):
         def early_questions(self, group, buffer):
             return [replace(question, query_id="idle") for question in super().early_questions(group, buffer)]
@@ -358,10 +292,8 @@ def test_a_question_that_the_method_never_asks_does_not_hold_the_step_up(scorer)
             return await asyncio.Event().wait()
 
     made = scorer(Judge(Client(), guard=False), Chatty())
-    groups = [group(numbers(), "50 51 5", 0)]
-    announce(made, groups, 0)
-    made.arrived(0, "50")
-    settle(made)
+    groups = [group_of()]
+    begin(made, groups, (0, "50"))
     outcome = made.score(groups, 0)
     assert outcome.scores[0].rewards == (0.0, 1.0, -1.0)
     assert Counter(call.outcome for call in outcome.calls) == {"parsed": 4, "cancelled": 1}

@@ -29,7 +29,7 @@ def config(model: str, **changes) -> EvaluationConfig:
     return EvaluationConfig(**(values | changes))
 
 
-def test_the_same_seed_gives_the_same_responses_over_interruptions(tiny_policy, tmp_path):
+def test_transformers_engine_repeats_with_the_same_seed_over_interruptions(tiny_policy, tmp_path):
     settings = config(tiny_policy)
     made = TransformersEngine(tiny_policy, None, settings)
     first = made.respond(PROMPTS, tmp_path / "a.jsonl", "")
@@ -40,19 +40,18 @@ def test_the_same_seed_gives_the_same_responses_over_interruptions(tiny_policy, 
         assert len(log) == len(PROMPTS) and 0 < log.totals().completion_tokens <= 6 * len(PROMPTS)
     other = TransformersEngine(tiny_policy, None, config(tiny_policy, seed=1))
     assert other.respond(PROMPTS, tmp_path / "a.jsonl", "") != first, "another seed asks again"
-
-
-def test_a_temperature_of_zero_is_greedy(tiny_policy, tmp_path):
-    texts = [
+    greedy = [
         TransformersEngine(tiny_policy, None, config(tiny_policy, temperature=0.0, seed=seed)).respond(
             PROMPTS[:2], tmp_path / f"{seed}.jsonl", ""
         )
         for seed in (0, 1)
     ]
-    assert texts[0] == texts[1]
+    assert greedy[0] == greedy[1], "a temperature of 0 is greedy"
+    with pytest.raises(EngineError, match="no tokenizer for"):
+        TransformersEngine(str(tmp_path), None, settings)
 
 
-def test_an_adapter_answers_unlike_its_model(tiny_policy, tmp_path):
+def test_transformers_engine_answers_with_an_adapter_unlike_its_model(tiny_policy, tmp_path):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -95,7 +94,7 @@ http.server.HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1
 """
 
 
-def test_a_server_is_started_for_the_model_and_ended_with_its_children(tmp_path):
+def test_vllm_server_is_started_for_the_model_and_ended_with_its_children(tmp_path):
     path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
     with vllm_server(
         [path, "serve"], ["--tensor-parallel-size=2"], "mine", "org/model", None, tmp_path / "log"
@@ -109,7 +108,7 @@ def test_a_server_is_started_for_the_model_and_ended_with_its_children(tmp_path)
         assert has_ended(pid)
 
 
-def test_a_server_does_not_outlive_a_run_that_is_killed(tmp_path):
+def test_vllm_server_does_not_outlive_a_run_that_is_killed(tmp_path):
     path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
     code = f"""
 from pathlib import Path
@@ -150,33 +149,30 @@ def has_ended(pid: int) -> bool:
     return not is_running(pid)
 
 
-@pytest.mark.parametrize(("rank", "room"), [(4, "16"), (32, "32"), (33, "64")])
-def test_an_adapter_is_served_over_its_model(tmp_path, rank, room):
+def test_vllm_server_serves_an_adapter_over_its_model(tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": rank, "base_model_name_or_path": "org/base"})
-    )
     path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
-    with vllm_server([path], [], "mine", str(adapter), base_of(str(adapter)), tmp_path / "log"):
-        arguments = json.loads((tmp_path / "seen.json").read_text())[0]
-    assert arguments[0] == "org/base" and "--enable-lora" in arguments
-    assert arguments[arguments.index("--lora-modules") + 1] == f"mine={adapter}"
-    assert arguments[arguments.index("--max-lora-rank") + 1] == room
+    for rank, room in ((4, "16"), (33, "64")):
+        settings = {"peft_type": "LORA", "r": rank, "base_model_name_or_path": "org/base"}
+        (adapter / "adapter_config.json").write_text(json.dumps(settings))
+        with vllm_server([path], [], "mine", str(adapter), base_of(str(adapter)), tmp_path / "log"):
+            arguments = json.loads((tmp_path / "seen.json").read_text())[0]
+        assert arguments[0] == "org/base" and "--enable-lora" in arguments
+        assert arguments[arguments.index("--lora-modules") + 1] == f"mine={adapter}"
+        assert arguments[arguments.index("--max-lora-rank") + 1] == room
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [("", r"ended with status 1(?s:.*)out of memory"), ("no-such-vllm", r"cannot start 'no-such-vllm'.*engine_url")],
-)
-def test_a_server_that_does_not_start_says_why(tmp_path, name, fault):
-    path = name or program(tmp_path, "sys.exit('out of memory')")
-    log = tmp_path / "logs" / "log"
-    with pytest.raises(EngineError, match=fault), vllm_server([path], [], "mine", "m", None, log):
-        pass
+def test_vllm_server_says_why_it_does_not_start(tmp_path):
+    for path, fault in (
+        (program(tmp_path, "sys.exit('out of memory')"), r"ended with status 1(?s:.*)out of memory"),
+        ("no-such-vllm", r"cannot start 'no-such-vllm'.*engine_url"),
+    ):
+        with pytest.raises(EngineError, match=fault), vllm_server([path], [], "mine", "m", None, tmp_path / "l" / "l"):
+            pass
 
 
-def test_prompts_without_a_response_are_an_error_and_the_others_are_kept(tmp_path):
+def test_vllm_engine_refuses_prompts_without_a_response_and_keeps_the_others(tmp_path):
     broken = [True]
     server = Loopback(lambda body, text: 400 if broken[0] and "3 eggs" in str(body["messages"]) else text)
     with served(server.app) as url:
@@ -186,20 +182,14 @@ def test_prompts_without_a_response_are_an_error_and_the_others_are_kept(tmp_pat
         asked, broken[0] = server.asked.total(), False
         assert len(made.respond(PROMPTS, tmp_path / "log.jsonl", "x")) == 5
         assert server.asked.total() == asked + 1
+        made = VllmEngine(f"{url}/v1", "model", "m", config("m", engine="vllm", max_new_tokens=100_000))
+        with pytest.raises(JudgeError, match="100,000 tokens is too small"):
+            made.respond(PROMPTS, tmp_path / "other.jsonl", "x")
+    assert server.asked.total() == asked + 1, "before it generates"
 
 
-def test_a_model_whose_context_is_too_small_is_refused_before_it_generates(tmp_path):
-    server = Loopback(context=4000)
-    with served(server.app) as url:
-        made = VllmEngine(f"{url}/v1", "model", "m", config("m", engine="vllm", max_new_tokens=4096))
-        with pytest.raises(JudgeError, match="4,000 tokens is too small"):
-            made.respond(PROMPTS, tmp_path / "log.jsonl", "x")
-    assert server.asked.total() == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "opened", "answer"),
-    [
+def test_answer_in_is_what_follows_the_thinking():
+    for text, opened, answer in (
         ("<think>\nhm\n</think>\n\nTea.", False, "Tea."),
         ("hm\n</think>\n\nTea.", True, "Tea."),
         ("hm\n</think>\n\nTea.", False, "Tea."),
@@ -208,19 +198,17 @@ def test_a_model_whose_context_is_too_small_is_refused_before_it_generates(tmp_p
         ("hm, and on and on", True, ""),
         (" Tea. ", False, "Tea."),
         ("", False, ""),
-    ],
-)
-def test_answers_are_what_follows_the_thinking(text, opened, answer):
-    assert answer_in(text, opened) == answer
+    ):
+        assert answer_in(text, opened) == answer, (text, opened)
 
 
-def test_a_server_that_keeps_the_thinking_to_itself_is_noticed():
+def test_read_answers_notices_a_server_that_keeps_the_thinking_to_itself():
     with pytest.raises(OutputError, match="--reasoning-parser"):
         read_answers({"a": "Tea.", "b": "Milk."}, True, "x")
     assert read_answers({"a": "Tea.", "b": "hm</think>Milk."}, True, "x") == {"a": "", "b": "Milk."}
 
 
-def test_markers_are_broken_up_and_nothing_else():
+def test_without_markers_breaks_up_markers_and_nothing_else():
     for marker in CHATML_MARKERS + THINKING:
         broken = without_markers(f"a {marker} b")
         assert marker not in broken and broken.replace("< ", "<") == f"a {marker} b"
@@ -236,12 +224,7 @@ class Template:
         return f"user{self.end}" if kwargs.get("enable_thinking", True) else "user"
 
 
-def test_templates_that_open_the_thinking_are_known():
+def test_opens_thinking_knows_templates_that_do():
     assert opens_thinking(Template("<think>\n"), {})
     assert not opens_thinking(Template("<think>\n"), {"enable_thinking": False})
     assert not opens_thinking(Template("<think>\n\n</think>\n\n"), {})
-
-
-def test_what_is_no_model_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(EngineError, match="no tokenizer for"):
-        TransformersEngine(str(tmp_path), None, config("m"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.evaluation_assets import ROWS, Loopback, folder, rows_of, write_outputs
+from helpers.evaluation_assets import ROWS, Loopback, write_outputs
 from helpers.http_server import served
 
 from evaluation.assets import AssetError
@@ -16,154 +16,80 @@ from evaluation.config import EvaluationConfig
 from evaluation.engines import EngineError
 from evaluation.generate import label_path
 from evaluation.run import evaluate
-from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 
+NOWHERE = "http://127.0.0.1:9"
 
-@pytest.mark.parametrize("name", ["alpaca_eval", "arena_hard"])
-def test_too_small_a_context_is_refused_before_anything_is_judged(settings, name):
-    server = Loopback(context=40)
+
+def test_evaluate_refuses_what_is_wrong_before_it_asks_anything(settings, tiny_policy, tmp_path):
+    server = Loopback()
     with served(server.app) as url:
-        config = settings(url, benchmarks=[name], max_new_tokens=1)
-        with pytest.raises(JudgeError, match=r"a context of 40 tokens is too small.*--max-model-len"):
-            evaluate(config)
+        config = settings(url)
+        two = dict(models=[f"mine={tiny_policy}", f"other={tmp_path}"], engine_url=None, engine="transformers")
+        for changes, error, fault in (
+            (dict(judge_url=[f"{NOWHERE}/v1"]), JudgeError, "cannot be reached"),
+            (dict(judge_model="jugde"), JudgeError, "does not serve judge_model='jugde'; it serves 'judge'"),
+            (dict(judge_url=None, judge_model=None), JudgeError, "judge_url is not set"),
+            (two, EngineError, "no tokenizer for"),
+        ):
+            with pytest.raises(error, match=fault):
+                evaluate(settings(url, benchmarks=["writingbench"], limit=1, **changes))
+        evaluate(settings(url, benchmarks=["writingbench"], limit=1))  # a typo takes neither folder nor label
+        asked = server.asked.total()
+        write_outputs(settings(url, output_dir=config.output_dir + "2"), "alpaca_eval", **{"3": "<think>hm</think> x"})
+        with pytest.raises(OutputError, match="hold <think> blocks"):
+            evaluate(settings(url, output_dir=config.output_dir + "2", benchmarks=["alpaca_eval"]))
+    assert server.asked.total() == asked == 1 + 5 and not list(tmp_path.rglob("other/responses.jsonl"))
+
+
+def test_evaluate_refuses_too_small_a_context_before_anything_is_judged(settings):
+    server = Loopback(context=40)
+    small = pytest.raises(JudgeError, match=r"a context of 40 tokens is too small.*--max-model-len")
+    with served(server.app) as url, small:
+        evaluate(settings(url, benchmarks=["arena_hard"], max_new_tokens=1))
     assert server.asked["judge"] == 0
 
 
-def test_null_and_unknown_verdicts_are_dropped_and_counted(settings):
+def test_evaluate_drops_and_counts_failures_and_unknown_verdicts_of_arena_hard(settings):
+    said = {"Question 1 ": "I cannot say", "Question 2 ": "[[A>>>B]]", "Question 3 ": 400}
+
     def answer(body, text):
-        if "Question 1 " in body["messages"][-1]["content"]:
-            return "I cannot say"
-        return "[[A>>>B]]" if "Question 2 " in body["messages"][-1]["content"] else text
+        prompt = body["messages"][-1]["content"]
+        return next((said[key] for key in said if key in prompt), text) if body["model"] == "judge" else text
 
-    server = Loopback(lambda body, text: answer(body, text) if body["model"] == "judge" else text)
-    with served(server.app) as url:
-        report = evaluate(settings(url, benchmarks=["arena_hard"]))
-    counts = report.results["mine"]["arena_hard"].scores.counts
-    assert counts["judgments without a verdict"] == counts["judgments with an unknown label"] == 2
-    assert counts["questions dropped"] == 2
-    assert server.asked["judge"] == 2 * ROWS, "null is an answer, as officially"
-
-
-def test_failures_within_the_share_are_dropped_and_counted(settings):
-    server = Loopback(lambda body, text: 400 if body["model"] == "judge" and "Question 1 " in str(body) else text)
+    server = Loopback(answer)
     with served(server.app) as url:
         config = settings(url, benchmarks=["arena_hard"])
         report = evaluate(config)
     counts = report.results["mine"]["arena_hard"].scores.counts
-    assert counts["judgments that failed"] == 2 and counts["questions dropped"] == 1
-    causes = json.loads((folder(config, "arena_hard") / "failures.json").read_text())
-    assert causes.keys() == {"q1/0", "q1/1"} and "HTTP 400" in causes["q1/0"]
+    assert counts == {
+        "questions": ROWS,
+        "judgments that failed": 2,
+        "judgments without a verdict": 2,
+        "judgments with an unknown label": 2,
+        "questions dropped": 3,
+    }
+    causes = json.loads((config.folder("mine", "arena_hard") / "failures.json").read_text())
+    assert causes.keys() == {"q3/0", "q3/1"} and "HTTP 400" in causes["q3/0"]
+    assert server.asked["judge"] == 2 * ROWS, "null is an answer, as officially"
 
 
-def test_what_is_wrong_with_the_last_model_is_said_before_the_first_generates(settings, values, tiny_policy, tmp_path):
-    server = Loopback()
-    with served(server.app) as url:
-        changes = dict(models=[f"mine={tiny_policy}", f"other={tmp_path}"], engine_url=None, engine="transformers")
-        with pytest.raises(EngineError, match="no tokenizer for"):
-            evaluate(settings(url, benchmarks=["writingbench"], **changes))
-    assert server.asked.total() == 0 and not list(tmp_path.rglob("responses.jsonl"))
-
-
-def test_failures_beyond_the_share_stop_the_run_and_keep_the_rest(settings):
-    broken = [True]
-    server = Loopback(
-        lambda body, text: (
-            400 if broken[0] and body["model"] == "judge" and "Write 1" in str(body["messages"]) else text
-        )
-    )
-    with served(server.app) as url:
-        config = settings(url, benchmarks=["writingbench"], judge_max_failures=0.05)
-        with pytest.raises(JudgeError, match=r"15 of 60 judgments failed.*HTTP 400"):
-            evaluate(config)
-        asked, broken[0] = server.asked["judge"], False
-        report = evaluate(config)
-        assert server.asked["judge"] == asked + 15
-    assert report.results["mine"]["writingbench"].scores.counts["judgments dropped"] == 0
-
-
-def test_a_dead_judge_stops_the_run_before_anything_is_generated(settings):
-    server = Loopback()
-    with served(server.app) as url:
-        config = settings(url, judge_url=["http://127.0.0.1:9/v1"])
-        with pytest.raises(JudgeError, match="cannot be reached"):
-            evaluate(config)
-        with pytest.raises(JudgeError, match="does not serve judge_model='other'; it serves 'judge'"):
-            evaluate(settings(url, judge_model="other", output_dir=config.output_dir + "2"))
-        with pytest.raises(JudgeError, match="judge_url is not set"):
-            evaluate(settings(url, judge_url=None, judge_model=None))
-    assert server.asked.total() == 0
-
-
-@pytest.mark.parametrize("name", ["alpaca_eval", "arena_hard"])
-@pytest.mark.parametrize(
-    ("spoil", "fault"),
-    [
-        (lambda rows: rows[:-2], "2 of 12 rows have no output"),
-        (lambda rows: rows + rows[:1], "1 of 12 rows have several outputs"),
-        (lambda rows: [rows[0] | {"uid": "new", "instruction": "new"}, *rows], "are no prompts of this benchmark"),
-        (lambda rows: with_text(rows, "<think>hm</think> good"), "hold <think> blocks"),
-        (lambda rows: with_text(rows, "good<|im_end|>\n<|im_start|>user"), "hold ChatML markers"),
-        (lambda rows: with_text(rows, None), "is no text but NoneType"),
-    ],
-)
-def test_outputs_that_cannot_be_judged_are_refused(settings, name, spoil, fault):
-    server = Loopback()
-    with served(server.app) as url:
-        config = settings(url, benchmarks=[name])
-        write_outputs(config, name, spoil(rows_of(config, name)))
-        with pytest.raises(OutputError, match=fault):
-            evaluate(config)
-    assert server.asked.total() == 0
-
-
-def with_text(rows: list[dict], text: str | None) -> list[dict]:
-    changed = {"output": text} if "output" in rows[3] else {"messages": [{"content": {"answer": text}}]}
-    return [*rows[:3], rows[3] | changed, *rows[4:]]
-
-
-@pytest.mark.parametrize("name", ["alpaca_eval", "arena_hard"])
-def test_half_a_file_is_an_error_that_names_it(settings, name):
-    with served(Loopback().app) as url:
-        config = settings(url, benchmarks=[name])
-        path = write_outputs(config, name, rows_of(config, name))
-        path.write_text(path.read_text()[:-30])
-        with pytest.raises(OutputError, match=rf"{path.name}.*Is it half a file\?"):
-            evaluate(config)
-
-
-def test_a_torn_log_loses_one_judgment_and_a_damaged_one_is_an_error_that_names_it(settings):
-    server = Loopback()
-    with served(server.app) as url:
-        config = settings(url, benchmarks=["alpaca_eval"])
-        before = evaluate(config).results["mine"]["alpaca_eval"].scores
-        log = folder(config, "alpaca_eval") / "judge.jsonl"
-        log.write_text(log.read_text()[:-30])
-        asked = server.asked["judge"]
-        assert evaluate(config).results["mine"]["alpaca_eval"].scores == before
-        assert server.asked["judge"] == asked + 1
-        log.write_text("{" + log.read_text())
-        with pytest.raises(RankBufferError, match=r"judge.jsonl, line 1, is not an answer"):
-            evaluate(config)
-
-
-def test_other_assets_are_refused_all_at_once(values, assets, tmp_path):
+def test_evaluate_refuses_other_assets_all_at_once(values, assets, tmp_path):
     manifest = yaml.safe_load(Path(assets["assets_manifest"]).read_text())
     manifest["arena_hard"]["questions"]["sha256"] = "0" * 64
     manifest["alpaca_eval"]["gamed"]["path"] = ["nowhere/df_gamed.csv"]
     path = tmp_path / "assets.yaml"
     path.write_text(yaml.safe_dump(manifest))
-    config = EvaluationConfig(**values("http://127.0.0.1:9", assets_manifest=str(path)))
     with pytest.raises(AssetError) as caught:
-        evaluate(config)
+        evaluate(EvaluationConfig(**values(NOWHERE, assets_manifest=str(path))))
     text = str(caught.value)
     assert "nowhere/df_gamed.csv. Get it with: hf download tatsu-lab/alpaca_eval" in text
     assert "question.jsonl is not the official file 'questions': its sha256 is" in text and "git clone" in text
 
 
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
+def test_evaluation_config_refuses_what_cannot_be_meant(values):
+    for changes, fault in (
         (dict(models=[]), "models is not set"),
         (dict(models=["a/x", "b/x"], engine_url=None), "has a label twice"),
         (dict(models=["a b=x"]), "may hold letters"),
@@ -177,14 +103,12 @@ def test_other_assets_are_refused_all_at_once(values, assets, tmp_path):
         (dict(compare_with="other"), "compare_with must be the label"),
         (dict(chat_template_kwargs="{"), "chat_template_kwargs is not JSON"),
         (dict(paper_rows=["GRPO++"]), "paper_rows must be among Base"),
-    ],
-)
-def test_settings_that_cannot_be_meant(values, changes, fault):
-    with pytest.raises(ValueError, match=fault):
-        evaluate(EvaluationConfig(**values("http://127.0.0.1:9", **changes)))
+    ):
+        with pytest.raises(ValueError, match=fault):
+            evaluate(EvaluationConfig(**values(NOWHERE, **changes)))
 
 
-def test_a_label_stays_with_its_model(settings, tmp_path):
+def test_check_label_keeps_a_label_with_its_model(settings, tmp_path):
     with served(Loopback().app) as url:
         checkpoint = tmp_path / "checkpoint"
         shutil.copytree(settings(url).labelled_models()["mine"], checkpoint)
@@ -217,10 +141,10 @@ def test_a_label_stays_with_its_model(settings, tmp_path):
             evaluate(settings(url, models=["mine=other"], benchmarks=["writingbench"]))
 
 
-def test_a_typo_takes_neither_folder_nor_label(settings, tmp_path):
-    with served(Loopback().app) as url:
-        with pytest.raises(JudgeError, match="does not serve judge_model='jugde'"):
-            evaluate(settings(url, benchmarks=["writingbench"], judge_model="jugde", limit=1))
-        with pytest.raises(EngineError, match="no tokenizer for"):
-            evaluate(settings(url, benchmarks=["writingbench"], models=[f"mine={tmp_path}"], limit=1))
-        evaluate(settings(url, benchmarks=["writingbench"], limit=1))
+def test_claim_folder_refuses_every_setting_that_changes_outputs_or_verdicts(settings):
+    others = dict(limit=1, temperature=0.1, top_p=0.5, top_k=1, max_new_tokens=5, seed=1, wildbench_reward=True)
+    others |= dict(chat_template_kwargs={"x": 1}, judge_model="other", judge_request={"temperature": 1.0})
+    settings(NOWHERE).claim_folder()
+    for key, value in others.items():
+        with pytest.raises(SettingsError, match=rf"results of other settings \({key}: .*Choose another output_dir"):
+            settings(NOWHERE, **{key: value}).claim_folder()

@@ -205,7 +205,7 @@ def test_since_last_visit_prefers_a_rising_policy_and_not_a_falling_one(scorer):
     assert up[1].probability > 0.55 and down[1].probability < 0.45
 
 
-def test_a_judge_that_does_not_see_the_anchors_has_compared_nothing(scorer):
+def test_visits_of_a_judge_that_does_not_see_the_anchors_are_none(scorer):
     store, _ = train(scorer, RankBuffer(anchor_content=False), score=by_place)
     assert visits(store) == {} and placements(store)
     assert newest_window(store, least=3) is None
@@ -217,7 +217,7 @@ def by_place(messages) -> str:
     return by_number(messages) if '"order"' in prompt.rpartition("Return ")[2] else '{"position": 2}'
 
 
-def test_anchors_that_the_policy_has_left_behind_say_nothing(scorer):
+def test_since_last_visit_says_nothing_of_anchors_left_behind(scorer):
     store, _ = train(scorer, gain=1000, epochs=2)
     comparison = since_last_visit(visits(store))[1]
     assert comparison.probability is None and str(comparison).startswith("not shown: fewer than 10 queries have")
@@ -240,11 +240,8 @@ def test_newest_window_logs_each_full_window_of_the_page(scorer):
     made = scorer(scripted_judge(by_number))
     random, logged = Random(5), {}
     for step in range(12):
-        ids = [f"q{(3 * step + i) % 18}" for i in range(3)]
-        groups = [
-            group(numbers(id), " ".join(str(random.randint(1, 40)) for _ in range(4)), step, step // 6) for id in ids
-        ]
-        made.score(groups, step)
+        texts = {f"q{(3 * step + i) % 18}": [str(random.randint(1, 40)) for _ in range(4)] for i in range(3)}
+        made.score([group(numbers(id), " ".join(each), step, step // 6) for id, each in texts.items()], step)
         if (found := newest_window(made.store, least=9)) is not None:
             logged[step] = found
     assert list(logged) == [8, 11]
@@ -281,3 +278,9 @@ def test_compare_has_a_small_bias_and_its_interval_holds(noise, drift, bias, cov
     found = [compare(random.sample(pool, QUERIES)) for _ in range(SAMPLES)]
     assert abs(sum(each.probability - true for each in found) / SAMPLES) < bias
     assert sum(each.low <= true <= each.high for each in found) / SAMPLES >= covered
+
+
+def test_above_initial_leaves_out_a_query_that_was_once_not_placed_at_all():
+    found = {f"q{i}": [Visit(f"q{i}", epoch, epoch, {"initial-0": 3}, 4) for epoch in range(2)] for i in range(11)}
+    found["q0"][1] = Visit("q0", 1, 1, {"initial-0": 0}, 0)
+    assert [(one.epoch, one.queries, one.share) for one in above_initial(found)] == [(0, 10, 0.75), (1, 10, 0.75)]

@@ -1,6 +1,8 @@
 """Push, pull, resume: what goes to the Hub, and that a run goes on from there as if it had never moved."""
 
 import re
+import zipfile
+from unittest.mock import Mock
 
 import pytest
 import transformers.trainer
@@ -45,18 +47,14 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("peft", "weights", "library"),
-    [(None, "model", "transformers"), (LORA, "adapter_model", "peft")],
-    ids=["policy", "lora"],
-)
-def test_a_pushed_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hub, peft, weights, library):
+@pytest.mark.parametrize("peft", [None, LORA], ids=["policy", "lora"])
+def test_push_of_a_run_lets_it_go_on_on_another_machine(tmp_path, tiny_policy, rows, hub, peft):
     """In its second epoch."""
+    weights, library = ("adapter_model", "peft") if peft else ("model", "transformers")
 
     def run(folder, resume=None, callback=None, **settings):
-        model = dict(weights=weights, peft=peft)
-        steps = dict(max_steps=6, save_steps=5)
-        return train(tmp_path / folder, tiny_policy, rows, resume, callback, **model, **steps, **settings)
+        settings |= dict(weights=weights, peft=peft, max_steps=6, save_steps=5)
+        return train(tmp_path / folder, tiny_policy, rows, resume, callback, **settings)
 
     whole = run("whole")
     with pytest.raises(KeyboardInterrupt):
@@ -90,7 +88,7 @@ def test_a_pushed_run_goes_on_on_another_machine(tmp_path, tiny_policy, rows, hu
 @pytest.mark.parametrize(
     ("strategy", "also"), [("every_save", set()), ("all_checkpoints", {f"checkpoint-{n}/{STORE}" for n in (2, 4)})]
 )
-def test_a_push_holds_policy_buffers_and_card_of_one_step(tmp_path, tiny_policy, rows, hub, strategy, also):
+def test_push_holds_policy_buffers_and_card_of_one_step(tmp_path, training, hub, strategy, also):
     seen = []
     upload = hub.upload_folder
 
@@ -106,46 +104,55 @@ def test_a_push_holds_policy_buffers_and_card_of_one_step(tmp_path, tiny_policy,
         return done
 
     hub.upload_folder = watch
-    args = config(tmp_path / "run", max_steps=4, save_strategy="steps", save_steps=2, hub_strategy=strategy, **PUSH)
-    trainer = RankBufferTrainer(tiny_policy, args, rows)
-    trainer.train()
+    training("run", max_steps=4, save_strategy="steps", save_steps=2, hub_strategy=strategy, **PUSH).train()
     assert seen == [(2, 2), (4, 4)]
     files = hub.files(REPO)
     assert files >= ROOT_FILES | also
     assert not any("_rankbuffer" in name for name in files)
     assert {name for name in files if name.startswith("checkpoint-") and name.endswith(STORE)} == also
-    trainer.close()
 
 
-def test_a_push_that_fails_is_named_as_one_and_its_checkpoint_is_whole(tmp_path, tiny_policy, rows, hub):
-    def fail(**kwargs):
-        raise OSError("the push failed")
-
-    hub.upload_folder = fail
+def test_push_that_fails_is_named_as_one_and_its_checkpoint_is_whole(tmp_path, tiny_policy, rows, hub):
+    hub.upload_folder = Mock(side_effect=OSError("the push failed"))
     with pytest.raises(OSError, match=r"^the push failed$"):
         train(tmp_path / "run", tiny_policy, rows, max_steps=2, save_steps=2, **PUSH)
     assert why_torn(tmp_path / "run" / "checkpoint-2") is None
 
 
-def test_push_to_hub_pushes_everything_once(tmp_path, tiny_policy, rows, hub, monkeypatch):
+def test_no_file_of_a_run_holds_its_token(tmp_path, tiny_policy, rows, hub):
+    settings = dict(max_steps=1, save_strategy="steps", save_steps=1, hub_strategy="all_checkpoints", **PUSH)
+    trainer = RankBufferTrainer(tiny_policy, config(tmp_path / "run", **settings), rows)
+    trainer.train()
+    trainer.save_state()
+    trainer.push_to_hub()
+    trainer.close()
+    assert trainer.args.hub_token == PUSH["hub_token"], "the pushes have it"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    names = {path.relative_to(tmp_path).as_posix() for path in files if path.name == "training_args.bin"}
+    assert names >= {f"{at}/training_args.bin" for at in ("run", "run/checkpoint-1", f"hub/{REPO}/checkpoint-1")}
+    for path in files:
+        contents = [path.read_bytes()]
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                contents += map(archive.read, archive.namelist())
+        assert not any(PUSH["hub_token"].encode() in each for each in contents), path
+
+
+def test_push_to_hub_pushes_everything_once(tmp_path, training, hub, monkeypatch):
     settings = dict(max_steps=2, save_strategy="steps", save_steps=1, hub_strategy="end", method="pointwise", **PUSH)
-    args = config(tmp_path / "run", **settings)
-    trainer = RankBufferTrainer(tiny_policy, args, rows, dataset_name="somebody/queries")
+    trainer = training("run", RankBufferTrainer, dataset_name="somebody/queries", **settings)
     trainer.train()
     assert hub.uploads == []
-    cards, state = [], tmp_path / "run" / "trainer_state.json"
     trainer.save_state()
-    monkeypatch.setattr(
-        "rankbuffer_trl.training.trainer.write_card", lambda *args: cards.append(args) or write_card(*args)
-    )
+    card = Mock(side_effect=write_card)
+    monkeypatch.setattr("rankbuffer_trl.training.trainer.write_card", card)
     trainer.push_to_hub()
-    assert len(cards) == 1 and state.is_file()
+    assert card.call_count == 1 and (tmp_path / "run" / "trainer_state.json").is_file()
     assert [path for path, _ in hub.uploads] == [""]
     assert hub.files(REPO) >= ROOT_FILES
     assert steps(hub.root / REPO) == 2
     card = (hub.root / REPO / "README.md").read_text()
     assert "datasets: somebody/queries" in card and "anchors" not in card
-    trainer.close()
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +172,7 @@ def published(tmp_path_factory, tiny_policy, data_file):
     return hub.root / REPO
 
 
-def test_the_card_says_what_was_done_and_nothing_of_the_machine(published):
+def test_write_card_says_what_was_done_and_nothing_of_the_machine(published):
     card = ModelCard.load(published / "README.md")
     assert card.data.library_name == "transformers"
     assert card.data.base_model is None and card.data.datasets is None
@@ -182,7 +189,7 @@ def test_the_card_says_what_was_done_and_nothing_of_the_machine(published):
     assert str(published.parent.parent.parent) not in text and "hf_secret" not in text
 
 
-def test_the_cards_code_reads_the_buffers(published, monkeypatch):
+def test_write_card_shows_code_that_reads_the_buffers(published, monkeypatch):
     """As on a machine without this package."""
     card = ModelCard.load(published / "README.md")
     hub = f"hf://{REPO}/"

@@ -4,12 +4,11 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from helpers.scripted import ScriptedTrainer, config
+from helpers.scripted import config
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.rewards.functions import load_functions
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.trainer import open_scorer
 
@@ -83,17 +82,15 @@ def test_open_scorer_takes_a_judge_that_asks_as_the_settings_say(tmp_path):
     assert Judge(RubricJudge()).guard is JudgeConfig().judge_guard is True
 
 
-def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(tmp_path, tiny_policy, rows):
+def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(training):
     named = [{"function": SHORTER, "weight": 0.01}, {"function": "trl.rewards.think_format_reward"}]
 
     def last(completions, **kwargs):
         return [0.0] * len(completions)
 
-    args = config(tmp_path, max_steps=1, format_weight=0.3, reward_functions=json.dumps(named))
-    trainer = ScriptedTrainer(tiny_policy, args, rows, reward_funcs=[last])
+    trainer = training(format_weight=0.3, reward_functions=json.dumps(named), reward_funcs=[last])
     assert trainer.reward_func_names == ["rank_reward", "format_reward", "shorter", "think_format_reward", "last"]
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 1])
-    trainer.close()
 
 
 def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
@@ -109,19 +106,9 @@ def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
         ([{"function": f"{__name__}.STARTED"}], "is not a function"),
         ([{"function": SHORTER, "weight": float("nan")}], "must be a finite number, got nan"),
         ([{"function": SHORTER, "weight": "1"}], "must be a finite number, got '1'"),
-        (
-            [{"function": PUNISH, "args": {"max_completion_len": 9}}],
-            "missing a required argument: 'soft_punish_cache'",
-        ),
+        ([{"function": PUNISH, "args": {"max_completion_len": 9}}], "missing a required argument: 'soft_punish_ca"),
         ([{"function": SHORTER, "args": 3}], "does not take these args"),
     ):
         with pytest.raises(SettingsError) as error:
             RankBufferConfig("out", use_cpu=True, bf16=False, report_to="none", reward_functions=named)
         assert message in str(error.value), named
-
-
-def test_load_functions_punishes_long_completions_as_the_page_says():
-    arguments = {"max_completion_len": 4096, "soft_punish_cache": 512}
-    (punish,), (weight,) = load_functions([{"function": PUNISH, "args": arguments, "weight": 0.5}])
-    lengths = (1, 3584, 3840, 4096)
-    assert punish(completion_ids=[[0] * n for n in lengths]) == [0, 0, -0.5, -1] and weight == 0.5

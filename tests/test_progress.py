@@ -5,7 +5,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from helpers.scripted import ScriptedTrainer, config
 from rich.console import Console
 from transformers import ProgressCallback
 
@@ -32,7 +31,7 @@ def progress(console: Console, price=lambda totals: None, totals=Totals()) -> Ru
     return RunProgress(2.0, lambda: totals, price, console)
 
 
-def test_a_status_line_says_what_a_run_does_and_costs():
+def test_status_says_what_a_run_does_and_costs():
     totals = Totals(calls=1234, failures=2, prompt_tokens=1_500_000, completion_tokens=34_000)
     line = progress(terminal(), lambda totals: totals.calls / 100, totals).status(LOGS)
     judge = "waits 4.0 s for the judge (25% hidden)  1,234 calls  1.5M tokens  2 failed  cost 12.34"
@@ -84,16 +83,12 @@ def test_run_progress_shows_an_evaluation_whose_log_changes_nothing():
 
 
 @pytest.fixture
-def trainer(tiny_policy, rows, tmp_path):
-    settings = config(
-        tmp_path, disable_tqdm=False, num_train_epochs=1, judge_prompt_price=2.0, per_device_train_batch_size=48
-    )
-    trainer = ScriptedTrainer(tiny_policy, settings, rows)
-    yield trainer
-    trainer.close()
+def trainer(training):
+    settings = dict(disable_tqdm=False, num_train_epochs=1, judge_prompt_price=2.0, per_device_train_batch_size=48)
+    return training(**settings)
 
 
-def test_a_real_run_shows_itself_in_a_terminal_and_leaves_it_in_order(trainer):
+def test_run_progress_shows_a_real_run_in_a_terminal_and_leaves_it_in_order(trainer):
     console = terminal()
     with run_progress(trainer, console):
         trainer.train()
@@ -112,7 +107,7 @@ def test_a_real_run_shows_itself_in_a_terminal_and_leaves_it_in_order(trainer):
     assert bar.bar is None and "\x1b[?25h" in console.file.getvalue()
 
 
-def test_a_fault_of_the_bar_does_not_end_a_run(trainer, monkeypatch, caplog):
+def test_run_progress_with_a_fault_does_not_end_a_run(trainer, monkeypatch, caplog):
     monkeypatch.setattr(RunProgress, "status", lambda self, logs: 1 / 0)
     console = terminal()
     with run_progress(trainer, console), caplog.at_level("WARNING"):
@@ -121,7 +116,7 @@ def test_a_fault_of_the_bar_does_not_end_a_run(trainer, monkeypatch, caplog):
     assert caplog.text.count("the progress bar only informs") == 1 and "ZeroDivisionError: division" in caplog.text
 
 
-def test_a_file_gets_nothing_and_the_trainer_prints_as_ever(trainer):
+def test_run_progress_writes_nothing_to_a_file_and_the_trainer_prints_as_ever(trainer):
     console = Console(file=io.StringIO())
     with run_progress(trainer, console):
         kinds = [type(each) for each in trainer.callback_handler.callbacks]

@@ -1,14 +1,11 @@
 """Recipes, the quickstart, benchmarks and launch settings: what a user runs is parsed, or run in small."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
-from conftest import QUICKSTART, ROOT
+from conftest import QUICKSTART, ROOT, run_program
 from helpers.gpu_commands import RUNS, gpu_command
 from helpers.http_server import served
 from helpers.scripted import contents
@@ -24,24 +21,9 @@ PAPER, BEYOND = (sorted((RECIPES / folder).glob("*.yaml")) for folder in ("paper
 ALL = sorted(RECIPES.rglob("*.yaml"))
 
 
-def run(*words: object) -> str:
-    """Run a program of the repository, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout
-
-
-def measured(*words: object) -> dict:
+def measured(path: str, *words: object) -> dict:
     """Run a benchmark, and return the JSON object of its last line."""
-    return json.loads(run(*words).splitlines()[-1])
+    return json.loads(run_program(ROOT / path, *words, timeout=300).splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +101,8 @@ def test_the_commands_of_make_test_gpu_are_accepted(monkeypatch, capsys):
 def test_the_quickstart_runs_to_its_end(tmp_path):
     import policy
 
-    said = run("recipes/quickstart/run.py", "--output_dir", tmp_path, "--warm_start_steps", 15, "--max_steps", 6)
+    words = ("--output_dir", tmp_path, "--warm_start_steps", 15, "--max_steps", 6)
+    said = run_program(QUICKSTART / "run.py", *words, timeout=300)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["before"].keys() == summary["after"].keys() == {"rubric score", "grade", "overlap", "real words"}
     assert summary["judge"]["calls"] > 6 * 96 and summary["judge"]["failures"] == 0
@@ -138,19 +121,7 @@ def test_the_quickstart_runs_to_its_end(tmp_path):
     assert (tmp_path / "policy" / "model.safetensors").stat().st_mtime_ns == made, "the policy was built twice"
 
 
-@pytest.mark.slow
-def test_the_recipe_takes_a_judge_over_http_and_lora(tmp_path, tiny_policy, judge_url):
-    arguments = [
-        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
-        *("--dataset_name", str(QUICKSTART / "howto.jsonl"), "--output_dir", str(tmp_path), "--max_steps", "1"),
-        *("--judge_url", judge_url, "--judge_model", "rubric-judge", "--use_peft", "--lora_r", "4"),
-        *("--lora_target_modules", "q_proj", "v_proj", "--max_completion_length", "16"),
-    ]
-    command.run(*RecipeParser().parse_args_and_config(arguments))
-    assert (tmp_path / "adapter_model.safetensors").is_file()
-    table = contents(tmp_path)
-    assert len(table["groups"]) == 12
-    assert {row[6] for row in table["calls"]} == {"parsed"}
+LORA = ("--use_peft", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj")
 
 
 @pytest.mark.slow
@@ -163,10 +134,11 @@ def test_a_recipe_trains(tmp_path, tiny_policy, judge_url, path):
         *("--use_cpu", "--bf16", "false", "--dtype", "float32", "--use_vllm", "false"),
         *("--gradient_checkpointing", "false", "--format_check", "none", "--max_completion_length", "12"),
         *("--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "1", "--max_steps", "2"),
-        *("--temperature", "1.0", "--learning_rate", "1e-3"),
+        *("--temperature", "1.0", "--learning_rate", "1e-3", *(LORA if path.stem == "rankbuffer" else ())),
     ]
     settings = RecipeParser().parse_args_and_config(arguments)
     command.run(*settings)
+    assert (tmp_path / "adapter_model.safetensors").is_file() == (path.stem == "rankbuffer")
     assert settings[1].method == yaml.safe_load(path.read_text())["method"]
     table = contents(tmp_path)
     assert len(table["groups"]) == 4

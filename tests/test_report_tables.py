@@ -108,13 +108,6 @@ def test_composition_table_has_sources_along_the_quality_scale(run, store):
     assert tables.composition_table(store) == expected
 
 
-def test_scale_bin_puts_the_ends_of_a_buffer_in_the_outer_bins():
-    for K in (2, 3, 4, 7, 11, 21, 30):
-        bins = [tables.scale_bin(rank, K) for rank in range(K)]
-        assert bins[0] == 0 and bins[-1] == 9 and bins == sorted(bins), K
-        assert K != 11 or bins == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
-
-
 def test_insertion_table_and_occupancy_table_count_positions(store, steps):
     insertions, occupied = tables.insertion_table(store), tables.occupancy_table(store)
     for place, intervals, visits in zip(insertions, occupied, steps.values(), strict=True):

@@ -79,15 +79,6 @@ def test_generate_responses_puts_them_from_worst_to_best(tmp_path, capsys):
     assert len(again.bodies) == 7 and len(judge.bodies) == 4, "only the new query is asked about"
 
 
-def test_generate_responses_takes_prompts_alone(tmp_path):
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Why?"}\n{"prompt": "How?"}\n')
-    assert generate(str(tmp_path / "prompts.jsonl"), tmp_path, Model(numbered), Model(by_number)) == 0
-    rows, _ = made(tmp_path)
-    assert [row["prompt"] for row in rows] == [[{"role": "user", "content": text}] for text in ("Why?", "How?")]
-    assert [row["query_id"] for row in rows] == [prompt_id(row["prompt"]) for row in rows]
-    assert all(len(row["responses"]) == 7 for row in rows)
-
-
 def test_order_question_takes_a_querys_own_rubrics():
     row = {"query_id": "q", "prompt": [{"role": "user", "content": "Why?"}]}
     for rubrics, shown in (
@@ -151,15 +142,17 @@ def test_generate_responses_samples_for_an_audit_in_place_of_responses_and_witho
     assert not again.bodies, "the same queries are drawn again, and their samples are kept"
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_generate_responses_keeps_those_that_are_there_and_who_wrote_the_others(tmp_path, kind):
-    rows = [{"query_id": f"q{i}", "prompt": [{"role": "user", "content": f"Question {i}?"}]} for i in range(2)]
-    rows[0]["responses"] = ["worse", "better"]
-    write_rows(tmp_path / f"some.{kind}", rows)
-    out, sampler = str(tmp_path / f"out.{kind}"), Model(numbered)
-    assert generate(str(tmp_path / f"some.{kind}"), tmp_path, sampler, Model(by_number), output_file=out) == 0
-    assert [row.get("models") for row in load_queries(out)] == [None, ["writer"] * 7]
-    assert load_queries(out)[0]["responses"] == ["worse", "better"] and len(sampler.bodies) == 7
+def test_generate_responses_takes_prompts_alone_and_keeps_responses_that_are_there(tmp_path):
+    rows = [{"prompt": "Why?", "responses": ["worse", "better"]}, {"prompt": "How?"}]
+    for kind in ("jsonl", "parquet"):
+        source, out, sampler = (tmp_path / f"some.{kind}", str(tmp_path / f"out.{kind}"), Model(numbered))
+        write_rows(source, rows)
+        assert generate(str(source), tmp_path, sampler, Model(by_number), output_file=out) == 0
+        found = list(load_queries(out))
+        assert [row["prompt"] for row in found] == [[{"role": "user", "content": text}] for text in ("Why?", "How?")]
+        assert [row["query_id"] for row in found] == [prompt_id(row["prompt"]) for row in found]
+        assert found[0]["responses"] == ["worse", "better"] and len(found[1]["responses"]) == 7
+        assert [row.get("models") for row in found] == [None, ["writer"] * 7] and len(sampler.bodies) == 7, kind
 
 
 def test_generate_responses_finds_what_is_wrong_before_samples_are_paid_for(tmp_path):

@@ -5,8 +5,11 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
+from pickle import UnpicklingError
 
 import pytest
+import torch
 from datasets import Dataset
 from helpers.sampled import EPOCHS, AtStep, copy_checkpoints, interrupt_at, same, train
 from helpers.scripted import config, contents
@@ -14,10 +17,11 @@ from helpers.silent import Silence, SilentJudge
 from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
+from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.checkpoint import newest_checkpoint, why_torn
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
+from rankbuffer_trl.training.checkpoint import files_of, newest_checkpoint, why_torn
 from rankbuffer_trl.training.sampler import EpochSampler
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
@@ -238,3 +242,38 @@ def test_history_tells_what_each_group_did_to_its_buffer(whole):
             assert k == len(before)
             assert {id for id, _ in json.loads(added)} == set(after) - set(before)
             assert {id for id, _ in json.loads(pruned)} == set(before) - set(after)
+
+
+class Bomb:
+    """An object whose pickle makes a file when it is loaded without care."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.slow
+def test_resume_executes_no_pickle_of_a_plain_checkpoint(tmp_path, tiny_policy, rows, whole):
+    """Its author can list any file in the manifest, also one that this run would not write."""
+    plain = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"]
+    for name in (*plain, "pytorch_model.bin", "pytorch_model_fsdp.bin", "optimizer.bin", "adapter_model.bin"):
+        checkpoint = copy_checkpoints(whole, tmp_path / name, 4)
+        assert (checkpoint / name).is_file() == (name in plain)
+        torch.save(Bomb(tmp_path / "ran"), checkpoint / name)
+        if name == "pytorch_model.bin":  # else the other file is loaded
+            (checkpoint / "model.safetensors").unlink()
+        manifest = checkpoint / FOLDER / RUN
+        run = json.loads(manifest.read_text())
+        files = {listed: fingerprint(path) for listed, path in files_of(checkpoint).items()}
+        manifest.write_text(json.dumps(run | {"files": files}))
+        try:
+            train(tmp_path / name, tiny_policy, rows, str(checkpoint), max_steps=5)
+            refused = False
+        except (UnpicklingError, ValueError) as error:
+            refused = "Weights only load failed" in str(error) or "FSDP" in str(error)
+        read = (*plain[:3], "pytorch_model.bin", "pytorch_model_fsdp.bin")
+        assert refused == (name in read) and not (tmp_path / "ran").exists(), name
+    torch.load(tmp_path / "training_args.bin" / "checkpoint-4" / "training_args.bin", weights_only=False)
+    assert (tmp_path / "ran").exists(), "the object does what it should"

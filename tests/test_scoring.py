@@ -1,6 +1,7 @@
 """Whole groups through the scorer: judge, method and store together, and what a failing judge may not do."""
 
 import asyncio
+import json
 import random
 import re
 from dataclasses import replace
@@ -15,13 +16,13 @@ from helpers.http_server import served
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.training.metrics import placement_columns, step_metrics, tied_share
+from rankbuffer_trl.training.metrics import placement_columns, step_metrics
 from rankbuffer_trl.training.scorer import StepScore
 
 TABLES = ("responses", "buffers", "groups", "calls")
+BARE = replace(numbers(), responses=())
 
 
 def failing_for(*texts: str):
@@ -34,51 +35,59 @@ def failing_for(*texts: str):
     return respond
 
 
+def no_ranking(messages):
+    """The number judge, which ranks nothing."""
+    return "I cannot." if "\n\nCANDIDATES\n" in messages[0]["content"] else by_number(messages)
+
+
+def texts(buffer: AnchorBuffer) -> list[str]:
+    return [anchor.text for anchor in buffer.anchors]
+
+
 def test_score_ranks_and_rewards_a_group_and_grows_its_buffer(scorer):
     made = scorer(scripted_judge(by_number))
     outcome = made.score([group(numbers(), "25 5 22 45 - 28", step=7)], step=7)
-    (score,) = outcome.scores
+    (score,), after = outcome.scores, made.store.load("n")
     assert score.positions == {0: 2, 1: 0, 2: 2, 3: 4, 5: 2}
-    assert score.order == ((1,), (2,), (0,), (5,), (3,))
+    assert score.order == ((1,), (2,), (0,), (5,), (3,)) and score.fine_ranked
     assert score.rewards == pytest.approx((0.2, -0.6, -0.2, 1.0, -1.0, 0.6))
-    assert score.fine_ranked
-    after = made.store.load("n")
-    assert after == score.after
-    assert [anchor.text for anchor in after.anchors] == ["5", "10", "20", "25", "30", "40", "45"]
+    assert after == score.after and after.visits == 1
+    assert texts(after) == ["5", "10", "20", "25", "30", "40", "45"]
     assert [anchor.source for anchor in after.anchors] == "left initial initial refine initial initial right".split()
     assert [anchor.id for anchor in after.anchors if anchor.source != "initial"] == ["7-1", "7-0", "7-3"]
-    assert after.visits == 1
     assert sorted(call.kind for call in outcome.calls) == ["fine"] + ["insert"] * 5
-    assert made.store.totals().calls == 6
 
 
-def test_score_ranks_a_visit_against_the_buffer_of_the_last(scorer):
-    made = scorer(scripted_judge(by_number))
-    sizes = []
-    for epoch, texts in enumerate(["50 41", "60 45", "60 1"]):
-        (score,) = made.score([group(numbers(), texts, epoch, epoch)], epoch).scores
-        sizes.append((len(score.before), len(score.after), score.positions[0]))
-    assert sizes == [(4, 5, 4), (5, 6, 5), (6, 5, 5)]  # at last 60 meets itself, 1 expands below, two idle anchors go
-    assert [anchor.text for anchor in made.store.load("n").anchors] == ["1", "10", "40", "50", "60"]
-    assert made.store.load("n").visits == 3
-
-
-def test_score_of_a_bootstrapped_query_waits_for_two_answers(scorer):
+def test_score_of_a_bootstrapped_query_waits_for_two_answers_and_counts_them_as_its_first_visit(scorer):
     made = scorer(scripted_judge(by_number), RankBuffer(bootstrap=True))
-    query = replace(numbers(), responses=())
-    first, second, third = (
-        made.score([group(query, texts, step, step)], step).scores[0]
-        for step, texts in enumerate(["5 -", "9 3 6", "4 7"])
-    )
-    assert (first.rewards, first.after) == ((1.0, -1.0), None)
-    assert second.rewards == (1.0, -1.0, 0.0)
-    assert [anchor.text for anchor in second.after.anchors] == ["3", "6", "9"]
-    assert third.before == second.after
-    assert third.positions == {0: 1, 1: 2}
-    assert [call[0] for call in made.store.rows("SELECT kind FROM calls ORDER BY rowid")] == [
-        "bootstrap",
-        "insert",
-        "insert",
+    lines = ["5 -", "9 3 6", "4 7"]
+    waiting, first, second = (made.score([group(BARE, line, step)], step).scores[0] for step, line in enumerate(lines))
+    assert (waiting.rewards, waiting.after) == ((1.0, -1.0), None)
+    assert first.rewards == (1.0, -1.0, 0.0) and texts(first.after) == ["3", "6", "9"]
+    assert {anchor.epoch for anchor in first.after.anchors} == {0}
+    assert second.before == first.after and second.positions == {0: 1, 1: 2}
+    assert (second.after.observed_epoch, second.after.visits) == (1, 2)
+    kinds = made.store.rows("SELECT kind FROM calls ORDER BY rowid")
+    assert [kind for (kind,) in kinds] == ["bootstrap", "insert", "insert"]
+    assert [epoch for (epoch,) in made.store.rows("SELECT epoch FROM groups ORDER BY step")] == [0, 0, 1]
+
+
+def test_score_counts_the_visits_of_each_query_if_no_epoch_is_given(scorer):
+    made = scorer(scripted_judge(by_number), RankBuffer(prune_after=9))
+    for visit in range(3):
+        step = 4 * visit
+        groups = [group(numbers(id), f"{50 + visit} {5 - visit}", step) for id in ("nm" if visit else "n")]
+        after = made.score(groups, step).scores[0].after
+        assert len(after) == 4 + 2 * (visit + 1)
+        found = (after.left_epoch, after.right_epoch, after.observed_epoch, after.anchors[0].epoch)
+        assert found == (visit,) * 4
+    made.score([group(numbers(), "60 4", 9, epoch=3), group(numbers("m"), "60 4", 9)], 9)
+    visits = list(made.store.rows("SELECT query_id, step, epoch FROM groups ORDER BY query_id, step"))
+    assert visits == [
+        ("m", 4, 0),
+        ("m", 8, 1),
+        ("m", 9, 2),
+        *[("n", s, e) for s, e in [(0, 0), (4, 1), (8, 2), (9, 3)]],
     ]
 
 
@@ -101,11 +110,9 @@ def test_score_in_an_evaluation_writes_the_ledger_alone(scorer):
     made = scorer(scripted_judge(by_number))
     made.score([group(numbers(), "50 5", 0, 0)], 0)
     before = contents(made.store, TABLES[:3])
-    seen, fresh = group(numbers(), "45 55 -", 1, 0), group(numbers("new"), "1 2 3", 1)
-    outcome = made.score([seen, fresh], 1, update=False)
-    assert outcome.scores[0].rewards == (0.0, 1.0, -1.0)
-    assert outcome.scores[0].positions == {0: 5, 1: 6}  # against the buffer that training grew
-    assert outcome.scores[1].rewards == (-1.0, 0.0, 1.0)
+    seen, new = made.score([group(numbers(), "45 55 -", 1, 0), group(numbers("new"), "1 2 3", 1)], 1, False).scores
+    assert (seen.rewards, seen.positions) == ((0.0, 1.0, -1.0), {0: 5, 1: 6}), "against the buffer of training"
+    assert new.rewards == (-1.0, 0.0, 1.0)
     made.judge.client.answer = unreachable
     with pytest.raises(JudgeError, match="failed 1 of 1"):
         made.score([group(numbers(), "50 5", 2)], 2, update=False)
@@ -124,7 +131,6 @@ def test_score_refuses_a_visit_ahead_of_its_epoch(scorer):
     assert contents(made.store) == before
     made.score([group(numbers(), "60 4", 1, 1)], 1)
     made.score([group(numbers(), "70 3", 9, 5)], 9)  # behind is fine: a failed visit does not count
-    assert made.store.load("n").visits == 3
 
 
 # Failures
@@ -132,16 +138,14 @@ def test_score_refuses_a_visit_ahead_of_its_epoch(scorer):
 
 def test_score_stops_at_too_many_failures_and_records_the_calls_alone(scorer):
     made = scorer(scripted_judge(unreachable))
-    groups = [group(numbers(id), "50 5", 4) for id in ("n", "m")]
     with pytest.raises(JudgeError) as error:
-        made.score(groups, 4)
+        made.score([group(numbers(id), "50 5", 4) for id in ("n", "m")], 4)
     # 4 insertions and at most 2 fine rankings: the second failure is one too many
     for part in ("scripted judge", "failed 2 of 2", "2 unreachable", "judge_max_failures=0.25", "connection refused"):
         assert part in str(error.value)
     found = contents(made.store)
     assert [found[table] for table in TABLES[:3]] == [[], [], []]
     assert [row[:2] for row in found["calls"]] == [(4, "train")] * 4
-    assert made.store.totals().failures == 4
 
 
 def test_score_allows_the_share_of_failures_itself(scorer):
@@ -151,7 +155,6 @@ def test_score_allows_the_share_of_failures_itself(scorer):
         if stops:
             with pytest.raises(JudgeError, match=stops):
                 made.score(groups, 0)
-            assert made.store.load("n") is made.store.load("m") is None
         else:
             assert [score.rewards for score in made.score(groups, 0).scores] == [(0.0, None), (1.0, -1.0)]
         assert (made.store.totals().failures, made.store.totals().calls) == (1, 3), share
@@ -162,52 +165,20 @@ def test_score_allows_the_share_of_failures_itself(scorer):
         assert (len(calls), sum(call.failed for call in calls)) == (questions, failures)
 
 
-def test_score_of_an_unscored_rollout_is_none_and_touches_no_buffer(scorer):
-    made = scorer(scripted_judge(failing_for("5", "99")), max_failures=0.5)
-    (score,) = made.score([group(numbers(), "99 15 5 35 -", 0)], 0).scores
-    assert score.rewards == (None, 0.0, None, 1.0, -1.0)
-    assert score.order == ((1,), (3,))
-    assert [anchor.text for anchor in made.store.load("n").anchors] == "10 20 30 40".split()
-    assert list(made.store.rows("SELECT rewards FROM groups")) == [("[null, 0.0, null, 1.0, -1.0]",)]
-
-
-def test_score_after_a_failed_fine_ranking_ties_the_interval_and_adds_no_anchor(scorer):
-    def no_ranking(messages):
-        return "I cannot." if "\n\nCANDIDATES\n" in messages[0]["content"] else by_number(messages)
-
-    made = scorer(scripted_judge(no_ranking, max_attempts=2))
-    (score,) = made.score([group(numbers(), "50 60 70 5", 0)], 0).scores
-    assert score.rewards == pytest.approx((1 / 3, 1 / 3, 1 / 3, -1.0))
-    assert [anchor.text for anchor in made.store.load("n").anchors] == "5 10 20 30 40".split()
-    assert made.store.totals().attempts == 6
-
-
-def test_score_of_a_group_without_answers_asks_nothing(scorer):
-    made = scorer(scripted_judge(unreachable))
-    outcome = made.score([group(numbers(), "- -", 0)], 0)
-    assert outcome.scores[0].rewards == (-1.0, -1.0)
-    assert outcome.calls == []
-    assert made.store.load("n").visits == 1
-
-
-# Without an epoch the visits are counted
-
-
-def test_without_an_epoch_each_query_counts_its_own_visits(scorer):
-    made = scorer(scripted_judge(by_number), RankBuffer(prune_after=9))
-    for visit in range(3):
-        step = 4 * visit
-        groups = [group(numbers(id), f"{50 + visit} {5 - visit}", step) for id in ("nm" if visit else "n")]
-        after = made.score(groups, step).scores[0].after
-        assert len(after) == 4 + 2 * (visit + 1)
-        assert (after.left_epoch, after.right_epoch, after.observed_epoch) == (visit,) * 3
-        assert (after.anchors[0].epoch, after.anchors[-1].epoch) == (visit, visit)
-    made.score([group(numbers(), "60 4", 9, epoch=3), group(numbers("m"), "60 4", 9)], 9)
-    visits = list(made.store.rows("SELECT query_id, step, epoch FROM groups ORDER BY query_id, step"))
-    assert visits == [
-        *[("m", 4, 0), ("m", 8, 1), ("m", 9, 2)],
-        *[("n", 0, 0), ("n", 4, 1), ("n", 8, 2), ("n", 9, 3)],
-    ]
+def test_score_gives_no_reward_without_a_placement_and_ties_what_is_not_ranked(scorer):
+    third = 1 / 3
+    for answer, line, rewards, anchors, attempts in [
+        (failing_for("5", "99"), "99 15 5 35 -", [None, 0.0, None, 1.0, -1.0], "10 20 30 40", 4),
+        (no_ranking, "25 28 29 5", [third, third, third, -1.0], "5 10 20 30 40", 6),
+        (unreachable, "- -", [-1.0, -1.0], "10 20 30 40", 0),
+    ]:
+        made = scorer(scripted_judge(answer, max_attempts=2), max_failures=0.5)
+        calls = made.score([group(numbers(), line, 0)], 0).calls
+        ((recorded,),) = made.store.rows("SELECT rewards FROM groups")
+        assert json.loads(recorded) == pytest.approx(rewards), line
+        assert texts(made.store.load("n")) == anchors.split(), line
+        assert sum(call.attempts for call in calls) == attempts, line
+    assert made.store.load("n").visits == 1, "a group without answers was visited"
 
 
 def test_score_counts_the_time_that_the_trainer_waited(scorer, monkeypatch):
@@ -231,19 +202,6 @@ def test_score_counts_the_time_that_the_trainer_waited(scorer, monkeypatch):
     assert made.score([group(numbers(), "50 5", 1)], 1).seconds == 11, "that of a step before is not counted"
 
 
-def test_without_an_epoch_the_bootstrap_counts_as_the_first_visit(scorer):
-    made = scorer(scripted_judge(by_number), RankBuffer(bootstrap=True))
-    query = replace(numbers(), responses=())
-    waiting, first, second = (
-        made.score([group(query, texts, step)], step).scores[0].after
-        for step, texts in enumerate(["5 -", "5 9", "1 8"])
-    )
-    assert waiting is None
-    assert {anchor.epoch for anchor in first.anchors} == {0}
-    assert (second.observed_epoch, second.visits) == (1, 2)
-    assert [epoch for (epoch,) in made.store.rows("SELECT epoch FROM groups ORDER BY step")] == [0, 0, 1]
-
-
 # Who asks and who waits
 
 
@@ -257,12 +215,12 @@ def test_score_puts_questions_group_by_group_in_the_order_of_their_rollouts(scor
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", chat)
-    texts = ["50 51 5 52", "61 60 15 -", "70 3 71 2"]
+    lines = ["50 51 5 52", "61 60 15 -", "70 3 71 2"]
     with served(app) as address:
         made = scorer(Judge(OpenAIClient(address + "/v1", "m", concurrency=1), guard=False))
-        made.score([group(numbers(id), line, 0) for id, line in zip("abc", texts, strict=True)], 0)
+        made.score([group(numbers(id), line, 0) for id, line in zip("abc", lines, strict=True)], 0)
     candidates = [text for prompt in put for text in re.findall(r"\n\nCANDIDATE\n(\d+)\n", prompt)]
-    assert candidates == " ".join(texts).replace(" -", "").split()
+    assert candidates == " ".join(lines).replace(" -", "").split()
     ranked = [re.findall(r"^\[R\d+\]\n(\d+)$", prompt, re.MULTILINE) for prompt in put]
     assert [found for found in ranked if found] == [["50", "51", "52"], ["61", "60"], ["3", "2"], ["70", "71"]]
 
@@ -276,17 +234,13 @@ def test_score_of_a_group_does_not_wait_for_another(scorer):
                 await asyncio.wait_for(b_is_ranked.wait(), 20)
             answer = await super().complete(messages, question=question, **kwargs)
             log.append((question.query_id, question.kind))
-            if (question.query_id, question.kind) == ("b", "fine"):
+            if log[-1] == ("b", "fine"):
                 b_is_ranked.set()
             return answer
 
     made = scorer(Judge(Client(by_number), guard=False))
-    outcome = made.score([group(numbers(id), "50 51 5", 0) for id in "ab"], 0)
-    assert [score.rewards for score in outcome.scores] == [(0.0, 1.0, -1.0)] * 2
+    made.score([group(numbers(id), "50 51 5", 0) for id in "ab"], 0)
     assert log[-3:] == [("b", "fine"), ("a", "insert"), ("a", "fine")]
-
-
-# Who answers first does not matter
 
 
 class Shuffled(ScriptedClient):
@@ -323,97 +277,42 @@ def test_score_does_not_depend_on_the_order_of_answers(scorer, method):
 # What a step says of itself
 
 
-def anchors(*sources: str) -> AnchorBuffer:
-    return AnchorBuffer(tuple(Anchor(str(i), str(i), source, 0) for i, source in enumerate(sources)))
+def anchors(sources: str) -> AnchorBuffer:
+    return AnchorBuffer(tuple(Anchor(str(i), str(i), source, 0) for i, source in enumerate(sources.split())))
 
 
 def test_step_metrics_of_a_step_made_by_hand():
-    before = anchors(*["initial"] * 5)
-    first = GroupScore(
-        rewards=(-1.0, 0.5, 0.5, None),
-        order=((1, 2),),
-        positions={1: 0, 2: 5},
-        fine_ranked=True,
-        before=before,
-        after=anchors("left", "initial", "initial", "initial", "refine", "right"),
-    )
-    second = GroupScore(
-        rewards=(-1.0, 0.0, 1.0, 0.5),
-        positions={0: 1, 1: 2, 2: 4, 3: 5},
-        before=before,
-        after=anchors("bootstrap", "right"),
-    )
-    third = GroupScore(rewards=(None, None, -1.0, -1.0))
-    query = numbers()
-    groups = [group(query, "- 1 2 3", 0), group(query, "1 2 3 4", 0), group(query, "1 2 - -", 0)]
+    before, after = anchors("initial " * 5), anchors("left initial initial initial refine right")
+    scores = [
+        GroupScore((-1.0, 0.5, 0.5, None), ((1, 2),), {1: 0, 2: 5}, True, before, after),
+        GroupScore((-1.0, 0.0, 1.0, 0.5), (), {0: 1, 1: 2, 2: 4, 3: 5}, False, before, anchors("bootstrap right")),
+        GroupScore((None, None, -1.0, -1.0)),
+    ]
+    groups = [group(numbers(), line, 0) for line in ("- 1 2 3", "1 2 3 4", "1 2 - -")]
     calls = [
         Call("rankbuffer", "insert", "n", "http://a", "parsed", 2, Usage(100, 60, 7), Usage(150, 60, 9), 0.5),
         Call("rankbuffer", "fine", "n", "http://b", "malformed", 3, Usage(), Usage(300, 0, 30), 0.5, "no"),
     ]
-    metrics = step_metrics(groups, StepScore([first, second, third], calls, 1.5, 0.5))
-    empty = step_metrics([group(query, "1 2", 0)], StepScore([GroupScore((0.0, 1.0))], [], 0.0))
+    metrics = step_metrics(groups, StepScore(scores, calls, 1.5, 0.5))
+    empty = step_metrics(groups[1:2], StepScore([GroupScore((0.0, 1.0))], [], 0.0))
     assert empty.keys() == metrics.keys() and not any(empty.values())
-    assert metrics == pytest.approx(
-        {
-            "buffer/size": 4.0,
-            "buffer/initial": 1.5,
-            "buffer/bootstrap": 0.5,
-            "buffer/left": 0.5,
-            "buffer/right": 1.0,
-            "buffer/refine": 0.5,
-            "buffer/selected": 0.0,
-            "buffer/candidate": 0.0,
-            "insert/below": 1 / 6,
-            "insert/quarter1": 1 / 6,
-            "insert/quarter2": 1 / 6,
-            "insert/quarter3": 0.0,
-            "insert/quarter4": 1 / 6,
-            "insert/above": 2 / 6,
-            "rank/fine_ranked_groups": 1 / 3,
-            "rank/ties": (2 / 4 + 0 + 2 / 4) / 3,
-            "rank/unscored": 3 / 12,
-            "rank/empty": 3 / 12,
-            "judge/calls": 1,
-            "judge/failures": 1,
-            "judge/attempts": 5,
-            "judge/prompt_tokens": 100,
-            "judge/cached_tokens": 60,
-            "judge/completion_tokens": 7,
-            "judge/spent_tokens": 489,
-            "judge/seconds": 1.5,
-            "judge/hidden": 0.5,
-        }
-    )
+    sources = dict(initial=1.5, bootstrap=0.5, left=0.5, right=1, refine=0.5, selected=0, candidate=0)
+    places = dict(below=1, quarter1=1, quarter2=1, quarter3=0, quarter4=1, above=2)
+    shares = dict(fine_ranked_groups=1 / 3, ties=(2 / 4 + 0 + 2 / 4) / 3, unscored=3 / 12, empty=3 / 12)
+    judge = dict(calls=1, failures=1, attempts=5, prompt_tokens=100, cached_tokens=60, completion_tokens=7)
+    judge |= dict(spent_tokens=489, seconds=1.5, hidden=0.5)
+    expected = {"buffer/size": 4, **{f"buffer/{name}": value for name, value in sources.items()}}
+    expected |= {f"insert/{name}": count / 6 for name, count in places.items()}
+    expected |= {f"rank/{name}": share for name, share in shares.items()}
+    expected |= {f"judge/{name}": value for name, value in judge.items()}
+    assert metrics == pytest.approx(expected)
 
 
 def test_placement_columns_name_position_interval_and_tier():
-    before = anchors(*["initial"] * 3)
+    before = anchors("initial " * 3)
     placed = GroupScore((-1.0, 0.0, 0.0, 1.0, None), ((0,), (1, 2), (3,)), {0: 0, 1: 1, 2: 1, 3: 3}, before=before)
-    ranked = GroupScore((-1.0, 1.0), ((0,), (1,)))
-    assert placement_columns([placed, ranked]) == {
+    assert placement_columns([placed, GroupScore((-1.0, 1.0), ((0,), (1,)))]) == {
         "position": [0, 1, 1, 3, None, None, None],
         "interval": ["below A0", "A0 to A1", "A0 to A1", "above A2", None, None, None],
         "tier": [0, 1, 1, 2, None, 0, 1],
     }
-
-
-def test_insertion_bin_names_the_quarter_of_a_position():
-    for K, bins in {
-        2: "below quarter1 above",
-        3: "below quarter1 quarter3 above",
-        5: "below quarter1 quarter2 quarter3 quarter4 above",
-        9: "below quarter1 quarter1 quarter2 quarter2 quarter3 quarter3 quarter4 quarter4 above",
-    }.items():
-        assert [insertion_bin(position, K) for position in range(K + 1)] == bins.split()
-        assert set(bins.split()) <= set(INSERTION_BINS)
-
-
-def test_tied_share_counts_rollouts_with_the_reward_of_another():
-    for rewards, share in [
-        ((1.0, -1.0), 0),
-        ((0.0, 0.0), 1),
-        ((0.0, 0.0, 1.0, None), 0.5),
-        ((None, None), 0),
-        ((-1.0, -1.0, 1.0, 1.0), 1),
-    ]:
-        assert tied_share(GroupScore(rewards)) == share, rewards

@@ -77,7 +77,7 @@ def test_spent_names_a_damaged_record(tmp_path):
     store.close()
 
 
-def test_a_kill_between_two_replies_loses_neither(tmp_path):
+def test_spend_between_two_replies_loses_neither_to_a_kill(tmp_path):
     """Four processes are killed inside a step that is never committed, at the reply after the tenth of each."""
     replies = mmap.mmap(-1, 8)  # shared with the processes
     for legs in range(1, 5):
@@ -131,8 +131,8 @@ def interrupt(control) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_budget_counts_what_each_leg_has_spent_and_a_used_up_one_is_refused(
-    tmp_path, tiny_policy, rows, monkeypatch
+def test_check_budget_counts_what_each_leg_has_spent_and_refuses_a_used_up_one(
+    tmp_path, tiny_policy, rows, monkeypatch, caplog
 ):
     """Legs that never reach their next checkpoint, by an interrupt after a commit or by a failing judge."""
     real = Spent(monkeypatch)
@@ -159,7 +159,9 @@ def test_a_budget_counts_what_each_leg_has_spent_and_a_used_up_one_is_refused(
             start(resume=True, judge_token_budget=taken)
     assert real.tokens == taken and contents(live) == before
     assert run(resume=True, judge_token_budget=taken + 1), "one token is left, so one more step is taken"
-    assert not run(resume=True) and contents(live) == contents(tmp_path / "whole" / LIVE_STORE)
+    assert f"judge_token_budget={taken + 1:,}: stopping after step 3 with a checkpoint" in caplog.text
+    assert not run(resume=True, judge_token_budget=real.tokens + 1), "the last step ends the run by itself"
+    assert contents(live) == contents(tmp_path / "whole" / LIVE_STORE)
     run(resume=True, judge_token_budget=1)  # no step is left that could spend anything
     assert real.tokens > taken
 

@@ -7,6 +7,7 @@ import struct
 import tempfile
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import contents as stored
@@ -15,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rankbuffer_trl.files import replacing
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 
@@ -128,45 +130,29 @@ def test_save_and_restore_work_whatever_the_folders_name(tmp_path):
         store.close()
 
 
-def no_space_for_the_draft(path, monkeypatch):
-    path.with_name("newer").joinpath(STORE + ".tmp").mkdir(parents=True)
-
-
-def no_replacing(path, monkeypatch):
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", fail)
-
-
-def no_syncing(path, monkeypatch):
-    def fail(*arguments):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("os.fsync", fail)
-
-
-@pytest.mark.parametrize("accident", [no_space_for_the_draft, no_replacing, no_syncing])
+@pytest.mark.parametrize("accident", ["the draft cannot be made", "os.replace", "os.fsync"])
 def test_save_that_fails_leaves_the_older_one_and_can_be_repeated(tmp_path, store, monkeypatch, accident):
+    older, newer = tmp_path / "older", tmp_path / "newer"
     visit_all(store, "a", range(1))
-    older, old = tmp_path / "older", contents(store)
     store.save(older)
+    old = contents(store)
     visit_all(store, "a", range(1, 2))
-    before = contents(store)
+    before, draft = contents(store), newer / f"{STORE}.0.tmp"
     with monkeypatch.context() as patch:
-        accident(older, patch)
+        if accident.startswith("os."):
+            patch.setattr(accident, Mock(side_effect=OSError(28, "No space left on device")))
+        else:
+            patch.setattr("secrets.token_hex", lambda size: "0")
+            draft.mkdir(parents=True)
         with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*newer"):
-            store.save(tmp_path / "newer")
+            store.save(newer)
     assert contents(store) == before
-    if accident is no_space_for_the_draft:
-        (tmp_path / "newer" / f"{STORE}.tmp").rmdir()
     with pytest.raises(StoreError, match=r"store\.sqlite is missing"):
-        store.restore(tmp_path / "newer")
-    store.save(tmp_path / "newer")
-    store.restore(older)
-    assert contents(store) == old
-    store.restore(tmp_path / "newer")
-    assert contents(store) == before
+        store.restore(newer)
+    store.save(newer)
+    for path, rows in ((older, old), (newer, before)):
+        store.restore(path)
+        assert contents(store) == rows
 
 
 # Files that are no store of this version
@@ -183,6 +169,10 @@ def execute(*statements: str):
 
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT 'q', i, 'x', 1, 1, 1, 1 FROM n"
+TRIGGER = "CREATE TRIGGER t AFTER INSERT ON groups BEGIN DELETE FROM calls; END"
+VIRTUAL = "CREATE VIRTUAL TABLE calls USING fts5"
+COMPUTES = "ALTER TABLE calls ADD COLUMN x ANY AS (hex(error))"
+UNTYPED = "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '')"
 STRANGE = "is not a buffer store: missing or not as this program makes it: .*"
 BAD_SAVES = {
     "no folder": (lambda file: shutil.rmtree(file.parent), r"store\.sqlite is missing"),
@@ -194,23 +184,11 @@ BAD_SAVES = {
     "another version": (execute("PRAGMA user_version = 3"), "format version 3; this program reads version 4"),
     "half a file": (lambda file: os.truncate(file, 8192), "malformed"),
     "a view": (execute("DROP TABLE buffers", f"CREATE VIEW buffers AS {ENDLESS}"), f"{STRANGE}view 'buffers'"),
-    "a trigger": (
-        execute("CREATE TRIGGER t AFTER INSERT ON groups BEGIN DELETE FROM calls; END"),
-        f"{STRANGE}trigger 't'",
-    ),
-    "a virtual table": (
-        execute("DROP TABLE calls", "CREATE VIRTUAL TABLE calls USING fts5(step, phase)"),
-        f"{STRANGE}table 'calls'",
-    ),
-    "a column that computes": (
-        execute("ALTER TABLE calls ADD COLUMN x ANY AS (hex(error))"),
-        f"{STRANGE}table 'calls'",
-    ),
+    "a trigger": (execute(TRIGGER), f"{STRANGE}trigger 't'"),
+    "a virtual table": (execute("DROP TABLE calls", f"{VIRTUAL}(step, phase)"), f"{STRANGE}table 'calls'"),
+    "a column that computes": (execute(COMPUTES), f"{STRANGE}table 'calls'"),
     "no table": (execute("DROP TABLE groups"), f"{STRANGE}table 'groups'"),
-    "text for a number": (
-        execute("PRAGMA writable_schema = ON", "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '')"),
-        STRANGE,
-    ),
+    "text for a number": (execute("PRAGMA writable_schema = ON", UNTYPED), STRANGE),
 }
 
 
@@ -279,15 +257,26 @@ def test_restore_refuses_a_value_of_another_type(tmp_path, store):
     with sqlite3.connect(saved) as db:
         ((right,),) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'calls'")
     db.close()
-    execute(
-        "PRAGMA writable_schema = ON",
-        "UPDATE sqlite_master SET sql = replace(sql, ' STRICT', '') WHERE name = 'calls'",
-    )(saved)
-    execute(
-        "UPDATE calls SET attempts = 'many'",
-        "PRAGMA writable_schema = ON",
-        f"UPDATE sqlite_master SET sql = '{right}' WHERE name = 'calls'",
-    )(saved)
-    with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.attempts"):
+    back = f"UPDATE sqlite_master SET sql = '{right}' WHERE name = 'calls'"
+    execute("PRAGMA writable_schema = ON", f"{UNTYPED} WHERE name = 'calls'")(saved)
+    execute("UPDATE calls SET step = 'many'", "PRAGMA writable_schema = ON", back)(saved)
+    with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.step"):
         store.restore(tmp_path / "saved")
     assert contents(store) == before
+
+
+def test_replacing_by_two_writers_at_once_leaves_the_whole_file_of_the_last(tmp_path):
+    path = tmp_path / "summary.json"
+    with replacing(path) as slow:
+        slow.write_text("of the slow one")
+        with replacing(path) as quick:
+            quick.write_text("of the quick one")
+        assert path.read_text() == "of the quick one"
+    assert path.read_text() == "of the slow one" and list(tmp_path.iterdir()) == [path]
+    fresh, abandoned = (tmp_path / f"summary.json.{name}.tmp" for name in ("fresh", "abandoned"))
+    for draft in (fresh, abandoned):
+        draft.write_text("{")
+    os.utime(abandoned, (0, 0))
+    with replacing(path) as draft:
+        draft.write_text("{}")
+    assert sorted(tmp_path.iterdir()) == sorted([path, fresh]), "a draft that nobody writes any more is deleted"

@@ -6,7 +6,7 @@ import re
 import pytest
 import trl.chat_template_utils
 from conftest import scripted_judge
-from helpers.scripted import ScriptedTrainer, config, contents
+from helpers.scripted import ScriptedTrainer, contents
 from test_format import of_trl
 from transformers import AutoTokenizer
 
@@ -42,8 +42,11 @@ class ThinkingTrainer(ScriptedTrainer):
         return text.removeprefix("<think>") if self.opened else text
 
 
-def train(tmp_path, tiny_policy, rows, template, cls=ThinkingTrainer, split=False, **settings):
-    """One step; what the judge was asked, the groups, and the log."""
+STEP = dict(per_device_train_batch_size=8, format_check="think")
+
+
+def train(tmp_path, tiny_policy, training, template, cls=ThinkingTrainer, split=False, **settings):
+    """Train for one step. Return what the judge was asked, the groups, and the log."""
     seen, reasoned = [], []
 
     def watch(messages):
@@ -58,21 +61,17 @@ def train(tmp_path, tiny_policy, rows, template, cls=ThinkingTrainer, split=Fals
     tokenizer.chat_template = of_trl(template)
     if split:  # TRL then takes completions apart into reasoning_content and content
         tokenizer = trl.chat_template_utils.add_response_schema(tokenizer)
-    args = config(tmp_path, max_steps=1, per_device_train_batch_size=8, format_check="think", **settings)
-    judge = scripted_judge(watch, guard=True)
-    trainer = cls(tiny_policy, args, rows, reward_funcs=[spy], judge=judge, processing_class=tokenizer)
+    given = dict(reward_funcs=[spy], judge=scripted_judge(watch, guard=True), processing_class=tokenizer)
+    trainer = training(cls=cls, max_steps=1, **STEP, **given, **settings)
     trainer.opened = template == "deepseek_r1_distill"
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
+    trainer.train()
     assert any(reasoned) == split
     return seen, contents(tmp_path / LIVE_STORE)["groups"], trainer.state.log_history[0]
 
 
 @pytest.mark.parametrize(("template", "split"), [("qwen3", False), ("qwen3", True), ("deepseek_r1_distill", False)])
-def test_only_answers_are_judged(tmp_path, tiny_policy, rows, template, split):
-    seen, groups, log = train(tmp_path, tiny_policy, rows, template, split=split)
+def test_trainer_has_only_answers_judged(tmp_path, tiny_policy, training, template, split):
+    seen, groups, log = train(tmp_path, tiny_policy, training, template, split=split)
     inserted = [prompt for prompt in seen[1:] if "\n\nCANDIDATE\n" in prompt]  # the first one is the preflight
     found = sorted(place for place in range(8) for prompt in inserted if f"Answer {place} is" in prompt)
     assert found == [0, 1, 5, 6, 7] and len(inserted) == 5
@@ -93,9 +92,9 @@ class PlainTrainer(ThinkingTrainer):
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_a_completion_without_tags_is_an_answer_only_where_nobody_has_to_think(tmp_path, tiny_policy, rows, thinking):
+def test_trainer_takes_a_completion_without_tags_unless_thinking_is_on(tmp_path, tiny_policy, training, thinking):
     switch = {"enable_thinking": thinking}
-    seen, groups, log = train(tmp_path, tiny_policy, rows, "qwen3", PlainTrainer, chat_template_kwargs=switch)
+    seen, groups, log = train(tmp_path, tiny_policy, training, "qwen3", PlainTrainer, chat_template_kwargs=switch)
     answers = 0 if thinking else 7
     assert len([prompt for prompt in seen[1:] if "\n\nCANDIDATE\n" in prompt]) == answers
     assert not any("think>" in prompt for prompt in seen)
@@ -107,38 +106,33 @@ class LateTrainer(PlainTrainer):
     """Answers in these steps alone."""
 
     answers = ()
+    answers_evaluations = False
 
     def script(self, step, prompt, place):
         text = super().script(step, prompt, place)
-        return f"<think>{THOUGHT}</think>{text}" if step in self.answers else text
+        answers = step in self.answers or (self.answers_evaluations and not self.model.training)
+        return f"<think>{THOUGHT}</think>{text}" if answers else text
 
 
-def late(tmp_path, tiny_policy, rows, answers, **settings) -> LateTrainer:
-    args = config(tmp_path, max_steps=6, per_device_train_batch_size=8, format_check="think", **settings)
-    trainer = LateTrainer(tiny_policy, args, rows, eval_dataset=rows.select([0, 1]))
-    trainer.answers = answers
-    return trainer
-
-
-def test_a_run_whose_first_generations_hold_no_answer_stops(tmp_path, tiny_policy, rows):
-    trainer = late(tmp_path, tiny_policy, rows, answers=(3, 4, 5), eval_strategy="steps", eval_steps=1)
-    for _ in range(2):  # every training gets its own first generations
+def test_trainer_stops_if_the_first_generations_hold_no_answer(tmp_path, training, rows):
+    evaluation = dict(eval_strategy="steps", eval_steps=1, eval_dataset=rows.select([0, 1]))
+    trainer = training(cls=LateTrainer, max_steps=6, **STEP, **evaluation)
+    trainer.answers = (3, 4, 5)
+    for trainer.answers_evaluations in (False, True):  # every training gets its own first generations
         with pytest.raises(SettingsError, match="nothing to rank in the first 3 generations") as error:
             trainer.train()
         assert trainer.state.global_step == 2, "evaluations do not count"
-    trainer.close()
-    message = str(error.value)
     tokens = len(trainer._tokenizer("Answer 0 is: wait three minutes.")["input_ids"]) + 1
-    for part in ("none of the 8 rollouts", "format_check='think'", "max_completion_length", "Answer 0 is: wait"):
-        assert part in message
-    assert f"The longest has {tokens} tokens" in message
+    said = ("none of the 8 rollouts", "format_check='think'", "max_completion_length", "Answer 0 is: wait")
+    for part in (*said, f"The longest has {tokens} tokens"):
+        assert part in str(error.value)
     assert {row[1] for row in contents(tmp_path / LIVE_STORE)["groups"]} == {0, 1}
 
 
-def test_after_the_first_answer_a_generation_without_one_is_a_warning(tmp_path, tiny_policy, rows, caplog):
-    trainer = late(tmp_path, tiny_policy, rows, answers=(2,))
+def test_trainer_warns_of_a_generation_without_an_answer_after_the_first_one(training, caplog):
+    trainer = training(cls=LateTrainer, max_steps=6, **STEP)
+    trainer.answers = (2,)
     with caplog.at_level("WARNING"):
         trainer.train()
-    trainer.close()
     assert trainer.state.global_step == 6
     assert re.findall(r"step (\d): none of the 8 rollouts has an answer", caplog.text) == ["0", "1", "3", "4", "5"]

@@ -4,37 +4,92 @@ import json
 import math
 import re
 import sqlite3
+from types import SimpleNamespace
 
 import pandas
 import pytest
 import torch
-from conftest import QUICKSTART, scripted_judge
-from helpers.scripted import ScriptedTrainer, config, contents, run
+from conftest import scripted_judge
+from helpers.scripted import ScriptedTrainer, config, contents
 from trl import GRPOConfig, GRPOTrainer
 
-from rankbuffer_trl.data.queries import DataError, QueryTable
+from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.reward_function import RankBufferReward
 from rankbuffer_trl.training.trainer import RankBufferTrainer, scale_by_signal
 
 
-def test_every_query_is_ranked_once_an_epoch_and_its_buffer_grows(tmp_path, tiny_policy, rows):
-    table = run(tmp_path, tiny_policy, rows, num_train_epochs=3)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_policy, data_file):
+    """A run of three epochs and an evaluation: folder, trainer, what was read, and what a reward function got."""
+    read, got, stock = [], [], AnswerReader.read
+
+    def spy(completions, query_id, split, epoch, extracted_answer, **kwargs):
+        got.append((set(split), set(epoch), len(set(query_id)), [answer.text for answer in extracted_answer]))
+        return [0.0] * len(completions)
+
+    folder, rows = tmp_path_factory.mktemp("trained"), load_queries(str(data_file))
+    args = config(folder, num_train_epochs=3, per_device_eval_batch_size=8, log_completions=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnswerReader, "read", lambda *args: read.append(stock(*args)) or read[-1])
+        trainer = ScriptedTrainer(tiny_policy, args, rows, rows.select([0]), reward_funcs=[spy])
+        trainer.train()
+        trainer.evaluate()
+    trainer.close()
+    return SimpleNamespace(folder=folder, trainer=trainer, rows=rows, read=read, got=got, args=args)
+
+
+def test_trainer_ranks_every_query_once_an_epoch_and_its_buffer_grows(trained):
+    table = contents(trained.folder / LIVE_STORE)
     visits = [(query_id, epoch) for query_id, _, epoch, *_ in table["groups"]]
-    assert sorted(visits) == sorted((id, epoch) for id in rows["query_id"] for epoch in range(3))
+    assert sorted(visits) == sorted((id, epoch) for id in trained.rows["query_id"] for epoch in range(3))
     sizes = [len(json.loads(anchors)) for _, _, anchors, *_ in table["buffers"]]
     assert min(sizes) >= 2 and max(sizes) > 4
-    rewards = [json.loads(row[6]) for row in table["groups"]]
-    assert all(-1 <= reward <= 1 for group in rewards for reward in group)
+    assert all(-1 <= reward <= 1 for row in table["groups"] for reward in json.loads(row[6]))
 
 
-def test_text_that_no_file_can_hold_does_not_end_a_run(tmp_path, rows):
+def test_trainer_reads_once_a_step_what_the_reward_functions_get(trained):
+    assert [answers for *_, answers in trained.got] == [[answer.text for answer in step] for step in trained.read]
+    steps = [({"train"}, {step // 4}, 3) for step in range(12)] + [({"eval"}, {None}, 1)]
+    assert [each[:3] for each in trained.got] == steps
+    assert trained.args.reward_weights is None, "the caller's settings stay as they were"
+
+
+def test_trainer_logs_metrics(trained):
+    history = trained.trainer.state.log_history
+    first = history[0]
+    assert first["buffer/size"] > 4 and first["buffer/initial"] == 4 and first["rank/fine_ranked_groups"] > 0
+    assert sum(value for name, value in first.items() if name.startswith("insert/")) == pytest.approx(1)
+    assert first["judge/calls"] >= 24 - 24 * first["rank/empty"]
+    assert first["judge/prompt_tokens"] > first["judge/completion_tokens"] > 0
+    assert first["judge/failures"] == 0 and first["judge/seconds"] > 0
+    assert first["rewards/rank_reward/mean"] == pytest.approx(0, abs=0.3)
+    names = {name for entry in history for name in entry if "/" in name}
+    assert {"buffer/right", "buffer/left", "buffer/refine", "rank/ties", "judge/cached_tokens"} <= names
+
+
+def test_trainer_writes_where_each_completion_was_placed(trained):
+    store = read_store(trained.folder)
+    groups = iter(list(store.rows("SELECT positions, tiers FROM groups ORDER BY step, rowid")))
+    store.close()
+    for step in range(1, 12):  # the evaluation writes over the table of the last step
+        table = pandas.read_parquet(trained.folder / "completions" / f"completions_{step:05}.parquet")
+        assert len(table) == 24 and table["interval"].dropna().str.startswith(("A", "below A0", "above A")).all()
+        shown = table[["position", "tier"]].astype(object).where(table.notna(), None)
+        for first in (0, 8, 16):
+            positions, tiers = map(json.loads, next(groups))
+            places = {id: tier for tier, ids in enumerate(tiers) for id in ids}
+            expected = [(positions.get(str(id)), places.get(id)) for id in range(8)]
+            assert list(shown[first : first + 8].itertuples(index=False, name=None)) == expected
+
+
+def test_reward_takes_text_that_no_file_can_hold(tmp_path, rows):
     reward = RankBufferReward(rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=2)
     reward([None, None], ["half a \ud83e teapot", "whole"], query_id=[rows[0]["query_id"]] * 2)
     reward.close()
@@ -43,24 +98,7 @@ def test_text_that_no_file_can_hold_does_not_end_a_run(tmp_path, rows):
     assert texts == ["half a ? teapot", "whole"]
 
 
-def test_metrics_reach_the_trainers_log(tmp_path, tiny_policy, rows):
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, num_train_epochs=1), rows)
-    trainer.train()
-    first = trainer.state.log_history[0]
-    groups = trainer.args.generation_batch_size // 8
-    assert first["buffer/size"] > 4 and first["buffer/initial"] == 4
-    assert sum(value for name, value in first.items() if name.startswith("insert/")) == pytest.approx(1)
-    assert first["judge/calls"] >= 8 * groups - 8 * groups * first["rank/empty"]
-    assert first["judge/prompt_tokens"] > first["judge/completion_tokens"] > 0
-    assert first["judge/failures"] == 0 and first["judge/seconds"] > 0
-    assert first["rewards/rank_reward/mean"] == pytest.approx(0, abs=0.3)
-    assert first["rank/fine_ranked_groups"] > 0
-    names = {name for entry in trainer.state.log_history for name in entry if "/" in name}
-    assert {"buffer/right", "buffer/left", "buffer/refine", "rank/ties", "judge/cached_tokens"} <= names
-    trainer.close()
-
-
-def test_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_path, rows):
+def test_reward_in_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_path, rows):
     """A new process has not gone back to the step where it starts, and an evaluation must not do that either."""
     path, found = tmp_path / "buffers.sqlite", []
     for split in ("train", "eval"):
@@ -76,14 +114,14 @@ def test_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_path, rows)
     assert {row[1] for row in found[1]["calls"]} == {"train", "eval"}
 
 
-def test_a_rollout_the_judge_cannot_place_is_left_out_of_the_baseline(tmp_path, tiny_policy, rows):
+def test_trainer_leaves_an_unplaced_rollout_out_of_the_baseline(tmp_path, training):
     def lost_for_short_answers(messages):
         prompt = messages[0]["content"]
         candidate = prompt.partition("\n\nCANDIDATE\n")[2].partition("\n\nReturn JSON only")[0]
         return "I cannot say." if 0 < len(candidate) < 40 else rubric_verdict(prompt)
 
     judge = scripted_judge(lost_for_short_answers, max_attempts=2, guard=True)
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1, judge_max_failures=1.0), rows, judge=judge)
+    trainer = training(max_steps=1, judge_max_failures=1.0, judge=judge)
     seen = []
     stock = trainer._calculate_rewards
     trainer._calculate_rewards = lambda *args: seen.append(stock(*args)) or seen[-1]
@@ -99,56 +137,34 @@ def test_a_rollout_the_judge_cannot_place_is_left_out_of_the_baseline(tmp_path, 
         placed = {f"0-{i}" for i in json.loads(positions)}
         assert {id for id, _ in json.loads(added)} <= placed
         assert all(f"0-{i}" not in placed for i, reward in enumerate(json.loads(group_rewards)) if reward is None)
-    trainer.close()
 
 
-def test_a_judge_that_dies_stops_the_run_and_nothing_written_is_lost(tmp_path, tiny_policy, rows):
-    alive = [True]
-
-    def dies_after_two_steps(messages):
-        return rubric_verdict(messages[0]["content"]) if alive[0] else TransportError("connection refused")
-
-    trainer = ScriptedTrainer(
-        tiny_policy, config(tmp_path), rows, judge=scripted_judge(dies_after_two_steps, guard=True)
-    )
-    stock = trainer.training_step
-
-    def training_step(*args):
-        alive[0] = trainer.state.global_step < 2
-        return stock(*args)
-
-    trainer.training_step = training_step
-    with pytest.raises(JudgeError, match=r"scripted judge.*failed \d+ of \d+ judgments.*connection refused"):
-        trainer.train()
-    trainer.close()
-    assert {row[1] for row in contents(tmp_path / LIVE_STORE)["groups"]} == {0, 1}
-
-
-def test_the_preflight_asks_before_anything_runs(tmp_path, tiny_policy, rows):
+def test_trainer_asks_a_first_question_before_anything_runs(training):
     judge = scripted_judge(lambda messages: TransportError("connection refused"), guard=True)
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path), rows, judge=judge)
+    trainer = training(judge=judge)
     with pytest.raises(JudgeError, match=r"first question.*unreachable.*connection refused"):
         trainer.train()
     assert trainer.state.global_step == 0
-    trainer.close()
 
 
-def test_a_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
+def test_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
     (tmp_path / "file").write_text("in the way")
+    too_long = r"'make-tea': its prompt has \d+ tokens, max_prompt_length is 8"
     for change, folder, settings, message in [
         (lambda: rows.remove_columns("responses"), "out", {}, "no column 'responses'"),
         (lambda: rows.select([0] * 12), "out", {}, "the query_id .make-tea. is that of row 1"),
         (lambda: rows.select(range(2)), "out", {}, "fewer than the 3 of one generation batch"),
-        (
-            lambda: rows,
-            "out",
-            {"max_prompt_length": 8},
-            r"'make-tea': its prompt has \d+ tokens, max_prompt_length is 8",
-        ),
+        (lambda: rows, "out", {"max_prompt_length": 8}, too_long),
         (lambda: rows, "file/out", {}, "file"),
     ]:
         with pytest.raises((DataError, StoreError, OSError), match=message):
             RankBufferTrainer(tiny_policy, config(tmp_path / folder, **settings), change())
+
+
+STOCK_KEYS = (
+    "output_dir use_cpu bf16 report_to num_generations per_device_train_batch_size max_completion_length "
+    "num_train_epochs learning_rate logging_steps save_strategy disable_tqdm seed"
+).split()
 
 
 def train_stock(tmp_path, policy, rows, method=None, **changes):
@@ -165,7 +181,7 @@ def train_stock(tmp_path, policy, rows, method=None, **changes):
 
 
 @pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(bootstrap=True)], ids=["anchors", "bootstrap"])
-def test_a_stock_trainer_takes_the_reward_as_a_plain_callable(tmp_path, tiny_policy, rows, method):
+def test_reward_is_a_plain_callable_for_a_stock_trainer(tmp_path, tiny_policy, rows, method):
     trainer = train_stock(tmp_path, tiny_policy, rows, method)
     with sqlite3.connect(tmp_path / "buffers.sqlite") as db:
         visits = db.execute("SELECT query_id, group_concat(epoch) FROM groups GROUP BY query_id").fetchall()
@@ -176,7 +192,7 @@ def test_a_stock_trainer_takes_the_reward_as_a_plain_callable(tmp_path, tiny_pol
     assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
 
 
-def test_a_stock_trainer_takes_prompts_that_are_texts_without_ids(tmp_path, tiny_policy, rows):
+def test_reward_takes_prompts_that_are_texts_without_ids(tmp_path, tiny_policy, rows):
     texts = rows.map(lambda row: {"prompt": row["prompt"][0]["content"]}).remove_columns("query_id")
     train_stock(tmp_path, tiny_policy, texts, max_steps=1)
     found = {row[0] for row in contents(tmp_path / "buffers.sqlite")["groups"]}
@@ -184,25 +200,7 @@ def test_a_stock_trainer_takes_prompts_that_are_texts_without_ids(tmp_path, tiny
     assert all(re.fullmatch("prompt-[0-9a-f]{16}", id) for id in found)
 
 
-STOCK_KEYS = (
-    "output_dir use_cpu bf16 report_to num_generations per_device_train_batch_size max_completion_length "
-    "num_train_epochs learning_rate logging_steps save_strategy disable_tqdm seed"
-).split()
-
-
-def test_further_reward_functions_stand_beside_the_rank(tmp_path, tiny_policy, rows):
-    def length_reward(completions, **kwargs):
-        return [-len(completion[0]["content"]) / 1000 for completion in completions]
-
-    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1), rows, reward_funcs=[length_reward])
-    trainer.train()
-    assert trainer.reward_func_names == ["rank_reward", "format_reward", "length_reward"]
-    assert trainer.reward_weights.tolist() == pytest.approx([1.0, 0.2, 1.0])
-    assert trainer.state.log_history[0]["rewards/length_reward/mean"] < 0
-    trainer.close()
-
-
-def test_rank_only_ties_ranks_the_groups_that_the_other_rewards_leave_tied(tmp_path, tiny_policy, rows):
+def test_rank_only_ties_ranks_the_groups_that_the_other_rewards_leave_tied(training):
     """The first query of each step is tied. In the third step, none is."""
 
     def verified(query_id, **kwargs):
@@ -211,10 +209,9 @@ def test_rank_only_ties_ranks_the_groups_that_the_other_rewards_leave_tied(tmp_p
         return [float(id in tied or place % 2) for place, id in enumerate(query_id)]
 
     with pytest.raises(SettingsError, match="rank_only_ties needs reward_functions"):
-        ScriptedTrainer(tiny_policy, config(tmp_path / "none", rank_only_ties=True), rows)
+        training("none", rank_only_ties=True)
     seen: list[list[str]] = []
-    args = config(tmp_path, max_steps=3, rank_only_ties=True)
-    trainer = ScriptedTrainer(tiny_policy, args, rows, reward_funcs=[verified])
+    trainer = training(max_steps=3, rank_only_ties=True, reward_funcs=[verified])
     trainer.train()
     store = trainer.rank_reward.scorer.store
     ranked = [(step, query) for step, query in store.rows("SELECT step, query_id FROM groups ORDER BY rowid")]
@@ -224,47 +221,15 @@ def test_rank_only_ties_ranks_the_groups_that_the_other_rewards_leave_tied(tmp_p
     assert [entry["rank/tied_groups"] for entry in log[:3]] == pytest.approx([1 / 3, 1 / 3, 0])
     assert log[0]["rewards/rank_reward/std"] > 0 == log[2]["rewards/rank_reward/std"]
     assert "judge/calls" in log[0] and "judge/calls" not in log[2]
-    trainer.close()
 
 
-def test_what_the_reward_functions_get_is_read_once_a_step(tmp_path, tiny_policy, rows, monkeypatch):
-    read, got = [], []
-    stock = AnswerReader.read
-    monkeypatch.setattr(AnswerReader, "read", lambda *args: read.append(stock(*args)) or read[-1])
-
-    def spy(completions, query_id, split, epoch, extracted_answer, **kwargs):
-        got.append((set(split), set(epoch), [answer.text for answer in extracted_answer], len(set(query_id))))
-        return [0.0] * len(completions)
-
-    args = config(tmp_path, max_steps=5, per_device_eval_batch_size=8)
-    trainer = ScriptedTrainer(tiny_policy, args, rows, rows.select([0]), reward_funcs=[spy])
-    trainer.train()
-    trainer.evaluate()
-    trainer.close()
-    assert args.reward_weights is None, "the caller's settings stay as they were"
-    assert [answers for *_, answers, _ in got] == [[answer.text for answer in answers] for answers in read]
-    steps = [({"train"}, {step // 4}, 3) for step in range(5)] + [({"eval"}, {None}, 1)]
-    assert [(split, epoch, queries) for split, epoch, _, queries in got] == steps
-
-
-def test_a_run_reads_its_data_once(tmp_path, tiny_policy, data_file, monkeypatch):
-    from rankbuffer_trl.training import command
-    from rankbuffer_trl.training.parser import RecipeParser
-
+def test_run_reads_its_data_once(tmp_path, quickstart, data_file, monkeypatch):
     tables = []
     stock = QueryTable.__init__
     monkeypatch.setattr(QueryTable, "__init__", lambda self, *args: tables.append(self) or stock(self, *args))
-    arguments = [
-        *("--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy),
-        *("--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--max_steps", "1"),
-        *("--per_device_train_batch_size", "8", "--max_completion_length", "8"),
-    ]
-    command.run(*RecipeParser().parse_args_and_config(arguments))
+    quickstart("--max_steps", 1, "--per_device_train_batch_size", 8, "--max_completion_length", 8)
     assert len(tables) == 1
     assert f"{data_file.name}, 12 queries" in (tmp_path / "README.md").read_text()
-
-
-NAN = float("nan")
 
 
 def test_scale_by_signal_divides_by_the_share_of_groups_with_a_signal():
@@ -272,7 +237,7 @@ def test_scale_by_signal_divides_by_the_share_of_groups_with_a_signal():
         ([[1.0, -1.0], [0.5, 0.5]], 0.5),
         ([[1.0, -1.0], [0.0, 1.0]], 1.0),
         ([[1.0, 1.0], [0.5, 0.5]], 1.0),
-        ([[1.0, NAN], [0.5, -0.5], [NAN, NAN], [0.2, 0.2]], 0.25),
+        ([[1.0, math.nan], [0.5, -0.5], [math.nan, math.nan], [0.2, 0.2]], 0.25),
     ]:
         rewards = torch.tensor(totals).flatten()[:, None]
         scaled = scale_by_signal(rewards, torch.tensor([1.0]), G=2)
@@ -280,23 +245,3 @@ def test_scale_by_signal_divides_by_the_share_of_groups_with_a_signal():
     rewards = torch.tensor([[0.5, 1.0], [0.5, 0.0], [0.1, 1.0], [0.1, 1.0]])  # the format reward alone is a signal
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.2]), G=2), rewards / 0.5)
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.0]), G=2), rewards)
-
-
-@pytest.mark.slow
-def test_the_table_of_completions_says_where_each_was_placed(tmp_path, tiny_policy, rows):
-    args = config(tmp_path, max_steps=1, log_completions=True)
-    trainer = ScriptedTrainer(tiny_policy, args, rows)
-    trainer.train()
-    groups = trainer.rank_reward.scorer.store.rows("SELECT positions, tiers FROM groups ORDER BY rowid")
-    expected = [(json.loads(positions), json.loads(tiers)) for positions, tiers in groups]
-    trainer.close()
-    table = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    assert len(table) == 8 * len(expected) == 24
-    for number, (positions, tiers) in enumerate(expected):
-        rows_of = table.iloc[8 * number : 8 * number + 8]
-        for id, position in enumerate(rows_of["position"]):
-            assert (None if pandas.isna(position) else int(position)) == positions.get(str(id))
-        places = {id: tier for tier, ids in enumerate(tiers) for id in ids}
-        shown = [None if pandas.isna(tier) else int(tier) for tier in rows_of["tier"]]
-        assert shown == [places.get(i) for i in range(8)]
-        assert all(name is None or name.startswith(("A", "below A0", "above A")) for name in rows_of["interval"])

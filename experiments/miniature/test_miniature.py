@@ -87,6 +87,7 @@ def test_compare_asks_more_of_a_difference_among_many():
     enough, few = (student_p(fmean(values), stats.tstd(values), n) for n in (many[0].settle, many[0].settle - 1))
     assert enough < 0.05 / 8 <= few and many[0].seeds == str(many[0].settle)
     assert compare([[0.0, 0.0]])[0].seeds == "1,000 or more"
+    assert (student_p(0.0, 0.0, 3), student_p(1.0, 0.0, 3), student_p(1.0, 0.0, 1)) == (1.0, 0.0, 1.0)
 
 
 def test_judge_claims_come_out_as_made():
@@ -135,16 +136,16 @@ def test_tables_and_figures_show_every_method(tmp_path):
     assert next(table.columns[2].cells).startswith("80.50 ± ")
     cells = list(claims_table(judge_claims(found, 50.0)).columns[4].cells)
     assert cells == ["holds", "does not hold", "holds", "holds"], "30 points are less than 95 % of 32"
+    outcomes = judge_claims(
+        results(rankbuffer=[80, 70, 75], rankbuffer_static=[79, 69.3, 73.8], coarse_only=[78.9, 69, 74]), 50.0
+    )
+    compared = [next(iter(each.comparisons.values())) for each in outcomes]
+    adjusted = holm([stats.ttest_1samp(each.values, 0).pvalue for each in compared])
+    assert [each.p for each in compared] == pytest.approx(adjusted)
+    assert "adjusted for 2 differences" in claims_table(outcomes).title
+    assert list(claims_table(outcomes).columns[3].cells) == [f"{p:.3f}" for p in adjusted]
     for path in efficiency_figures(found, 50.0, tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_student_p_is_students_and_survives_constant_differences():
-    for values in ([0.1, 0.4, -0.2, 0.9], [5.0, 5.1], [-1.0, -2.0, -1.5]):
-        expected = stats.ttest_1samp(values, 0).pvalue
-        deviation = stats.tstd(values)
-        assert student_p(fmean(values), deviation, len(values)) == pytest.approx(expected, rel=1e-6)
-    assert (student_p(0.0, 0.0, 3), student_p(1.0, 0.0, 3), student_p(1.0, 0.0, 1)) == (1.0, 0.0, 1.0)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.999))
@@ -185,17 +186,6 @@ def test_compare_ours_takes_differences_seed_by_seed():
     assert list(groups_table(results(grpo=[1, 2])).rows) and family("listwise") == "ours"
 
 
-def test_claims_table_adjusts_for_all_differences():
-    made = dict(rankbuffer=[80, 70, 75], rankbuffer_static=[79, 69.3, 73.8], coarse_only=[78.9, 69, 74])
-    outcomes = judge_claims(results(**made), 50.0)
-    found = [next(iter(each.comparisons.values())) for each in outcomes]
-    raw = [stats.ttest_1samp(each.values, 0).pvalue for each in found]
-    assert [each.p for each in found] == pytest.approx(holm(raw))
-    table = claims_table(outcomes)
-    assert "adjusted for 2 differences" in table.title
-    assert list(table.columns[3].cells) == [f"{p:.3f}" for p in holm(raw)]
-
-
 @pytest.mark.parametrize("references", REFERENCES)
 def test_with_references_are_as_many_and_in_order(howto, references):
     queries = miniature.Dataset.from_list(howto)
@@ -218,16 +208,24 @@ def test_parse_claims_has_a_row_for_each_comparison():
     assert sum(len(outcome.comparisons) for outcome in outcomes) == 12, "16 less DAPO, Dr. GRPO, GPG and look-ahead"
 
 
+def query_of(row: dict, responses: list[str]) -> Query:
+    rubrics = tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row["rubrics"])
+    return Query(row["query_id"], row["prompt"], rubrics, tuple(responses))
+
+
+def visit(asked: Query, texts: tuple[str, ...], step: int) -> RolloutGroup:
+    return RolloutGroup(asked, tuple(Rollout(i, text) for i, text in enumerate(texts)), step, epoch=step)
+
+
 def test_measure_saturation_counts_rollouts_above_all_anchors_by_epoch(tmp_path, howto):
     row = howto[0]
     weak, best = with_references(miniature.Dataset.from_list(howto[:1]), "weak")[0], row["responses"][-1]
-    rubrics = tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row["rubrics"])
-    asked = Query(row["query_id"], row["prompt"], rubrics, tuple(weak["responses"]))
+    asked = query_of(row, weak["responses"])
     judge = Judge(NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.0))
     store, buffer = BufferStore(tmp_path / "live.sqlite"), None
     assert miniature.measure_saturation(store) == [], "no buffers"
     for step, texts in enumerate(((best, weak["responses"][1]), (best, weak["responses"][1]))):
-        group = RolloutGroup(asked, tuple(Rollout(i, text) for i, text in enumerate(texts)), step, epoch=step)
+        group = visit(asked, texts, step)
         score = asyncio.run(RankBuffer().score(group, buffer, judge))
         store.commit(step, [(group, score)])
         buffer = score.after
@@ -252,11 +250,9 @@ def test_measure_groups_reads_repeats_and_accuracy_from_the_store(tmp_path, howt
         ((best, worst, worst, ""), (1.0, 0.0, -0.5, -1.0)),
         ((best, best, best, "Other."), (None, 0.5, 0.5, 0.5)),
     ]
-    rubrics = tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row["rubrics"])
-    asked = Query(row["query_id"], row["prompt"], rubrics, tuple(row["responses"]))
+    asked = query_of(row, row["responses"])
     for step, (texts, rewards) in enumerate(groups):
-        group = RolloutGroup(asked, tuple(Rollout(i, text) for i, text in enumerate(texts)), step, epoch=step)
-        store.commit(step, [(group, GroupScore(rewards))])
+        store.commit(step, [(visit(asked, texts, step), GroupScore(rewards))])
     repeats, cosines, better = miniature.measure_groups(store, [row])
     store.close()
     assert better == [0, 0], "no rollout is better than the best reference"

@@ -1,13 +1,13 @@
 """The command `rankbuffer-report`: a page, charts and tables from the stores of runs, during training or after it."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from datasets import disable_progress_bars
 
 from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.decoding import read_json
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.store.places import report_folder
@@ -48,9 +48,8 @@ def read_final_scores(path: Path) -> dict[str, float]:
         [`SettingsError`]: if the file does not hold an object of numbers.
     """
     try:
-        scores = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(score) for name, score in scores.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        return read_json(path, dict[str, float])
+    except ValueError as error:
         raise SettingsError(f'{path} must hold a JSON object such as {{"run": 7.5}}: {error}') from None
 
 

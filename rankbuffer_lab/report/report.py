@@ -214,9 +214,9 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     headlines = risen(run, rewards, quality) if quality else {}
     compared = gains.since_last_visit(found)
     if run.duel:
-        first, last = run.duel["epochs"]
-        label = f"of {run.duel['duels']} duels won by epoch {last} against epoch {first}; judge: {run.duel['judge']}"
-        headlines[label] = str(gains.Comparison(**run.duel["won"]))
+        first, last = run.duel.epochs
+        label = f"of {run.duel.duels} duels won by epoch {last} against epoch {first}; judge: {run.duel.judge}"
+        headlines[label] = str(run.duel.won)
     elif compared and compared[newest := max(compared)].probability is not None:
         headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
     shares = gains.above_initial(found)
@@ -241,7 +241,7 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
     scores: dict[int, list[float]] = {}
     for query_id in numbers.query_ids(run.store):
         for response in numbers.responses(run.store, query_id):
-            if not response.initial:
+            if not response.initial and response.step in epoch_of:  # a foreign store may lack it
                 scores.setdefault(epoch_of[response.step], []).append(quality(query_id, response.text))
     first, last = min(scores), max(scores)
     label = f"mean {MEASURE} (0 to 100) of the responses, from epoch {first} to epoch {last}"
@@ -310,7 +310,7 @@ def middles_of(run: Run, query_id: str) -> list[tuple[int, int, int]]:
     groups = numbers.groups(run.store, query_id=query_id)
     middles = []
     for visit in (0, len(groups) - 1):
-        order = [id for tier in groups[visit].order for id in tier]
+        order = [id for tier in groups[visit].order for id in tier] or [0]  # a method of your own may give no order
         middles.append((visit, groups[visit].step, order[len(order) // 2]))
     return middles
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
@@ -153,6 +154,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         self._check_timeouts()
         self._check_saves()
         check_backends(self.report_to)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the login of the Hub out of what `pickle` writes: each checkpoint has the settings in a pickle."""
+        return self.__dict__ | {"hub_token": None}
 
     @property
     def world_size(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.reports import HOSTILE, Recorded, record, record_hostile
+from helpers.reports import HOSTILE, Recorded, placed, record, record_hostile
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -21,8 +21,7 @@ from selenium.webdriver.common.keys import Keys
 from rankbuffer_lab.report.report import write_report
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
-from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.rewards.method import GroupScore
+from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
@@ -64,13 +63,20 @@ class Browser:
         """What an element holds, visible or not."""
         return self("return document.getElementById(arguments[0]).textContent", id)
 
+    def texts(self, selector: str) -> list[str]:
+        """What all elements of a selector hold."""
+        return self("return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)", selector)
+
     def listed(self) -> list[str]:
         """Ids of the queries in the list."""
-        return self("return [...document.querySelectorAll('#queries b')].map(node => node.textContent)")
+        return self.texts("#queries b")
 
     def rungs(self) -> list[str]:
         """The ladder's entries from top to bottom: the name and all words of each."""
-        return self("return [...document.querySelectorAll('#ladder > li')].map(node => node.textContent)")
+        return self.texts("#ladder > li")
+
+    def click(self, id: str) -> None:
+        self.driver.find_element(By.ID, id).click()
 
     def complaints(self) -> list[dict]:
         """What the console and the content policy said since the page was opened."""
@@ -99,14 +105,8 @@ def made(tmp_path_factory) -> tuple[Path, Recorded]:
     folder = tmp_path_factory.mktemp("runs")
     found = record(folder / "ranked" / LIVE_STORE)
     record(folder / "scored" / LIVE_STORE, epochs=2, method=Pointwise())
-    rows = [
-        {
-            "query_id": f"q{i}",
-            "prompt": [{"role": "user", "content": f"Question {i}?"}],
-            "rubrics": [{"text": "Is high.", "weight": 1}],
-        }
-        for i in range(4)
-    ]
+    rubrics = [{"text": "Is high.", "weight": 1}]
+    rows = ({"query_id": f"q{i}", "prompt": f"Question {i}?", "rubrics": rubrics} for i in range(4))
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     queries = QueryTable(load_queries(str(folder / "data.jsonl")))
     return write_report([folder / "ranked", folder / "scored"], folder / "out", queries), found
@@ -121,7 +121,7 @@ def browser(driver, made) -> Browser:
 
 def test_the_ladder_of_every_visit_is_what_was_scored(browser, made):
     expected = [(group, score) for group, score in made[1].visits if group.query.id == "q1"]
-    browser.driver.find_element(By.ID, "query-1").click()
+    browser.click("query-1")
     browser.wait(lambda: browser.text("query-id") == "q1")
     assert browser.text("query-text") == "Question 1?Is high. (weight 1)"
     for number, (group, score) in enumerate(expected):
@@ -166,7 +166,7 @@ def test_the_browser_opens_at_the_widest_visit_and_plays_a_history(browser, made
 
     browser("PLAY = 1; showVisit(4)")
     assert browser.text("when") == "after visit 4, the newest buffer"
-    browser.driver.find_element(By.ID, "play").click()
+    browser.click("play")
     browser.wait(lambda: browser.text("play") == "Play" and browser.text("when").startswith("after visit 4"))
     browser("showVisit(0); play(); play()")
     assert browser.text("play") == "Play" and browser.text("when").startswith("visit 1 of 4"), "stopped at once"
@@ -175,22 +175,20 @@ def test_the_browser_opens_at_the_widest_visit_and_plays_a_history(browser, made
 def test_the_page_of_one_run_opens_with_the_run(driver, made):
     browser = Browser(driver)
     browser.open(write_report([made[1].path.parent.parent], made[0].parent / "one"))
-    heads = browser("return [...document.querySelectorAll('main h2')].map(node => node.textContent)")
-    assert heads == ["ranked", "What the policy gets", "Buffer browser"]
+    assert browser.texts("main h2") == ["ranked", "What the policy gets", "Buffer browser"]
     assert browser("return document.querySelectorAll('.run .tiles div').length") == 2
-    first = browser("return [...document.querySelector('.run').querySelectorAll('h3')].map(node => node.textContent)")
+    first = browser.texts(".run h3")
     assert first.index("The run") < first.index("All charts")
     assert any(title.startswith("Before and after: q") for title in first)
-    example = "return [...document.querySelectorAll('.run .example .text')].map(node => node.textContent)"
     texts = {rollout.text for group, _ in made[1].visits for rollout in group.answered}
-    prompt, before, after = browser(example)
+    prompt, before, after = browser.texts(".run .example .text")
     assert prompt == "" and {before, after} <= texts
     link = browser.driver.find_element(By.CSS_SELECTOR, ".to-browser a")
     assert link.is_displayed() and link.get_attribute("href").endswith("#browser")
 
 
 def test_keys_lead_through_queries_and_visits(browser):
-    browser.driver.find_element(By.ID, "query-0").click()
+    browser.click("query-0")
     browser.wait(lambda: browser.text("query-id") == "q0")
     browser.press("/")
     assert browser("return document.activeElement.id") == "search"
@@ -255,7 +253,7 @@ def test_the_theme_and_the_run_can_be_changed(browser):
     colour = "return getComputedStyle(document.body).backgroundColor"
     browser("setTheme('light')")
     light = browser(colour)
-    browser.driver.find_element(By.ID, "theme").click()
+    browser.click("theme")
     assert browser(colour) != light
     assert browser("return getComputedStyle(document.querySelector('figure svg')).color") == "rgb(228, 232, 236)"
     charts = "return document.querySelectorAll('section.run:not([hidden]) figure').length"
@@ -269,25 +267,23 @@ def test_the_theme_and_the_run_can_be_changed(browser):
 
 
 def test_advantages_can_be_seen_at_any_step(browser, made):
-    lanes = "return [...document.querySelectorAll('.lane')].map(node => node.textContent)"
     assert browser.text("advantage-number") == "step 3"  # the last one that both runs have
-    assert [lane.split(":")[0] for lane in browser(lanes)] == ["ranked", "scored"]
+    assert [lane.split(":")[0] for lane in browser.texts(".lane")] == ["ranked", "scored"]
     browser.driver.find_element(By.ID, "advantage-step").send_keys(Keys.END)
     assert browser.text("advantage-number") == "step 7"
-    first, second = browser(lanes)
+    first, second = browser.texts(".lane")
     scores = [score for group, score in made[1].visits if group.step == 7]
     known = sum(reward is not None for score in scores for reward in score.rewards)
     assert f"{known} responses" in first and second.endswith("no such step")
 
 
-@pytest.mark.parametrize("width", [1400, 800, 420])
-def test_the_page_fits_its_window_and_complains_of_nothing(driver, made, width):
-    driver.set_window_size(width, 900)
+def test_the_page_fits_its_window_and_complains_of_nothing(driver, made):
     browser = Browser(driver)
-    browser.open(made[0])
-    assert browser("return document.documentElement.scrollWidth <= window.innerWidth")
-    assert browser.complaints() == []
-    driver.set_window_size(1400, 1000)
+    for width in (420, 800, 1400):
+        driver.set_window_size(width, 1000)
+        browser.open(made[0])
+        assert browser("return document.documentElement.scrollWidth <= window.innerWidth"), width
+        assert browser.complaints() == [], width
 
 
 def test_the_page_asks_the_network_for_nothing(browser):
@@ -300,20 +296,20 @@ def test_the_page_asks_the_network_for_nothing(browser):
 
 
 def test_hostile_text_is_text(driver, tmp_path):
-    record_hostile(tmp_path / "run" / LIVE_STORE)
+    run = tmp_path / HOSTILE[1]
+    record_hostile(run / LIVE_STORE)
     browser = Browser(driver)
-    browser.open(write_report([tmp_path / "run"], tmp_path / "out"))
-    assert browser("return window.hacked === undefined && !document.querySelector('#ladder img, #ladder svg')")
+    browser.open(write_report([run], tmp_path / "out"))
+    assert browser("return window.hacked === undefined && !document.querySelector('img, #ladder svg')")
+    assert browser("return document.querySelector('main h2').textContent") == HOSTILE[1]
     assert browser.text("query-id") == f"{HOSTILE[0]}&\"'"
     browser("showVisit(0)")
-    shown = browser("return [...document.querySelectorAll('.rollout .text')].map(node => node.textContent)")
-    assert sorted(shown) == sorted(text.replace("\x00", "␀").replace("\x1b", "␛") for text in HOSTILE)
+    assert sorted(browser.texts(".rollout .text")) == sorted(
+        text.replace("\x00", "␀").replace("\x1b", "␛") for text in HOSTILE
+    )
     # Text that runs the other way turns nothing outside itself.
-    assert set(
-        browser(
-            "return [...document.querySelectorAll('.rollout .text')].map(node => getComputedStyle(node).unicodeBidi)"
-        )
-    ) == {"plaintext"}
+    style = "[...document.querySelectorAll('.rollout .text')].map(node => getComputedStyle(node).unicodeBidi)"
+    assert set(browser(f"return {style}")) == {"plaintext"}
     assert browser("return getComputedStyle(document.querySelector('.rollout .line')).direction") == "ltr"
     assert browser.complaints() == []
 
@@ -328,20 +324,13 @@ def test_a_thousand_queries_load_at_once_and_are_searched(driver, tmp_path, caps
 
     store = BufferStore(tmp_path / "run" / LIVE_STORE)
     queries = [Query(f"query-{i}", [], (Rubric("Is good.", 1),), tuple(text() for _ in range(4))) for i in range(1000)]
-    for epoch in range(4):
-        for step in range(5):
-            scored = []
-            for query in queries[200 * step : 200 * step + 200]:
-                buffer = store.load(query.id) or initial_buffer(query.responses, 4)
-                rollouts = tuple(Rollout(i, text()) for i in range(8))
-                group = RolloutGroup(query, rollouts, 5 * epoch + step, epoch)
-                positions = {i: min(i, len(buffer)) for i in range(8)}
-                sigma = [[r for r in rollouts if positions[r.id] == p] for p in range(len(buffer) + 1)]
-                after = buffer.update(sigma, epoch, group.step).visited()
-                order = tuple((i,) for i in range(8))
-                rewards = tuple(-1 + 2 * i / 7 for i in range(8))
-                scored.append((group, GroupScore(rewards, order, positions, True, buffer, after)))
-            store.commit(5 * epoch + step, scored)
+    for step in range(20):
+        scored = []
+        for query in queries[200 * (step % 5) :][:200]:
+            buffer = store.load(query.id) or initial_buffer(query.responses, 4)
+            texts, positions = [text() for _ in range(8)], [min(i, len(buffer)) for i in range(8)]
+            scored.append(placed(query, buffer, texts, positions, step, step // 5))
+        store.commit(step, scored)
     store.close()
     page = write_report([tmp_path / "run"], tmp_path / "out")
     browser = Browser(driver)

@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -17,7 +18,12 @@ import yaml
 from aiohttp import web
 
 from evaluation.assets import Assets
+from evaluation.benchmark import Benchmark
 from evaluation.config import EvaluationConfig
+from evaluation.run import load_benchmarks
+from helpers.http_server import served
+from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge.config import JudgeConfig
 
 ROWS = 12
 AUTHORS = ("o3-mini-2025-01-31", "gemini-2.0-flash-001")
@@ -79,19 +85,13 @@ def build(folder: Path, rows: int = ROWS) -> Path:
     write("alpaca_eval", "baseline", json.dumps(baseline))
     rng = random.Random(0)
     difficulties = [rng.gauss(0, 1) for _ in range(rows)]
+    heads = ("model", "index", "preference", "std_delta_len", "instruction_difficulty", "not_gamed_baseline")
     gamed = [
-        {
-            "model": model,
-            "index": i,
-            "preference": rng.random(),
-            "std_delta_len": rng.gauss(0, 1),
-            "instruction_difficulty": difficulty,
-            "not_gamed_baseline": False,
-        }
+        (model, i, rng.random(), rng.gauss(0, 1), difficulty, False)
         for model in ("concise", "verbose")
         for i, difficulty in enumerate(difficulties)
     ]
-    write("alpaca_eval", "gamed", pandas.DataFrame(gamed).to_csv(index=False))
+    write("alpaca_eval", "gamed", pandas.DataFrame(gamed, columns=heads).to_csv(index=False))
 
     categories = ["hard_prompt"] * (2 * rows // 3) + ["creative_writing"] * (rows // 3)
     questions = [
@@ -103,15 +103,8 @@ def build(folder: Path, rows: int = ROWS) -> Path:
     write("arena_hard", "judge_config", JUDGE_CONFIG)
     for author in AUTHORS:
         answers = [
-            {
-                "uid": question["uid"],
-                "model": author,
-                "messages": [
-                    {"role": "user", "content": question["prompt"]},
-                    {"role": "assistant", "content": {"answer": text_of(f"{author} {question['uid']}")}},
-                ],
-            }
-            for question in questions
+            {"uid": uid, "model": author, "messages": [{"content": {"answer": text_of(f"{author} {uid}")}}]}
+            for uid in (question["uid"] for question in questions)
         ]
         write("arena_hard", author, jsonl(answers))
 
@@ -142,16 +135,10 @@ def build(folder: Path, rows: int = ROWS) -> Path:
         write("wildbench", reference, pandas.DataFrame(outputs))
 
     bands = {band: band for band in ("1-2", "3-4", "5-6", "7-8", "9-10")}
+    checklist = [{"name": f"c{k}", "criteria_description": "d", **bands} for k in range(5)]
+    shared = {"domain2": "x", "lang": "en", "checklist": checklist}
     queries = [
-        {
-            "index": i + 1,
-            "domain1": "Law" if i % 2 else "Art",
-            "domain2": "x",
-            "lang": "en",
-            "query": f"Write {i}",
-            "checklist": [{"name": f"c{k}", "criteria_description": "d", **bands} for k in range(5)],
-        }
-        for i in range(rows)
+        {"index": i + 1, "domain1": "Law" if i % 2 else "Art", "query": f"Write {i}", **shared} for i in range(rows)
     ]
     write("writingbench", "questions", jsonl(queries))
     write("writingbench", "prompt", WRITING_PROMPT)
@@ -161,33 +148,59 @@ def build(folder: Path, rows: int = ROWS) -> Path:
     return path
 
 
-def folder(config: EvaluationConfig, benchmark: str, label: str = "mine") -> Path:
-    return config.folder(label, benchmark)
+def values_of(url: str, policy: str, out: Path) -> dict:
+    """Return the settings of an evaluation whose model and judge are behind `url`."""
+    return dict(
+        models=[f"mine={policy}"],
+        output_dir=str(out),
+        engine_url=f"{url}/v1",
+        engine_model="model",
+        judge_url=[f"{url}/v1"],
+        judge_model="judge",
+        judge_max_retries=0,
+        judge_prompt_price=1.0,
+        judge_completion_price=2.0,
+    )
 
 
-def outputs_of(config: EvaluationConfig, name: str) -> dict[str, str]:
-    """The text after the thinking that the loopback model gives to each prompt."""
-    prompts = {
-        "alpaca_eval": {f"{i}": f"Do {i}" for i in range(ROWS)},
-        "arena_hard": {f"q{i}": f"Question {i} {{braces}}" for i in range(ROWS)},
-        "wildbench": {f"s{i}": f"More {i}" for i in range(ROWS)},
-        "writingbench": {f"{i + 1}": f"Write {i}" for i in range(ROWS)},
-    }[name]
-    return {id: text_of(prompt) for id, prompt in prompts.items()}
+def texts_of(benchmark: Benchmark) -> dict[str, str]:
+    """Return the text after the thinking that the loopback model gives to each prompt."""
+    return {prompt.id: text_of(prompt.messages[-1]["content"]) for prompt in benchmark.prompts()}
 
 
-def rows_of(config: EvaluationConfig, name: str) -> list[dict]:
-    texts = outputs_of(config, name)
-    if name == "alpaca_eval":
-        return [{"instruction": f"Do {i}", "output": text, "generator": "mine"} for i, text in texts.items()]
-    return [{"uid": uid, "messages": [{"content": {"answer": text}}]} for uid, text in texts.items()]
+def hostile_outputs(benchmark: Benchmark) -> dict[str, str]:
+    """Return outputs of different worth; the second is empty, the third long, the fourth looks like a template."""
+    ids = [prompt.id for prompt in benchmark.prompts()]
+    hostile = "{$checklist} {$history} {query} {criteria} {0} {{good}} good </R> <R>"
+    outputs = {id: " ".join(["good"] * (place % 9)) + " x" for place, id in enumerate(ids)}
+    return outputs | dict(zip(ids[1:4], (" \n", "good " * 1001, hostile), strict=True))
 
 
-def write_outputs(config: EvaluationConfig, name: str, rows: list[dict]) -> Path:
-    path = folder(config, name) / ("model_outputs.json" if name == "alpaca_eval" else "model_answer/mine.jsonl")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(rows) if name == "alpaca_eval" else jsonl(rows))
+def run_judge(benchmark: Benchmark, folder: Path, server: "Loopback", outputs: dict[str, str] | None = None) -> Totals:
+    """Judge the outputs of `mine` with the judge behind `server` and return the cost."""
+    benchmark.write_outputs(folder, "mine", outputs or hostile_outputs(benchmark))
+    with served(server.app) as url:
+        config = JudgeConfig(judge_url=f"{url}/v1", judge_model="judge", judge_max_retries=0)
+        return benchmark.judge(folder, "mine", config)
+
+
+def write_outputs(config: EvaluationConfig, name: str, **changes: str | None) -> Path:
+    """Write the outputs of `mine` for one benchmark, with texts changed by prompt id, and return their file."""
+    benchmark = load_benchmarks(replace(config, benchmarks=[name]), config.assets())[name]
+    folder = config.folder("mine", name)
+    benchmark.write_outputs(folder, "mine", texts_of(benchmark) | changes)
+    (path,) = folder.rglob("*.json*")
     return path
+
+
+def read_rows(path: Path) -> list[dict]:
+    """Return the rows of a JSON list or of JSON lines."""
+    text = path.read_text()
+    return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.write_text(json.dumps(rows) if path.suffix == ".json" else jsonl(rows))
 
 
 def between(text: str, tag: str) -> str:
@@ -221,6 +234,15 @@ def logprobs(messages: list[dict]) -> dict:
     return {"content": [{**max(top, key=lambda each: each["logprob"]), "top_logprobs": top}]}
 
 
+def reply(body: dict, text: str, found: dict | None) -> web.Response:
+    """Return an answer in the form of an OpenAI server."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": found}
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+    kind = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"]}
+    return web.json_response(kind | {"choices": [choice], "usage": usage})
+
+
 class Loopback:
     """An application that serves the judge `judge` and the model `model`.
 
@@ -238,17 +260,11 @@ class Loopback:
         self.app.router.add_post("/v1/chat/completions", self.complete)
         self.app.router.add_post("/tokenize", self.tokenize)
         self.app.router.add_get("/v1/models", self.models)
-        self.app.router.add_get("/health", self.health)
-
-    async def health(self, request: web.Request) -> web.Response:
-        return web.Response()
+        self.app.router.add_get("/health", self.models)
 
     async def models(self, request: web.Request) -> web.Response:
-        names = ("judge", "model")
-        data = [
-            {"id": n, "object": "model", "created": 0, "owned_by": "t", "max_model_len": self.context} for n in names
-        ]
-        return web.json_response({"object": "list", "data": data})
+        kind = {"object": "model", "created": 0, "owned_by": "t", "max_model_len": self.context}
+        return web.json_response({"object": "list", "data": [{"id": name} | kind for name in ("judge", "model")]})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -269,16 +285,4 @@ class Loopback:
         text = self.answer(body, text)
         if isinstance(text, int):
             return web.json_response({"error": {"message": "no"}}, status=text)
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": found}
-        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
-        return web.json_response(
-            {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 0,
-                "model": body["model"],
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        return reply(body, text, found)

@@ -3,12 +3,13 @@
 import json
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from conftest import by_number, group, numbers, scripted_judge, unreachable
 
-from rankbuffer_trl.buffer import initial_buffer
+from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
@@ -69,24 +70,30 @@ HOSTILE = (
     "\u202egnitirw tfel ot thgir",
     "${window.hacked = 1} `${1}` $title \\u003c \\",
     "משהו בעברית",
+    "[x](javascript:window.hacked=1) \u2028 {{ 7 * 7 }} \u2066",
 )
+
+
+def placed(
+    query: Query, buffer: AnchorBuffer, texts: Sequence[str], positions: Sequence[int], step: int, epoch: int
+) -> tuple[RolloutGroup, GroupScore]:
+    """Score rollouts that are given from the worst to the best, each with its position among the anchors."""
+    rollouts = tuple(Rollout(i, text) for i, text in enumerate(texts))
+    sigma = [[r for r in rollouts if positions[r.id] == position] for position in range(len(buffer) + 1)]
+    after = buffer.update(sigma, epoch, step).visited()
+    rewards = tuple(-1 + 2 * i / (len(texts) - 1) for i in range(len(texts)))
+    order = tuple((rollout.id,) for rollout in rollouts)
+    score = GroupScore(rewards, order, dict(enumerate(positions)), True, buffer, after)
+    return RolloutGroup(query, rollouts, step, epoch), score
 
 
 def record_hostile(path: Path) -> list[str]:
     """One visit of a query whose id, anchors and rollouts try to break the page; returns the rollouts."""
     anchors = [f"{text} {number}" for number, text in enumerate(HOSTILE[:4])]
     query = Query(f"{HOSTILE[0]}&\"'", [{"role": "user", "content": HOSTILE[1]}], numbers().rubrics, tuple(anchors))
-    rollouts = tuple(Rollout(i, text) for i, text in enumerate(HOSTILE))
-    visit = RolloutGroup(query, rollouts, 0, 0)
-    buffer = initial_buffer(query.responses, 4)
-    sigma = [[rollouts[0]], [], [], [], list(rollouts[1:])]
-    after = buffer.update(sigma, 0, 0).visited()
-    order = tuple((rollout.id,) for rollout in rollouts)
-    G = len(rollouts)
-    rewards = tuple(-1 + 2 * i / (G - 1) for i in range(G))
-    positions = {i: 0 if i == 0 else 4 for i in range(G)}
+    positions = [0, *[4] * (len(HOSTILE) - 1)]
     store = BufferStore(path)
-    store.commit(0, [(visit, GroupScore(rewards, order, positions, True, buffer, after))])
+    store.commit(0, [placed(query, initial_buffer(query.responses, 4), HOSTILE, positions, step=0, epoch=0)])
     store.close()
     return list(HOSTILE)
 

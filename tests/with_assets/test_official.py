@@ -9,7 +9,7 @@ from against_alpaca_eval import alpaca_eval_checks
 from against_arena_hard import arena_hard_checks
 from against_wildbench import wildbench_checks
 from against_writingbench import writingbench_checks
-from helpers.evaluation_assets import Loopback, folder
+from helpers.evaluation_assets import Loopback
 from helpers.http_server import served
 
 from evaluation.arena_hard.style_control import NOTHING, style_control
@@ -84,7 +84,7 @@ def test_official_judgments_replayed_give_the_official_preferences(official, set
         config = settings(
             url, benchmarks=["alpaca_eval"], limit=40, assets_dir=str(official.folder), assets_manifest=None
         )
-        place = folder(config, "alpaca_eval")
+        place = config.folder("mine", "alpaca_eval")
         place.mkdir(parents=True)
         outputs = [{"instruction": row["instruction"], "output": row["output_2"]} for row in rows]
         (place / "model_outputs.json").write_text(json.dumps(outputs))
