@@ -258,7 +258,7 @@ def test_a_second_signal_ends_the_script_unless_it_comes_soon():
 
 SOON_OVER = """
 source recipes/launch/servers.sh
-children() { kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.01; done; }  # the training ends while `warn` runs
+CHILDREN
 status=0
 train training "$PYTHON" -c 'import os, signal
 signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
@@ -268,9 +268,15 @@ echo "status $status"
 """
 
 
-def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status(tmp_path):
+@pytest.mark.parametrize(
+    "children",
+    ['children() { kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.01; done; }', ":"],
+    ids=["while warn runs", "without children"],
+)
+def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status(tmp_path, children):
+    """It ends while `warn` looks for its children, or it is a launcher without children and gets the signal itself."""
     environment = os.environ | {"PYTHON": sys.executable, "LOGS": str(tmp_path)}
-    command = ["bash", "-euo", "pipefail", "-c", SOON_OVER]
+    command = ["bash", "-euo", "pipefail", "-c", SOON_OVER.replace("CHILDREN", children)]
     run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert run.stdout.readline() == "started\n"

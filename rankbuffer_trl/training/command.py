@@ -167,6 +167,8 @@ def last_lines(trainer: RankBufferTrainer, dataset_name: str) -> list[str]:
     """Say where the policy is, how to see the report, and how to evaluate or to continue."""
     folder, step = trainer.args.output_dir, trainer.state.global_step
     report_line = f"report: rankbuffer-report {folder} --dataset_name {dataset_name}"
+    if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():
+        return ["stopped before a step was done, so there is nothing to save", "to continue: the same command"]
     if trainer.interrupted:
         return [
             f"stopped after step {step} of {trainer.state.max_steps}, with {folder}/checkpoint-{step}",
