@@ -48,7 +48,7 @@ setup(
     packages=[*find_packages(include=["rankbuffer_*"]), "rankbuffer_trl.recipes"],
     package_dir={"rankbuffer_trl.recipes": "recipes"},
     package_data={
-        "rankbuffer_trl": ["py.typed"],
+        "rankbuffer_trl": ["py.typed", "paper.yaml"],
         "rankbuffer_trl.recipes": ["*.yaml", "*/*.yaml"],
         "rankbuffer_trl.data": ["prompts/*.txt", "card.md"],
         "rankbuffer_trl.judge": ["prompts/*.txt"],

@@ -3,17 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.paper import average, paper_rows
 
 from .benchmark import BenchmarkScores
 from .metric import Interval, paired_difference
-
-PAPER = Path(__file__).with_name("paper_results.yaml")
 
 
 class ModelResult(NamedTuple):
@@ -22,6 +18,11 @@ class ModelResult(NamedTuple):
     scores: BenchmarkScores
     cost: Totals
     price: float | None
+
+    @property
+    def headline(self) -> Interval:
+        """The benchmark's main metric."""
+        return self.scores.metrics()[self.scores.headline]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class EvaluationReport:
         limit (`int`, *optional*):
             The limit on prompts. If it is set, the numbers mean nothing.
         paper (`Sequence[str]`, *optional*):
-            Rows of the paper to show, see `paper_results.yaml`.
+            Rows of the paper to show, see `rankbuffer_trl/paper.yaml`.
         compare_with (`str`, *optional*):
             The model against which the others are compared. Default: the first.
     """
@@ -73,6 +74,13 @@ class EvaluationReport:
             if (theirs := self.results[second][benchmark].scores.rows.get(metric)) is not None
         ]
 
+    def averages(self) -> dict[str, float | None]:
+        """Return the paper's `Avg.` by model: the mean of the four headlines, `None` if one is missing."""
+        return {
+            label: average({name: result.headline.value for name, result in results.items()})
+            for label, results in self.results.items()
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers, with `None` for NaN."""
         return without_nan(
@@ -84,7 +92,8 @@ class EvaluationReport:
                     label: {name: result_as_dict(result) for name, result in by_benchmark.items()}
                     for label, by_benchmark in self.results.items()
                 },
-                "paper": {row: paper_results()[row] for row in self.paper},
+                "averages": self.averages(),
+                "paper": {row: paper_rows()[row] for row in self.paper},
                 "comparisons": [
                     {**vars(each), "difference": each.difference._asdict()} for each in self.comparisons()
                 ],
@@ -124,16 +133,16 @@ class EvaluationReport:
         return [(label, name, result) for label, results in self.results.items() for name, result in results.items()]
 
     def _headlines(self) -> str:
-        names = list(self.titles)
-        rows = [
-            (label, *(format_interval(result.scores.metrics()[result.scores.headline]) for result in results.values()))
-            for label, results in self.results.items()
-        ]
+        rows = []
+        for label, mean in self.averages().items():
+            shown = (format_interval(result.headline) for result in self.results[label].values())
+            rows.append((label, *shown, "-" if mean is None else f"{mean:.2f}"))
         for row in self.paper:
-            numbers = paper_results()[row]
-            rows.append((f"paper: {row}", *(f"{numbers[name]:.2f}" if name in numbers else "-" for name in names)))
-        heads = list(next(iter(self.results.values())).items())
-        return table(("model", *(f"{self.titles[name]}: {result.scores.headline}" for name, result in heads)), rows)
+            numbers = paper_rows()[row]
+            shown = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, "average"))
+            rows.append((f"paper: {row}", *shown))
+        heads = next(iter(self.results.values())).items()
+        return table(("model", *(f"{self.titles[name]}: {one.scores.headline}" for name, one in heads), "Avg."), rows)
 
     def _metrics(self) -> str:
         rows = []
@@ -185,12 +194,6 @@ def result_as_dict(result: ModelResult) -> dict[str, Any]:
         "rows": {metric: {id: list(row) for id, row in rows.items()} for metric, rows in scores.rows.items()},
         "judging": result.cost.as_dict() | {"price": result.price},
     }
-
-
-def paper_results() -> dict[str, dict[str, float]]:
-    """Return the paper's numbers by row of its tables, then by benchmark."""
-    found = yaml.safe_load(PAPER.read_text(encoding="utf-8"))
-    return {row: dict(zip(found["benchmarks"], numbers, strict=True)) for row, numbers in found["rows"].items()}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

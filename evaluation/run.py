@@ -8,6 +8,7 @@ machines that cannot hold model and judge at once.
 """
 
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 from rankbuffer_trl.data.recipe import read_settings
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge.reach import check_judge
+from rankbuffer_trl.paper import paper_rows
+from rankbuffer_trl.store import StoreError, numbers
+from rankbuffer_trl.store.buffer_store import STORE
+from rankbuffer_trl.store.places import FOLDER, read_store
 
 from .asking import need_judge
 from .assets import AssetError, Assets
@@ -22,7 +27,7 @@ from .benchmark import Benchmark
 from .config import EvaluationConfig
 from .files import write_json, write_text
 from .generate import generate
-from .results import EvaluationReport, ModelResult, paper_results
+from .results import EvaluationReport, ModelResult
 from .rooms import ROOMS
 
 
@@ -56,6 +61,15 @@ def generate_outputs(config: EvaluationConfig) -> None:
     generate(config, benchmarks)
 
 
+def policy_of(model: str) -> dict[str, Any]:
+    """Return the name of a model, the id of the run that trained it, and that run's last step; `None` if unknown."""
+    try:
+        with closing(read_store(Path(model, FOLDER, STORE))) as store:
+            return {"model": model, "run": numbers.run_id(store), "step": store.last_step()}
+    except StoreError:
+        return {"model": model, "run": None, "step": None}
+
+
 def evaluate(config: EvaluationConfig) -> EvaluationReport:
     """Generate, judge, score and compare. Write `results.json` and `results.md` into `output_dir`.
 
@@ -76,12 +90,13 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
         [`EngineError`]: if a model cannot be loaded or served.
     """
     need_judge(config)
-    if unknown := set(config.paper_rows) - set(paper_results()):
-        raise SettingsError(f"paper_rows must be among {', '.join(paper_results())}; not {', '.join(sorted(unknown))}")
+    if unknown := set(config.paper_rows) - set(paper_rows()):
+        raise SettingsError(f"paper_rows must be among {', '.join(paper_rows())}; not {', '.join(sorted(unknown))}")
     assets = config.assets()
     benchmarks = load_benchmarks(config, assets)
     check_judge(config.judge())
     config.claim_folder()  # last, so that a typo does not take the folder
+    policies = {label: policy_of(path) for label, path in config.labelled_models().items()}
     generate(config, benchmarks)
     results: dict[str, dict[str, ModelResult]] = {}
     for label in config.labelled_models():
@@ -96,7 +111,8 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
     )
     out = Path(config.output_dir)
     hashes = {name: assets.hashes(name) for name in benchmarks}
-    write_json(out / "results.json", {"settings": asdict(config), "assets": hashes, **report.as_dict()})
+    settings = {"settings": asdict(config), "assets": hashes, "policies": policies}
+    write_json(out / "results.json", settings | report.as_dict())
     write_text(out / "results.md", report.markdown())
     return report
 

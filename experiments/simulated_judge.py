@@ -21,7 +21,8 @@ From its looks the judge answers
   deviation 0.3. A question about a single rubric has its own miscalibration, but a response has only one quality.
 * two scores in comparison: the same for each response. If they are equal, the one that looks better gets one point
   more, unless the two look alike.
-* the better of two: the one that looks better. If a tie is allowed and the looks differ by less than 0.02, a tie.
+* the better of two: the one that looks better. If a tie is allowed and the looks differ by less than 0.02, a tie. An
+  empty response looks worse than any other.
 * an order: the order of the looks.
 * an order and positions among anchors: the order of the candidates' looks and, for each candidate, the number of
   anchors that look worse. Each response has one look.
@@ -271,7 +272,7 @@ def verdict(prompt: str, looks: Mapping[str, float]) -> str:
         return json.dumps({"order": [int(name[1:]) for name in sorted(looks, key=looks.get)]})
     if '"score"' in form:
         return json.dumps({"score": round(score(prompt, looks[""]))})
-    alike = "A" in looks and abs(looks["A"] - looks["B"]) < ALIKE
+    alike = {"A", "B"} <= looks.keys() and abs(looks["A"] - looks["B"]) < ALIKE
     if "integers from 0 through 100" in form:
         return json.dumps({"scores": [round(10 * score(prompt, look)) for look in looks.values()]})
     if '"scores"' in form:
@@ -283,7 +284,8 @@ def verdict(prompt: str, looks: Mapping[str, float]) -> str:
         return json.dumps({"scores": scores})
     if '"winner"' in form:
         tie = alike and '"tie"' in form
-        return json.dumps({"winner": "tie" if tie else max("AB", key=looks.get)})
+        worst = -math.inf  # of an empty response
+        return json.dumps({"winner": "tie" if tie else max("AB", key=lambda name: looks.get(name, worst))})
     chosen = select_k0([name for name in looks if name[0] != "L"], 4)
     keep, add = ([name for name in chosen if name[0] == letter] for letter in "AR")
     return json.dumps({"keep_anchor_ids": keep, "add_rollout_ids": add})

@@ -1,22 +1,28 @@
 """Write files so that a crash leaves the old file or the new one. Tell files apart, and lock them."""
 
 import fcntl
+import glob
 import hashlib
 import os
+import secrets
 import shutil
 import struct
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SAMPLE = 2**16  # bytes
+ABANDONED = 3600  # seconds since the last write of a draft
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a draft, and replace `path` by the draft once all of the draft is on the disk.
 
-    If the block raises, `path` stays as it was and the draft is deleted.
+    If the block raises, `path` stays as it was and the draft is deleted. Each call has a draft of its own, so two
+    programs that write the same file at once leave the whole file of one of them. A draft that a killed program left
+    is deleted after an hour, by the next call for the same file.
 
     Example:
 
@@ -25,7 +31,11 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.write_text("{}")
     ```
     """
-    draft = path.with_name(path.name + ".tmp")
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED:
+                left.unlink()
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield draft
         sync(draft)

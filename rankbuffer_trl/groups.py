@@ -71,8 +71,8 @@ class Rollout:
         id (`int`):
             The index of the rollout in the group, from 0 to G-1. The judge sees it as `[R<id>]`.
         text (`str`):
-            The answer alone, without the thinking. It is empty if the rollout has no answer. Such a rollout is never
-            judged.
+            The answer alone, without the thinking. It is empty if the rollout has no answer. Such a rollout is not
+            judged, except by Tournament-GRPO.
     """
 
     id: int
@@ -113,7 +113,7 @@ class RolloutGroup:
 
     @property
     def answered(self) -> tuple[Rollout, ...]:
-        """The rollouts with an answer. The judge sees only these."""
+        """The rollouts with an answer. The judge sees only these, except in Tournament-GRPO."""
         return tuple(rollout for rollout in self.rollouts if rollout.text)
 
     @property

@@ -1,10 +1,11 @@
 """Give every query of a data set rubrics, written by a model from its ranked responses.
 
     python recipes/generate_rubrics.py --dataset_name data/nectar_1000_no_rubrics.jsonl \
-        --output_file data/nectar_1000.jsonl --judge_url https://api.deepseek.com/v1 --judge_model deepseek-chat \
+        --output_file data/nectar_1000.jsonl --judge_url https://api.deepseek.com/v1 --judge_model deepseek-v4-flash \
         --judge_api_key_env DEEPSEEK_API_KEY
 
-Any OpenAI-compatible endpoint works. After a kill, run the same command again: it asks only what has no answer yet.
+The paper's rubrics are written by DeepSeek-V4-Flash. Any OpenAI-compatible endpoint works. After a kill, run the same
+command again: it asks only what has no answer yet.
 Failed queries are listed, and the exit code is then 1. Queries that have rubrics keep them.
 """
 

@@ -39,6 +39,9 @@ class NectarConfig:
             Number of queries to take (paper: 1,000). 0 takes all usable ones.
         seed (`int`, *optional*, defaults to `42`):
             Seed of the random order (paper: 42).
+        shuffle (`bool`, *optional*, defaults to `False`):
+            Take the rows in the order of `datasets`' own `shuffle(seed=seed)`. The sample then depends on the order of
+            Nectar's files.
         tokenizer (`str`, *optional*):
             Name or path of the policy's tokenizer. It counts the tokens of a prompt in its chat template. Without
             one, 3 characters count as a token.
@@ -54,6 +57,7 @@ class NectarConfig:
     streaming: bool = False
     queries: int = 1000
     seed: int = 42
+    shuffle: bool = False
     tokenizer: str | None = None
     max_prompt_length: int = 4096
     output_file: str | None = None
@@ -63,6 +67,8 @@ class NectarConfig:
             raise SettingsError(f"queries must be at least 0, got {self.queries}")
         if self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1, got {self.max_prompt_length}")
+        if self.shuffle and self.streaming:
+            raise SettingsError("shuffle needs all rows at once: set streaming to false")
 
 
 def main(config: NectarConfig) -> int:
@@ -78,14 +84,14 @@ def main(config: NectarConfig) -> int:
         config.dataset_name, config.dataset_config, config.dataset_train_split, streaming=config.streaming
     )
     shown = track(
-        iterate(raws),
+        iterate(raws.shuffle(seed=config.seed) if config.shuffle else raws),
         "reading Nectar",
         total=None if config.streaming else len(raws),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
         transient=True,
     )
-    sample = nectar.sample(shown, config.queries or None, config.seed, fault)
+    sample = nectar.sample(shown, config.queries or None, None if config.shuffle else config.seed, fault)
     if not sample.rows:
         raise DataError(f"none of the {sample.read} rows of {config.dataset_name} can be used: {sample.dropped}")
     dropped = ", ".join(f"{count:,} because {reason}" for reason, count in sample.dropped.items())

@@ -15,13 +15,14 @@ from helpers.http_server import served
 from helpers.nectar_rows import Model
 
 from experiments.simulated_judge import JudgeErrors, World, answer
-from rankbuffer_lab.audit.command import AuditConfig, audit, main
+from rankbuffer_lab.audit.command import AuditConfig, audit, main, method_costs
 from rankbuffer_lab.audit.labels import read_labels
 from rankbuffer_lab.audit.results import ESTIMATES, verdict
 from rankbuffer_lab.audit.samples import INSERTED, insertions, pairs_of, questions, read_samples
 from rankbuffer_trl.data.output import write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.judge import Judge, Usage
+from rankbuffer_trl.judge import Call, Judge, Usage
+from rankbuffer_trl.judge.reach import estimate_tokens
 
 QUERIES = 25  # four pairs each: as many as labels are needed
 WORLD = World(empty=0, tokens=(12, 12, 12, 12), spread=0.3, seed=2)
@@ -321,3 +322,14 @@ def test_read_samples_refuses_wrong_ones_in_one_line(table, tmp_path):
         assert "\n" not in str(refused.value) and str(refused.value).startswith(f"samples={path}"), said
     with pytest.raises(DataError, match=r"samples=nowhere.jsonl is not a file"):
         read_samples("nowhere.jsonl", table)
+
+
+def test_method_costs_estimate_the_tokens_that_a_server_does_not_count(world):
+    config, none = AuditConfig(dataset_name="set.jsonl", samples="samples.jsonl"), Usage(0, 0, 0)
+    asked = list(questions(world.groups[0], 0).values())
+    calls = [Call("", one.kind, one.query_id, "judge", "parsed", 1, none, none, 1.0) for one in asked]
+    costs = method_costs(config, 10, asked, calls)
+    for tokens, kind in ((costs.in_list, "look"), (costs.in_pair, "pair")):
+        alike = [one for one in asked if one.kind == kind]
+        assert tokens == pytest.approx([sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard)])
+        assert min(tokens) > 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ask, numbers, scripted_judge, unreachable
+from helpers.damage import BAD, MISSING, changed
 from helpers.faulty_server import Fault, completion, counting, serving
 
 from rankbuffer_trl.errors import RankBufferError
@@ -200,18 +201,26 @@ def test_ask_many_has_an_answer_in_the_log_before_the_next_request_leaves(fault,
 def test_answer_log_names_a_damaged_line_and_leaves_the_file_free(tmp_path):
     put(scripted_judge(add_one), tmp_path / "log", 1, 2)
     text = (tmp_path / "log").read_text()
-    (tmp_path / "log").write_text("{}\n" + text)
-    for _ in range(2):
-        with pytest.raises(AnswerLogError, match=r"log, line 1, is not an answer") as error:
-            put(scripted_judge(add_one), tmp_path / "log", 1)
-        assert isinstance(error.value, RankBufferError) and isinstance(error.value, ValueError)
-    assert (tmp_path / "log").read_text() == "{}\n" + text
+    first, second = text.splitlines(keepends=True)
+    row = json.loads(first)
+    places = [(key,) for key in row] + [("call", key) for key in row["call"]] + [("call", "usage", 1)]
+    damaged = ["\n", "[" * 100_000 + "\n", first[:-9] + "\n", first.replace('"value": 2', '"value": 99')]
+    damaged += [json.dumps(changed(row, place, bad)) + "\n" for place in places for bad in BAD]
+    old = {json.dumps(changed(row, ("digest",), bad)) + "\n" for bad in (MISSING, None)}  # as earlier versions wrote
+    for line in set(damaged) - old:
+        for content, number in ((line + second, 1), (second + line, 2)):
+            (tmp_path / "log").write_text(content)
+            with pytest.raises(AnswerLogError, match=rf"log, line {number}, is not an answer \(.*\): delete") as error:
+                AnswerLog(tmp_path / "log")
+                pytest.fail(content)
+            assert isinstance(error.value, RankBufferError) and isinstance(error.value, ValueError)
+            assert "\n" not in str(error.value) and (tmp_path / "log").read_text() == content, "it is left as it is"
 
 
 def test_answer_log_reads_a_line_of_an_older_version(tmp_path):
     put(scripted_judge(add_one), tmp_path / "log", 1)
     row = json.loads((tmp_path / "log").read_text())
-    del row["call"]["malformed"]
+    del row["call"]["malformed"], row["digest"]
     (tmp_path / "log").write_text(json.dumps(row) + "\n")
     with AnswerLog(tmp_path / "log") as log:
         assert [call.malformed for call in log.calls] == [0] and log.totals().calls == 1

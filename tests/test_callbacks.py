@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pandas
 import pytest
-from helpers.sampled import interrupt_at, train
+from helpers.sampled import AtStep, interrupt_at, train
 from helpers.scripted import contents
 from transformers import TrainerCallback
 
@@ -19,25 +19,20 @@ from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training import command
 from rankbuffer_trl.training.callbacks import LogProgress, StopEarly
 from rankbuffer_trl.training.checkpoint import newest_checkpoint
+from rankbuffer_trl.training.command import last_lines
 from rankbuffer_trl.training.informing import informing
 
 
-class TerminateIn(TrainerCallback):
-    """SIGTERM to this process at the beginning of a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
+def terminate_at(step: int) -> TrainerCallback:
+    """SIGTERM to this process at the end of an optimizer step."""
+    return AtStep(step, lambda control: os.kill(os.getpid(), signal.SIGTERM))
 
 
 @pytest.mark.slow
 def test_stop_early_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_policy, rows, training):
     """Two optimizer steps use one generation; the signal comes in the first of them."""
     before = signal.getsignal(signal.SIGTERM)
-    trainer = training(num_iterations=2, callbacks=[TerminateIn(4)])
+    trainer = training(num_iterations=2, callbacks=[terminate_at(5)])
     trainer.train()
     assert trainer.interrupted and trainer.state.global_step == 6
     assert signal.getsignal(signal.SIGTERM) == before
@@ -50,7 +45,7 @@ def test_stop_early_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, ti
 def test_stop_early_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, training, rows):
     """With `save_strategy: best`, the evaluation of a step decides whether to save."""
     settings = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="constant")
-    settings |= dict(per_device_eval_batch_size=8, eval_dataset=rows.select([0]), callbacks=[TerminateIn(2)])
+    settings |= dict(per_device_eval_batch_size=8, eval_dataset=rows.select([0]), callbacks=[terminate_at(3)])
     trainer = training(**settings)
     trainer.evaluate = trainer._evaluate = lambda *args, **kwargs: {"eval_constant": 1.0}
     trainer.train()
@@ -70,6 +65,9 @@ def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypa
             signal.raise_signal(signal.SIGTERM)
         assert ended == [106.0]
         callback.leave()
+        callback.on_train_begin(None, None, None)
+        assert callback.received is None, "another training has had no warning yet"
+        callback.leave()
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -80,18 +78,26 @@ def test_run_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, quickstart, mon
 
     def build_and_warn(*arguments):
         trainer = build(*arguments)
-        trainer.add_callback(TerminateIn(1))
+        trainer.add_callback(terminate_at(1))
         return trainer
 
     words = ["--max_steps", "3", "--per_device_train_batch_size", "24", "--max_completion_length", "16"]
     with monkeypatch.context() as patch:
         patch.setattr(command, "build_trainer", build_and_warn)
         quickstart(*words, "--resume_from_checkpoint", "false")
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "model.safetensors").exists()
-    assert f"[end] stopped after step 2 of 3, with {tmp_path}/checkpoint-2\n" in capsys.readouterr().out
+    assert f"[end] stopped after step 1 of 3, with {tmp_path}/checkpoint-1\n" in capsys.readouterr().out
     quickstart(*words, "--resume_from_checkpoint", "true")
     assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9
+
+
+def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoint(tmp_path):
+    stopped = SimpleNamespace(interrupted=True, args=SimpleNamespace(output_dir=tmp_path))
+    stopped.state = SimpleNamespace(global_step=4, max_steps=9)
+    assert last_lines(stopped, "data")[1] == "to continue: the same command"
+    (tmp_path / "checkpoint-4").mkdir()
+    assert last_lines(stopped, "data")[0] == f"stopped after step 4 of 9, with {tmp_path}/checkpoint-4"
 
 
 PROGRESS = "progress/beats_last_visit"

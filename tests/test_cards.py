@@ -87,7 +87,7 @@ def test_make_card_shows_hostile_names_as_text():
 
 def test_read_provenance_refuses_what_is_no_list_of_steps_in_one_line(tmp_path: Path):
     record = beside(tmp_path / "a.jsonl", "provenance.json")
-    words = r"cannot be read .*; delete it to continue without it$"
+    words = r": a\.jsonl\.provenance\.json is .*; delete that record to continue without it$"
     for steps in (5, "x", {"step": "x"}, [5], [["step"]], [{}], [{"step": 5}], None):
         record.write_text(json.dumps({"steps": steps}))
         with pytest.raises(DataError, match=words):

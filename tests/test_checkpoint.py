@@ -9,14 +9,21 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from helpers.damage import damaged
 from helpers.sampled import copy_checkpoints, interrupt_at, train
 from helpers.scripted import config
 from huggingface_hub._local_folder import get_local_download_paths
 
+from rankbuffer_lab.rejudge.command import RejudgeConfig
+from rankbuffer_lab.report import tables
+from rankbuffer_lab.report.report import facts_of
+from rankbuffer_lab.report.runs import log_and_manifest, open_runs
+from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE
-from rankbuffer_trl.store.places import FOLDER, RUN, STATE, checkpoints, read_store
+from rankbuffer_trl.store.places import FOLDER, RUN, STATE, Config, checkpoints, read_store
 from rankbuffer_trl.training.checkpoint import (
+    check_not_uploaded,
     check_resumable,
     check_trusted,
     delete_oldest,
@@ -110,20 +117,20 @@ def fifo(file):
 NOT_LISTED = listing(lambda files: {name: mark for name, mark in files.items() if name != f"{FOLDER}/{STORE}"})
 OUT_OF_RANGE = "'step' is below 0 or above all steps"
 EDITS = {
-    "a list": (manifest(lambda run: [run]), r"run\.json is damaged: it is not a JSON object"),
+    "a list": (manifest(lambda run: [run]), r"run\.json is damaged: it must be an object"),
     "null": (manifest(lambda run: None), r"run\.json is damaged"),
     "deep": (lambda path: (path / FOLDER / RUN).write_text("[" * 100_000), r"run\.json is .*not JSON"),
     "bytes": (lambda path: (path / FOLDER / RUN).write_bytes(b"\xff\xfe{"), r"run\.json is .*not JSON"),
     "an older version's": (telling(format=None), r"was written by another version of this program \('0\.1\.0'\)"),
-    "no step": (telling(step=None), "'step' is not a JSON int"),
+    "no step": (telling(step=None), "it has no 'step'"),
     "a step below 0": (telling(step=-4), OUT_OF_RANGE),
-    "a step above all": (telling(step=10**30), OUT_OF_RANGE),
-    "no processes": (telling(processes=None), "'processes' is not a JSON int"),
-    "processes in words": (telling(processes="1"), "'processes' is not a JSON int"),
-    "truth for a number": (telling(step=True), "'step' is not a JSON int"),
-    "no settings": (telling(config=None), "'config' is not a JSON dict"),
-    "a list of files": (listing(list), "'files' is not a JSON dict"),
-    "odd marks": (listing(dict.fromkeys), "is cut short or not the file"),
+    "a step above all": (telling(step=10**18), OUT_OF_RANGE),
+    "no processes": (telling(processes=None), "it has no 'processes'"),
+    "processes in words": (telling(processes="1"), "processes must be an integer, got '1'"),
+    "truth for a number": (telling(step=True), "step must be an integer, got True"),
+    "no settings": (telling(config=None), "it has no 'config'"),
+    "a list of files": (listing(list), "files must be an object, got a list"),
+    "odd marks": (listing(dict.fromkeys), r"files\[.*\] must be a list"),
     "a file elsewhere": (listing(lambda files: files | {"../whole": [0, ""]}), r"\.\./whole is missing"),
     "no files": (telling(files={}), r"run\.json is not the manifest of a checkpoint"),
     "a store that is not listed": (NOT_LISTED, f"does not list {FOLDER}/{STORE}"),
@@ -160,6 +167,37 @@ def test_why_torn_names_what_is_wrong_and_the_checkpoint_is_skipped(tmp_path, wh
     shutil.rmtree(tmp_path / "checkpoint-3")
     with pytest.raises(StoreError, match=r"no whole checkpoint in .* to resume from"):
         newest_checkpoint(tmp_path)
+
+
+def test_a_damaged_manifest_or_log_ends_in_one_line_of_each_reader(tmp_path, whole):
+    """Or it is read on, where the damage is a value that could have been there."""
+    checkpoint = copy_checkpoints(whole, tmp_path, 4)
+    config = RejudgeConfig(run_dir=str(checkpoint), dataset_name="data.jsonl")
+    keys = {*Config.__annotations__, "k0", "step"}
+
+    def report() -> None:
+        log, manifest = log_and_manifest(checkpoint)
+        tables.log_table(log), config.reward_method(manifest), json.dumps([log, manifest], allow_nan=False)
+
+    for name in (f"{FOLDER}/{RUN}", STATE):
+        text = (checkpoint / name).read_text()
+        said = {}
+        for case, changed in damaged(text, lambda place: len(place) == 1 or place[-1] in keys):
+            (checkpoint / name).write_text(changed)
+            torn = why_torn(checkpoint)
+            try:
+                report()
+            except RankBufferError as error:
+                said[case] = str(error)
+            except Exception as error:
+                raise AssertionError(f"{name} {case}: {error!r}") from error
+            assert "\n" not in f"{said.get(case)}{torn}", f"{name} {case}"
+            assert name.startswith(FOLDER) or torn, "the manifest lists the file"
+        assert all(f"{Path(name).name} " in line or "method" in line for line in said.values()), said
+        assert {"cut at 1", "deep", "digits", "number", "list"} <= said.keys() and len(said) > 30
+        (checkpoint / name).write_text(text)
+    with open_runs([checkpoint]) as (run,):
+        assert facts_of(run, 12)["method"].startswith("rankbuffer (k0 4, ") and len(run.log) == 4
 
 
 def test_checkpoints_leaves_out_folders_with_odd_names(tmp_path, whole):
@@ -367,3 +405,11 @@ def test_check_trusted_comes_before_anything_of_a_checkpoint_is_loaded(tmp_path,
     trusting = training("trusting", max_steps=2, num_train_epochs=3, trust_checkpoint=True)
     trusting.train(resume_from_checkpoint=str(foreign))
     assert trusting.state.global_step == 2
+
+
+def test_check_not_uploaded_refuses_only_what_a_push_would_upload(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-2-copy", "_from_hub/last-checkpoint", "../other/last-checkpoint"):
+        check_not_uploaded(tmp_path / name, tmp_path)
+    for name in ("last-checkpoint", "checkpoint", "deep/checkpoint-2"):
+        with pytest.raises(StoreError, match="every push would upload it again"):
+            check_not_uploaded(tmp_path / name, tmp_path)

@@ -119,7 +119,7 @@ def test_parser_names_a_typo_in_one_line_with_what_there_is(monkeypatch):
         (["--seed", "one"], "argument --seed: invalid int value: 'one'"),
         (["--config"], "there is no recipe ''"),
         (["--config", "paper/rankbufer.yaml"], "there is no recipe 'paper/rankbufer.yaml'"),
-        (["--method", "a.B"], "there is no reward method 'a.B' (No module named 'a'): set `method` to one of aren"),
+        (["--method", "a.B"], "there is no reward method 'a.B' (No module named 'a'): set `method` to one of anch"),
         (["--loss_type", "dappo"], "there is no loss 'dappo': set loss_type to one of grpo, bnpo, dr_grpo, dapo,"),
         (["--report_to", "tensorbord"], "report_to: there is no backend 'tensorbord'; set none, or one of"),
     ):
@@ -164,6 +164,52 @@ def test_help_begins_with_our_keys_and_shows_all_on_request(capsys):
     assert "adam_beta1" in whole and "adam_beta1" not in short
     assert len(pages[0].splitlines()) < 300 and "--judge-url" not in pages[0]
     assert "Weight of the format reward (0 or 1). (default: 0.2)" in " ".join(pages[0].split())
+
+
+# What a new reader types first
+
+
+def test_nothing_but_the_name_of_the_command_says_which_recipe_to_name(capsys):
+    for words in ([], ["--dry_run", "--output_dir", "out"]):
+        with pytest.raises(SystemExit) as left:
+            command.main(words)
+        assert "no recipe is named" in left.value.code and "\n" not in left.value.code, words
+        shown = re.search(r"accelerate launch (--config_file \S+) (\S+) --config (\S+)$", left.value.code)
+        assert all((ROOT / path.split()[-1]).is_file() for path in shown.groups())
+    assert not capsys.readouterr().out
+
+
+def test_a_dry_run_without_the_data_set_prints_the_plan_and_how_to_make_the_set(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def said(*words: str) -> tuple[str, str]:
+        with pytest.raises(SystemExit) as left:
+            command.main([*words, "--num_processes", "8"])
+        return capsys.readouterr().out, left.value.code
+
+    for name in ("rankbuffer", "rankbuffer_bootstrap", "pairwise_rank"):
+        plan, line = said("--config", f"paper/{name}.yaml", "--dry_run")
+        assert "[dry run] data: 1,000 queries, 50 steps an epoch\n[dry run] the run: 200 steps, 4 epochs" in plan
+        assert "the data set is missing: this is the plan for dry_run_queries=1000" in plan
+        assert re.search(
+            r"^rankbuffer-train: the data set data/nectar_1000.jsonl does not exist.*prepare_nectar.py", line
+        )
+        assert "generate_rubrics.py" in line and "\n" not in line
+    plan, line = said("--config", "paper/rankbuffer.yaml", "--preflight_only")
+    assert plan == "" and "prepare_nectar.py" in line, "only a dry run plans for what is not there"
+    plan, line = said("--dry_run", "--dataset_name", "mine.jsonl", "--output_dir", "out")
+    assert plan == "" and "docs/data.md says how to make one" in line and "nectar" not in line
+
+
+def test_run_estimates_the_memory_of_the_policy_before_the_judge_is_asked(tmp_path, monkeypatch):
+    asked = Mock()
+    monkeypatch.setattr(command, "warn_of_memory", asked.warn)
+    monkeypatch.setattr(command, "report", asked.report)
+    for mode in ("--dry_run", "--preflight_only"):
+        script, args, model = parse(*PAPER, mode, "--output_dir", str(tmp_path))
+        command.run(script, args, model)
+    assert [call[0] for call in asked.mock_calls] == ["warn", "report"]
+    assert asked.warn.call_args.args == (args, model)
 
 
 # What a run needs beside the judge

@@ -106,9 +106,8 @@ PROGRAMS = {
         {
             "nowhere": "does not exist",
             "{run} --step 99": "step 99 is not in every run",
-            "{run} --scores {other}": "scores names a run 'other'",
-            "{run} --scores {list}": 'list.json must hold a JSON object such as {"run": 7.5}',
-            "{run} --scores missing.json": "No such file",
+            "{run} --evaluation {list}": "Name the output_dir of an evaluation",
+            "{run} --evaluation {other}": "other.json is not the results.json of an evaluation: it has no 'judge'",
             "{run} --dataset_name none.jsonl": "does not exist",
             "{run} --judge_prompt_price -1": "judge_prompt_price",
         },

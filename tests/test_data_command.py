@@ -312,7 +312,7 @@ def test_push_refuses_what_is_not_finished_and_says_what_the_hub_refuses(tmp_pat
     assert {path.name for path in (tmp_path / "bare").iterdir()} == {"train.jsonl", "README.md"}
     for text in ("{}", "[]", "{"):
         beside(path, "provenance.json").write_text(text)
-        with pytest.raises(DataError, match=r"the record .*mine\.jsonl\.provenance\.json cannot be read .* delete it"):
+        with pytest.raises(DataError, match=r": mine\.jsonl\.provenance\.json is .* delete that record"):
             publish.push(str(path), "me/x", api=FakeHub(tmp_path / "hub"))
     write_rows(path, [{key: value for key, value in howto[0].items() if key != "rubrics"}])
     with pytest.raises(DataError, match="rubrics must be a non-empty list"):

@@ -1,9 +1,12 @@
 """The quickstart under ZeRO-3 with two processes, started as a user starts it. See also `test_spread.py`."""
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -11,28 +14,33 @@ from helpers.scripted import contents
 from safetensors.torch import load_file
 
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.distributed import MainProcessError, on_main_process
+from rankbuffer_trl.training.distributed import MainProcessError, StepLeft, on_main_process
 
 
 def test_on_main_process_gives_every_process_the_result_or_the_error(monkeypatch):
-    """As another process sees it: nothing is done here, and the main process sends what it has."""
-    assert on_main_process(lambda: 6 * 7) == 42
-    with pytest.raises(KeyError, match="a fault"):
-        on_main_process(lambda: {}["a fault"])
-
-    class Other:
-        is_main_process = False
-
-    sent = [["the result", None], [None, "KeyError: 'a fault'"]]
+    """What the main process sends is caught here, and handed to the function as another process calls it."""
+    sent = []
     module = "rankbuffer_trl.training.distributed"
-    monkeypatch.setattr(f"{module}.PartialState", Other)
-    monkeypatch.setattr(
-        f"{module}.broadcast_object_list",
-        lambda payload, from_process: payload.__setitem__(slice(None), sent.pop(from_process)),
-    )
-    assert on_main_process(lambda: pytest.fail("the main process works alone")) == "the result"
-    with pytest.raises(MainProcessError, match="the main process failed with KeyError: 'a fault'"):
-        on_main_process(lambda: pytest.fail("the main process works alone"))
+
+    def leave():
+        raise StepLeft
+
+    for work, error, others, text in (
+        (lambda: 6 * 7, None, None, None),
+        (lambda: {}["a fault"], KeyError, MainProcessError, "the main process failed with KeyError: 'a fault'"),
+        (leave, StepLeft, StepLeft, ""),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{module}.broadcast_object_list", lambda payload, from_process: sent.append(list(payload)))
+            with pytest.raises(error) if error else nullcontext():
+                assert on_main_process(work) == 42
+            patch.setattr(f"{module}.PartialState", lambda: SimpleNamespace(is_main_process=False))
+            patch.setattr(
+                f"{module}.broadcast_object_list",
+                lambda payload, from_process: payload.__setitem__(slice(None), pickle.loads(pickle.dumps(sent.pop()))),
+            )
+            with pytest.raises(others, match=text) if others else nullcontext():
+                assert on_main_process(lambda: pytest.fail("the main process works alone")) == 42
 
 
 def zero3(policy, output_dir, *arguments) -> None:

@@ -16,6 +16,7 @@ from evaluation.config import EvaluationConfig
 from evaluation.engines import EngineError
 from evaluation.generate import label_path
 from evaluation.run import evaluate
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 
 NOWHERE = "http://127.0.0.1:9"
@@ -138,3 +139,12 @@ def test_check_label_keeps_a_label_with_its_model(settings, tmp_path):
         record.write_text(known)
         with pytest.raises(OutputError, match="the model 'mine' is now 'other'"):
             evaluate(settings(url, models=["mine=other"], benchmarks=["writingbench"]))
+
+
+def test_claim_folder_refuses_every_setting_that_changes_outputs_or_verdicts(settings):
+    others = dict(limit=1, temperature=0.1, top_p=0.5, top_k=1, max_new_tokens=5, seed=1, wildbench_reward=True)
+    others |= dict(chat_template_kwargs={"x": 1}, judge_model="other", judge_request={"temperature": 1.0})
+    settings(NOWHERE).claim_folder()
+    for key, value in others.items():
+        with pytest.raises(SettingsError, match=rf"results of other settings \({key}: .*Choose another output_dir"):
+            settings(NOWHERE, **{key: value}).claim_folder()

@@ -36,6 +36,7 @@ from evaluation.wildbench.scores import (
     groups_of,
     is_whole,
     rating,
+    reward_judged,
     score_wildbench,
     shorten,
 )
@@ -324,3 +325,20 @@ def test_read_reference_needs_every_output(assets, tmp_path):
     ):
         with pytest.raises(AssetError, match=fault):
             read_reference(file, sessions)
+
+
+def test_reward_judged_is_0_where_the_tables_do_not_count_the_verdict():
+    expected = {
+        ("mine", 2, "a"): 1,
+        ("theirs", 1, "a"): -0.5,
+        ("tie", 0, "a"): 0,
+        ("mine", 2, ""): 0,
+        (None, None, CUT): 0,
+    }
+    rows = [
+        {"session_id": str(i), "winner": winner, "extent": extent, "model_outputs": {"mine": text, "theirs": "b"}}
+        for i, (winner, extent, text) in enumerate(expected)
+    ]
+    judged = reward_judged(rows, "theirs", {str(i): () for i in range(len(rows))})
+    assert [one.value for one in judged.values()] == list(expected.values())
+    assert [one.whole for one in judged.values()] == [True, True, True, False, False]

@@ -32,7 +32,6 @@ from helpers.http_server import served
 from evaluation.assets import Assets
 from evaluation.benchmark import OutputError
 from evaluation.config import EvaluationConfig
-from evaluation.results import paper_results
 from evaluation.rooms import ROOMS
 from evaluation.run import evaluate, load_benchmarks, main
 from rankbuffer_trl.judge import JudgeError
@@ -90,10 +89,16 @@ def test_evaluate_asks_model_and_judge_once_and_writes_files_and_tables(done):
     assert found["assets"]["arena_hard"].keys() >= {"questions", "judge_settings", "o3-mini-2025-01-31"}
     assert not found["meaningless"]
     text = (done.out / "results.md").read_text()
-    assert "| paper: RankBuffer | 82.80" in text and "mean nothing" not in text
+    average = sum(each.headline.value for each in results.values()) / 4
+    assert found["averages"] == {"mine": pytest.approx(average)}
+    assert found["policies"]["mine"].items() >= {"run": None, "step": None}.items()
+    assert re.search(rf"\| mine +\| .*\| {average:.2f} \|\n", text) and "mean nothing" not in text
+    assert re.search(r"\| paper: RankBuffer +\| 82.80 .*\| 57.27 \|\n", text)
     other = replace(done.report, results={"mine": {"poems": results["writingbench"]}}, titles={"poems": "Poems"})
     assert "Poems: Overall" in other.markdown()
-    assert re.search(r"\| paper: RankBuffer +\| - +\|", other.markdown()), "a benchmark that the paper has not"
+    assert re.search(r"\| mine +\| .*\| - +\|\n\| paper: Base .*\n\| paper: RankBuffer +\| - +\|", other.markdown()), (
+        "a benchmark that the paper has not"
+    )
     facts = json.loads((done.out / "mine" / "wildbench" / "generation.json").read_text())
     assert list(facts.values()) == [ROWS, 0, 0]
 
@@ -289,12 +294,6 @@ def test_main_with_generate_only_needs_no_judge_and_leaves_the_rest(values, monk
     assert server.asked == {"model": ROWS, "judge": 5 * ROWS}
     printed = capsys.readouterr().out
     assert "| mine" in printed and f"{ROWS} responses, 0 empty" in printed
-
-
-def test_paper_results_are_the_papers():
-    found = paper_results()
-    assert list(found["RankBuffer"].values()) == [82.80, 30.20, 48.79, 67.27] and len(found) == 22
-    assert all(row.keys() == ROOMS.keys() for row in found.values())
 
 
 def test_evaluate_gives_the_key_to_the_judge_and_to_no_file(settings, monkeypatch, tmp_path):

@@ -278,3 +278,9 @@ def test_compare_has_a_small_bias_and_its_interval_holds(noise, drift, bias, cov
     found = [compare(random.sample(pool, QUERIES)) for _ in range(SAMPLES)]
     assert abs(sum(each.probability - true for each in found) / SAMPLES) < bias
     assert sum(each.low <= true <= each.high for each in found) / SAMPLES >= covered
+
+
+def test_above_initial_leaves_out_a_query_that_was_once_not_placed_at_all():
+    found = {f"q{i}": [Visit(f"q{i}", epoch, epoch, {"initial-0": 3}, 4) for epoch in range(2)] for i in range(11)}
+    found["q0"][1] = Visit("q0", 1, 1, {"initial-0": 0}, 0)
+    assert [(one.epoch, one.queries, one.share) for one in above_initial(found)] == [(0, 10, 0.75), (1, 10, 0.75)]

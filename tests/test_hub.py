@@ -1,6 +1,7 @@
 """Push, pull, resume: what goes to the Hub, and that a run goes on from there as if it had never moved."""
 
 import re
+import zipfile
 from unittest.mock import Mock
 
 import pytest
@@ -116,6 +117,25 @@ def test_push_that_fails_is_named_as_one_and_its_checkpoint_is_whole(tmp_path, t
     with pytest.raises(OSError, match=r"^the push failed$"):
         train(tmp_path / "run", tiny_policy, rows, max_steps=2, save_steps=2, **PUSH)
     assert why_torn(tmp_path / "run" / "checkpoint-2") is None
+
+
+def test_no_file_of_a_run_holds_its_token(tmp_path, tiny_policy, rows, hub):
+    settings = dict(max_steps=1, save_strategy="steps", save_steps=1, hub_strategy="all_checkpoints", **PUSH)
+    trainer = RankBufferTrainer(tiny_policy, config(tmp_path / "run", **settings), rows)
+    trainer.train()
+    trainer.save_state()
+    trainer.push_to_hub()
+    trainer.close()
+    assert trainer.args.hub_token == PUSH["hub_token"], "the pushes have it"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    names = {path.relative_to(tmp_path).as_posix() for path in files if path.name == "training_args.bin"}
+    assert names >= {f"{at}/training_args.bin" for at in ("run", "run/checkpoint-1", f"hub/{REPO}/checkpoint-1")}
+    for path in files:
+        contents = [path.read_bytes()]
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                contents += map(archive.read, archive.namelist())
+        assert not any(PUSH["hub_token"].encode() in each for each in contents), path
 
 
 def test_push_to_hub_pushes_everything_once(tmp_path, training, hub, monkeypatch):

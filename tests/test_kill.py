@@ -1,15 +1,19 @@
-"""Runs that are killed, on a full disk or in a read-only folder lose nothing."""
+"""Runs that are killed, lose one of two processes, have a full disk or a read-only folder lose nothing."""
 
 import json
 import os
 import resource
+import signal
 import subprocess
 from contextlib import contextmanager
 
 import pytest
 from conftest import ROOT, run_program
+from helpers.http_server import served
+from helpers.rollout_server import RolloutServer
 from helpers.sampled import AtStep, train
 from helpers.scripted import contents
+from helpers.two_ranks import CASES, FAULT, HELD, ROLLOUTS
 
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE
@@ -26,6 +30,28 @@ def test_thirty_kills_in_every_phase_change_nothing(tmp_path, tiny_policy, data_
     assert sum(told["kills"].values()) >= 30
     assert all(told["kills"][phase] for phase in ("generation", "judging", "commit", "checkpoint", "push"))
     assert told["runs"] >= 1
+
+
+def test_a_process_that_fails_ends_the_other_one_with_a_cause_and_the_run_goes_on(
+    tmp_path, tiny_policy, rows, data_file
+):
+    """In each stage. Nobody kills the processes, and no resumed run takes half a checkpoint for a whole one."""
+    texts = [text for row in rows for text in row["responses"]]
+    silent = RolloutServer(tiny_policy, texts, hold=lambda number: (number - 1) % (2 * ROLLOUTS) >= HELD)
+    with served(silent.app()) as url:
+        arguments = (tmp_path / "runs", "--policy", tiny_policy, "--data", data_file, "--url", url)
+        output = run_program(ROOT / "tests" / "helpers" / "two_ranks.py", *arguments, timeout=900)
+    print(output)
+    told = json.loads(output.splitlines()[-1])
+    for case in CASES:
+        found, log = told[case.name], (tmp_path / "runs" / f"{case.name}.log").read_text()
+        signalled = isinstance(case.error, signal.Signals)
+        assert found["codes"] == ([0, 0] if signalled else [1, 1]), f"{case.name}: {log[-3000:]}"
+        cause = FAULT if case.stage else f"{HELD - ROLLOUTS} of {ROLLOUTS} rollouts came within rollout_timeout=3 s"
+        assert ("[end] stopped after step 1 of 3, with " if signalled else cause) in log, case.name
+        if case.rank == 0 and not signalled and case.name != "push":
+            assert "the main process failed with " in log, f"{case.name}: the other process does not say why it ends"
+        assert (found["step"], found["resumed"], found["end"]) == (case.saved, [0], 3), case.name
 
 
 STEPS = 4  # 12 queries, 3 a step

@@ -97,6 +97,16 @@ def test_one_node_shares_its_gpus_and_stays_on_loopback(tmp_path):
         assert (args.vllm_mode, args.vllm_server_base_url) == ("server", "http://127.0.0.1:8000")
 
 
+def test_one_node_trains_and_samples_on_all_gpus_if_the_judge_is_elsewhere(tmp_path):
+    done = launch(tmp_path, "one_node.sh", *SEED, there=SERVED, JUDGE_URL=AWAY, COLOCATE="yes")
+    _, args, _ = training(done, 8)
+    assert (args.vllm_mode, args.vllm_gpu_memory_utilization, args.vllm_max_model_length) == ("colocate", 0.4, 8192)
+    assert done.of("vllm") == [] and done.of("accelerate")[0].env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+    for url in ("", HERE):
+        refused = launch(tmp_path, "one_node.sh", there=SERVED, JUDGE_URL=url, COLOCATE="yes")
+        assert refused.status == 1 and "COLOCATE takes all eight GPUs" in refused.output and refused.calls == []
+
+
 def test_two_nodes_meet_at_the_addresses_given(tmp_path):
     ours = "http://10.0.0.2:8001/v1"
     for url, gpus in ("", {"8000": "0,1,2,3", "8001": "4,5,6,7"}), (AWAY, {"8000": "0,1,2,3,4,5,6,7"}):
@@ -248,7 +258,7 @@ def test_a_second_signal_ends_the_script_unless_it_comes_soon():
 
 SOON_OVER = """
 source recipes/launch/servers.sh
-children() { kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.01; done; }  # the training ends while `warn` runs
+CHILDREN
 status=0
 train training "$PYTHON" -c 'import os, signal
 signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
@@ -258,9 +268,15 @@ echo "status $status"
 """
 
 
-def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status(tmp_path):
+@pytest.mark.parametrize(
+    "children",
+    ['children() { kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.01; done; }', ":"],
+    ids=["while warn runs", "without children"],
+)
+def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status(tmp_path, children):
+    """It ends while `warn` looks for its children, or it is a launcher without children and gets the signal itself."""
     environment = os.environ | {"PYTHON": sys.executable, "LOGS": str(tmp_path)}
-    command = ["bash", "-euo", "pipefail", "-c", SOON_OVER]
+    command = ["bash", "-euo", "pipefail", "-c", SOON_OVER.replace("CHILDREN", children)]
     run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert run.stdout.readline() == "started\n"

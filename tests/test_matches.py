@@ -4,9 +4,11 @@ import hashlib
 import json
 import math
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from unittest.mock import patch
 
 import pytest
 from helpers.quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.rewards.arenarl import ArenaRL
+from rankbuffer_trl.rewards.matches import make_match
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
@@ -28,19 +31,23 @@ paired = pytest.mark.parametrize("method", PAIRED, ids=str)
 # Tournament
 
 
-def tournament(group: RolloutGroup, played, case, repeats: int = 3) -> Counter:
+def tournament(group: RolloutGroup, played, matches, case, repeats: int = 3) -> Counter:
     """Points won in the matches that were asked for, by rollout heard about; they must be those of knockouts."""
-    matches = iter([tuple(SHOWN.findall(prompt)) for prompt in played.prompts])
+    texts = {rollout.id: rollout.text for rollout in group.rollouts}
+    read = [tuple(re.findall(r"^\[[AB]\]\n(.*)$", prompt, re.MULTILINE)) for prompt in played.prompts]
+    assert read == [tuple(texts[i] for i in match) for match in matches]
+    matches = iter(matches)
     points = Counter()
-    left = [{rollout.text for rollout in group.answered} for _ in range(repeats)]
+    left = [set(texts) if group.answered else set() for _ in range(repeats)]
     while any(len(candidates) > 1 for candidates in left):
         for candidates in left:
             pairs = [next(matches) for _ in range(len(candidates) // 2)]
-            drawn = [text for pair in pairs for text in pair]
+            drawn = [i for pair in pairs for i in pair]
             assert len(set(drawn)) == len(drawn) and set(drawn) <= candidates, "each plays once in a round"
             for first, second in pairs:
-                best = first if quality(first) >= quality(second) else second
-                if fails(case, "Is high.", *sorted((first, second))):
+                level = {i: quality(texts[i]) if texts[i] else -1 for i in (first, second)}
+                best = first if level[first] >= level[second] else second
+                if fails(case, "Is high.", *sorted(filter(None, (texts[first], texts[second])))):
                     best = first
                 else:
                     points.update({first: 0, second: 0})
@@ -53,20 +60,30 @@ def tournament(group: RolloutGroup, played, case, repeats: int = 3) -> Counter:
 @given(QUALITIES, CASES, st.integers(0, 3))
 @example(list(EIGHT), RIGHT, 0)
 @example([4] * 8, RIGHT, 0)
+@example([*EIGHT[2:], None, None], RIGHT, 0)
+@example([None] * 8, RIGHT, 0)
+@example([3, None], RIGHT, 0)
 def test_tournament_counts_matches_won(qualities, case, seed):
-    group = make(qualities)
-    played = play(Tournament(seed), group, faulty(case))
-    points = tournament(group, played, case)
-    if len(group.answered) == 1:
-        points[group.answered[0].text] = 0
-    known = list(points.values()) + [-1] * len(group.empty)
-    for rollout in group.answered:
-        if rollout.text not in points:
+    group, matches = make(qualities), []
+
+    def kept(*arguments, **options):
+        matches.append(make_match(*arguments, **options))
+        return matches[-1]
+
+    with patch("rankbuffer_trl.rewards.tournament.make_match", kept):
+        played = play(Tournament(seed), group, faulty(case))
+    points = tournament(group, played, [match.shown for match in matches], case)
+    if len(qualities) == 1:
+        points[0] = 0
+    for rollout in group.rollouts:
+        if not rollout.text:
+            assert played.rewards[rollout.id] == -1
+        elif rollout.id not in points:
             assert played.rewards[rollout.id] is None
-        elif max(known) == min(known):
+        elif max(points.values()) == min(points.values()):
             assert played.rewards[rollout.id] == 0
         else:
-            share = (points[rollout.text] - min(known)) / (max(known) - min(known))
+            share = (points[rollout.id] - min(points.values())) / (max(points.values()) - min(points.values()))
             assert played.rewards[rollout.id] == pytest.approx(2 * share - 1)
 
 

@@ -278,6 +278,23 @@ def test_prepare_nectar_takes_the_same_queries_from_any_file_streamed_or_not(tmp
         prepare(tmp_path, unusable)
 
 
+def test_prepare_nectar_takes_the_rows_that_datasets_shuffles_to_the_front(tmp_path, howto):
+    raws = [raw_row(i, howto) for i in range(40)]
+    source = write(tmp_path / "raw.jsonl", raws)
+    front = load_queries(source).shuffle(seed=42).select(range(12)).to_list()
+    rows, report = prepare(tmp_path, source, queries=12, shuffle=True)
+    assert rows == [to_row(raw) for raw in front] and (report["shuffle"], report["seed"]) == (True, 42)
+    assert rows != prepare(tmp_path, source, queries=12)[0]
+    spoilt = raws.index(front[3])
+    raws[spoilt] = raws[spoilt] | {"prompt": front[1]["prompt"]}
+    source = write(tmp_path / "again.jsonl", raws)
+    rows, report = prepare(tmp_path, source, queries=11, shuffle=True)
+    assert rows == [to_row(raw) for raw in front if raw is not front[3]], "the next row takes its place"
+    assert report["left_out"] == {"the same prompt as an earlier row": 1}
+    with pytest.raises(SettingsError, match="set streaming to false"):
+        prepare(tmp_path, source, shuffle=True, streaming=True)
+
+
 def test_prepare_nectar_counts_prompts_in_the_policys_template(tmp_path, howto, tiny_policy, capsys):
     raws = [raw_row(i, howto) for i in range(6)]
     raws[2]["prompt"] = "\n\nHuman: " + "How do I make tea? " * 40 + "question 2\n\nAssistant: "

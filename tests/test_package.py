@@ -95,6 +95,7 @@ def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
     [entry] = (tmp_path / "installed").glob("*.dist-info/entry_points.txt")
     assert "rankbuffer-train = rankbuffer_trl.training.command:main" in entry.read_text()
     inside = tmp_path / "installed" / "rankbuffer_trl" / "recipes"
+    assert (inside.parent / "paper.yaml").is_file()
     shipped = {path.relative_to(inside) for path in inside.rglob("*.yaml")}
     assert shipped == {path.relative_to(ROOT / "recipes") for path in (ROOT / "recipes").rglob("*.yaml")}
     program = "from rankbuffer_trl.training import parser; p = parser.find_recipe('{}')"

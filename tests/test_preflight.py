@@ -5,6 +5,7 @@ import json
 import re
 import socket
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -96,6 +97,8 @@ def test_cost_follows_the_schedule_and_the_method(tmp_path, queries, rows):
         for said in (checked, estimated):  # preflight and dry run say the same
             assert f"the run: {expected} judgments," in said, overrides
             assert ("no reference responses" in said) == (overrides is bootstrap)
+    resumed = replace(RunPlan.of(settings(tmp_path, **bootstrap), QueryTable(rows), None), done=2)
+    assert resumed.judgments() == (18, 6 + 12 * 8, 6 + 12 * 12), "6 first visits are left"
 
 
 def test_a_run_costs_what_was_estimated(tmp_path, tiny_policy, queries, rows):

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import pytest
 from conftest import group, numbers, scripted_judge
+from helpers.damage import damaged
 from helpers.http_server import served
 from helpers.reports import answer, record
 from helpers.scripted import run as train
@@ -37,10 +38,11 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, Totals, TransportError, Usage
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rewards.method import GroupScore, load_method
-from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store import numbers as ledger
 from rankbuffer_trl.store.gains import Z, duel_of, visits
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
+from rankbuffer_trl.training.card import duel_line
 from rankbuffer_trl.training.scorer import GroupScorer
 
 METHODS = [
@@ -426,9 +428,18 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
     with open_runs([run]) as (opened,):
         label, value = next(iter(headlines_of(opened, None).items()))
         assert label == f"of 10 duels won by epoch 2 against epoch 0; judge: {NUMBERS[1]}" and value.startswith(share)
-        for text in (json.dumps(found | {"run": "another"}), "{"):
+        (run / REPORT / DUEL).write_text(json.dumps(found | {"run": "another"}))
+        assert duel_of(run, opened.store) is None
+        refused = set()
+        for case, text in damaged(json.dumps(found)):
             (run / REPORT / DUEL).write_text(text)
-            assert duel_of(run, opened.store) == {}, text
+            try:
+                duel_line(duel_of(run, opened.store))
+            except StoreError as error:
+                refused.add(case)
+                message = r"\S+_report: duel\.json is .*: delete that file, or ask for the duels again"
+                assert re.fullmatch(message, str(error)), f"{case}: {error}"
+        assert {"cut at 1", "deep", "number", "('epochs', 0): 'x'", "('won', 'low'): nan", "('run',): None"} <= refused
         assert "duels" not in next(iter(headlines_of(Run("run", run, opened.store), None)))
 
 
@@ -494,3 +505,23 @@ def test_main_loses_no_paid_answer_to_a_kill(words, command, mode, tmp_path):
     for found in results:
         found.get("replayed", {"totals": {}})["totals"].pop("seconds", None)
     assert results[0] == results[1]
+
+
+def test_replay_gives_no_result_of_which_more_judgments_failed_than_allowed(run, tmp_path):
+    store = BufferStore(run.path, read_only=True)
+    visits = read_visits(store, table_of(tmp_path / "data.jsonl"), 4, None, 0)
+    method = load_method("rankbuffer", {"prune_after": 2}, 0)
+    calls = again(visits, method, scripted_judge(answer))[1]
+    failed = sum(call.failed for call in calls)
+    again(visits, method, scripted_judge(answer), max_failures=(failed + 0.5) / len(calls))
+    with pytest.raises(JudgeError, match=rf"failed {failed} of {len(calls)} judgments"):  # of those that were asked
+        again(visits, method, scripted_judge(answer), max_failures=(failed - 0.5) / len(calls))
+    store.close()
+
+
+def test_main_estimates_another_method_by_its_own_questions(words, command, tmp_path):
+    said = command(*words, *NUMBERS, "--method", "pointwise", "--dry_run", "true")
+    with open_runs([tmp_path / "run"]) as (opened,):
+        visits = read_visits(opened.store, table_of(tmp_path / "same.jsonl", 12), 50, None, 0)
+    _, prompt, completion = price_of(visits, load_method("pointwise", {}, 0), True, Totals())
+    assert f"about {prompt:,.0f} prompt and {completion:,.0f} completion tokens" in said

@@ -23,7 +23,7 @@ from rankbuffer_lab.report.browser import query_pages, visits_of
 from rankbuffer_lab.report.chart import Chart, panels, plain, thousands
 from rankbuffer_lab.report.charts import advantage_chart, run_charts, score_chart
 from rankbuffer_lab.report.command import main
-from rankbuffer_lab.report.page import format_number, pack
+from rankbuffer_lab.report.page import escape, format_number, pack
 from rankbuffer_lab.report.report import example_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_lab.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
@@ -137,9 +137,9 @@ def test_pack_makes_ascii_of_whatever_data_holds():
 
 @pytest.mark.slow
 def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
-    page = write_report([run.path.parent.parent, run.path], tmp_path / "out", scores={"live.sqlite": 3.0})
+    page = write_report([run.path.parent.parent, run.path], tmp_path / "out")
     files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert {"index.html", "charts/advantages.png", "charts/scores.csv", "charts/run-1/reward.png"} <= files
+    assert {"index.html", "charts/advantages.png", "charts/run-1/reward.png"} <= files
     assert not [name for name in files if name.endswith(".tmp")]
     assert page.read_text().count('<section class="run" data-run="') == 2
     store = BufferStore(run.path)
@@ -154,12 +154,13 @@ def test_chart_csv_and_svg_take_names_as_they_are(store):
     table = [{"run": 'a,"b"\n$c$', "score": 1.25}, {"run": "", "score": None}]
     rows = list(csv.DictReader(io.StringIO(Chart("x", "X", "", panels()[0], table).csv(), newline="")))
     assert rows == [{"run": 'a,"b"\n$c$', "score": "1.25"}, {"run": "", "score": ""}]
-    name = "$\\frac{$ <b>&"
-    chart = score_chart({name: 1.0}, {name: (10, 2)})
+    name = "$\\frac{$ <b>&\udcff\x07"  # a folder may have a name that is not UTF-8
+    row = {"method": name, "tokens": 10, "calls": 2, "average": 1.0}
+    chart = score_chart([row], [])
     assert "&lt;b&gt;&amp;" in chart.svg() and "<b>" not in chart.svg()
     assert advantage_chart({name: [[0.0, 1.0]]}, 3).png().startswith(b"\x89PNG")
-    assert plain("a$b") == r"a\$b"
-    assert "_old" in score_chart({"_old": 1.0, "new": 2.0}, {"_old": (1, 2), "new": (2, 3)}).svg()
+    assert plain("a$b") == r"a\$b" and escape("<b>\ud800\x00\u202e") == "&lt;b&gt;?  "
+    assert "_old" in score_chart([row | {"method": "_old"}], [row]).svg()
     assert [thousands(value) for value in (0, 0.5, 1500, 2e6, 3e9)] == ["0", "0.5", "1.5k", "2M", "3G"]
 
 

@@ -6,9 +6,12 @@ import sqlite3
 
 import pytest
 
-from rankbuffer_lab.report.runs import open_runs, run_names, trainer_log
+from rankbuffer_lab.report.runs import open_runs, run_names
 from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.database import VERSION
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
+
+MANIFEST = {"format": VERSION, "processes": 1, "config": {}, "files": {}, "store_sha256": ""}
 
 
 def test_open_runs_reads_a_run_that_is_being_written_and_holds_nothing_up(run, tmp_path):
@@ -56,14 +59,12 @@ def test_open_runs_takes_a_checkpoint_with_its_log(run, tmp_path):
         store.save(folder / FOLDER)
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log * step}))
         if step < 11:  # the last one is just being written: it has no manifest yet
-            (folder / FOLDER / RUN).write_text("{}")
+            (folder / FOLDER / RUN).write_text(json.dumps(MANIFEST | {"step": step}))
     store.save(tmp_path / "pulled" / FOLDER)
     store.close()
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "trainer_state.json").write_text('{"log_hist')
-    assert trainer_log(tmp_path / "half") == []
     with open_runs([tmp_path, tmp_path / "checkpoint-2", run.path, tmp_path / "pulled"]) as (whole, second, file, end):
         assert (len(whole.log), len(second.log), len(file.log), len(end.log)) == (10, 2, 0, 0)
+        assert [opened.manifest.get("step") for opened in (whole, second, file, end)] == [10, 2, None, None]
         assert list(whole.store.rows("SELECT * FROM groups")) == list(end.store.rows("SELECT * FROM groups"))
         assert list(whole.store.rows("SELECT * FROM groups")) == list(file.store.rows("SELECT * FROM groups"))
 

@@ -5,16 +5,23 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
+from pickle import UnpicklingError
 
 import pytest
+import torch
 from datasets import Dataset
 from helpers.sampled import EPOCHS, AtStep, copy_checkpoints, interrupt_at, same, train
 from helpers.scripted import config, contents
+from helpers.silent import Silence, SilentJudge
+from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
+from rankbuffer_trl.files import fingerprint
+from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.checkpoint import newest_checkpoint, why_torn
+from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
+from rankbuffer_trl.training.checkpoint import files_of, newest_checkpoint, why_torn
 from rankbuffer_trl.training.sampler import EpochSampler
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
@@ -36,6 +43,50 @@ def test_a_run_interrupted_and_resumed_ends_alike(tmp_path, tiny_policy, rows, w
     assert store.last_step() == step - 1, "what was judged before the interrupt is in the live store"
     store.close()
     assert same(train(tmp_path, tiny_policy, rows, resume=True), whole[1])
+
+
+LEFT = {  # where the judge falls silent: (the step, the settings, the steps that are saved)
+    "mid-epoch": (6, {}, [6]),
+    "first-of-an-epoch": (8, {}, [8]),
+    "first-of-the-run": (0, {}, []),
+    "saved-before": (6, {"save_strategy": "steps", "save_steps": 3}, [3, 6]),
+    "second-generation-of-a-step": (
+        2,
+        dict(per_device_train_batch_size=8, gradient_accumulation_steps=3, steps_per_generation=1, max_steps=4),
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [case if case == "mid-epoch" else pytest.param(case, marks=pytest.mark.slow) for case in LEFT]
+)
+def test_a_sigterm_leaves_a_step_that_waits_for_the_judge_and_the_resumed_run_ends_alike(
+    tmp_path, tiny_policy, rows, whole, case
+):
+    step, changes, saved = LEFT[case]
+    settings = {"save_strategy": "no"} | changes
+    other = "max_steps" in changes
+    expected = train(tmp_path / "whole", tiny_policy, rows, **settings) if other else whole[1]
+    run, judge = tmp_path / "run", SilentJudge(left=7)
+    silence = Silence(judge, step, substep=other)
+    train(run, tiny_policy, rows, callback=silence, judge=Judge(judge), **settings)
+    assert silence.saved == saved
+    assert {row[1] for row in contents(run / LIVE_STORE)["groups"]} == set(range(step)), "nothing of the step is kept"
+    if step and not other:
+        left, whole_one = (folder / f"checkpoint-{step}" for folder in (run, whole[0]))
+        assert contents(left) == contents(whole_one)
+        states = [json.loads((folder / "trainer_state.json").read_text()) for folder in (left, whole_one)]
+        assert states[0]["num_input_tokens_seen"] == states[1]["num_input_tokens_seen"]
+    judge = Judge(SilentJudge())
+    assert same(train(run, tiny_policy, rows, resume=step > 0, judge=judge, **settings), expected)
+
+
+def test_a_finished_run_that_is_resumed_takes_no_step(tmp_path, tiny_policy, rows, whole):
+    """It ends inside an epoch, where the trainer of transformers looks at `max_steps` only after a step."""
+    checkpoint = copy_checkpoints(whole, tmp_path, 6)
+    ended = train(tmp_path, tiny_policy, rows, resume=str(checkpoint), max_steps=6)
+    assert same(ended, (contents(checkpoint), load_file(checkpoint / "model.safetensors")))
 
 
 @pytest.mark.slow
@@ -191,3 +242,38 @@ def test_history_tells_what_each_group_did_to_its_buffer(whole):
             assert k == len(before)
             assert {id for id, _ in json.loads(added)} == set(after) - set(before)
             assert {id for id, _ in json.loads(pruned)} == set(before) - set(after)
+
+
+class Bomb:
+    """An object whose pickle makes a file when it is loaded without care."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.slow
+def test_resume_executes_no_pickle_of_a_plain_checkpoint(tmp_path, tiny_policy, rows, whole):
+    """Its author can list any file in the manifest, also one that this run would not write."""
+    plain = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"]
+    for name in (*plain, "pytorch_model.bin", "pytorch_model_fsdp.bin", "optimizer.bin", "adapter_model.bin"):
+        checkpoint = copy_checkpoints(whole, tmp_path / name, 4)
+        assert (checkpoint / name).is_file() == (name in plain)
+        torch.save(Bomb(tmp_path / "ran"), checkpoint / name)
+        if name == "pytorch_model.bin":  # else the other file is loaded
+            (checkpoint / "model.safetensors").unlink()
+        manifest = checkpoint / FOLDER / RUN
+        run = json.loads(manifest.read_text())
+        files = {listed: fingerprint(path) for listed, path in files_of(checkpoint).items()}
+        manifest.write_text(json.dumps(run | {"files": files}))
+        try:
+            train(tmp_path / name, tiny_policy, rows, str(checkpoint), max_steps=5)
+            refused = False
+        except (UnpicklingError, ValueError) as error:
+            refused = "Weights only load failed" in str(error) or "FSDP" in str(error)
+        read = (*plain[:3], "pytorch_model.bin", "pytorch_model_fsdp.bin")
+        assert refused == (name in read) and not (tmp_path / "ran").exists(), name
+    torch.load(tmp_path / "training_args.bin" / "checkpoint-4" / "training_args.bin", weights_only=False)
+    assert (tmp_path / "ran").exists(), "the object does what it should"

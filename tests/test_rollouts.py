@@ -4,13 +4,15 @@ import asyncio
 import logging
 import math
 import os
+import pickle
 import resource
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -19,6 +21,8 @@ from helpers.contents import contents
 from helpers.early_runs import CASES, Case
 from helpers.http_server import served
 from helpers.rollout_server import RolloutServer, allow_client, server_config
+from requests import ReadTimeout
+from requests.adapters import HTTPAdapter
 from safetensors.torch import load_file
 from transformers import AutoConfig
 from trl.generation import vllm_client, vllm_generation
@@ -31,6 +35,7 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.rubric_judge import judge as verdict
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training import trainer as trainer_module
+from rankbuffer_trl.training.distributed import MainProcessError
 from rankbuffer_trl.training.rollouts import KEEPALIVE, RETRIES, RolloutError, SeparateRollouts, known_to_us
 from rankbuffer_trl.training.trainer import RankBufferTrainer, warn_of_another_way
 
@@ -165,6 +170,19 @@ def test_everything_else_is_trls_client(server, run):
         ours.close()
 
 
+def test_limit_requests_ends_a_request_of_trls_client_that_is_not_answered(tmp_path, tiny_policy, rows, server):
+    with server(hold=lambda number: number == 1) as (_, url):
+        args = server_config(tmp_path, url, judge_during_generation=False, ddp_timeout=2)
+        trainer = RankBufferTrainer(tiny_policy, args, rows)
+        client = trainer.vllm_generation.vllm_client
+        assert type(client) is VLLMClient
+        client.session.mount("http://", HTTPAdapter())  # TRL's own tries again five times, with pauses of a minute
+        with pytest.raises(ReadTimeout, match=r"Read timed out. \(read timeout=2\)"):
+            client.generate(PROMPTS)
+        client.reset_prefix_cache()
+        trainer.close()
+
+
 def test_known_to_us_holds_for_the_installed_trl(monkeypatch):
     assert known_to_us()
     monkeypatch.setattr(VLLMClient, "generate", other_arguments)
@@ -269,6 +287,20 @@ def test_generate_ends_when_the_server_is_silent(server, run):
         assert seen.idle.wait(EVENT_LIMIT), "the request that is left is cancelled"
         assert len(ours.generate([[1]])["completion_ids"]) == 1
         ours.close()
+
+
+def test_generate_hands_an_error_to_all_of_several_processes(server, run, monkeypatch):
+    """The others get the lists by pickle. TRL reads them on all processes."""
+    monkeypatch.setattr("rankbuffer_trl.training.rollouts.PartialState", lambda: SimpleNamespace(num_processes=2))
+    with server(hold=lambda number: True) as (_, url):
+        ours = SeparateRollouts(VLLMClient(base_url=url), run, lambda row, ids: None, timeout=0.2)
+        made = ours.generate([[1], [2]])
+        ours.close()
+    for name in ("prompt_ids", "completion_ids", "logprobs"):
+        with pytest.raises(RolloutError, match="0 of 2 rollouts came"):
+            list(made[name])
+        with pytest.raises(MainProcessError, match="the main process failed with RolloutError: the rollout server at"):
+            list(pickle.loads(pickle.dumps(made[name])))
 
 
 def sockets_to(url: str) -> Iterator[socket.socket]:
@@ -517,15 +549,15 @@ def judged_by(judge: HoldingJudge) -> Iterator[str]:
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
-    """Give a function that interrupts this thread as Ctrl-C does, once."""
+def interruptible(number: int) -> Iterator[Callable[[], None]]:
+    """Give a function that sends a signal to this thread, once."""
     main, left = threading.main_thread().ident, [1]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
 
     def interrupt() -> None:
         if left:
             left.pop()
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main, number)
 
     try:
         yield interrupt
@@ -534,12 +566,14 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_had_been(
-    tmp_path, tiny_policy, rows, server
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_had_been(
+    tmp_path, tiny_policy, rows, server, number
 ):
+    """Ctrl-C and SIGTERM end a step that waits for rollouts and for early judgments."""
     interrupting, judge = False, HoldingJudge(lambda: interrupting and len(rollouts.seen) > 24, lambda: check())
     settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
-    with judged_by(judge) as address, interruptible() as interrupt:
+    with judged_by(judge) as address, interruptible(number) as interrupt:
         with server() as (rollouts, url):
             judged = {"judge": Judge(OpenAIClient(address, "m"))}
             late = train(
@@ -558,7 +592,8 @@ def test_ctrl_c_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_
         interrupting = True
         with server(hold=hold) as (rollouts, url):
             judged = {"judge": Judge(OpenAIClient(address, "m"))}
-            with pytest.raises(KeyboardInterrupt):
+            ctrl_c = number == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt) if ctrl_c else nullcontext():
                 train(tmp_path / "run", tiny_policy, rows, url, **judged, **settings)
             assert rollouts.idle.wait(EVENT_LIMIT), f"{rollouts.in_flight} rollouts are in flight"
             assert judge.idle.wait(EVENT_LIMIT), f"{judge.in_flight} judgments are in flight"

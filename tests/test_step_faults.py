@@ -23,6 +23,7 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.distributed import StepLeft
 from rankbuffer_trl.training.scorer import GroupScorer
 
 
@@ -137,6 +138,19 @@ def test_an_early_end_is_never_a_wrong_end(tester, texts, insertions, rankings, 
         assert stopped == (failed / max(len(calls), 1) > allowed)
 
 
+def test_an_early_end_waits_for_the_answers_about_texts_that_came_instead(scorer):
+    """Two of eight questions fail: one about the texts that arrived, and the first about those that came instead."""
+    made = scorer(scripted_judge(failing(frozenset("15"), frozenset())), RankBuffer(fine=False), max_failures=0.3)
+    made.begin([numbers()], G=4, step=0)
+    for row, text in enumerate("1234"):
+        made.arrived(row, text)
+    while len(made._begun.judge.calls) < 4:
+        made.run(asyncio.sleep(0))
+    outcome = made.score([group(numbers(), "5 6 7 8", 0)], 0)
+    assert Counter(call.outcome for call in outcome.calls) == {"parsed": 6, "unreachable": 2}
+    assert outcome.hidden == 0.5
+
+
 class Hanging(ScriptedClient):
     """The number judge, which for a while says nothing about some candidates."""
 
@@ -238,6 +252,24 @@ def test_an_interrupt_drops_what_is_in_flight(scorer):
             assert nothing_else(made)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_leave_step_ends_the_waits_of_training_steps_that_may_be_left(scorer):
+    withheld, groups = Withheld(8, then=lambda: made.leave_step()), [group(numbers(), EIGHT, 0)]
+    with judged_by(withheld) as url:
+        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), may_leave=lambda step: step == 0)
+        with pytest.raises(StepLeft):
+            made.score(groups, 0)
+        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
+        assert nothing_else(made) and ledger(made) == {"cancelled": 8}
+        with pytest.raises(StepLeft):
+            made.begin([numbers()], G=8, step=0)
+        assert withheld.arrived == 8, "no other step begins"
+        made.judge = scripted_judge(by_number)
+        for step, update in ((1, True), (0, False)):
+            assert made.score([group(numbers(), EIGHT, step)], step, update).calls, "this one is not left"
+        made.leave_step(False)
+        assert made.score([group(numbers(), EIGHT, 0)], 0).calls, "a run that begins later waits again"
 
 
 def test_a_dropped_step_frees_all_slots(scorer):

@@ -1,5 +1,7 @@
 """What the readers of a store count and export, against the calls and groups that went in."""
 
+import re
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterable
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import numbers as numbers_query
 from datasets import load_dataset
+from helpers.damage import damaged
 from helpers.visits import visit_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +21,7 @@ from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.store import BufferStore, StoreError, numbers
+from rankbuffer_trl.store import BufferStore, StoreError, gains, numbers
 from rankbuffer_trl.store.export import export_buffers
 
 
@@ -141,4 +144,44 @@ def test_export_buffers_that_fails_leaves_the_older_one(tmp_path, store):
         export_buffers(broken, path)
     broken.close()
     assert path.read_bytes() == old
-    assert not path.with_name(path.name + ".tmp").exists()
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_readers_name_the_row_that_is_damaged(tmp_path, run):
+    """Or read on, where the damage is a value that could have been there."""
+    shutil.copyfile(run.path, tmp_path / "copy.sqlite")
+    store = BufferStore(tmp_path / "copy.sqlite")
+    store.rows("PRAGMA synchronous = OFF")
+    of_groups = (numbers.groups, gains.placements)
+    columns = {("groups", name): of_groups for name in ("positions", "tiers", "rewards", "added", "pruned")}
+    columns["buffers", "anchors"] = (lambda store, query_id: store.load(query_id), numbers.buffers)
+    for (table, column), readers in columns.items():
+        ((row, text),) = store.rows(f"SELECT max(rowid), {column} FROM {table} WHERE query_id = 'q0'")
+        place = rf"copy\.sqlite, table {table}, query_id 'q0'(, step \d+)?: .*({column}|order|anchor)"
+        refused = set()
+        for case, changed in damaged(text):
+            store.rows(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (changed, row))
+            for reader in readers:
+                try:
+                    reader(store, query_id="q0")
+                except StoreError as error:
+                    refused.add(case)
+                    assert re.search(place, str(error)) and "\n" not in str(error), f"{column} {case}: {error}"
+        store.rows(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (text, row))
+        assert {"cut at 1", "deep", "digits", "number"} <= refused and len(refused) > 12, (column, refused)
+    store.rows("UPDATE responses SET id = 'initial-x' WHERE id = 'initial-0' AND query_id = 'q1'")
+    for read in (numbers.initial_anchors, lambda store: numbers.responses(store, "q1")):
+        with pytest.raises(StoreError, match=r"table responses, query_id 'q1'.*initial-<number>, got 'initial-x'"):
+            read(store)
+    store.rows("UPDATE calls SET seconds = 9e999")
+    for read in (numbers.totals, numbers.totals_by_visit, lambda store: numbers.totals_by(store, "kind")):
+        with pytest.raises(StoreError, match=r"table calls.*seconds must be a finite number, got inf"):
+            read(store)
+    store.close()
+
+
+def test_initial_number_orders_the_anchors_of_the_data_set():
+    assert [numbers.initial_number(id) for id in ("initial-0", "initial-10", "3-7", "x")] == [0, 10, -1, -1]
+    for id in ("initial-", "initial-x", "initial--1", "initial-1 ", "initial-\u0663", "initial-" + "9" * 5000):
+        with pytest.raises(ValueError, match="must be initial-<number>, got 'initial-"):
+            numbers.initial_number(id)

@@ -16,11 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rankbuffer_trl.files import replacing
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 
 EMPTY = {table: [] for table in stored.TABLES}
-contents = partial(stored.contents, seconds=True)
+contents = partial(stored.contents, without=())
 
 
 class Store(RuleBasedStateMachine):
@@ -136,17 +137,16 @@ def test_save_that_fails_leaves_the_older_one_and_can_be_repeated(tmp_path, stor
     store.save(older)
     old = contents(store)
     visit_all(store, "a", range(1, 2))
-    before, draft = contents(store), newer / f"{STORE}.tmp"
+    before, draft = contents(store), newer / f"{STORE}.0.tmp"
     with monkeypatch.context() as patch:
         if accident.startswith("os."):
             patch.setattr(accident, Mock(side_effect=OSError(28, "No space left on device")))
         else:
+            patch.setattr("secrets.token_hex", lambda size: "0")
             draft.mkdir(parents=True)
         with pytest.raises(StoreError, match=r"cannot save the buffer store .* to .*newer"):
             store.save(newer)
     assert contents(store) == before
-    if draft.is_dir():
-        draft.rmdir()
     with pytest.raises(StoreError, match=r"store\.sqlite is missing"):
         store.restore(newer)
     store.save(newer)
@@ -259,7 +259,24 @@ def test_restore_refuses_a_value_of_another_type(tmp_path, store):
     db.close()
     back = f"UPDATE sqlite_master SET sql = '{right}' WHERE name = 'calls'"
     execute("PRAGMA writable_schema = ON", f"{UNTYPED} WHERE name = 'calls'")(saved)
-    execute("UPDATE calls SET attempts = 'many'", "PRAGMA writable_schema = ON", back)(saved)
-    with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.attempts"):
+    execute("UPDATE calls SET step = 'many'", "PRAGMA writable_schema = ON", back)(saved)
+    with pytest.raises(StoreError, match=r"cannot restore .*TEXT value in INTEGER column calls\.step"):
         store.restore(tmp_path / "saved")
     assert contents(store) == before
+
+
+def test_replacing_by_two_writers_at_once_leaves_the_whole_file_of_the_last(tmp_path):
+    path = tmp_path / "summary.json"
+    with replacing(path) as slow:
+        slow.write_text("of the slow one")
+        with replacing(path) as quick:
+            quick.write_text("of the quick one")
+        assert path.read_text() == "of the quick one"
+    assert path.read_text() == "of the slow one" and list(tmp_path.iterdir()) == [path]
+    fresh, abandoned = (tmp_path / f"summary.json.{name}.tmp" for name in ("fresh", "abandoned"))
+    for draft in (fresh, abandoned):
+        draft.write_text("{")
+    os.utime(abandoned, (0, 0))
+    with replacing(path) as draft:
+        draft.write_text("{}")
+    assert sorted(tmp_path.iterdir()) == sorted([path, fresh]), "a draft that nobody writes any more is deleted"

@@ -106,17 +106,19 @@ class LateTrainer(PlainTrainer):
     """Answers in these steps alone."""
 
     answers = ()
+    answers_evaluations = False
 
     def script(self, step, prompt, place):
         text = super().script(step, prompt, place)
-        return f"<think>{THOUGHT}</think>{text}" if step in self.answers else text
+        answers = step in self.answers or (self.answers_evaluations and not self.model.training)
+        return f"<think>{THOUGHT}</think>{text}" if answers else text
 
 
 def test_trainer_stops_if_the_first_generations_hold_no_answer(tmp_path, training, rows):
     evaluation = dict(eval_strategy="steps", eval_steps=1, eval_dataset=rows.select([0, 1]))
     trainer = training(cls=LateTrainer, max_steps=6, **STEP, **evaluation)
     trainer.answers = (3, 4, 5)
-    for _ in range(2):  # every training gets its own first generations
+    for trainer.answers_evaluations in (False, True):  # every training gets its own first generations
         with pytest.raises(SettingsError, match="nothing to rank in the first 3 generations") as error:
             trainer.train()
         assert trainer.state.global_step == 2, "evaluations do not count"

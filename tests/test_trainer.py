@@ -21,6 +21,7 @@ from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
+from rankbuffer_trl.training.parser import RECIPES, read_recipe
 from rankbuffer_trl.training.reward_function import RankBufferReward
 from rankbuffer_trl.training.trainer import RankBufferTrainer, scale_by_signal
 
@@ -245,3 +246,17 @@ def test_scale_by_signal_divides_by_the_share_of_groups_with_a_signal():
     rewards = torch.tensor([[0.5, 1.0], [0.5, 0.0], [0.1, 1.0], [0.1, 1.0]])  # the format reward alone is a signal
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.2]), G=2), rewards / 0.5)
     assert torch.equal(scale_by_signal(rewards, torch.tensor([1.0, 0.0]), G=2), rewards)
+
+
+def test_gdpos_recipe_weighs_the_format_reward_against_scores_that_are_not_divided(tmp_path, tiny_policy, rows):
+    recipe = read_recipe(RECIPES / "paper" / "gdpo.yaml")
+    objective = {key: recipe[key] for key in ("scale_rewards", "format_weight")}
+    given = torch.rand(24, 2, generator=torch.Generator().manual_seed(1))
+    given[:, 1] = (given[:, 1] < 0.8).float()
+    trainer = ScriptedTrainer(tiny_policy, config(tmp_path, max_steps=1, **objective), rows)
+    trainer._calculate_rewards = lambda *_: given
+    trainer.train()
+    trainer.close()
+    total = given @ torch.tensor([7 / 8**0.5, 0.2])  # the normalised scores as they were, and the paper's weight
+    expected = (total.view(3, 8) - total.view(3, 8).mean(1, keepdim=True)).flatten() / total.std()
+    assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist(), abs=2e-3)

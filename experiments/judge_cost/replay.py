@@ -21,6 +21,7 @@ from experiments.simulated_judge import JudgeErrors, World, answer, first_word
 from rankbuffer_lab.audit.measures import tau_b
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, Totals, Usage
+from rankbuffer_trl.paper import paper_recipes
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 
 Key = TypeVar("Key")
@@ -28,36 +29,17 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its arguments. `calls` (thousands) and `tokens` (millions) are the paper's, if it has them."""
+    """A method with its arguments."""
 
     method: str
     arguments: dict = field(default_factory=dict)
-    calls: float | None = None
-    tokens: float | None = None
 
 
-BOOT = {"bootstrap": True}
+SAME = ("Dr. GRPO", "DAPO", "GPG")  # they ask what GRPO asks
 PAPER = {
-    "GRPO": Row("pointwise", {}, 31.374, 25.036),
-    "GDPO": Row("gdpo", {}, 144.236, 86.938),
-    "Tournament-GRPO": Row("tournament", {}, 84.0, 157.313),
-    "RRC-AGR": Row("rrc_agr", {}, 218.914, 200.817),
-    "RRC-SCR": Row("rrc_scr", {}, 104.028, 200.817),
-    "Pairwise Rank": Row("pairwise_rank", {}, 103.035, 188.265),
-    "ArenaRL": Row("arenarl", {}, 101.388, 154.936),
-    "RankBuffer": Row("rankbuffer", {}, 36.861, 88.818),
-    "RankBuffer*": Row("rankbuffer", {"static": True}, 36.227, 67.968),
-    "Bootstrap": Row("rankbuffer", BOOT, 28.378, 76.455),
-    "Bootstrap*": Row("rankbuffer", BOOT | {"static": True}, 28.108, 60.662),
-    "LLM": Row("llm_buffer", {}, 41.592, 96.503),
-    "LLM + look-ahead": Row("llm_buffer", {"look_ahead": True}, 42.101, 110.997),
-    "RankBuffer, K0 = 2": Row("rankbuffer", {"k0": 2}, 36.4, 79.3),
-    "RankBuffer, K0 = 7": Row("rankbuffer", {"k0": 7}, 36.8, 114.1),
-    "Bootstrap, K0 = 2": Row("rankbuffer", BOOT | {"k0": 2}, 28.0, 66.5),
-    "Bootstrap, K0 = 7": Row("rankbuffer", BOOT | {"k0": 7}, 28.7, 92.4),
-    "Coarse-only": Row("rankbuffer", {"fine": False}, 31.0, 74.1),
-    "Order-only": Row("rankbuffer", {"anchor_content": False}),
-    "Bootstrap, order-only": Row("rankbuffer", BOOT | {"anchor_content": False}),
+    label: Row(recipe["method"], recipe.get("method_args", {}))
+    for label, recipe in paper_recipes().items()
+    if label not in SAME
 }
 OURS = {
     "RankBuffer, fine 2 looks": Row("rankbuffer_looks", {"looks": 2}),

@@ -8,6 +8,7 @@ from rich.table import Column, Table
 
 from experiments.judge_cost.replay import OURS, PAPER, RELATIVES, Outcome
 from rankbuffer_trl.buffer import SOURCES
+from rankbuffer_trl.paper import number, paper_rows
 
 COMPARED = ("RRC-SCR", "RankBuffer", *OURS)
 PAPER_GROUPS = 4000
@@ -23,15 +24,15 @@ def cost_table(outcomes: Mapping[str, Outcome]) -> Table:
     columns = [column for name in ("calls", "Mtokens", "tokens/call") for column in (name, "paper", "ratio")]
     table = Table(Column(no_wrap=True), *columns, "computed")
     table.title = "Cost; the paper's figures scaled to the groups replayed"
-    for label, row in PAPER.items():
-        outcome = outcomes[label]
+    for label in PAPER:
+        outcome, printed = outcomes[label], paper_rows()[label]
         totals, scale = outcome.totals, outcome.groups / PAPER_GROUPS
-        calls, tokens = scale * (row.calls or 0), scale * (row.tokens or 0)
+        calls, tokens = (scale * (number(printed.get(name)) or 0) for name in ("calls", "tokens"))
         table.add_row(
             label,
-            *beside(totals.calls, 1e3 * calls, ",.0f"),
-            *beside(totals.tokens / 1e6, tokens, ".2f"),
-            *beside(totals.tokens / totals.calls, 1e3 * tokens / (calls or 1), ".0f"),
+            *beside(totals.calls, calls, ",.0f"),
+            *beside(totals.tokens / 1e6, tokens / 1e6, ".2f"),
+            *beside(totals.tokens / totals.calls, tokens / (calls or 1), ".0f"),
             f"{outcome.computed / 1e6:.2f}",
         )
     return table

@@ -18,6 +18,7 @@ from rankbuffer_trl.data.output import write_rows
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.data.recipe import announce, cost_line, read_settings
 from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Call, Question, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -231,9 +232,9 @@ def main() -> None:
         found = audit(config)
         out = Path(config.output_dir)
         audit_figure(out / "audit.png", found)
-        (out / "audit.json").write_text(
-            json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=plain) + "\n"
-        )
+        text = json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=plain)
+        with replacing(out / "audit.json") as draft:
+            draft.write_text(text + "\n")
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-audit: {error}")
     except KeyboardInterrupt:

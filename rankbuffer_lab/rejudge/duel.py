@@ -90,7 +90,7 @@ def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
         of_epochs = [[r for r in stored if r.step == by[id].step and not r.initial] for by in rows]
         if all(of_epochs):
             answers[id] = of_epochs
-            initial[id] = sorted((r for r in stored if r.initial), key=lambda r: int(r.id.partition("-")[2]))
+            initial[id] = sorted((r for r in stored if r.initial), key=lambda r: numbers.initial_number(r.id))
     if not answers:
         raise SettingsError(f"no query has answers in both epochs, {first} and {last}, so there is nothing to compare")
     chosen = {}

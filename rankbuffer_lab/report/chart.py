@@ -102,8 +102,15 @@ def column(table: Sequence[Row], name: str) -> list[float]:
     return [float("nan") if row[name] is None else row[name] for row in table]
 
 
+def clean(text: str) -> str:
+    """Replace what UTF-8, HTML or a font cannot hold: lone surrogates and control characters."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def plain(text: str) -> str:
     """Escape `text` for matplotlib, which reads `$...$` as a formula and hides labels that start with `_`."""
+    text = clean(text)
     return ("\u200b" + text if text.startswith("_") else text).replace("$", r"\$")
 
 

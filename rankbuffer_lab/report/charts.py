@@ -299,20 +299,21 @@ def efficiency_chart(runs: Mapping[str, Sequence[Row]], label: str) -> Chart:
     return Chart("efficiency", "Score against judging cost", caption, figure, joined(runs))
 
 
-def score_chart(scores: Mapping[str, float], totals: Mapping[str, tuple[int, int]]) -> Chart:
-    """Draw given final scores, such as those of benchmarks, against (tokens, calls)."""
+def score_chart(ours: Sequence[Row], theirs: Sequence[Row]) -> Chart:
+    """Draw average scores against judging cost, ours and the paper's (figures "Average score versus ...")."""
     figure, axes = panels(1, 2, sharey=True)
-    table: list[Row] = [
-        {"run": run, "tokens": totals[run][0], "calls": totals[run][1], "score": scores[run]} for run in scores
-    ]
+    colours = {method: run_colour(i) for i, method in enumerate(dict.fromkeys(row["method"] for row in ours))}
     for each, (key, unit) in zip(axes, COSTS, strict=True):
-        for row in table:
-            number = list(totals).index(row["run"])
-            each.plot([row[key]], [row["score"]], "o", color=run_colour(number), label=plain(row["run"]))
+        for row in theirs:
+            colour = colours.get(row["method"], GREY)
+            each.plot(row[key], row["average"], "o", color=colour, markerfacecolor="none", label="the paper's")
+        for row in ours:
+            each.plot(row[key], row["average"], "o", color=colours[row["method"]], label=plain(row["method"]))
         _cost_axis(each, unit)
-    axes[0].set_ylabel("score given")
+    axes[0].set_ylabel("average of the four benchmarks")
     legend(axes[0], columns=3)
-    return Chart("scores", "Given scores against judging cost", "Up and to the left is better.", figure, table)
+    caption = "Up and to the left is better. Open circles are the paper's, in the colour of the same method."
+    return Chart("scores", "Average score against judging cost", caption, figure, [*ours, *theirs])
 
 
 def _cost_axis(axes: Axes, unit: str) -> None:

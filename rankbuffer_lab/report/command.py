@@ -1,14 +1,13 @@
 """The command `rankbuffer-report`: a page, charts and tables from the stores of runs, during training or after it."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from datasets import disable_progress_bars
 
 from rankbuffer_trl.data.queries import QueryTable, load_queries
-from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.store.places import report_folder
 
@@ -31,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--step", type=int, help="step of the advantage chart; default: the last one that all runs have"
     )
     parser.add_argument(
-        "--scores", type=Path, help="JSON file {run: score} of final scores to draw against judging cost"
+        "--evaluation", nargs="+", type=Path, default=[], help="output folders of evaluations, for the paper's tables"
     )
     parser.add_argument("--text_limit", type=int, default=4000, help="characters of a response that the page keeps")
     parser.add_argument(
@@ -39,19 +38,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--judge_completion_price", type=float, help="price of a million completion tokens")
     return parser
-
-
-def read_final_scores(path: Path) -> dict[str, float]:
-    """Return the scores of a JSON file by name of the run.
-
-    Raises:
-        [`SettingsError`]: if the file does not hold an object of numbers.
-    """
-    try:
-        scores = json.loads(path.read_text(encoding="utf-8"))
-        return {name: float(score) for name, score in scores.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise SettingsError(f'{path} must hold a JSON object such as {{"run": 7.5}}: {error}') from None
 
 
 def main() -> None:
@@ -64,11 +50,9 @@ def main() -> None:
         if arguments.dataset_name:
             name, config, split = arguments.dataset_name, arguments.dataset_config, arguments.dataset_train_split
             queries = QueryTable(load_queries(name, config, split))
-        scores = read_final_scores(arguments.scores) if arguments.scores else None
         prices = Endpoint(prompt_price=arguments.judge_prompt_price, completion_price=arguments.judge_completion_price)
-        page = write_report(
-            arguments.run_dir, output, queries, arguments.step, scores, arguments.text_limit, prices.price
-        )
+        options = (arguments.step, arguments.evaluation, arguments.text_limit, prices.price)
+        page = write_report(arguments.run_dir, output, queries, *options)
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-report: {error}")
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), with charts and tables in its folder.")

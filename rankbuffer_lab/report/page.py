@@ -6,15 +6,15 @@ The script shows it as text. The content policy allows this one script and no re
 
 import base64
 import hashlib
+import html
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from string import Template
 
-from .chart import Chart
+from .chart import Chart, clean
 from .charts import SOURCE_COLOURS, SOURCE_LABELS
 from .tables import Row
 
@@ -100,14 +100,14 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
     compared = comparison_html(comparison, step, advantages["reach"], len(names))
     runs = "\n".join(run_html(number, one) for number, one in enumerate(sections))
     return Template(read("page.html")).substitute(
-        title=escape(clean(", ".join(names))),
-        made=escape(clean(made)),
+        title=escape(", ".join(names)),
+        made=escape(made),
         style=style,
         style_hash=content_hash(style),
         script=script,
         script_hash=content_hash(script),
         one_run=" hidden" if len(names) == 1 else "",
-        options="".join(f'<option value="{i}">{escape(clean(name))}</option>' for i, name in enumerate(names)),
+        options="".join(f'<option value="{i}">{escape(name)}</option>' for i, name in enumerate(names)),
         # What the reader came for stands first: the run, or the comparison of several.
         sections=f"{runs}\n{compared}" if len(names) == 1 else f"{compared}\n{runs}",
         data="\n".join(data),
@@ -124,10 +124,9 @@ def content_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def clean(text: str) -> str:
-    """Replace what UTF-8 or HTML cannot hold: lone surrogates and control characters."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(c if c.isprintable() else " " for c in text)
+def escape(text: str) -> str:
+    """Return a text of one line as HTML, without the characters that HTML cannot hold, see [`clean`]."""
+    return html.escape(clean(text))
 
 
 def data_block(id: str, lines: Iterable[str]) -> str:
@@ -152,15 +151,13 @@ def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int)
 
 def run_html(number: int, section: RunSection) -> str:
     """Return the section of one run: numbers, progress, a pair of responses, facts, charts, judgments by kind."""
-    tiles = "".join(
-        f"<div><dt>{escape(k)}</dt><dd>{escape(clean(v))}</dd></div>" for k, v in section.headlines.items()
-    )
+    tiles = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in section.headlines.items())
     first = [chart for chart in section.charts if chart.name in OPENING]
     opening = "\n".join(figure_html(chart, str(number)) for chart in first)
     charts = "\n".join(figure_html(chart, str(number)) for chart in section.charts if chart not in first)
     return (
         f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
-        f'<h2><bdi>{escape(clean(section.name))}</bdi></h2><dl class="tiles">{tiles}</dl>'
+        f'<h2><bdi>{escape(section.name)}</bdi></h2><dl class="tiles">{tiles}</dl>'
         '<p class="to-browser"><a href="#browser">Open the buffer browser</a> to see every visit.</p>'
         f'<div class="charts">{opening}{example_html(section.index["example"])}{facts_html(section.facts)}</div>'
         f'<h3 class="more">All charts</h3><div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
@@ -174,7 +171,7 @@ def example_html(example: dict | None) -> str:
 
 def facts_html(facts: Mapping[str, str]) -> str:
     """Return the description of a run as a table."""
-    rows = "".join(f'<tr><th scope="row">{escape(k)}</th><td>{escape(clean(v))}</td></tr>' for k, v in facts.items())
+    rows = "".join(f'<tr><th scope="row">{escape(k)}</th><td>{escape(v)}</td></tr>' for k, v in facts.items())
     return f'<figure class="facts"><h3>The run</h3><table><tbody>{rows}</tbody></table></figure>'
 
 
@@ -194,7 +191,7 @@ def kinds_html(kinds: Sequence[Row]) -> str:
         return ""
     heads = ("judgment", "calls", "failed", "requests", "tokens", "tokens / call", "seconds / request")
     rows = "".join(
-        f'<tr><th scope="row">{escape(clean(row["kind"]))}</th>'
+        f'<tr><th scope="row">{escape(row["kind"])}</th>'
         + "".join(f"<td>{format_number(value)}</td>" for name, value in row.items() if name != "kind")
         + "</tr>"
         for row in kinds

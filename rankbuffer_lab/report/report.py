@@ -23,6 +23,7 @@ from .browser import query_pages
 from .chart import Chart, save
 from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
 from .page import RunSection, browser_index, format_number, pack, render
+from .paper import PAPER, beside_the_paper, measure, notes_on, plain_rows, read_evaluations, write_paper
 from .runs import Run, open_runs
 
 MEASURE = "rubric score"
@@ -40,7 +41,7 @@ def write_report(
     output: str | Path,
     queries: QueryTable | None = None,
     step: int | None = None,
-    scores: dict[str, float] | None = None,
+    evaluations: Sequence[Path] = (),
     text_limit: int = 4000,
     price: Price | None = None,
 ) -> Path:
@@ -58,8 +59,8 @@ def write_report(
             judge's score of every rollout.
         step (`int`, *optional*):
             The step whose advantages are drawn, from 0; by default the last one that all runs have.
-        scores (`dict[str, float]`, *optional*):
-            A final score by name of the run, such as a mean over benchmarks, to draw against judging cost.
+        evaluations (`Sequence[Path]`, *optional*):
+            Output folders of evaluations of these runs. With them the paper's tables are written, too.
         text_limit (`int`, *optional*, defaults to `4000`):
             Number of characters of a response that the page keeps.
         price (`Callable[[Totals], float | None]`, *optional*):
@@ -71,10 +72,12 @@ def write_report(
     Raises:
         [`StoreError`]: if a run cannot be read.
         [`DataError`]: if the data set lacks a query of the runs.
-        [`SettingsError`]: if `step` or a run named in `scores` does not exist.
+        [`SettingsError`]: if `step` does not exist, or an evaluation is not one of these runs.
     """
-    output = Path(output)
+    output, results = Path(output), read_evaluations(evaluations)
     with open_runs(run_dirs) as runs:
+        table = beside_the_paper(measure(runs, results)) if results else []
+        notes = notes_on(runs, results)
         quality = None
         if queries is not None:
             quality = cache(rubric_quality(queries))
@@ -82,7 +85,7 @@ def write_report(
                 check_queries(run, queries)
         signals = {run.name: tables.advantages(run.store) for run in runs}
         step = chosen_step(step, signals)
-        comparison = comparison_charts(runs, quality, scores or {})
+        comparison = comparison_charts(runs, quality, table)
         fixed = advantage_chart({name: steps[step] for name, steps in signals.items()}, step)
         sections = [section_of(run, queries, quality, text_limit, price) for run in runs]
         if len(runs) == 1 and judged_by_rubrics(runs[0]):  # its curve shows what training moved, so it opens the page
@@ -92,6 +95,8 @@ def write_report(
         made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
         page = render(sections, comparison, advantage_lanes(signals), step, made)
         save(output / "index.html", page.encode("utf-8"))
+    if table:
+        write_paper(output, table, notes)
     write_charts(output / "charts", [*comparison, fixed])
     for number, one in enumerate(sections):
         folder = f"run-{number}" if len(sections) > 1 else ""
@@ -152,8 +157,8 @@ def lane(groups: Sequence[Sequence[float | None]]) -> dict:
     return {"bins": tables.advantage_bins(groups), "levels": tables.distinct(groups), "rollouts": rollouts}
 
 
-def comparison_charts(runs: Sequence[Run], quality: Quality | None, scores: dict[str, float]) -> list[Chart]:
-    """Draw quality and efficiency if there is a measure, and the given scores."""
+def comparison_charts(runs: Sequence[Run], quality: Quality | None, table: Sequence[tables.Row]) -> list[Chart]:
+    """Draw quality and efficiency if there is a measure, and average scores if the paper's tables have one of ours."""
     charts = []
     if quality:
         curves = {run.name: tables.quality_table(run.store, quality) for run in track_rows(runs, "measuring rollouts")}
@@ -166,13 +171,9 @@ def comparison_charts(runs: Sequence[Run], quality: Quality | None, scores: dict
             for run in runs
         }
         charts.append(efficiency_chart(costs, MEASURE))
-    if scores:
-        names = [run.name for run in runs]
-        for name in scores:
-            if name not in names:
-                raise SettingsError(f"scores names a run {name!r} that is not shown; the runs are {', '.join(names)}")
-        totals = {run.name: numbers.totals(run.store) for run in runs}
-        charts.append(score_chart(scores, {name: (sums.tokens, sums.calls) for name, sums in totals.items()}))
+    drawn = [row for row in plain_rows(table) if None not in row.values()]
+    if ours := [row for row in drawn if row["from"] != PAPER]:
+        charts.append(score_chart(ours, [row for row in drawn if row["from"] == PAPER]))
     return charts
 
 
@@ -214,9 +215,9 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     headlines = risen(run, rewards, quality) if quality else {}
     compared = gains.since_last_visit(found)
     if run.duel:
-        first, last = run.duel["epochs"]
-        label = f"of {run.duel['duels']} duels won by epoch {last} against epoch {first}; judge: {run.duel['judge']}"
-        headlines[label] = str(gains.Comparison(**run.duel["won"]))
+        first, last = run.duel.epochs
+        label = f"of {run.duel.duels} duels won by epoch {last} against epoch {first}; judge: {run.duel.judge}"
+        headlines[label] = str(run.duel.won)
     elif compared and compared[newest := max(compared)].probability is not None:
         headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
     shares = gains.above_initial(found)
@@ -241,7 +242,7 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
     scores: dict[int, list[float]] = {}
     for query_id in numbers.query_ids(run.store):
         for response in numbers.responses(run.store, query_id):
-            if not response.initial:
+            if not response.initial and response.step in epoch_of:  # a foreign store may lack it
                 scores.setdefault(epoch_of[response.step], []).append(quality(query_id, response.text))
     first, last = min(scores), max(scores)
     label = f"mean {MEASURE} (0 to 100) of the responses, from epoch {first} to epoch {last}"
@@ -310,7 +311,7 @@ def middles_of(run: Run, query_id: str) -> list[tuple[int, int, int]]:
     groups = numbers.groups(run.store, query_id=query_id)
     middles = []
     for visit in (0, len(groups) - 1):
-        order = [id for tier in groups[visit].order for id in tier]
+        order = [id for tier in groups[visit].order for id in tier] or [0]  # a method of your own may give no order
         middles.append((visit, groups[visit].step, order[len(order) // 2]))
     return middles
 

@@ -1,6 +1,5 @@
 """Runs that a report reads, also while they train: a private copy of the store, and the trainer's log."""
 
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,16 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankbuffer_trl.settings import fits
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.gains import duel_of
+from rankbuffer_trl.store.gains import Duels, duel_of
 from rankbuffer_trl.store.places import (
     FOLDER,
     LIVE_STORE,
     RUN,
     STATE,
+    Manifest,
     checkpoints,
     copy_live,
     read_manifest,
+    read_state,
     read_store,
 )
 
@@ -37,16 +39,16 @@ class Run:
             The trainer's log up to its newest checkpoint, one entry per logging step; empty without a checkpoint.
         manifest (`dict`, *optional*):
             What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
-        duel (`dict`, *optional*):
-            The result of `rankbuffer-rejudge --mode duel` for this run; empty without one.
+        duel (`Duels`, *optional*):
+            The result of `rankbuffer-rejudge --mode duel` for this run.
     """
 
     name: str
     path: Path
     store: BufferStore
     log: list[dict] = field(default_factory=list)
-    manifest: dict[str, Any] = field(default_factory=dict)
-    duel: dict[str, Any] = field(default_factory=dict)
+    manifest: Manifest | dict[str, Any] = field(default_factory=dict)
+    duel: Duels | None = None
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
         try:
             for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
                 store = open_store(path, Path(scratch) / f"{number}.sqlite")
-                runs.append(Run(name, path, store, trainer_log(path), manifest_of(path), duel_of(path, store)))
+                runs.append(Run(name, path, store, *log_and_manifest(path), duel_of(path, store)))
                 if store.last_step() is None:
                     raise StoreError(f"{path} has no scored group yet: call this again after the run's first step")
             yield runs
@@ -111,23 +113,21 @@ def newest_finished(path: Path) -> Path | None:
     return next((found for _, found in checkpoints(path) if (found / FOLDER / RUN).is_file()), None)
 
 
-def trainer_log(path: Path) -> list[dict]:
-    """Return `log_history` of a checkpoint, or of the newest one in an output folder; empty if there is none."""
-    state = path / STATE
-    if not state.is_file() and (checkpoint := newest_finished(path)):
-        state = checkpoint / STATE
-    try:
-        return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
-    except ValueError:  # the trainer is still writing it
-        return []
+def log_and_manifest(path: Path) -> tuple[list[dict], Manifest | dict[str, Any]]:
+    """Return the trainer's log and the manifest of a checkpoint, or of the newest one in an output folder.
 
+    Both are empty if there is none. A checkpoint without a manifest is still being written.
 
-def manifest_of(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint or of the newest one in an output folder; empty if there is none."""
+    Raises:
+        [`StoreError`]: if one of the two files is damaged.
+    """
     folder = path if (path / FOLDER / RUN).is_file() else newest_finished(path)
     if folder is None:
-        return {}
+        return [], {}
     try:
-        return read_manifest(folder)
-    except ValueError:  # it was just replaced, or is damaged; the rest of the report does not need it
-        return {}
+        manifest = read_manifest(folder)
+        state = read_state(folder) if (folder / STATE).is_file() else {}
+    except ValueError as error:
+        raise StoreError(f"{folder}: {error}. Move it away to report on the run without it") from None
+    log = state.get("log_history", [])
+    return [{key: value for key, value in entry.items() if fits(value, float)} for entry in log], manifest  # no NaN

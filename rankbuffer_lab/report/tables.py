@@ -186,8 +186,8 @@ def maintenance_table(store: BufferStore) -> list[Row]:
     changes: dict[int, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
     for group in numbers.groups(store):
         added, pruned = changes[group.epoch]
-        added.update(group.added.values())
-        pruned.update(group.pruned.values())
+        added.update(source for _, source in group.added)
+        pruned.update(source for _, source in group.pruned)
     return [
         {
             "epoch": epoch,

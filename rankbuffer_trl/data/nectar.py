@@ -159,7 +159,7 @@ def place_of(prompt: str | None, seed: int) -> int:
 
 
 def sample(
-    raws: Iterable[dict], n: int | None, seed: int, fault: Callable[[dict], str | None] = lambda row: None
+    raws: Iterable[dict], n: int | None, seed: int | None, fault: Callable[[dict], str | None] = lambda row: None
 ) -> Sample:
     """Put all rows in random order and take the first `n` usable ones, in one pass that keeps `n` rows in memory.
 
@@ -168,8 +168,8 @@ def sample(
             Rows of Nectar.
         n (`int`, *optional*):
             Number of rows to take, at least 1. `None` takes all usable rows.
-        seed (`int`):
-            Seed of the random order.
+        seed (`int`, *optional*):
+            Seed of the random order. `None` keeps the order of the rows, which are shuffled already.
         fault (`Callable[[dict], str | None]`, *optional*):
             Returns why a finished row must be left out, or `None`.
 
@@ -177,18 +177,19 @@ def sample(
         [`DataError`]: if a row does not have Nectar's schema.
     """
     taken: list[tuple[int, dict]] = []  # a heap with the last in the random order on top
-    places: set[int] = set()
+    prompts: set[int] = set()
     drops: list[tuple[int, str]] = []
     read = 0
     for number, raw in enumerate(raws):
         read += 1
         check_schema(raw, number)
-        place = place_of(raw["prompt"], seed)
+        prompt = place_of(raw["prompt"], seed or 0)
+        place = number if seed is None else prompt
         full = n is not None and len(taken) >= n
         if full and place > -taken[0][0]:
             continue
         try:
-            if place in places:
+            if prompt in prompts:
                 raise Unusable("the same prompt as an earlier row")
             row = to_row(raw)
             if reason := fault(row):
@@ -196,7 +197,7 @@ def sample(
         except Unusable as reason:
             drops.append((place, str(reason)))
             continue
-        places.add(place)
+        prompts.add(prompt)
         if full:
             heapq.heapreplace(taken, (-place, row))
         else:

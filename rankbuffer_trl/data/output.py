@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, TypedDict
 
 from datasets import Dataset
 
+from ..decoding import read_json
 from ..files import replacing
 from .queries import DataError
 
@@ -68,7 +70,19 @@ def source_name(dataset_name: str) -> str:
     return path.absolute().name if path.exists() else dataset_name
 
 
-def read_provenance(path: str | Path) -> list[dict]:
+class Step(TypedDict):
+    """A step that made a data set: its name, and its settings, seed, counts and cost."""
+
+    step: str
+
+
+class Provenance(TypedDict):
+    """The content of `<path>.provenance.json`."""
+
+    steps: list[Step]
+
+
+def read_provenance(path: str | Path) -> list[dict[str, Any]]:
     """Read the steps that made a data set; return an empty list if there is no record of them.
 
     Raises:
@@ -78,12 +92,9 @@ def read_provenance(path: str | Path) -> list[dict]:
     if not record.is_file():
         return []
     try:
-        steps = json.loads(record.read_text(encoding="utf-8"))["steps"]
-        if not isinstance(steps, list) or not all(isinstance(step["step"], str) for step in steps):
-            raise ValueError("it is not a list of steps, each with its name")
-        return steps
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"the record {record} cannot be read ({error}); delete it to continue without it") from error
+        return [dict(step) for step in read_json(record, Provenance)["steps"]]
+    except ValueError as error:
+        raise DataError(f"{record.parent}: {error}; delete that record to continue without it") from error
 
 
 def write_provenance(path: Path, steps: list[dict]) -> None:

@@ -23,6 +23,10 @@ from ..groups import Query
 
 Fault = tuple[str, str, object]
 HINT = "; `rankbuffer-data check` lists all faults of a file by line"
+PAPER_SET = (
+    "The paper's set is made by `python recipes/prepare_nectar.py --tokenizer Qwen/Qwen3-8B --shuffle true"
+    " --output_file data/nectar_1000_no_rubrics.jsonl` and then recipes/generate_rubrics.py: docs/data.md has both"
+)
 COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
@@ -32,6 +36,10 @@ UNREADABLE = (OSError, ValueError, StopIteration, ArrowException, DatasetsError,
 
 class DataError(RankBufferError, ValueError):
     """A data set that cannot be used. The message names row, key and value."""
+
+
+class MissingFileError(DataError):
+    """A data set whose file does not exist. The message says how to make it."""
 
 
 def load_queries(
@@ -69,8 +77,9 @@ def load_queries(
                 f"the file {name} has no split {split!r}; name a folder with train{path.suffix}, {split}{path.suffix}"
             )
         if not path.is_file():
-            raise DataError(
-                f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})"
+            raise MissingFileError(
+                f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})."
+                f" {PAPER_SET if path.name.startswith('nectar_1000') else 'docs/data.md says how to make one'}"
             )
         name, arguments = BUILDERS[path.suffix], {"data_files": str(path)}
     elif path.suffix in OTHER_FILES or path.is_file():

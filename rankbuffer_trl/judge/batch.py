@@ -14,11 +14,12 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..decoding import decode, parse_json
 from ..errors import RankBufferError
 from ..files import lock
 from .errors import first_leaf
 from .judge import Asked, Judge
-from .ledger import Call, Totals, Usage
+from .ledger import Call, Totals
 from .reach import check_servers, servers_of
 
 if TYPE_CHECKING:
@@ -31,11 +32,28 @@ class AnswerLogError(RankBufferError, ValueError):
     """A log of answers that cannot be read. The message names file and line."""
 
 
+@dataclass(frozen=True)
+class LoggedAnswer:
+    """One line of an [`AnswerLog`]."""
+
+    key: str
+    value: Any
+    call: Call
+    digest: str | None = None
+
+
+def digest(row: Mapping[str, Any]) -> str:
+    """Return the digest of an answer in a log."""
+    told = [row[name] for name in ("key", "value", "call")]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
 class AnswerLog:
-    """A file of answers by key, one JSON line each: `key`, `value`, and the `call` with the cost of the answer.
+    """A file of answers by key, one JSON line each: `key`, `value`, `call` with the cost, and `digest`.
 
     Lines are only ever added. A last line that a kill left incomplete is dropped. Any other damage is an error,
-    because an answer that was paid for would be lost.
+    because an answer that was paid for would be lost, or a result would be another one. The digest of the other three
+    shows it; logs of earlier versions have none.
 
     Args:
         path (`str` or `Path`, *optional*):
@@ -83,14 +101,15 @@ class AnswerLog:
                     logger.warning("%s: its last line is incomplete and is dropped; its question is asked again", path)
                     break
                 try:
-                    row = json.loads(line)
-                    costs = {name: Usage(*row["call"][name]) for name in ("usage", "spent")}
-                    self._keep(row["key"], row["value"], Call(**row["call"] | costs))
-                except (ValueError, LookupError, TypeError) as error:
+                    row = parse_json(line)
+                    answer = decode(row, LoggedAnswer)
+                    if answer.digest not in (None, digest(row)):
+                        raise ValueError("its digest shows that it was changed")
+                except ValueError as error:
                     raise AnswerLogError(
-                        f"{path}, line {number}, is not an answer ({error}): mend that line, or delete it to ask its"
-                        " question again"
+                        f"{path}, line {number}, is not an answer ({error}): delete it to ask its question again"
                     ) from None
+                self._keep(answer.key, answer.value, answer.call)
                 end += len(line)
         return end
 
@@ -119,7 +138,8 @@ class AnswerLog:
             `OSError`: if the disk is full. The file then holds whole lines only.
         """
         if self._file is not None:
-            line = json.dumps({"key": key, "value": value, "call": call.as_dict()}).encode() + b"\n"
+            row = json.loads(json.dumps({"key": key, "value": value, "call": call.as_dict()}))
+            line = json.dumps(row | {"digest": digest(row)}).encode() + b"\n"
             start = self._file.seek(0, 2)
             try:
                 written = self._file.write(line)

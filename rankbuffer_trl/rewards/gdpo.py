@@ -5,6 +5,10 @@ rubric-specific rewards before aggregation". GDPO normalises within the group, a
 normalises over the batch. Rubric counts differ by query, so the first two are done here. TRL does the last, since the
 recipe sets `scale_rewards: batch`: advantage = (reward - group mean) / (batch std + 1e-4). The paper leaves open the
 prompt (here the pointwise one with a single rubric) and what a failed judgment does.
+
+GDPO would also normalise the format reward in its group; here it is added as it is. With 2 % of invalid rollouts,
+simulated advantages have the cosine 0.998 with GDPO's. TRL's `multi_objective_aggregation: normalize_then_sum` has
+0.990, because it normalises the sum over rubrics once more.
 """
 
 import math
@@ -28,8 +32,9 @@ class GDPO:
     the score 0 and have the reward -1. A rollout with a failed judgment is unscored and takes no part.
 
     All rewards of a group are divided by `(G - 1) / sqrt(G)`, the largest possible normalised score, so that they lie
-    in [-1, 1]. This factor is the same for all groups of one size, so the normalisation over the batch removes it
-    again.
+    in [-1, 1]. This factor is the same for all groups of one size, so the normalisation over the batch removes it from
+    the rubrics again. The recipe divides `format_weight` by it too, or else the format reward would weigh 2.47 times
+    as much.
     """
 
     name = "gdpo"

@@ -83,8 +83,8 @@ class RewardMethod(Protocol):
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """Return one reward in [-1, 1] per rollout and, if the method keeps one, the next buffer.
 
-        A rollout without an answer is never judged and has the reward -1. A failed judgment is never a score: the
-        rollouts that it was about have the reward `None`.
+        A rollout without an answer has the reward -1 and, except in Tournament-GRPO, is never judged. A failed
+        judgment is never a score: the rollouts that it was about have the reward `None`.
 
         Args:
             group (`RolloutGroup`):

@@ -1,15 +1,21 @@
 """Tournament-GRPO: the number of matches won in repeated knockout tournaments.
 
 Source: paper, appendix "Baseline Implementation Details": "three independently shuffled binary tournaments for each
-group of eight rollouts, requiring 21 logical comparisons". The paper leaves these points open. Here:
+group of eight rollouts, requiring 21 logical comparisons". The paper's 84,000 calls are 21 for each of its 4,000
+groups, so rollouts without an answer play, too. The authors' code for Tournament-GRPO (PuffYang/Tournament_GRPO on
+GitHub) says how, and how points become rewards:
+
+* A rollout without an answer enters as an empty text: the judge sees its label with nothing below it. It can win, also
+  against another empty one. Its reward is -1 whatever it won. If no rollout has an answer, nothing is asked.
+* Reward: the points over all tournaments, mapped from their range in the group to [-1, 1] (there to [0, 1]). If all
+  are equal, it is 0.
+
+The rest is open. Here:
 
 * The pairs of every round are drawn at random. If the number of candidates is odd, the last one drawn reaches the next
   round without a match and without a point.
 * A match has a winner and no tie. If its judgment fails, no candidate gets a point, and the one that the judge saw
   first reaches the next round.
-* Reward: the points over all tournaments, mapped from their range in the group to [-1, 1]. If all are equal, it is 0.
-* A rollout without an answer plays no match. It has -1 points, one less than the lowest possible number, and so the
-  reward -1.
 * A rollout whose matches all failed is unscored.
 * The prompt is ours (`judge/prompts/pairwise.txt`).
 """
@@ -30,8 +36,8 @@ from .presentation import shuffle
 class Tournament:
     """A method whose reward is the number of matches won in `repeats` knockout tournaments.
 
-    It asks `repeats (n - 1)` questions for `n` answered rollouts: 21 for 8. The next rounds of all tournaments are
-    asked at once.
+    It asks `repeats (G - 1)` questions about a group of `G` rollouts: 21 for 8. Those without an answer play as empty
+    texts. The next rounds of all tournaments are asked at once.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):
@@ -54,11 +60,11 @@ class Tournament:
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        ids = [rollout.id for rollout in group.answered]
+        ids = players(group)
         points: dict[Candidate, float] = {}  # of those with at least one successful judgment
         if len(ids) == 1:
             points[ids[0]] = 0.0  # a single candidate plays no match
-        left: list[list[Candidate]] = [list(ids) for _ in range(self.repeats)]
+        left: list[list[Candidate]] = [ids] * self.repeats
         while any(len(candidates) > 1 for candidates in left):
             # "independently shuffled": each tournament draws its own next round. All these matches are asked at once.
             rounds = [self._draw(group, candidates, repeat) for repeat, candidates in enumerate(left)]
@@ -71,10 +77,9 @@ class Tournament:
                     for candidate, point in (result or {}).items():
                         points[candidate] = points.get(candidate, 0.0) + point
 
-        known = [*points.values(), *([-1.0] * len(group.empty))]
-        low, high = min(known, default=0.0), max(known, default=0.0)
-        rewards: dict[int, float | None] = dict.fromkeys(ids)
-        for i in ids:
+        low, high = min(points.values(), default=0.0), max(points.values(), default=0.0)
+        rewards: dict[int, float | None] = dict.fromkeys(rollout.id for rollout in group.answered)
+        for i in rewards:
             if i in points:
                 rewards[i] = 2 * (points[i] - low) / (high - low) - 1 if high > low else 0.0
         return score_by_reward(group, rewards)
@@ -96,14 +101,18 @@ class Tournament:
 
     def first_questions(self, group: RolloutGroup) -> list[Question]:
         """See [`RewardMethod`]. These are the first rounds of all tournaments."""
-        ids = [rollout.id for rollout in group.answered]
-        rounds = (self._draw(group, ids, repeat)[0] for repeat in range(self.repeats))
+        rounds = (self._draw(group, players(group), repeat)[0] for repeat in range(self.repeats))
         return [match.question for matches in rounds for match in matches]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""
-        n = self.repeats * max(len(group.answered) - 1, 0)
+        n = self.repeats * max(len(players(group)) - 1, 0)
         return n, n
+
+
+def players(group: RolloutGroup) -> list[Candidate]:
+    """Return the ids of the rollouts that play: all, or none if there is no answer among them."""
+    return [rollout.id for rollout in group.rollouts] if group.answered else []
 
 
 def winner(match: Match, result: Points | None) -> Candidate:

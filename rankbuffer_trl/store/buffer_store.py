@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from ..buffer import Anchor, AnchorBuffer
+from ..decoding import decode, parse_json
 from ..files import replacing, sync
 from ..groups import RolloutGroup
 from ..judge import Call, Totals, Usage
 from ..rewards.method import GroupScore
 from . import database, numbers
 from .database import StoreError
+from .numbers import AnchorRow
 from .spending import Spending
 
 logger = logging.getLogger(__name__)
@@ -53,13 +55,15 @@ class BufferStore:
         read_only (`bool`, *optional*, defaults to `False`):
             Open an existing file for reports, also one that a killed run left in the middle of a commit. Any number of
             processes may read; one may write.
+        copy_of (`Path`, *optional*):
+            The file that messages name, if this one is a private copy of it.
 
     Raises:
         [`StoreError`]: if the file cannot be opened, was written by another version of this program, or is in use by
             another process that writes.
     """
 
-    def __init__(self, path: str | Path, read_only: bool = False):
+    def __init__(self, path: str | Path, read_only: bool = False, copy_of: Path | None = None):
         self.path = Path(path)
         with self._errors("open"):
             self._spending = Spending(self.path)
@@ -74,6 +78,7 @@ class BufferStore:
             except BaseException:
                 self._unlock()
                 raise
+        self.path = copy_of or self.path
 
     def load(self, query_id: str) -> AnchorBuffer | None:
         """Return the newest buffer of a query, `None` if it has none yet.
@@ -89,19 +94,19 @@ class BufferStore:
             ).fetchone()
             if row is None:
                 return None
-            try:
-                anchors = [checked_anchor(*anchor) for anchor in json.loads(row[0])]
+            with numbers.damage(self.path, "buffers", {"query_id": query_id}):
+                anchors = decode(parse_json(row[0], at="anchors"), list[AnchorRow], "anchors")
                 marks = ",".join("?" * len(anchors))
                 texts = dict(
                     self._db.execute(
                         f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})",
-                        (query_id, *(anchor[0] for anchor in anchors)),
+                        (query_id, *(anchor.id for anchor in anchors)),
                     )
                 )
-                found = (Anchor(id, texts[id], source, epoch, h) for id, source, epoch, h in anchors)
+                if missing := [anchor.id for anchor in anchors if anchor.id not in texts]:
+                    raise ValueError(f"the table responses has no text of anchor {missing[0]!r}")
+                found = (Anchor(a.id, texts[a.id], a.source, a.epoch, a.h) for a in anchors)
                 return AnchorBuffer(tuple(found), *row[1:])
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise StoreError(f"{self.path}: the buffer of query {query_id!r} is damaged: {error!r}") from None
 
     def query_ids(self, after: str = "", limit: int = -1) -> list[str]:
         """Return the sorted ids of queries that have a buffer: those behind `after`, at most `limit` of them."""
@@ -250,12 +255,10 @@ class BufferStore:
         """Copy the whole store to `store.sqlite` in `folder`, durably: the old or the complete new file is there."""
         with self._errors("save", f" to {folder}"):
             Path(folder).mkdir(parents=True, exist_ok=True)
-            with replacing(Path(folder) / STORE) as draft:
-                draft.unlink(missing_ok=True)
-                with closing(sqlite3.connect(draft)) as copy:
-                    copy.execute("PRAGMA journal_mode = OFF")  # the draft has no reader, and is synced as a whole
-                    copy.execute("PRAGMA synchronous = OFF")
-                    self._db.backup(copy)
+            with replacing(Path(folder) / STORE) as draft, closing(sqlite3.connect(draft)) as copy:
+                copy.execute("PRAGMA journal_mode = OFF")  # the draft has no reader, and is synced as a whole
+                copy.execute("PRAGMA synchronous = OFF")
+                self._db.backup(copy)
             sync(Path(folder))
 
     def restore(self, folder: str | Path) -> None:
@@ -268,7 +271,6 @@ class BufferStore:
             with closing(BufferStore(Path(folder) / STORE, read_only=True)) as saved:
                 spending = Spending(self.path).begin(saved)
             with replacing(self.path) as draft:
-                draft.unlink(missing_ok=True)
                 if database.copy_rows(Path(folder) / STORE, draft) != database.run_id(self._db):
                     self._set_aside()
                 self._db.close()
@@ -314,17 +316,6 @@ class BufferStore:
             if getattr(error, "sqlite_errorcode", None) in DAMAGED:
                 advice = ". The file is damaged: move it away, then resume from a checkpoint, which has its own store"
             raise StoreError(f"cannot {doing} the buffer store {self.path}{where}: {error}{advice}") from error
-
-
-def checked_anchor(id: str, source: str, epoch: int, h: int) -> tuple[str, str, int, int]:
-    """Return the fields of a stored anchor.
-
-    Raises:
-        `TypeError`: if one of them has another type.
-    """
-    if not (isinstance(id, str) and isinstance(source, str) and isinstance(epoch, int) and isinstance(h, int)):
-        raise TypeError(f"{(id, source, epoch, h)} is not an anchor")
-    return id, source, epoch, h
 
 
 def call_row(step: int, phase: str, call: Call) -> dict[str, Any]:

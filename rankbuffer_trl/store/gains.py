@@ -13,7 +13,6 @@ visit: 50 % is no change. This holds for one step from a visit to the next. The 
 be multiplied: where the gain differs by query, the product is far too high.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +23,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
+from ..decoding import read_json
 from . import numbers
 from .buffer_store import BufferStore
+from .database import StoreError
 from .numbers import Readable
 from .places import DUEL, report_folder
 
@@ -336,7 +337,7 @@ def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
                 shares[anchor][visit.epoch].append(visit.above[anchor] / visit.placed)
     return [
         Share(epoch, anchor, len(values), *_mean(values))
-        for anchor, by_epoch in sorted(shares.items(), key=lambda item: int(item[0].removeprefix("initial-")))
+        for anchor, by_epoch in sorted(shares.items(), key=lambda item: numbers.initial_number(item[0]))
         for epoch, values in by_epoch.items()
         if len(values) >= LEAST_QUERIES
     ]
@@ -349,10 +350,28 @@ def _mean(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, max(mean - error, 0.0), min(mean + error, 1.0)
 
 
-def duel_of(path: Path, store: BufferStore) -> dict[str, Any]:
-    """Return the result of the duels of a run; empty if there is none, or if it is of another run."""
+@dataclass(frozen=True)
+class Duels:
+    """The duels of a run between the first and the last of its `epochs`, see `rankbuffer-rejudge --mode duel`."""
+
+    run: str
+    judge: str
+    epochs: tuple[int, int]
+    duels: int
+    won: Comparison
+
+
+def duel_of(path: Path, store: BufferStore) -> Duels | None:
+    """Return the result of the duels of a run, `None` if there is none, or if it is of another run.
+
+    Raises:
+        [`StoreError`]: if the file of the result is damaged.
+    """
+    file = report_folder(path) / DUEL
+    if not file.exists():
+        return None
     try:
-        found = json.loads((report_folder(path) / DUEL).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # there is none, or it is damaged; the report does not need it
-        return {}
-    return found if isinstance(found, dict) and found.get("run") == numbers.run_id(store) else {}
+        found = read_json(file, Duels)
+    except ValueError as error:
+        raise StoreError(f"{file.parent}: {error}: delete that file, or ask for the duels again") from None
+    return found if found.run == numbers.run_id(store) else None

@@ -4,12 +4,18 @@ Each function reads all of its rows before it returns. A cursor that is read onl
 a run that trains could then not commit.
 """
 
-import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+from ..decoding import decode, fields_of, parse_json, shown
 from ..judge.ledger import FAILURES, Totals
+from .database import StoreError
+
+T = TypeVar("T")
 
 # Fields of `Totals` that are counted. Every other field is the sum of the column of the same name.
 COUNTS = {"calls": "outcome = 'parsed'", "failures": f"outcome IN {FAILURES}"}
@@ -17,6 +23,8 @@ COUNTS = {"calls": "outcome = 'parsed'", "failures": f"outcome IN {FAILURES}"}
 
 class Readable(Protocol):
     """A store that these functions read, such as a [`BufferStore`]."""
+
+    path: Path
 
     def rows(self, sql: str, parameters: Sequence = ()) -> Iterable[tuple]:
         """Return the rows of a query."""
@@ -31,6 +39,9 @@ class AnchorRow:
     epoch: int
     h: int
 
+    def __post_init__(self):
+        initial_number(self.id)
+
 
 @dataclass(frozen=True)
 class BufferRow:
@@ -40,6 +51,10 @@ class BufferRow:
     step: int
     epoch: int
     anchors: list[AnchorRow]
+
+    def __post_init__(self):
+        if len(self.anchors) < 2:
+            raise ValueError("a buffer has two anchors or more")
 
 
 @dataclass(frozen=True)
@@ -61,10 +76,10 @@ class GroupRow:
             Rollout ids from worst to best, in tiers of equal rank.
         rewards (`list[float | None]`):
             One reward per rollout; `None` where the judge gave no verdict.
-        added (`dict[str, str]`):
-            Source by id, of the anchors that the group added.
-        pruned (`dict[str, str]`):
-            Source by id, of the anchors that left the buffer.
+        added (`list[tuple[str, str]]`):
+            Id and source of each anchor that the group added.
+        pruned (`list[tuple[str, str]]`):
+            Id and source of each anchor that left the buffer.
     """
 
     query_id: str
@@ -74,8 +89,18 @@ class GroupRow:
     positions: dict[str, int]
     order: list[list[int]]
     rewards: list[float | None]
-    added: dict[str, str]
-    pruned: dict[str, str]
+    added: list[tuple[str, str]]
+    pruned: list[tuple[str, str]]
+
+    def __post_init__(self):
+        ids = range(len(self.rewards))
+        named = {*self.positions} | {str(id) for tier in self.order for id in tier}
+        if not ids or not named <= {*map(str, ids)}:
+            raise ValueError("positions and order must name rollouts, which the rewards count")
+        if any(not 0 <= position <= self.k for position in self.positions.values()):
+            raise ValueError(f"each of positions must be from 0 to k={self.k}")
+        if any(abs(reward) > 1e100 for reward in self.rewards if reward):
+            raise ValueError("rewards must be numbers that can be added up")
 
 
 @dataclass(frozen=True)
@@ -86,15 +111,13 @@ class ResponseRow:
     step: int
     text: str
 
+    def __post_init__(self):
+        initial_number(self.id)
+
     @property
     def initial(self) -> bool:
         """Whether the data set gave this response, so that it is no rollout."""
         return self.id.startswith("initial-")
-
-
-def decode_anchors(text: str) -> list[AnchorRow]:
-    """Return the anchors of the JSON text `[[id, source, epoch, h], ...]`, which the table `buffers` holds."""
-    return [AnchorRow(*values) for values in json.loads(text)]
 
 
 def run_id(store: Readable) -> str:
@@ -121,33 +144,28 @@ def visited_in_newest_epoch(store: Readable) -> list[tuple[int, str]]:
 def groups(store: Readable, **equal: Any) -> list[GroupRow]:
     """Return all scored groups by step and query id; `equal` names the value that a column must have."""
     columns = "query_id, step, epoch, k, positions, tiers, rewards, added, pruned"
-    rows = _select(store, columns, "groups", "step, query_id", equal)
-    return [
-        GroupRow(*row[:4], *map(json.loads, row[4:7]), *(dict(json.loads(text)) for text in row[7:])) for row in rows
-    ]
+    return _decoded(store, GroupRow, columns, "groups", "step, query_id", equal)
 
 
 def buffers(store: Readable, **equal: Any) -> list[BufferRow]:
     """Return all versions of all buffers by step; `equal` names the value that a column must have."""
     table = "buffers JOIN groups USING (query_id, step)"
-    rows = _select(store, "query_id, step, epoch, anchors", table, "step", equal)
-    return [BufferRow(id, step, epoch, decode_anchors(anchors)) for id, step, epoch, anchors in rows]
+    return _decoded(store, BufferRow, "query_id, step, epoch, anchors", table, "step", equal)
 
 
 def responses(store: Readable, query_id: str) -> list[ResponseRow]:
     """Return the responses of a query in the order in which they were stored."""
-    return [
-        ResponseRow(*row) for row in _select(store, "id, step, text", "responses", "rowid", {"query_id": query_id})
-    ]
+    return _decoded(store, ResponseRow, "id, step, text", "responses", "rowid", {"query_id": query_id})
 
 
 def initial_anchors(store: Readable, **equal: Any) -> dict[str, list[str]]:
     """Return the ids of the first anchors of each query from worst to best; `equal` names the value of a column."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[int, str]] = {}
     for query_id, id in _select(store, "query_id, id", "responses", "query_id", equal):
         if id.startswith("initial-"):
-            found.setdefault(query_id, []).append(id)
-    return {query_id: sorted(ids, key=lambda id: int(id.removeprefix("initial-"))) for query_id, ids in found.items()}
+            with damage(store.path, "responses", {"query_id": query_id}):
+                found.setdefault(query_id, {})[initial_number(id)] = id
+    return {query_id: [ids[number] for number in sorted(ids)] for query_id, ids in found.items()}
 
 
 def answers_by_step(store: Readable) -> dict[int, int]:
@@ -158,7 +176,7 @@ def answers_by_step(store: Readable) -> dict[int, int]:
 def totals(store: Readable, phase: str = "train") -> Totals:
     """Return the sums of the judge's ledger over a phase, `train` or `eval`."""
     ((sums),) = _select(store, _sums(), "calls", "1", {"phase": phase})
-    return Totals(*sums)
+    return _totals(store, sums)
 
 
 def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) -> dict[Any, Totals]:
@@ -176,7 +194,7 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
     """
     table = "calls JOIN groups USING (query_id, step)" if column == "epoch" else "calls"
     rows = _select(store, f"{column}, {_sums()}", table, column, {"phase": phase, **equal}, group=f"GROUP BY {column}")
-    return {value: Totals(*sums) for value, *sums in rows}
+    return {value: _totals(store, sums) for value, *sums in rows}
 
 
 def has_calls(store: Readable, kind: str) -> bool:
@@ -190,7 +208,55 @@ def totals_by_visit(store: Readable) -> dict[tuple[str, int], Totals]:
     rows = _select(
         store, f"query_id, step, {_sums()}", "calls", "1", {"phase": "train"}, group="GROUP BY query_id, step"
     )
-    return {(query_id, step): Totals(*sums) for query_id, step, *sums in rows}
+    return {(query_id, step): _totals(store, sums) for query_id, step, *sums in rows}
+
+
+def initial_number(id: str) -> int:
+    """Return the number in the id of an initial anchor, and -1 for any other response.
+
+    Raises:
+        `ValueError`: if an initial anchor has no number.
+    """
+    if not id.startswith("initial-"):
+        return -1
+    if not re.fullmatch(r"initial-[0-9]{1,9}", id):
+        raise ValueError(f"the id of an initial anchor must be initial-<number>, got {shown(id)}")
+    return int(id.removeprefix("initial-"))
+
+
+def _decoded(
+    store: Readable, kind: Callable[..., T], columns: str, table: str, order: str, equal: dict[str, Any]
+) -> list[T]:
+    """Return rows as a class, whose fields are the columns in their order. A field with parts is stored as JSON."""
+    types = {name: each for name, (each, _) in fields_of(kind).items()}
+    found = []
+    for values in _select(store, columns, table, order, equal):
+        row = dict(zip(types, values, strict=True))
+        with damage(store.path, table, equal | row):
+            for name, value in row.items():
+                if isinstance(value, str) and types[name] is not str:
+                    row[name] = parse_json(value, at=name)
+            found.append(decode(row, kind))
+    return found
+
+
+@contextmanager
+def damage(store: Path, table: str, row: Mapping[str, Any]) -> Iterator[None]:
+    """Turn the `ValueError` of a row into a [`StoreError`] that names the row."""
+    try:
+        yield
+    except ValueError as error:
+        names = [name for name in ("query_id", "step", "id") if name in row]
+        place = "".join(f", {name} {shown(row[name])}" for name in names)
+        raise StoreError(
+            f"{store}, table {table.split()[0]}{place}: {error}. Another program has changed the store, or the disk"
+            " has: use another checkpoint of the run"
+        ) from None
+
+
+def _totals(store: Readable, sums: Sequence) -> Totals:
+    with damage(store.path, "calls", {}):
+        return decode(list(sums), Totals)
 
 
 def _sums() -> str:

@@ -4,14 +4,14 @@ A run's folder has the live store and the checkpoints. A checkpoint has the fold
 with a copy of the store and the manifest, which names run and step. A repository on the Hub has this folder too.
 """
 
-import json
 import os
 import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
+from ..decoding import read_json, shown
 from .buffer_store import STORE, BufferStore
 from .database import VERSION, StoreError, open_to_read
 
@@ -70,44 +70,72 @@ def copy_live(live: Path, target: Path) -> BufferStore:
             reader.backup(copy, pages=4096)  # in parts, between which the run can write
     except sqlite3.Error as error:
         raise StoreError(f"cannot read the buffer store {live}: {error}") from error
-    return BufferStore(target, read_only=True)
+    return BufferStore(target, read_only=True, copy_of=live)
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
+class Config(TypedDict, total=False):
+    """The settings of a run that others read from its manifest; a manifest holds all of them."""
+
+    seed: int
+    save_only_model: bool
+    judge_prompt_price: float | None
+    judge_completion_price: float | None
+
+
+class Manifest(TypedDict, total=False):
+    """What the program reads of `run.json`. The keys that are not required are for people alone."""
+
+    format: Required[int]
+    step: Required[int]
+    processes: Required[int]
+    config: Required[Config]
+    files: Required[dict[str, list[int | str]]]
+    store_sha256: Required[str]
+    policy: str | None
+    data: str | None
+    method: str
+    method_args: dict[str, Any]
+    judge: str
+    judge_guard: bool
+
+
+class LogEntry(TypedDict):
+    """What the trainer logged at one step."""
+
+    step: int
+
+
+class State(TypedDict, total=False):
+    """What a report reads of `trainer_state.json`."""
+
+    global_step: int
+    log_history: list[LogEntry]
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
     """Return the contents of a checkpoint's `run.json`, whose fields have the right types.
 
     Raises:
         `ValueError`: if the file is missing, damaged, or of another version of this program.
     """
-    run = read_json_object(checkpoint / FOLDER / RUN)
-    if run.get("format") != VERSION:
-        writer = run.get("rankbuffer_trl")
-        raise ValueError(f"{RUN} was written by another version of this program ({writer!r}), in another format")
-    for key, kind in {"step": int, "processes": int, "config": dict, "files": dict, "store_sha256": str}.items():
-        if type(run.get(key)) is not kind:
-            raise ValueError(f"{RUN} is damaged: {key!r} is not a JSON {kind.__name__}")
+    path = checkpoint / FOLDER / RUN
+    found = read_json(path, dict[str, Any])
+    if found.get("format") != VERSION:
+        writer = shown(found.get("rankbuffer_trl"))
+        raise ValueError(f"{RUN} was written by another version of this program ({writer}), in another format")
+    run = read_json(path, Manifest)
     if not 0 <= run["step"] < 10**18:  # as many digits as the name of a checkpoint may have
         raise ValueError(f"{RUN} is damaged: 'step' is below 0 or above all steps")
     return run
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the contents of a JSON file that holds an object.
+def read_state(folder: Path) -> State:
+    """Return what `trainer_state.json` says. The log of a run that went wrong may hold NaN.
 
     Raises:
-        `ValueError`: if it is missing, or something else.
+        `ValueError`: if the file is missing or damaged.
     """
-    if not path.is_file():  # a FIFO would never end
-        raise ValueError(f"{path.name} is missing")
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path.name} is cut short or not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} is damaged: it is not a JSON object")
-    return found
+    return read_json(folder / STATE, State, finite=False)
 
 
 def report_folder(path: Path) -> Path:

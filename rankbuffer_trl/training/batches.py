@@ -96,7 +96,7 @@ class Batches:
     def straddles(self) -> bool:
         """Whether the rollouts of some group lie on two processes."""
         mine = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        return self.args.world_size > 1 and mine % self.args.num_generations != 0
+        return mine % self.args.num_generations != 0  # on one process, these are whole groups
 
     @property
     def saved_steps(self) -> list[int]:

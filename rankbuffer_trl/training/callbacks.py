@@ -29,9 +29,10 @@ SAME_WARNING = 5.0  # seconds
 class StopEarly(TrainerCallback):
     """A callback that stops the run with a checkpoint after a SIGTERM to any process, or when a budget is used up.
 
-    Processes agree at the end of each optimizer step, so all of them stop at the same step. A SIGTERM within 5 seconds
-    of the first is the same warning, which the process group and the launcher can both send. A later SIGTERM does what
-    it did before training: as a rule it ends the process.
+    Processes agree at the end of each optimizer step, so all of them stop at the same step. If the main process waits
+    inside a step, the trainer need not finish it, see `on_signal` and `leave_step`. A SIGTERM within 5 seconds of the
+    first is the same warning, which the process group and the launcher can both send. A later SIGTERM does what it did
+    before training: as a rule it ends the process.
 
     Args:
         may_save (`Callable[[int], bool]`):
@@ -39,27 +40,37 @@ class StopEarly(TrainerCallback):
             resume from it exactly.
         over_budget (`Callable[[], str | None]`, *optional*):
             Says which budget is used up, `None` if none is. It is called on the main process alone.
+        on_signal (`Callable[[], None]`, *optional*):
+            Called by the signal handler at the first SIGTERM.
     """
 
-    def __init__(self, may_save: Callable[[int], bool], over_budget: Callable[[], str | None] = lambda: None):
+    def __init__(
+        self,
+        may_save: Callable[[int], bool],
+        over_budget: Callable[[], str | None] = lambda: None,
+        on_signal: Callable[[], None] = lambda: None,
+    ):
         self.may_save = may_save
         self.over_budget = over_budget
+        self.on_signal = on_signal
         self.received: float | None = None  # when, on the monotonic clock
         self.stopping = False
         self.stopped = False  # and the checkpoint is written
+        self.saved: int | None = None  # the last step of this run with a checkpoint
         self._previous: Any = None  # the handler before training
 
     def _receive(self, number: int, frame: object) -> None:
         now = time.monotonic()
         if self.received is None:
             self.received = now
+            self.on_signal()
         elif now - self.received > SAME_WARNING:
             signal.signal(number, self._previous)
             signal.raise_signal(number)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """Listen for the signal. Python allows this in the main thread alone."""
-        self.received, self.stopping, self.stopped = None, False, False
+        self.received, self.stopping, self.stopped, self.saved = None, False, False, None
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._receive)
 
@@ -80,7 +91,11 @@ class StopEarly(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """Note that the checkpoint is written."""
-        self.stopped = self.stopping
+        self.stopped, self.saved = self.stopping, state.global_step
+
+    def leave_step(self, control: TrainerControl) -> None:
+        """Stop the run inside a step, with the checkpoint of the step before."""
+        control.should_training_stop = self.stopping = self.stopped = True
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         """Save and evaluate nothing more, although an epoch ends with the stop."""

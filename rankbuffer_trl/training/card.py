@@ -19,7 +19,7 @@ from ..cards import Markdown, code, escaped, fill_card
 from ..rewards.method import RewardMethod
 from ..store import BufferStore, gains, numbers
 from ..store.export import FILE
-from ..store.gains import duel_of
+from ..store.gains import Duels, duel_of
 from ..store.growth import growth_table
 
 TEMPLATE = Path(__file__).with_name("card.md")
@@ -145,14 +145,14 @@ def judging(store: BufferStore) -> dict[str, Any]:
     return {"costs": costs, "totals": {name: f"{getattr(totals, name):,}" for name in counts}}
 
 
-def duel_line(duel: Mapping[str, Any]) -> str | None:
+def duel_line(duel: Duels | None) -> str | None:
     """Return what the card says of duels between the first and the last epoch, if there were any."""
     if not duel:
         return None
-    first, last = duel["epochs"]
+    first, last = duel.epochs
     return (
-        f"Epoch {last} beats epoch {first} in {gains.Comparison(**duel['won'])} of {duel['duels']} duels between"
-        f" responses to the same query. The judge, {public(duel['judge'])}, saw each pair in both orders."
+        f"Epoch {last} beats epoch {first} in {duel.won} of {duel.duels} duels between"
+        f" responses to the same query. The judge, {public(duel.judge)}, saw each pair in both orders."
     )
 
 

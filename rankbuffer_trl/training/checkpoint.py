@@ -33,8 +33,8 @@ from ..store.places import (
     STATE,
     checkpoint_step,
     checkpoints,
-    read_json_object,
     read_manifest,
+    read_state,
     read_store,
 )
 from ..store.spending import Spending
@@ -80,7 +80,7 @@ def find_fault(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint, as [`why_torn`] does, by reading all of its files."""
     try:
         run = read_manifest(checkpoint)
-        state = read_json_object(checkpoint / STATE)
+        state = read_state(checkpoint)
     except ValueError as error:
         return str(error)
     if run["config"].get("save_only_model"):
@@ -172,7 +172,7 @@ def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
     if not checkpoint.resolve().is_relative_to(home):
         return
     first = next(iter(checkpoint.resolve().relative_to(home).parts), "")
-    if not first.startswith("_") and not first.removeprefix("checkpoint-").isdigit():
+    if not first.startswith(("_", "checkpoint-")):  # the trainer uploads neither
         raise StoreError(
             f"{checkpoint} lies in output_dir, so every push would upload it again, over a newer one on the Hub: move"
             f" it into {Path(output_dir) / '_from_hub'} (names that begin with an underscore stay here)"

@@ -7,7 +7,8 @@ Every key of the recipe can also be given on the command line, which takes prece
 own flags (`--use_peft`, `--load_in_4bit`).
 
 `--dry_run --num_processes 8` prints the plan of a run of eight processes with an estimate of its cost, and refuses
-settings that cannot work. It needs no GPU, no judge and no policy. `--preflight_only` does the same with the judge: it
+settings that cannot work. It needs no GPU, no judge and no policy. Without the data set it prints the plan alone, says
+how to make the set, and fails. `--preflight_only` does the same with the judge: it
 asks real questions and prints what they cost. `--resume_from_checkpoint true` resumes from the newest whole checkpoint
 in `output_dir`.
 """
@@ -24,13 +25,15 @@ from datasets import disable_progress_bars
 from huggingface_hub import get_token
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
-from ..data.queries import DataError, load_queries
+from ..data.queries import DataError, MissingFileError, load_queries
 from ..errors import RankBufferError, SettingsError
 from ..store import StoreError
+from .batches import Batches
 from .checkpoint import check_budget, newest_checkpoint, read_manifest, why_torn
 from .config import RankBufferConfig
 from .distributed import MainProcessError, on_main_process
-from .parser import RecipeParser
+from .memory import warn_of_memory
+from .parser import NO_DATA, RecipeParser
 from .plan import RunPlan
 from .preflight import report
 from .progress import run_progress
@@ -46,7 +49,7 @@ def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
         [`RankBufferError`]: for settings, data or a checkpoint that cannot be used.
     """
     if not script_args.dataset_name:
-        raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
+        raise SettingsError(NO_DATA)
     if script_args.dataset_streaming:
         raise SettingsError(
             "dataset_streaming is not supported: queries are looked up by id, and an epoch visits each once"
@@ -55,7 +58,13 @@ def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
     splits = [script_args.dataset_train_split]
     if training_args.eval_strategy != "no":
         splits.append(script_args.dataset_test_split)
-    data = [load_queries(script_args.dataset_name, script_args.dataset_config, split) for split in splits]
+    try:
+        data = [load_queries(script_args.dataset_name, script_args.dataset_config, split) for split in splits]
+    except MissingFileError:
+        if training_args.dry_run and (queries := training_args.dry_run_queries):
+            missing = f"the data set is missing: this is the plan for dry_run_queries={queries}, at an unknown cost"
+            say("dry run", [*Batches(training_args, queries).lines(), missing])
+        raise
     plan = RunPlan.of(training_args, data[0], data[1] if len(data) > 1 else None)
     checkpoint, done = on_main_process(lambda: find_start(training_args, plan.faults, plan.batches.steps))
     return replace(plan, checkpoint=checkpoint, done=done)
@@ -158,6 +167,8 @@ def last_lines(trainer: RankBufferTrainer, dataset_name: str) -> list[str]:
     """Say where the policy is, how to see the report, and how to evaluate or to continue."""
     folder, step = trainer.args.output_dir, trainer.state.global_step
     report_line = f"report: rankbuffer-report {folder} --dataset_name {dataset_name}"
+    if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():
+        return ["stopped before a step was done, so there is nothing to save", "to continue: the same command"]
     if trainer.interrupted:
         return [
             f"stopped after step {step} of {trainer.state.max_steps}, with {folder}/checkpoint-{step}",
@@ -189,6 +200,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     if training_args.dry_run:
         say("dry run", plan.estimated_cost())
         return
+    on_main_process(lambda: warn_of_memory(training_args, model_args))
     on_main_process(lambda: report(plan))
     if training_args.preflight_only:
         return

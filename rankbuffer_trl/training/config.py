@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
@@ -27,8 +28,9 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     Configuration class for the [`RankBufferTrainer`].
 
     It adds the parameters below and those of [`JudgeConfig`] to the parameters of TRL's [`~trl.GRPOConfig`]. The
-    defaults of TRL stay as they are. The new defaults are the paper's, with two exceptions: no format is required
-    (`format_check`), and responses are quoted in prompts (`judge_guard`).
+    defaults of TRL stay as they are. Where the paper gives a value, the new defaults have it, with these exceptions:
+    prompts have no limit (`max_prompt_length`), responses are quoted in prompts (`judge_guard`), and the judge is the
+    embedded one. No format is required (`format_check`).
 
     Parameters:
         > Parameters that control the reward
@@ -66,9 +68,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         > Parameters that control prompts and answers
 
         format_check (`str`, *optional*, defaults to `"none"`):
-            The format that a completion must have. `"think"` (the paper's) demands one closed `<think>` block and then
-            an answer. `"none"` accepts any text. Everything else is a regular expression for the whole text, with a
-            group named `answer`. The judge sees the answer alone.
+            The format that a completion must have. `"think"` demands one closed `<think>` block and then an answer.
+            The recipes of the paper's rows have it, as the paper names no format. `"none"` accepts any text.
+            Everything else is a regular expression for the whole text, with a group named `answer`. The judge sees the
+            answer alone.
         format_weight (`float`, *optional*, defaults to `0.2`):
             Weight of the format reward (0 or 1). The rank reward in [-1, 1] has the weight 1.
         reward_functions (`list`, *optional*):
@@ -98,6 +101,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         dry_run (`bool`, *optional*, defaults to `False`):
             Check settings and data, print the plan with an estimate of the cost, and stop. It needs no GPU, no judge
             and no policy.
+        dry_run_queries (`int`, *optional*):
+            Number of queries that `dry_run` plans for where the file of the data set does not exist.
         num_processes (`int`, *optional*):
             Number of processes that `dry_run` or `preflight_only` computes for. Default: the number of running
             processes.
@@ -138,6 +143,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     resume_with_changes: bool = False
     trust_checkpoint: bool = False
     dry_run: bool = False
+    dry_run_queries: int | None = None
     num_processes: int | None = None
 
     def __post_init__(self):
@@ -153,6 +159,10 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         self._check_timeouts()
         self._check_saves()
         check_backends(self.report_to)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the login of the Hub out of what `pickle` writes: each checkpoint has the settings in a pickle."""
+        return self.__dict__ | {"hub_token": None}
 
     @property
     def world_size(self) -> int:

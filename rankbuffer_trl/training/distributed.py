@@ -13,6 +13,17 @@ class MainProcessError(RuntimeError):
     """The error of the other processes when the main process has failed, so that no process waits for it."""
 
 
+class StepLeft(Exception):
+    """What every process raises when the main process was told to stop while it waited inside a step."""
+
+
+def for_others(error: Exception) -> Exception:
+    """Return what the other processes raise when the main process has raised `error`."""
+    if isinstance(error, StepLeft):
+        return error
+    return MainProcessError(f"the main process failed with {type(error).__name__}: {error}")
+
+
 def on_main_process(work: Callable[[], T]) -> T:
     """Run `work` on the main process; return its result, or raise its error, on every process.
 
@@ -37,10 +48,10 @@ def on_main_process(work: Callable[[], T]) -> T:
         try:
             payload[0] = work()
         except Exception as error:
-            failure, payload[1] = error, f"{type(error).__name__}: {error}"
+            failure, payload[1] = error, for_others(error)
     broadcast_object_list(payload, from_process=0)
     if failure is not None:
         raise failure
     if payload[1] is not None:
-        raise MainProcessError(f"the main process failed with {payload[1]}")
+        raise payload[1]
     return payload[0]

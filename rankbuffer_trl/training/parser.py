@@ -19,11 +19,8 @@ from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
 from ..errors import SettingsError
 from ..judge.config import JudgeConfig
+from ..paper import RECIPES
 from .config import RankBufferConfig
-
-PACKAGE = Path(__file__).parent.parent
-# An installed package holds the recipes. In a checkout they are the folder beside the package.
-RECIPES = next((folder for folder in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE)
 
 JUDGE = {field.name for field in fields(JudgeConfig)}
 OURS = {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE
@@ -37,6 +34,11 @@ SECTIONS = {
     "judge": JUDGE,
     "data, policy and training (the most common keys of TRL)": COMMON,
 }
+NO_DATA = (
+    "dataset_name is not set, and no recipe is named that sets it. The paper's main run: accelerate launch"
+    " --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py"
+    " --config recipes/paper/rankbuffer.yaml"
+)
 USAGE = "rankbuffer-train [--config RECIPE.yaml] [--key value ...]"
 
 
@@ -131,6 +133,8 @@ class RecipeParser(TrlParser):
         """
         name, words = given(sys.argv[1:] if args is None else args, "config")
         unknown: list[str] = []
+        if name is None and not words:  # else the first message is about a GPU that may be missing
+            raise SettingsError(NO_DATA)
         if name is not None:
             typed = {key: given(words, key)[0] for key in ("method", "method_args")}
             recipe = read_recipe(find_recipe(name))

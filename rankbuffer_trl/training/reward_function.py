@@ -182,6 +182,11 @@ class GroupReward:
             for row, text in enumerate(rows):
                 self.arrived(row, text)
 
+    def leave_step(self) -> None:
+        """Let the training step end as soon as it waits, see [`GroupScorer.leave_step`]. Does nothing elsewhere."""
+        if self._scorer is not None:
+            self._scorer.leave_step()
+
     def discard(self) -> None:
         """Give up the rollouts that were announced and not rewarded. Requests to the judge are cancelled."""
         if self._scorer is not None:
@@ -252,6 +257,7 @@ class GroupReward:
         """
         self._unanswered = 0
         self._started = saved is None
+        self.scorer.leave_step(False)
         if saved is None:
             self.scorer.store.rewind(0)
         else:

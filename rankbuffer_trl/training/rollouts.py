@@ -10,9 +10,11 @@ import inspect
 import math
 import resource
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
+from accelerate import PartialState
 from aiohttp import ClientSession, TCPConnector
 from httpx2 import Limits
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError, Timeout
@@ -20,6 +22,7 @@ from trl.generation.vllm_client import VLLMClient, parse_logprobs
 
 from ..errors import RankBufferError
 from ..judge.errors import first_leaf, printable
+from .distributed import for_others
 
 RETRIES = 8  # of one request, within 40 s
 CONNECT_SECONDS = 60.0
@@ -35,6 +38,22 @@ class RolloutError(RankBufferError, RuntimeError):
     """The rollout server does not generate."""
 
 
+class NoRollouts:
+    """What TRL gets in the place of rollouts, and sends to all processes: each that reads it raises the error.
+
+    Only the main process generates. If it alone raised the error, the others would wait for its rollouts.
+    """
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def __reduce__(self) -> tuple:
+        return NoRollouts, (for_others(self.error),)
+
+    def __iter__(self) -> Iterator:
+        raise self.error
+
+
 class SeparateRollouts:
     """TRL's client of a vLLM server, except that `generate` sends one request per rollout.
 
@@ -45,7 +64,7 @@ class SeparateRollouts:
             TRL's client.
         run (`Callable[[Coroutine], Any]`):
             Runs a coroutine on an event loop of another thread, and cancels it if it is interrupted, as
-            [`GroupScorer.run`] does. `requests`, which TRL's client uses, could not be interrupted.
+            [`GroupScorer.run_in_step`] does. `requests`, which TRL's client uses, could not be interrupted.
         on_rollout (`Callable[[int, list[int]], None]`):
             Called on that loop with the row and the token ids of each rollout when it is generated. Rows count through
             the rollouts of the first prompt, then those of the second, and so on.
@@ -109,7 +128,8 @@ class SeparateRollouts:
 
         Raises:
             [`RolloutError`]: if a request fails after all retries, if its answer is no rollout, or if all of them take
-            longer than `timeout`. The other requests are cancelled then.
+            longer than `timeout`. The other requests are cancelled then. With several processes, the lists of the
+            result raise it when they are read, see [`NoRollouts`].
         """
         self.generations += 1
         sampling: dict[str, Any] = {
@@ -147,7 +167,12 @@ class SeparateRollouts:
             for prompt in prompts
             for i in range(n)
         ]
-        rollouts = self._run(self._generate(payloads))
+        try:
+            rollouts = self._run(self._generate(payloads))
+        except Exception as error:
+            if PartialState().num_processes == 1:
+                raise
+            return dict.fromkeys(("prompt_ids", "completion_ids", "logprobs"), NoRollouts(error))
         with_logprobs = all(rollout["logprobs"] is not None for rollout in rollouts)
         return {
             "prompt_ids": [rollout["prompt_ids"] for rollout in rollouts[::n]],
@@ -263,6 +288,14 @@ def cause_of(error: Exception) -> str:
     if isinstance(error, APIConnectionError):
         return printable(f"{error} {error.__cause__ or ''}"[:300])
     return printable(f"not a completion of vLLM, {type(error).__name__}: {error}"[:300])
+
+
+def limit_requests(client: VLLMClient, seconds: float) -> None:
+    """Let a request of TRL's client end after so many seconds without an answer. TRL then tries five times more.
+
+    TRL itself sets no limit to them: they send weights, and rollouts that [`SeparateRollouts`] does not ask for.
+    """
+    client.session.request = partial(client.session.request, timeout=(CONNECT_SECONDS, seconds))
 
 
 def known_to_us(client: type[VLLMClient] = VLLMClient) -> bool:

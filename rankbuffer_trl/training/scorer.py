@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
+from .distributed import StepLeft
 from .step import OpenStep, pending_group
 
 
@@ -69,6 +70,9 @@ class GroupScorer:
         step_timeout (`float`, *optional*):
             Seconds for judging one step, above which the run stops. They count from its last rollout. `None` is no
             limit.
+        may_leave (`Callable[[int], bool]`, *optional*):
+            Tells whether a training step with this number may be left before its end, after `leave_step`. Default: no
+            step.
     """
 
     def __init__(
@@ -78,12 +82,15 @@ class GroupScorer:
         store: BufferStore,
         max_failures: float = 0.25,
         step_timeout: float | None = None,
+        may_leave: Callable[[int], bool] = lambda step: False,
     ):
         self.method = method
         self.judge = judge
         self.store = store
         self.max_failures = max_failures
         self.step_timeout = step_timeout
+        self.may_leave = may_leave
+        self._told = asyncio.Event()  # whether to leave the step
         self._begun: OpenStep | None = None
         self._seconds = 0.0  # that `begin` took
         self._loop = asyncio.new_event_loop()
@@ -139,6 +146,7 @@ class GroupScorer:
             [`JudgeError`]: if the share of failed judgments is above `max_failures`, as soon as that is certain, or if
             the step takes longer than `step_timeout`. Requests in flight are cancelled. The calls of the step are
             recorded then, but none of its groups.
+            [`StepLeft`]: if `leave_step` was called, and the step may be left. What holds for an error holds here.
         """
         started = time.perf_counter()
         if self._begun is None or not self._begun.fits(groups, step, phase(update)):
@@ -147,7 +155,7 @@ class GroupScorer:
         opened = self._begun
         groups = [with_epoch(group, buffer) for group, buffer in zip(groups, opened.buffers, strict=True)]
         try:
-            scores = self.run(opened.finish(groups))
+            scores = self.run_in_step(opened.finish(groups))
         except BaseException:
             self.discard()
             raise
@@ -170,7 +178,43 @@ class GroupScorer:
             self.run(left.cancel())
             self.store.commit(left.number, [], left.judge.drain(), left.phase)
 
+    def leave_step(self, leave: bool = True) -> None:
+        """Let training steps end with [`StepLeft`] instead of waiting, from now on. A signal handler may call this.
+
+        Args:
+            leave (`bool`, *optional*, defaults to `True`):
+                `False` lets them wait again, for the next run.
+        """
+        if leave:
+            self._loop.call_soon_threadsafe(self._told.set)  # the loop alone wakes what waits
+        else:
+            self._told.clear()
+
+    def run_in_step(self, coroutine: Coroutine) -> Any:
+        """Run a coroutine of the step that was begun, as `run` does. `leave_step` cancels it if the step may be left.
+
+        Raises:
+            [`StepLeft`]: if it was cancelled.
+        """
+        begun = self._begun
+        leavable = begun is not None and begun.phase == phase(True) and self.may_leave(begun.number)
+        return self.run(self._unless_told(coroutine) if leavable else coroutine)
+
+    async def _unless_told(self, coroutine: Coroutine) -> Any:
+        work, told = asyncio.ensure_future(coroutine), asyncio.ensure_future(self._told.wait())
+        try:
+            await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise StepLeft
+            return work.result()
+        finally:
+            work.cancel()
+            told.cancel()
+            await asyncio.gather(work, told, return_exceptions=True)
+
     def _open(self, groups: Sequence[RolloutGroup], step: int, update: bool) -> OpenStep:
+        if update and self._told.is_set() and self.may_leave(step):
+            raise StepLeft
         buffers = [self.store.load(group.query.id) for group in groups]
         groups = [with_epoch(group, buffer) for group, buffer in zip(groups, buffers, strict=True)]
         if update:

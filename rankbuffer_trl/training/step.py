@@ -115,6 +115,7 @@ class OpenStep:
         self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]
         self._arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
         self._final: Sequence[RolloutGroup] = ()
+        self._other_texts = False  # whether rollouts arrived with other texts than they have in the end
         self._task: asyncio.Task[list[GroupScore]]
 
     def fits(self, groups: Sequence[RolloutGroup], number: int, phase: str) -> bool:
@@ -159,6 +160,11 @@ class OpenStep:
                         self._time(limit)
                 self._time(limit)
                 for i, group in enumerate(self._final):
+                    self._other_texts |= any(
+                        rollout not in group.rollouts
+                        for rollout in self.groups[i].rollouts
+                        if rollout.id not in self._missing[i]
+                    )
                     if i in scoring and group.rollouts != self.groups[i].rollouts:
                         scoring.pop(i).cancel()
                     self.groups[i] = group
@@ -207,13 +213,15 @@ class OpenStep:
         return tasks.create_task(self.method.score(self.groups[i], self.buffers[i], self.judge))
 
     def _watch(self, call: Call) -> None:
-        """Stop as soon as the failures are too many even if all questions still to come succeed."""
-        if call.failed:
+        """Stop as soon as the failures are too many even if all questions still to come succeed.
+
+        Once rollouts turned out to have other texts than those that arrived, how many are to come is not known.
+        """
+        if call.failed and not self._other_texts:
             pairs = zip(self.groups, self.buffers, strict=True)
             again = getattr(self.method, "asked_again", lambda group: 0)
             most = sum(self.method.calls(group, first=buffer is None)[1] + again(group) for group, buffer in pairs)
-            # What was asked about a text that is asked anew comes on top of what the method asks at most.
-            self._check_failures(of=max(most, len(self.judge.calls)))
+            self._check_failures(of=most)
 
     def _check_failures(self, of: int) -> None:
         calls = self.judge.calls

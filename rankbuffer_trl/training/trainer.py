@@ -5,12 +5,14 @@ that a resumed run keeps, unscored rollouts, and checkpoints that hold the buffe
 loss, logging and pushes to the Hub.
 """
 
+import random
 import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather, is_peft_model
@@ -48,11 +50,11 @@ from .checkpoint import (
     write_manifest,
 )
 from .config import RankBufferConfig
-from .distributed import on_main_process
+from .distributed import StepLeft, on_main_process
 from .informing import informing
 from .plan import RunPlan
 from .reward_function import GroupReward
-from .rollouts import SeparateRollouts, known_to_us
+from .rollouts import SeparateRollouts, known_to_us, limit_requests
 from .sampler import EpochSampler
 from .scorer import GroupScorer
 
@@ -142,7 +144,7 @@ class RankBufferTrainer(GRPOTrainer):
         self._faults = plan.faults
         self.rank_reward = GroupReward(
             queries,
-            lambda: open_scorer(args, judge, plan.method),
+            lambda: open_scorer(args, judge, plan.method, plan.batches.ends_generation),
             args.num_generations,
             args.format_check,
             eval_queries,
@@ -168,9 +170,12 @@ class RankBufferTrainer(GRPOTrainer):
         self._any_prompt = queries[queries.ids[0]].prompt
         self._read_ids: list[list[int]] | None = None
         self._read_answers: list[Answer] = []
+        if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
+            limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
         self._one_by_one = self._rollouts_come_one_by_one()
         self._rollouts = self._separate_rollouts()
-        self._stop = StopEarly(self._batches.ends_generation, self._over_budget)
+        self._after_step: Callable[[], None] | None = None
+        self._stop = StopEarly(self._batches.ends_generation, self._over_budget, self.rank_reward.leave_step)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._stop)
         # TRL's `_log_metric` keeps a number for the next generation, which may be that of an evaluation.
@@ -200,7 +205,7 @@ class RankBufferTrainer(GRPOTrainer):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a SIGTERM or a budget ended the last call of `train`; its checkpoint is written."""
+        """Whether a SIGTERM or a budget ended the last call of `train`. After its first step there is a checkpoint."""
         return self._stop.stopped
 
     def _over_budget(self) -> str | None:
@@ -237,7 +242,7 @@ class RankBufferTrainer(GRPOTrainer):
         generation = self.vllm_generation
         generation.vllm_client = SeparateRollouts(
             generation.vllm_client,
-            self.rank_reward.scorer.run,
+            self.rank_reward.scorer.run_in_step,
             self._arrived,
             self.args.rollout_timeout,
             self.model.config.get_text_config().vocab_size,
@@ -333,8 +338,8 @@ class RankBufferTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> TrainOutput:
         """Train, as [`~transformers.Trainer.train`] does, after the judge has answered one real question.
 
-        A SIGTERM or a used-up budget ends the run after the current step with a checkpoint; `interrupted` is true
-        then.
+        A SIGTERM or a used-up budget ends the run with a checkpoint, and `interrupted` is true then. A budget lets the
+        current step end. A SIGTERM ends a step that waits for rollouts or judgments at once.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
@@ -347,10 +352,43 @@ class RankBufferTrainer(GRPOTrainer):
             [`StoreError`]: if the checkpoint is not whole, or belongs to a run with other data, method or judge.
         """
         checkpoint = on_main_process(lambda: self._prepare_run(resume_from_checkpoint))
+        self._after_step = None
         try:
             return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
             self._stop.leave()
+
+    def _run_epoch(self, **kwargs) -> None:
+        """Train for an epoch as transformers does, unless the run has no step left.
+
+        If the run is told to stop while a step waits, nothing of that step is kept. The checkpoint is that of the last
+        whole step, and a resumed run repeats the step.
+        """
+        if self.state.global_step >= self.state.max_steps:  # transformers would ask after one more step
+            self.control.should_training_stop = True
+            return
+        try:
+            super()._run_epoch(**kwargs)
+        except StepLeft:
+            step = self.state.global_step
+            logger.warning(f"SIGTERM: stopping after step {step}, and leaving the next one, which was not finished")
+            if self._after_step and self._stop.saved != step:
+                self._after_step()
+                on_main_process(lambda: self.rank_reward.scorer.store.rewind(step))
+                self._save_checkpoint(self.model, None)
+                self.callback_handler.on_save(self.args, self.state, self.control)
+            self._stop.leave_step(self.control)
+
+    def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
+        """Log, save and evaluate after a step as transformers does. Remember what the next step will change first."""
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        tokens, restore = self.state.num_input_tokens_seen, random_states()
+
+        def go_back() -> None:
+            restore()
+            self.state.num_input_tokens_seen = tokens
+
+        self._after_step = go_back
 
     def _prepare_run(self, resume: str | bool | None) -> str | None:
         checkpoint, step = None, 0
@@ -511,8 +549,34 @@ def warn_of_another_way() -> None:
     logger.warning("TRL generates in a way that RankBuffer does not know, so judging starts after generation")
 
 
-def open_scorer(args: RankBufferConfig, judge: Judge | None = None, method: RewardMethod | None = None) -> GroupScorer:
+def random_states() -> Callable[[], None]:
+    """Return a function that takes the random numbers of this process back to where they are now.
+
+    A checkpoint has the same ones.
+    """
+    states: list[tuple[Callable[[Any], Any], Any]] = [
+        (random.setstate, random.getstate()),
+        (numpy.random.set_state, numpy.random.get_state()),
+        (torch.set_rng_state, torch.get_rng_state()),
+        (torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()),
+    ]
+
+    def restore() -> None:
+        for set_state, state in states:
+            set_state(state)
+
+    return restore
+
+
+def open_scorer(
+    args: RankBufferConfig,
+    judge: Judge | None = None,
+    method: RewardMethod | None = None,
+    may_leave: Callable[[int], bool] = lambda step: False,
+) -> GroupScorer:
     """Open the scorer of a run: its reward method, its judge and the store in its folder.
+
+    `may_leave` is that of [`GroupScorer`].
 
     Raises:
         [`SettingsError`]: if the judge that was given asks in another way than the settings say.
@@ -528,6 +592,7 @@ def open_scorer(args: RankBufferConfig, judge: Judge | None = None, method: Rewa
         BufferStore(Path(args.output_dir) / LIVE_STORE),
         args.judge_max_failures,
         args.judge_step_timeout,
+        may_leave,
     )
 
 

@@ -14,6 +14,15 @@
 # If JUDGE_URL names a judge, this script starts none (docs/train.md). A judge at a loopback address has GPUs 6 and 7. If
 # the judge is elsewhere, the rollout server gets these two as well. ROLLOUT_GPUS names other GPUs for it.
 #
+# The paper's layout, with the judge on another machine: all eight GPUs train and sample.
+#
+#   COLOCATE=yes JUDGE_URL=http://10.0.0.9:8001/v1 recipes/launch/one_node.sh
+#
+# There is no rollout server then. Each GPU samples with a vLLM of its own, and trains with ZeRO-3 over 8 processes.
+# Batch: 8 processes x 2 per device x 10 accumulation = 160. Memory: training 131 GB / 8 = 16 GB, activations 5 GB, logits
+# 12 GB; vLLM 0.4 x 80 = 32 GB: weights 16.4 GB, about 2 GB besides, cache 13 GB = 92,000 tokens, 11 of 20 sequences at
+# their longest. Together about 65 of 80 GB.
+#
 # Batch: 4 processes x 2 per device x 20 accumulation = 160 rollouts = 20 queries x 8. Groups: 2 x 20 is a multiple of 8,
 # so each group lies on one process.
 #
@@ -37,31 +46,49 @@ source recipes/launch/servers.sh
 
 read_role "$@"
 judge_command 127.0.0.1 --tensor-parallel-size 2
+COLOCATE=${COLOCATE:-}
+if [[ -n $COLOCATE ]]; then
+    PROCESSES=8 GPUS=0,1,2,3,4,5,6,7 ACCUMULATION=10
+    SAMPLING=(--vllm_mode colocate --vllm_gpu_memory_utilization 0.4 --vllm_max_model_length 8192)
+else
+    PROCESSES=4 GPUS=0,1,2,3 ACCUMULATION=20
+    SAMPLING=(--vllm_server_base_url "http://127.0.0.1:$PORT")
+fi
 ARGUMENTS=(
     --config "$RECIPE" --model_name_or_path "$POLICY" --judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL"
-    --vllm_server_base_url "http://127.0.0.1:$PORT" --gradient_accumulation_steps 20 "${REST[@]}"
+    "${SAMPLING[@]}" --gradient_accumulation_steps "$ACCUMULATION" "${REST[@]}"
 )
 other_roles 6,7 0,1,2,3 --tensor-parallel-size 4
 
-need curl hf vllm accelerate
-if [[ -n $STARTS_JUDGE ]] || judge_is_here; then
-    ROLLOUT_GPUS=${ROLLOUT_GPUS:-4,5}
+need curl hf accelerate
+if [[ -n $COLOCATE ]]; then
+    if [[ -n $STARTS_JUDGE ]] || judge_is_here; then
+        die "COLOCATE takes all eight GPUs: set JUDGE_URL to a judge on another machine"
+    fi
 else
-    ROLLOUT_GPUS=${ROLLOUT_GPUS:-4,5,6,7}
+    need vllm
+    if [[ -n $STARTS_JUDGE ]] || judge_is_here; then
+        ROLLOUT_GPUS=${ROLLOUT_GPUS:-4,5}
+    else
+        ROLLOUT_GPUS=${ROLLOUT_GPUS:-4,5,6,7}
+    fi
+    rollout_command 127.0.0.1 "$ROLLOUT_GPUS"
 fi
-rollout_command 127.0.0.1 "$ROLLOUT_GPUS"
 
 # The dry run refuses settings that cannot work before any weights are loaded.
-python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 4
-check_free "http://127.0.0.1:$PORT" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
+python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$PROCESSES"
+[[ -n $COLOCATE ]] || check_free "http://127.0.0.1:$PORT" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
 download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
 
 start_judge 6,7
-start rollouts env CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_DEV_MODE=1 \
-    "${ROLLOUTS[@]}"
-wait_judge
-wait_healthy rollouts "http://127.0.0.1:$PORT" "$POLICY"
+if [[ -z $COLOCATE ]]; then
+    start rollouts env CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_DEV_MODE=1 \
+        "${ROLLOUTS[@]}"
+    wait_judge
+    wait_healthy rollouts "http://127.0.0.1:$PORT" "$POLICY"
+fi
 
 # VLLM_HOST_IP is the address at which the trainer sends weights to the rollout server.
-train training env CUDA_VISIBLE_DEVICES=0,1,2,3 VLLM_HOST_IP=127.0.0.1 \
-    accelerate launch --config_file accelerate_configs/zero3_4gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"
+train training env CUDA_VISIBLE_DEVICES="$GPUS" VLLM_HOST_IP=127.0.0.1 \
+    accelerate launch --config_file "accelerate_configs/zero3_${PROCESSES}gpu.yaml" \
+    recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

@@ -12,8 +12,8 @@
 # JUDGE_CONTEXT   context in tokens of a judge that the script starts (default 65536).
 #
 # Servers and training run in process groups of their own and write to $LOGS/NAME.log. All of them end with the script,
-# for any reason: SIGKILL too. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C first go to the training processes, which finish their
-# step, write a checkpoint and end. Another signal ends everything at once, unless it comes within 5 seconds.
+# for any reason: SIGKILL too. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C first go to the training processes, which write a
+# checkpoint and end. Another signal ends everything at once, unless it comes within 5 seconds.
 
 RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
 POLICY=${POLICY:-Qwen/Qwen3-8B}
@@ -333,8 +333,9 @@ warn() {
     [[ -n $TRAINING && -z $WARNED ]] || exit 143
     WARNED=$SECONDS
     [[ -n ${TELL_LAUNCHER:-} ]] || { told=$(children "$TRAINING") && signal=TERM; }
-    for pid in $told; do kill -"$signal" "$pid" 2>/dev/null || true; done
-    say "stopping: the training finishes its step and writes a checkpoint; again after 5 s to stop at once"
+    # A launcher that has no children yet has nothing to save, and it ends.
+    for pid in ${told:-$TRAINING}; do kill -"$signal" "$pid" 2>/dev/null || true; done
+    say "stopping: the training writes a checkpoint; again after 5 s to stop at once"
 }
 
 # guard: read process groups until the script has ended, and end them.

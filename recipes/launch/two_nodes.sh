@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Two machines with eight GPUs each: one trains on all eight, as in the paper, and the other one serves.
+# Two machines with eight GPUs each: one trains on all eight, and the other one serves. In the paper one machine trains and
+# samples: COLOCATE in one_node.sh.
 #
 #   on the serving machine:   SERVE_HOST=10.0.0.2 recipes/launch/two_nodes.sh serve
 #   on the training machine:  SERVE_HOST=10.0.0.2 TRAIN_HOST=10.0.0.1 recipes/launch/two_nodes.sh train [arguments]

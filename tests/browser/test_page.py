@@ -296,10 +296,12 @@ def test_the_page_asks_the_network_for_nothing(browser):
 
 
 def test_hostile_text_is_text(driver, tmp_path):
-    record_hostile(tmp_path / "run" / LIVE_STORE)
+    run = tmp_path / HOSTILE[1]
+    record_hostile(run / LIVE_STORE)
     browser = Browser(driver)
-    browser.open(write_report([tmp_path / "run"], tmp_path / "out"))
-    assert browser("return window.hacked === undefined && !document.querySelector('#ladder img, #ladder svg')")
+    browser.open(write_report([run], tmp_path / "out"))
+    assert browser("return window.hacked === undefined && !document.querySelector('img, #ladder svg')")
+    assert browser("return document.querySelector('main h2').textContent") == HOSTILE[1]
     assert browser.text("query-id") == f"{HOSTILE[0]}&\"'"
     browser("showVisit(0)")
     assert sorted(browser.texts(".rollout .text")) == sorted(

@@ -39,10 +39,10 @@ def fork(work: Callable[[], object], log: Path, **environment: object) -> int:
         os._exit(status)  # the threads of gloo sometimes abort an interpreter that exits the usual way
 
 
-def wait(pids: Sequence[int]) -> list[int]:
+def wait(pids: Sequence[int], alone: bool = False) -> list[int]:
     """Wait for processes and return their exit codes, negative for a signal.
 
-    If one of them fails, or hangs, all others are killed.
+    If one of them hangs, all others are killed. The same if one fails, unless they have to end `alone`.
     """
     codes: dict[int, int] = {}
     deadline = time.monotonic() + LONGEST
@@ -51,7 +51,7 @@ def wait(pids: Sequence[int]) -> list[int]:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 codes[pid] = os.waitstatus_to_exitcode(status)
-        if any(codes.values()) or time.monotonic() > deadline:
+        if (any(codes.values()) and not alone) or time.monotonic() > deadline:
             for pid in set(pids) - codes.keys():
                 os.kill(pid, signal.SIGKILL)
                 codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -59,8 +59,13 @@ def wait(pids: Sequence[int]) -> list[int]:
     return [codes[pid] for pid in pids]
 
 
-def run_ranks(processes: int, work: Callable[[], object], log: Path, **environment: object) -> list[int]:
-    """Do `work` in each of some processes, in the environment that torchrun would set. Return their exit codes."""
+def run_ranks(
+    processes: int, work: Callable[[], object], log: Path, alone: bool = False, **environment: object
+) -> list[int]:
+    """Do `work` in each of some processes, in the environment that torchrun would set. Return their exit codes.
+
+    `alone` is that of `wait`.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -68,4 +73,4 @@ def run_ranks(processes: int, work: Callable[[], object], log: Path, **environme
         environment |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [{"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {} for rank in range(processes)]
-    return wait([fork(work, log, **environment, **rank) for rank in ranks])
+    return wait([fork(work, log, **environment, **rank) for rank in ranks], alone)

@@ -70,6 +70,7 @@ HOSTILE = (
     "\u202egnitirw tfel ot thgir",
     "${window.hacked = 1} `${1}` $title \\u003c \\",
     "משהו בעברית",
+    "[x](javascript:window.hacked=1) \u2028 {{ 7 * 7 }} \u2066",
 )
 
 

@@ -14,11 +14,22 @@ from rankbuffer_trl.training.trainer import RankBufferTrainer
 EPOCHS = 3
 
 
-def train(output_dir, policy, rows, resume=None, callback=None, eval_rows=None, weights="model", peft=None, **changes):
+def train(
+    output_dir,
+    policy,
+    rows,
+    resume=None,
+    callback=None,
+    eval_rows=None,
+    weights="model",
+    peft=None,
+    judge=None,
+    **changes,
+):
     """Train, save at every step and at the end. Return everything that a second run must reproduce."""
     settings = config(output_dir, **(dict(num_train_epochs=EPOCHS, save_strategy="steps", save_steps=1) | changes))
     callbacks = [callback] if callback else None
-    trainer = RankBufferTrainer(policy, settings, rows, eval_rows, callbacks=callbacks, peft_config=peft)
+    trainer = RankBufferTrainer(policy, settings, rows, eval_rows, callbacks=callbacks, judge=judge, peft_config=peft)
     try:
         trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()

@@ -84,7 +84,7 @@ AFTER = {"SIGTERM": 40, "SIGINT": 165, "SIGKILL": 165}  # judgments: in the seco
 
 
 class SignalledWhileJudging(RubricJudge):
-    """A judge that sends a signal to its own process in the middle of a step. After Ctrl-C it never answers again."""
+    """A judge that sends a signal to its own process in the middle of a step and never answers again."""
 
     def __init__(self, name: str, resumed: bool):
         self.number, self.left = signal.Signals[name], 0 if resumed else AFTER[name]
@@ -93,8 +93,7 @@ class SignalledWhileJudging(RubricJudge):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), self.number)
-            if self.number == signal.SIGINT:
-                await asyncio.Event().wait()
+            await asyncio.Event().wait()
         return await super().complete(*args, **kwargs)
 
 

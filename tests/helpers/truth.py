@@ -46,5 +46,6 @@ def truth(prompt: str) -> str:
         return json.dumps({kind: [min(quality, 10) for quality in blocks.values()]})
     if kind == "winner":
         level = "tie" if '"tie"' in instruction else "A"
-        return json.dumps({kind: "AB"[blocks["A"] < blocks["B"]] if blocks["A"] != blocks["B"] else level})
+        first, second = (blocks.get(name, -1) for name in "AB")  # an empty response is worse than any other
+        return json.dumps({kind: "AB"[first < second] if first != second else level})
     return json.dumps({"keep_anchor_ids": ["A0", "A1", "A2", "A3"], "add_rollout_ids": []})
