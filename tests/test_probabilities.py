@@ -99,7 +99,8 @@ def test_read_chances_finds_the_value_however_the_answer_is_cut_into_tokens():
         "one token": spelled(("x", sure), ('{"winner": "A"}', {f'{{"winner": "{a}"}}': p for a, p in sure.items()})),
         "after prose": spelled("<think>", '"winner": "B"', "</think>", '{"winner": "', ("A", sure), '"}', "\n```"),
         "blanks": spelled('{"winner"', " :", "\n", ' "', ("A", sure), '"', "\n}", "<|im_end|>"),
-        "an end without text": spelled('{"winner": "', "", ("A", sure), '"}', ""),
+        "an end without text": spelled('{"winner": "', "", ("A", {"A": 0.6, "B": 0.3, "": 0.1}), '"}', ""),
+        "a doubt before the value": spelled('{"winner', ('":', {'":': 0.5, "x": 0.5}), ' "', ("A", sure), '"}'),
     }.items():
         reading = read_chances(A_OR_B, "A", logprobs)
         assert reading.chances == pytest.approx({"A": 2 / 3, "B": 1 / 3}), name
@@ -156,7 +157,8 @@ def test_read_chances_refuses_what_is_no_probability_of_this_answer():
         (listing(math.nan, -1.0), "log probability nan for 'A'"),
         (listing(-1.0, math.nan), "log probability nan for 'B'"),
         (listing(math.inf), "log probability inf for 'A'"),
-        (listing(0.1), "log probability 0.1 for 'A'"),
+        (listing(0.0015), "log probability 0.0015 for 'A'"),
+        (listing(-math.log(2), -math.log(2) + 0.003), "add up to 1.002"),
         (listing(-0.1, -0.1), "at the token 'A' add up to 1.81"),
         (listing(-math.inf, -9999.0, -1.0), "no probability to any valid answer"),
         (spelled('{"winner": "', "B", '"}'), spell),

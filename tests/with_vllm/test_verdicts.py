@@ -3,14 +3,24 @@
 import asyncio
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from conftest import Texts
 from vllm_server import ask
 
-from rankbuffer_trl.judge import Question, VerdictError, batch_question, insertion_question, ranking_question
+from rankbuffer_trl.judge import (
+    Question,
+    VerdictError,
+    batch_question,
+    insertion_question,
+    pairwise_question,
+    pointwise_question,
+    ranking_question,
+)
 from rankbuffer_trl.judge.ledger import Tally
 from rankbuffer_trl.judge.verdicts import GRAMMAR_LIMIT
+from rankbuffer_trl.training.preflight import MASKED
 
 ANCHORS = range(2, 13)
 CANDIDATES = (2, 3, 4, 5, 6, 7, 8, 10)
@@ -95,3 +105,18 @@ def test_a_judge_without_sense_gives_no_verdict_where_none_is_imposed(random_jud
 def test_a_schema_imposes_positions_if_its_white_space_is_bounded(random_judge, judge, texts):
     verdicts, _ = ask(judge(max_attempts=1, decoding="json_schema"), coarse(texts))
     assert None not in verdicts
+
+
+@pytest.mark.parametrize("decoding", ["regex", "json_schema"])
+def test_probabilities_come_with_every_verdict(judge, texts, decoding):
+    """The server of these tests reports them after its grammar, so nothing is on an invalid answer."""
+    pairs = [pairwise_question(texts.query(), texts.text(1), texts.text(2), tie=n % 2 > 0) for n in range(4)]
+    ratings = [pointwise_question(texts.query(), texts.text(n), most=9 + n % 2) for n in range(4)]
+    hard = [*pairs, *ratings, *coarse(texts)[::TIMES]]
+    readings, calls = ask(judge(max_attempts=1, decoding=decoding), [replace(each, soft=True) for each in hard])
+    assert [call.error for call in calls if call.outcome != "parsed"] == []
+    for reading in readings:
+        assert sum(reading.chances.values()) == pytest.approx(1)
+        assert reading.outside < MASKED and reading.chances[reading.value] > 0, reading
+        if reading.shared < MASKED:
+            assert reading.value == max(reading.chances, key=reading.chances.get), "greedy"
