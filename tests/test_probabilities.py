@@ -107,6 +107,13 @@ def test_read_chances_finds_the_value_however_the_answer_is_cut_into_tokens():
         assert (reading.outside, reading.shared) == pytest.approx((0.1, 0)), name
 
 
+def test_read_chances_does_not_guess_what_comes_before_the_value():
+    chances = {': "A"': 0.6, ': "B"': 0.2, " ": 0.1, ': "': 0.1}  # a blank may stand before the colon
+    reading = read_chances(A_OR_B, "A", spelled('{"winner"', (': "A"', chances), "}"))
+    assert reading.chances == pytest.approx({"A": 0.75, "B": 0.25})
+    assert (reading.outside, reading.shared) == pytest.approx((0, 0.2))
+
+
 def test_read_chances_of_numbers_that_share_a_token():
     first, second = {"1": 0.5, "8": 0.3, "9": 0.2}, {"0": 0.8, "}": 0.1, ".": 0.1}
     ten = read_chances(NUMBERS, 10, spelled('{"score": ', ("1", first), ("0", second), "}"))
