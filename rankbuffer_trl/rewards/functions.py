@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 from ..errors import SettingsError
-from ..settings import fits, load_path, parse_json
+from ..settings import is_finite, load_path, parse_json
 
 FORM = 'such as [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]'
 
@@ -35,7 +35,7 @@ def load_function(item: Any) -> tuple[Callable, float]:
     if not isinstance(item, dict) or "function" not in item or not item.keys() <= {"function", "weight", "args"}:
         raise SettingsError(f"an item of reward_functions must have function, weight and args, {FORM}, got {item!r}")
     path, weight, args = item["function"], item.get("weight", 1.0), item.get("args")
-    if not fits(weight, float):
+    if not is_finite(weight):
         raise SettingsError(f"reward_functions: the weight of {path} must be a finite number, got {weight!r}")
     try:
         function = load_path(str(path))

@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..decoding import decode, fields_of, parse_json, shown
+from ..decoding import decode, parse_json, shown
 from ..judge.ledger import FAILURES, Totals
+from ..settings import fields_of
 from .database import StoreError
 
 T = TypeVar("T")
