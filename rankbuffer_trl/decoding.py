@@ -150,5 +150,10 @@ def shown(value: Any) -> str:
     """Write a value of JSON for a message, in one short line."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)} items"
+    return shorten(value)
+
+
+def shorten(value: Any) -> str:
+    """Write a value as Python does, cut after 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import re
 import sys
 import typing
@@ -162,6 +163,26 @@ def check_arguments(
         if each in values and not (kind := kind_of(annotation)).fits(values[each]):
             raise SettingsError(f"{key}: {name} needs {kind.words} for {each!r}, got {values[each]!r}")
     return values
+
+
+def check_at_least(owner: Any, prefix: str = "", /, **least: float) -> None:
+    """Check that no attribute is below its smallest value or infinite. `None` has no value to check.
+
+    Args:
+        owner (`Any`):
+            The object that has the attributes.
+        prefix (`str`, *optional*):
+            How the names of the settings begin, for messages.
+        least:
+            The smallest value of each attribute.
+
+    Raises:
+        [`SettingsError`]: naming the setting.
+    """
+    for name, smallest in least.items():
+        value = getattr(owner, name)
+        if value is not None and not smallest <= value < math.inf:
+            raise SettingsError(f"{prefix}{name} must be at least {smallest}, got {value}")
 
 
 def check_own_fields(config: Any, base: type[Any]) -> None:
