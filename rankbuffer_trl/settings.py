@@ -102,16 +102,19 @@ def kind_of(annotation: Any) -> Kind:
     return KINDS.get(annotation, Kind(lambda value: True, ""))
 
 
-def parse_json(key: str, value: Any) -> Any:
-    """Return a setting that a YAML file gives as lists and mappings, and the command line as JSON.
+def parse_json(key: str, value: Any, kind: type, words: str) -> Any:
+    """Return a setting, or `None`, that a YAML file gives as lists and mappings, and the command line as JSON.
 
     Raises:
-        [`SettingsError`]: if it is a text that is not JSON.
+        [`SettingsError`]: if it is a text that is not JSON, or not of the type `kind`, which is called `words`.
     """
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        value = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
         raise SettingsError(f"{key} is not JSON ({error}): {value!r}") from None
+    if not isinstance(value, kind | None):
+        raise SettingsError(f"{key} must be {words}, got {value!r}")
+    return value
 
 
 def load_path(path: str) -> Any:

@@ -203,7 +203,4 @@ def read_object(key: str, value: dict | str | None) -> dict | None:
     Raises:
         [`SettingsError`]: if it is neither.
     """
-    value = parse_json(key, value)
-    if not isinstance(value, dict | None):
-        raise SettingsError(f"{key} must be a JSON object, got {value!r}")
-    return value
+    return parse_json(key, value, dict, "a JSON object")

@@ -23,10 +23,7 @@ def load_functions(named: list | str | None) -> tuple[list[Callable], list[float
     Raises:
         [`SettingsError`]: if a function does not exist, does not take its `args`, or has no finite weight.
     """
-    named = parse_json("reward_functions", named)
-    if not isinstance(named, list | None):
-        raise SettingsError(f"reward_functions must be a list {FORM}, got {named!r}")
-    items = [load_function(item) for item in named or ()]
+    items = [load_function(item) for item in parse_json("reward_functions", named, list, f"a list {FORM}") or ()]
     return [function for function, _ in items], [weight for _, weight in items]
 
 

@@ -100,14 +100,10 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 def given(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
     """Return the last value of an option on the command line, and the arguments without this option."""
-    value, rest, words = None, [], iter(arguments)
-    for word in words:
-        name, equals, text = word.partition("=")
-        if name.replace("-", "_") == f"__{key}":
-            value = text if equals else next(words, "")
-        else:
-            rest.append(word)
-    return value, rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(f"--{key}", f"--{key.replace('_', '-')}", dest=key, nargs="?", const="")
+    found, rest = parser.parse_known_args(list(arguments))
+    return getattr(found, key), rest
 
 
 class RecipeParser(TrlParser):
@@ -121,7 +117,8 @@ class RecipeParser(TrlParser):
         super().__init__(
             (ScriptArguments, RankBufferConfig, ModelConfig), prog="rankbuffer-train", usage=USAGE, allow_abbrev=False
         )
-        self.add_argument("--help_all", action=HelpAll, nargs=0, help="show the keys of TRL and transformers, too")
+        what = "show the keys of TRL and transformers, too"
+        self.add_argument("--help_all", action="store_true", default=argparse.SUPPRESS, help=what)
 
     def parse_args_and_config(
         self, args: Iterable[str] | None = None
@@ -133,6 +130,9 @@ class RecipeParser(TrlParser):
         """
         name, words = given(sys.argv[1:] if args is None else args, "config")
         unknown: list[str] = []
+        if "--help_all" in words:
+            print(super().format_help())
+            self.exit()
         if name is None and not words:  # else the first message is about a GPU that may be missing
             raise SettingsError(NO_DATA)
         if name is not None:
@@ -175,15 +175,3 @@ class RecipeParser(TrlParser):
                     once.option_strings = action.option_strings[:1]
                     section._add_action(once)
         return short.format_help()
-
-
-class HelpAll(argparse.Action):
-    """The option that shows all keys, those of TRL and transformers included."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any):
-        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, **kwargs)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print the whole help and leave."""
-        print(TrlParser.format_help(parser))
-        parser.exit()
