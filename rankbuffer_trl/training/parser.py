@@ -100,10 +100,14 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 def given(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
     """Return the last value of an option on the command line, and the arguments without this option."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{key}", f"--{key.replace('_', '-')}", dest=key, nargs="?", const="")
-    found, rest = parser.parse_known_args(list(arguments))
-    return getattr(found, key), rest
+    value, rest, words = None, [], iter(arguments)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name.replace("-", "_") == f"__{key}":
+            value = text if equals else next(words, "")
+        else:
+            rest.append(word)
+    return value, rest
 
 
 class RecipeParser(TrlParser):
