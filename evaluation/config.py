@@ -8,7 +8,7 @@ from typing import Any, Literal
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import FailureLimit, read_object
 from rankbuffer_trl.judge.endpoint import check_url
-from rankbuffer_trl.settings import documented
+from rankbuffer_trl.settings import check_at_least, documented
 
 from .assets import Assets
 from .files import read_json, write_json
@@ -120,9 +120,7 @@ class EvaluationConfig(FailureLimit):
             raise SettingsError(f"models has a label twice: {labels}; write label=path to tell them apart")
         if unknown := set(self.benchmarks) - set(ROOMS):
             raise SettingsError(f"benchmarks must be some of {', '.join(ROOMS)}, got {', '.join(sorted(unknown))}")
-        for key in ("limit", "engine_batch_size", "engine_concurrency", "max_new_tokens"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise SettingsError(f"{key} must be at least 1, got {value}")
+        check_at_least(self, limit=1, engine_batch_size=1, engine_concurrency=1, max_new_tokens=1)
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise SettingsError(
                 "temperature and top_k must not be below 0 and top_p must be above 0 and at most 1, got"

@@ -7,15 +7,15 @@ field.
 import json
 from dataclasses import is_dataclass
 from functools import cache
-from inspect import signature
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypeVar, get_args, get_origin, is_typeddict
 
-from .settings import expected, fits
+from .settings import fields_of, kind_of
 
 T = TypeVar("T")
 MOST = 2**63 - 1  # the largest integer, as in SQLite
+FIELDS = object()
 
 
 def parse_json(text: str | bytes, finite: bool = True, at: str = "it") -> Any:
@@ -74,7 +74,7 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
             What [`parse_json`] returned.
         kind (`type`):
             A dataclass, a named tuple, a `TypedDict`, a list, tuple or dictionary of them, or what
-            [`~settings.fits`] knows.
+            [`~settings.kind_of`] knows.
         at (`str`, *optional*):
             The field that holds the value, for messages.
 
@@ -102,10 +102,10 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
     if origin is dict:
         found = checked(value, dict, at)
         return {key: decode(item, arguments[1], f"{at}[{shown(key)}]") for key, item in found.items()}
-    if is_typeddict(kind) or is_dataclass(kind) or hasattr(kind, "_fields"):
+    if origin is FIELDS:
         return decode_fields(value, kind, at)
-    if not fits(value, kind):
-        raise ValueError(f"{at or 'it'} must be {expected(kind)}, got {shown(value)}")
+    if not (leaf := kind_of(kind)).fits(value):
+        raise ValueError(f"{at or 'it'} must be {leaf.words}, got {shown(value)}")
     if type(value) is int and not -MOST <= value <= MOST:
         raise ValueError(f"{at or 'it'} must be a number of 64 bits, got {shown(value)}")
     return value
@@ -133,17 +133,9 @@ def decode_fields(value: Any, kind: Any, at: str) -> Any:
 
 @cache
 def parts_of(kind: Any) -> tuple[Any, tuple]:
-    """Return the class of a generic type, and its arguments."""
-    return get_origin(kind), get_args(kind)
-
-
-@cache
-def fields_of(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the annotation of each field of a class, and whether the field is needed."""
-    hints = get_type_hints(kind)
-    if is_typeddict(kind):
-        return {name: (hint, name in kind.__required_keys__) for name, hint in hints.items()}
-    return {name: (hints[name], one.default is one.empty) for name, one in signature(kind).parameters.items()}
+    """Return the class of a generic type, or `FIELDS` for a class with fields, and the arguments of the type."""
+    has_fields = is_typeddict(kind) or is_dataclass(kind) or hasattr(kind, "_fields")
+    return FIELDS if has_fields else get_origin(kind), get_args(kind)
 
 
 def checked(value: Any, kind: type[T], at: str, length: int | None = None) -> T:
@@ -158,5 +150,10 @@ def shown(value: Any) -> str:
     """Write a value of JSON for a message, in one short line."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)} items"
+    return shorten(value)
+
+
+def shorten(value: Any) -> str:
+    """Write a value as Python does, cut after 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

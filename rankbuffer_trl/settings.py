@@ -2,21 +2,22 @@
 
 import inspect
 import json
+import math
 import re
 import sys
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from inspect import get_annotations
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from .errors import SettingsError
 
 Class = TypeVar("Class", bound=type)
 ENTRY = re.compile(r"^    (\w+) \((`.*)\):\n((?: {8}.*\n)+)", re.MULTILINE)
-WORDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "a text", NoneType: "null"}
 
 
 def described(cls: type[Any]) -> dict[str, tuple[str, str]]:
@@ -41,58 +42,79 @@ def documented(cls: Class) -> Class:
     return cls
 
 
-def resolved_annotations(cls: type[Any]) -> dict[str, Any]:
-    """Return the annotation of each field. One that cannot be evaluated here stays a text, which [`fits`] ignores."""
+@cache
+def fields_of(cls: Any) -> dict[str, tuple[Any, bool]]:
+    """Return the annotation of each argument of a class, and whether a value is needed.
+
+    An annotation that cannot be evaluated here stays a text, which any value fits.
+    """
     try:
-        return typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls)
     except (NameError, AttributeError, TypeError):
-        return {field.name: field.type for field in fields(cls)}
+        hints = {field.name: field.type for field in fields(cls)}
+    if typing.is_typeddict(cls):
+        return {name: (hint, name in cls.__required_keys__) for name, hint in hints.items()}
+    arguments = inspect.signature(cls).parameters.values()
+    return {each.name: (hints[each.name], each.default is each.empty) for each in arguments}
 
 
-def fits(value: Any, annotation: Any) -> bool:
-    """Return whether `value` fits an annotation, without any conversion.
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a number, but not a bool, and neither NaN nor larger than any float."""
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= sys.float_info.max
+
+
+class Kind(NamedTuple):
+    """What fits an annotation: a function that says whether a value does, and the same in words."""
+
+    fits: Callable[[Any], bool]
+    words: str
+
+
+KINDS = {
+    bool: Kind(lambda value: isinstance(value, bool), "true or false"),
+    int: Kind(lambda value: isinstance(value, int) and type(value) is not bool, "an integer"),
+    float: Kind(is_finite, "a finite number"),
+    str: Kind(lambda value: isinstance(value, str), "a text"),
+    NoneType: Kind(lambda value: value is None, "null"),
+}
+
+
+@cache
+def kind_of(annotation: Any) -> Kind:
+    """Return what fits an annotation, without any conversion.
 
     The known annotations are `bool`, `int`, `float`, `str`, `None`, `Literal`, lists and unions of them. Every value
     fits any other annotation, since the class itself must check that. An integer fits `float`, but a bool is no
     number.
     """
-    origin = typing.get_origin(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, UnionType):
-        return any(fits(value, choice) for choice in typing.get_args(annotation))
-    if origin is Literal:  # by type too, since `True == 1`
-        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(annotation))
-    if origin is list:
-        (each,) = typing.get_args(annotation)
-        return isinstance(value, (list, tuple)) and all(fits(item, each) for item in value)
-    if annotation is float:  # the comparison is false for nan, and exact for integers that no float can hold
-        return isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= sys.float_info.max
-    if annotation is int:
-        return isinstance(value, int) and type(value) is not bool
-    return annotation not in (bool, str, NoneType) or isinstance(value, annotation)
-
-
-def expected(annotation: Any) -> str:
-    """Return in words what fits an annotation that [`fits`] knows."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, UnionType):
-        return " or ".join(expected(choice) for choice in typing.get_args(annotation))
+        first, rest = kind_of(arguments[0]), kind_of(typing.Union[arguments[1:]])  # noqa: UP007  # of any number
+        return Kind(lambda value: first.fits(value) or rest.fits(value), f"{first.words} or {rest.words}")
     if origin is Literal:
-        return f"one of {', '.join(map(repr, typing.get_args(annotation)))}"
+        choices = [(type(choice), choice) for choice in arguments]  # since `True == 1`
+        return Kind(lambda value: (type(value), value) in choices, f"one of {', '.join(map(repr, arguments))}")
     if origin is list:
-        return f"a list, each item {expected(typing.get_args(annotation)[0])}"
-    return WORDS[annotation]
+        each, words = kind_of(*arguments)
+        return Kind(
+            lambda value: isinstance(value, list | tuple) and all(map(each, value)), f"a list, each item {words}"
+        )
+    return KINDS.get(annotation, Kind(lambda value: True, ""))
 
 
-def parse_json(key: str, value: Any) -> Any:
-    """Return a setting that a YAML file gives as lists and mappings, and the command line as JSON.
+def parse_json(key: str, value: Any, kind: type, words: str) -> Any:
+    """Return a setting, or `None`, that a YAML file gives as lists and mappings, and the command line as JSON.
 
     Raises:
-        [`SettingsError`]: if it is a text that is not JSON.
+        [`SettingsError`]: if it is a text that is not JSON, or not of the type `kind`, which is called `words`.
     """
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        value = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
         raise SettingsError(f"{key} is not JSON ({error}): {value!r}") from None
+    if not isinstance(value, kind | None):
+        raise SettingsError(f"{key} must be {words}, got {value!r}")
+    return value
 
 
 def load_path(path: str) -> Any:
@@ -114,7 +136,7 @@ def load_path(path: str) -> Any:
 
 
 def check_arguments(
-    cls: type[Any], name: str, arguments: Mapping[str, Any], key: str, defaults: Mapping[str, Any]
+    cls: Any, name: str, arguments: Mapping[str, Any], key: str, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments for a dataclass that a recipe names.
 
@@ -133,19 +155,37 @@ def check_arguments(
     Raises:
         [`SettingsError`]: for an argument that does not exist, one that is missing, or a value that does not fit.
     """
-    known = {field.name: field for field in fields(cls) if field.init}
+    known = fields_of(cls)
     values = {name: value for name, value in defaults.items() if name in known} | dict(arguments)
     for each in arguments:
         if each not in known:
             raise SettingsError(f"{key}: {name} has no argument {each!r}; it has {', '.join(known) or 'none'}")
-    for each, field in known.items():
-        if each not in values and field.default is MISSING and field.default_factory is MISSING:
+    for each, (annotation, needed) in known.items():
+        if each not in values and needed:
             raise SettingsError(f"{key}: {name} needs a value for {each!r}")
-    annotations = resolved_annotations(cls)
-    for each, value in values.items():
-        if not fits(value, annotations[each]):
-            raise SettingsError(f"{key}: {name} needs {expected(annotations[each])} for {each!r}, got {value!r}")
+        if each in values and not (kind := kind_of(annotation)).fits(values[each]):
+            raise SettingsError(f"{key}: {name} needs {kind.words} for {each!r}, got {values[each]!r}")
     return values
+
+
+def check_at_least(owner: Any, prefix: str = "", /, **least: float) -> None:
+    """Check that no attribute is below its smallest value or infinite. `None` has no value to check.
+
+    Args:
+        owner (`Any`):
+            The object that has the attributes.
+        prefix (`str`, *optional*):
+            How the names of the settings begin, for messages.
+        least:
+            The smallest value of each attribute.
+
+    Raises:
+        [`SettingsError`]: naming the setting.
+    """
+    for name, smallest in least.items():
+        value = getattr(owner, name)
+        if value is not None and not smallest <= value < math.inf:
+            raise SettingsError(f"{prefix}{name} must be at least {smallest}, got {value}")
 
 
 def check_own_fields(config: Any, base: type[Any]) -> None:
@@ -157,12 +197,12 @@ def check_own_fields(config: Any, base: type[Any]) -> None:
     Raises:
         [`SettingsError`]: naming the first field whose value does not fit.
     """
-    annotations = resolved_annotations(type(config))
+    annotations: dict[str, Any] = fields_of(type(config))  # type: ignore[arg-type]
     for cls in type(config).__mro__:
         for key in get_annotations(cls) if issubclass(cls, base) else ():
-            value, annotation = getattr(config, key), annotations[key]
-            if not fits(value, annotation):
+            value, (annotation, _) = getattr(config, key), annotations[key]
+            if not (kind := kind_of(annotation)).fits(value):
                 choice = typing.get_origin(annotation) is Literal and isinstance(value, str)
                 shown = choice or isinstance(value, int | float | None)
                 got = repr(value) if shown else f"a {type(value).__name__}"
-                raise SettingsError(f"{key} must be {expected(annotation)}, got {got}")
+                raise SettingsError(f"{key} must be {kind.words}, got {got}")

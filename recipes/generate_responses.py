@@ -28,7 +28,7 @@ from rankbuffer_trl.judge.config import VerdictConfig, read_object
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.reach import check_judge
 from rankbuffer_trl.judge.servers import Servers
-from rankbuffer_trl.settings import documented
+from rankbuffer_trl.settings import check_at_least, documented
 
 
 @documented
@@ -108,8 +108,7 @@ class ResponsesConfig(VerdictConfig):
             raise SettingsError(
                 f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}"
             )
-        if self.audit_queries is not None and self.audit_queries < 1:
-            raise SettingsError(f"audit_queries must be at least 1, got {self.audit_queries}")
+        check_at_least(self, audit_queries=1)
         self.sampler()  # raises for a wrong URL or request
 
     def sampler(self) -> Endpoint:

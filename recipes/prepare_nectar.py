@@ -17,7 +17,7 @@ from rankbuffer_trl.data.queries import DataError, iterate, load_queries
 from rankbuffer_trl.data.recipe import finish, run
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.settings import documented
+from rankbuffer_trl.settings import check_at_least, documented
 
 
 @documented
@@ -63,10 +63,7 @@ class NectarConfig:
     output_file: str | None = None
 
     def __post_init__(self):
-        if self.queries < 0:
-            raise SettingsError(f"queries must be at least 0, got {self.queries}")
-        if self.max_prompt_length < 1:
-            raise SettingsError(f"max_prompt_length must be at least 1, got {self.max_prompt_length}")
+        check_at_least(self, queries=0, max_prompt_length=1)
         if self.shuffle and self.streaming:
             raise SettingsError("shuffle needs all rows at once: set streaming to false")
 

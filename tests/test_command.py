@@ -30,7 +30,7 @@ from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.training import checkpoint, command
 from rankbuffer_trl.training.config import LOSSES, RankBufferConfig
 from rankbuffer_trl.training.distributed import MainProcessError
-from rankbuffer_trl.training.parser import RECIPES, RecipeParser, find_recipe, overlay, read_recipe
+from rankbuffer_trl.training.parser import RECIPES, RecipeParser, find_recipe, given, overlay, read_recipe
 
 CPU = ("--use_cpu", "--bf16", "false")
 HOWTO = str(QUICKSTART / "howto.jsonl")
@@ -148,6 +148,14 @@ def test_check_backends_refuses_what_is_not_installed(monkeypatch):
             RankBufferConfig("out", dry_run=True, report_to=name)
     for name, found in (("tensorboard", ["tensorboard"]), ("none", []), ("flyte", ["flyte"])):
         assert RankBufferConfig("out", dry_run=True, report_to=name).report_to == found
+
+
+def test_given_takes_an_option_out_of_the_command_line():
+    words = ["--seed", "-1", "--config", "a.yaml", "--lr=2", "--config=b.yaml", "--configs", "x"]
+    assert given(words, "config") == ("b.yaml", ["--seed", "-1", "--lr=2", "--configs", "x"])
+    assert given(["--method-args", '{"k0": -1}'], "method_args") == ('{"k0": -1}', [])
+    assert given(["--seed", "1", "--config"], "config") == ("", ["--seed", "1"])
+    assert given(words, "method") == (None, words)
 
 
 def test_help_begins_with_our_keys_and_shows_all_on_request(capsys):

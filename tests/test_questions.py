@@ -20,21 +20,23 @@ from rankbuffer_trl.judge import (
     duel_question,
     group_question,
     insertion_question,
-    order_verdict,
     pairwise_question,
-    placement_verdict,
     pointwise_question,
-    position_verdict,
     ranking_question,
-    score_verdict,
-    scores_verdict,
     selection_question,
-    selection_verdict,
-    winner_verdict,
 )
 from rankbuffer_trl.judge.guard import MARKER
 from rankbuffer_trl.judge.ledger import Reply
-from rankbuffer_trl.judge.verdicts import constrain
+from rankbuffer_trl.judge.verdicts import (
+    constrain,
+    order_verdict,
+    placement_verdict,
+    position_verdict,
+    score_verdict,
+    scores_verdict,
+    selection_verdict,
+    winner_verdict,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = {  # what stands in the golden prompts

@@ -13,8 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rankbuffer_trl.judge import (
-    VerdictError,
+from rankbuffer_trl.judge import VerdictError
+from rankbuffer_trl.judge.verdicts import (
+    DECODINGS,
+    GRAMMAR_LIMIT,
+    Verdict,
+    constrain,
+    max_tokens,
     order_verdict,
     placement_verdict,
     position_verdict,
@@ -23,7 +28,6 @@ from rankbuffer_trl.judge import (
     selection_verdict,
     winner_verdict,
 )
-from rankbuffer_trl.judge.verdicts import DECODINGS, GRAMMAR_LIMIT, Verdict, constrain, max_tokens
 
 MOST = 3000  # answers that are written out; only the long forms have more
 

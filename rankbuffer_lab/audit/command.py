@@ -23,7 +23,7 @@ from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Call, Question, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import estimate_tokens
-from rankbuffer_trl.settings import documented
+from rankbuffer_trl.settings import check_at_least, documented
 
 from .advice import MethodCosts, advise
 from .figure import audit_figure
@@ -93,9 +93,7 @@ class AuditConfig(JudgeConfig):
                 "samples is not set: name a file of eight responses of your policy per query, which"
                 " `recipes/generate_responses.py --audit_queries 50 --responses 8` writes"
             )
-        for key in ("queries", "epochs"):
-            if getattr(self, key) < 1:
-                raise SettingsError(f"{key} must be at least 1, got {getattr(self, key)}")
+        check_at_least(self, queries=1, epochs=1)
         if self.budget is not None and self.price_budget is not None:
             raise SettingsError("budget and price_budget are both set: set one of them")
         for key in ("budget", "price_budget"):

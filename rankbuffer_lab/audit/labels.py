@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rankbuffer_trl.data.queries import DataError, shorten
+from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.decoding import shorten
 from rankbuffer_trl.groups import RolloutGroup
 
 from .fit import LABELS, Label

@@ -23,9 +23,9 @@ from rankbuffer_trl.data.queries import (
     normal_row,
     prompt_id,
     response_faults,
-    shorten,
     text_faults,
 )
+from rankbuffer_trl.decoding import shorten
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import (
     Call,
@@ -92,8 +92,8 @@ def rows_in(key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not Path(path).is_file():
         raise DataError(f"{key}={path} is not a file")
     for place, row, fault in rows_of(path, "train"):
-        if fault or not isinstance(row, dict):
-            raise DataError(f"{key}={path}, {place}: {fault or f'must be a JSON object, got {shorten(row)}'}")
+        if fault:
+            raise DataError(f"{key}={path}, {place}: {fault}")
         yield f"{key}={path}, {place}", row
 
 

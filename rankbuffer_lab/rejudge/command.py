@@ -23,7 +23,7 @@ from rankbuffer_trl.judge.config import JudgeConfig, read_object
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.rewards.method import RewardMethod, load_method
-from rankbuffer_trl.settings import documented
+from rankbuffer_trl.settings import check_at_least, documented
 from rankbuffer_trl.store import numbers
 from rankbuffer_trl.store.places import DUEL, report_folder
 
@@ -93,10 +93,7 @@ class RejudgeConfig(JudgeConfig):
             raise SettingsError("run_dir is not set: name the output folder of a run, a checkpoint, or a store file")
         if not self.dataset_name:
             raise SettingsError("dataset_name is not set: name the data set of the run, for prompts and rubrics")
-        least = {"sample": 1, "epochs": 1, "duels": 1, "control": 0}
-        for key, smallest in least.items():
-            if (value := getattr(self, key)) is not None and value < smallest:
-                raise SettingsError(f"{key} must be at least {smallest}, got {value}")
+        check_at_least(self, sample=1, epochs=1, duels=1, control=0)
 
     @property
     def result(self) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.settings import fits
+from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.gains import Duels, duel_of
 from rankbuffer_trl.store.places import (
@@ -130,4 +130,4 @@ def log_and_manifest(path: Path) -> tuple[list[dict], Manifest | dict[str, Any]]
     except ValueError as error:
         raise StoreError(f"{folder}: {error}. Move it away to report on the run without it") from None
     log = state.get("log_history", [])
-    return [{key: value for key, value in entry.items() if fits(value, float)} for entry in log], manifest  # no NaN
+    return [{key: value for key, value in entry.items() if is_finite(value)} for entry in log], manifest

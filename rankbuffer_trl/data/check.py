@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..buffer import select_k0
-from ..errors import SettingsError
 from ..groups import Query
 from ..judge import Question, insertion_question
 from ..judge.reach import context_for
 from ..judge.verdicts import max_tokens
+from ..settings import check_at_least
 from .queries import checked
 from .tokens import TokenCounter
 
@@ -58,9 +58,7 @@ class CheckSettings:
     responses_needed: bool = True
 
     def __post_init__(self):
-        for key, least in (("k0", 2), ("sample", 1), ("most_shown", 1)):
-            if getattr(self, key) < least:
-                raise SettingsError(f"{key} must be at least {least}, got {getattr(self, key)}")
+        check_at_least(self, k0=2, sample=1, most_shown=1)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from datasets import disable_progress_bars
 
 from ..errors import RankBufferError
 from ..rewards.method import RewardMethod, find_method, load_method
+from ..settings import described
 from .check import CheckSettings, check_dataset, not_ready, print_findings
 from .lines import list_faults
 from .output import read_provenance
@@ -25,13 +26,7 @@ from .tokens import TokenCounter
 
 SHOWN = 20
 """How many faults `check` prints."""
-SETTINGS = {
-    "k0": "anchors of a first buffer",
-    "max_prompt_length": "tokens that a prompt may have in training",
-    "max_completion_length": "tokens that a rollout may have in training",
-    "free_tokens": "the run's judge_free_tokens",
-    "sample": "number of queries whose responses and judge prompts are counted",
-}
+SETTINGS = ("k0", "max_prompt_length", "max_completion_length", "free_tokens", "sample")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -53,7 +48,8 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the run needs no reference responses, as with method_args: {bootstrap: true}",
     )
-    for name, what in SETTINGS.items():
+    for name in SETTINGS:
+        what = described(CheckSettings)[name][1]
         look.add_argument(f"--{name}", type=int, default=getattr(CheckSettings, name), help=what)
     look.add_argument("--num_generations", type=int, default=8, help="rollouts of a group")
     look.add_argument("--method", default="rankbuffer", help="the reward method, which says how long its prompts are")

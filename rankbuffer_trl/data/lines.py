@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .queries import BUILDERS, iterate, load_queries, normal_row, row_faults, shorten
+from ..decoding import shorten
+from .queries import BUILDERS, iterate, load_queries, normal_row, row_faults
 
 
 def list_faults(name: str, split: str = "train") -> Iterator[str]:
@@ -29,8 +30,6 @@ def list_faults(name: str, split: str = "train") -> Iterator[str]:
     """
     seen: dict[str, str] = {}
     for place, row, fault in rows_of(name, split):
-        if not fault and not isinstance(row, dict):
-            fault = f"must be a JSON object, got {shorten(row)}"
         if fault:
             yield f"{place}: {fault}"
         else:
@@ -38,10 +37,11 @@ def list_faults(name: str, split: str = "train") -> Iterator[str]:
 
 
 def rows_of(name: str, split: str) -> Iterator[tuple[str, Any, str]]:
-    """Yield place, row and, if the row cannot be read, the fault. Lines and rows are counted from 1."""
+    """Yield place, row and, if the row cannot be read or is no object, the fault. Lines and rows count from 1."""
     path = Path(name)
     if BUILDERS.get(path.suffix) == "json" and path.is_file() and split == "train":
-        yield from json_rows(path)
+        for place, row, fault in json_rows(path):
+            yield place, row, fault or ("" if isinstance(row, dict) else f"must be a JSON object, got {shorten(row)}")
     else:
         for number, row in enumerate(iterate(load_queries(name, split=split)), start=1):
             yield f"row {number}", row, ""

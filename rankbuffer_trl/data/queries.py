@@ -18,6 +18,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetsError
 from httpx import HTTPError
 from pyarrow import ArrowException
 
+from ..decoding import shorten
 from ..errors import RankBufferError
 from ..groups import Query
 
@@ -286,12 +287,6 @@ def row_faults(
             yield f"{place}{name}: the prompt is the same as in {first}, and a row without query_id needs its own"
         elif first != place:
             yield f"{place}: the query_id {query_id!r} is that of {first}, too"
-
-
-def shorten(value: object) -> str:
-    """Write a value as Python does, cut after 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 # Each of these yields (key, problem, value). Only the first fault is read, so the code after a `yield` may rely on all

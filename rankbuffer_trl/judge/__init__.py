@@ -18,17 +18,7 @@ from .questions import (
     selection_question,
 )
 from .rubric_judge import RubricJudge
-from .verdicts import (
-    Verdict,
-    VerdictError,
-    order_verdict,
-    placement_verdict,
-    position_verdict,
-    score_verdict,
-    scores_verdict,
-    selection_verdict,
-    winner_verdict,
-)
+from .verdicts import Verdict, VerdictError
 
 __all__ = [
     "AnswerLog",
@@ -55,15 +45,8 @@ __all__ = [
     "duel_question",
     "group_question",
     "insertion_question",
-    "order_verdict",
     "pairwise_question",
-    "placement_verdict",
     "pointwise_question",
-    "position_verdict",
     "ranking_question",
-    "score_verdict",
-    "scores_verdict",
     "selection_question",
-    "selection_verdict",
-    "winner_verdict",
 ]

@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -48,7 +49,7 @@ def digest(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class AnswerLog:
+class AnswerLog(AbstractContextManager["AnswerLog"]):
     """A file of answers by key, one JSON line each: `key`, `value`, `call` with the cost, and `digest`.
 
     Lines are only ever added. A last line that a kill left incomplete is dropped. Any other damage is an error,
@@ -74,8 +75,7 @@ class AnswerLog:
     """
 
     def __init__(self, path: str | Path | None):
-        self._values: dict[str, Any] = {}
-        self._calls: dict[str, Call] = {}
+        self._answers: dict[str, LoggedAnswer] = {}
         self.calls: list[Call] = []
         self._file: FileIO | None = None
         if path is not None:
@@ -109,27 +109,26 @@ class AnswerLog:
                     raise AnswerLogError(
                         f"{path}, line {number}, is not an answer ({error}): delete it to ask its question again"
                     ) from None
-                self._keep(answer.key, answer.value, answer.call)
+                self._keep(answer)
                 end += len(line)
         return end
 
-    def _keep(self, key: str, value: Any, call: Call) -> None:
-        self._values[key] = value
-        self._calls[key] = call
-        self.calls.append(call)
+    def _keep(self, answer: LoggedAnswer) -> None:
+        self._answers[answer.key] = answer
+        self.calls.append(answer.call)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._values
+        return key in self._answers
 
     def __getitem__(self, key: str) -> Any:
-        return self._values[key]
+        return self._answers[key].value
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._answers)
 
     def call(self, key: str) -> Call:
         """Return what the answer of a key cost."""
-        return self._calls[key]
+        return self._answers[key].call
 
     def add(self, key: str, value: Any, call: Call) -> None:
         """Write one answer. When this returns, the answer is in the file and survives the process.
@@ -148,7 +147,7 @@ class AnswerLog:
             except OSError:
                 self._file.truncate(start)
                 raise
-        self._keep(key, value, call)
+        self._keep(LoggedAnswer(key, value, call))
 
     def totals(self) -> Totals:
         """Add up what all answers in the file cost, those of earlier runs included."""
@@ -158,9 +157,6 @@ class AnswerLog:
         """Close the file and release its lock."""
         if self._file is not None:
             self._file.close()
-
-    def __enter__(self) -> "AnswerLog":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from ..errors import SettingsError
-from ..settings import check_arguments, check_own_fields, documented, load_path, parse_json
-from .endpoint import Endpoint, check_at_least
+from ..settings import check_arguments, check_at_least, check_own_fields, documented, load_path, parse_json
+from .endpoint import Endpoint
 from .judge import ChatClient, Judge
 from .rubric_judge import RubricJudge
 from .servers import Servers
@@ -66,7 +66,7 @@ class ServersConfig:
         check_own_fields(self, ServersConfig)
         self.judge_request = read_object("judge_request", self.judge_request)
         self.endpoint()  # raises for what no endpoint has
-        check_at_least("judge_max_attempts", self.judge_max_attempts, 1)
+        check_at_least(self, judge_max_attempts=1)
 
     def endpoint(self) -> Endpoint:
         """Describe the judge's model and its servers. Without servers it holds the prices alone."""
@@ -179,7 +179,7 @@ class VerdictConfig(ClientConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least("judge_free_tokens", self.judge_free_tokens, 0)
+        check_at_least(self, judge_free_tokens=0)
 
     def client(self) -> ChatClient:
         """Make the client that answers for the judge. Servers are told how to enforce the form of a verdict."""
@@ -203,7 +203,4 @@ def read_object(key: str, value: dict | str | None) -> dict | None:
     Raises:
         [`SettingsError`]: if it is neither.
     """
-    value = parse_json(key, value)
-    if not isinstance(value, dict | None):
-        raise SettingsError(f"{key} must be a JSON object, got {value!r}")
-    return value
+    return parse_json(key, value, dict, "a JSON object")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import SettingsError
+from ..settings import check_at_least
 from .ledger import Totals
 
 DEFAULT_KEY = "OPENAI_API_KEY"
@@ -73,8 +74,7 @@ class Endpoint:
 
     def __post_init__(self):
         least = {"max_retries": 0, "concurrency": 1, "wait": 0, "prompt_price": 0, "completion_price": 0}
-        for name, smallest in least.items():
-            check_at_least(f"{self.role}_{name}", getattr(self, name), smallest)
+        check_at_least(self, f"{self.role}_", **least)
         check_seconds(f"{self.role}_timeout", self.timeout)
         url, model, variable = (f"{self.role}_{name}" for name in ("url", "model", "api_key_env"))
         check_variable(self.api_key_env, variable)
@@ -93,16 +93,6 @@ class Endpoint:
             return None
         prompt = totals.spent_prompt_tokens * (self.prompt_price or 0)
         return (prompt + totals.spent_completion_tokens * (self.completion_price or 0)) / 1e6
-
-
-def check_at_least(key: str, value: float | None, least: float) -> None:
-    """Refuse a number below `least`, an infinite one, and what is not a number.
-
-    Raises:
-        [`SettingsError`]: naming the setting `key`.
-    """
-    if value is not None and not least <= value < math.inf:
-        raise SettingsError(f"{key} must be at least {least}, got {value}")
 
 
 def check_seconds(key: str, value: float | None) -> None:

@@ -126,7 +126,7 @@ def insertion_question(query: Query, anchors: Sequence[str], candidate: str, anc
             `False` shows only the anchors' identifiers (the order-only ablation).
     """
     K = len(anchors)
-    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
+    texts = texts_of(query)
     responses = {"{CANDIDATE_RESPONSE}": [("", candidate)]}
     if anchor_content:
         kind, template = "insert", COARSE
@@ -160,11 +160,7 @@ def ranking_question(
             low labels cancels together with its preference for early positions. `False` is the paper's prompt.
     """
     ids = tuple(range(len(candidates))) if by_slot else tuple(candidate.id for candidate in candidates)
-    texts = {
-        "{QUERY}": query.text,
-        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
-        "{CANDIDATE_IDS}": json.dumps(ids),
-    }
+    texts = texts_of(query) | {"{CANDIDATE_IDS}": json.dumps(ids)}
     blocks = [(f"R{i}", candidate.text) for i, candidate in zip(ids, candidates, strict=True)]
     return Question(kind, query.id, order_verdict(ids), FINE, texts, {"{CANDIDATE_BLOCKS}": blocks})
 
@@ -184,14 +180,8 @@ def batch_question(query: Query, anchors: Sequence[str], candidates: Sequence[st
         candidates (`Sequence[str]`):
             The rollouts' answers, in the order in which the judge sees them.
     """
-    K = len(anchors)
-    texts = {
-        "{QUERY}": query.text,
-        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
-        "{K}": str(K),
-        "{K-1}": str(K - 1),
-        "{CANDIDATE_IDS}": json.dumps([*range(len(candidates))]),
-    }
+    K, ids = len(anchors), [*range(len(candidates))]
+    texts = texts_of(query) | {"{K}": str(K), "{K-1}": str(K - 1), "{CANDIDATE_IDS}": json.dumps(ids)}
     responses = {
         "{ORDERED_ANCHOR_BLOCKS}": [(f"A{i}", anchor) for i, anchor in enumerate(anchors)],
         "{CANDIDATE_BLOCKS}": [(f"R{i}", candidate) for i, candidate in enumerate(candidates)],
@@ -201,16 +191,14 @@ def batch_question(query: Query, anchors: Sequence[str], candidates: Sequence[st
 
 def pointwise_question(query: Query, response: str, kind: str = "score", most: int = 10) -> Question:
     """Ask for a score of `response` alone. The verdict is an integer in 0..most; the template prints 10."""
-    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics), "10": str(most)}
+    texts = texts_of(query) | {"10": str(most)}
     return Question(kind, query.id, score_verdict(most), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
 
 
 def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -> Question:
     """Ask which response is better. The verdict is `A` for `first`, `B` for `second` or, if `tie` is true, `tie`."""
     choices = ("A", "B", "tie") if tie else ("A", "B")
-    texts = {
-        "{QUERY}": query.text,
-        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
+    texts = texts_of(query) | {
         "{OR_TIE}": ',\nor "tie" if neither is better' if tie else "",
         "{CHOICES}": " or ".join(json.dumps(choice) for choice in choices),
     }
@@ -220,23 +208,15 @@ def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -
 
 def duel_question(query: Query, first: str, second: str) -> Question:
     """Ask for the scores of two responses in comparison. The verdict is two integers in 0..10."""
-    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
-    return Question(
-        "duel", query.id, scores_verdict(), DUEL, texts, {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]}
-    )
+    responses = {"{RESPONSE_BLOCKS}": [("A", first), ("B", second)]}
+    return Question("duel", query.id, scores_verdict(), DUEL, texts_of(query), responses)
 
 
 def group_question(query: Query, responses: Sequence[str]) -> Question:
     """Ask for a score of each response of a group in one prompt. The verdict is integers in 0..100, as shown."""
-    texts = {
-        "{QUERY}": query.text,
-        "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics),
-        "{N}": str(len(responses)),
-    }
-    blocks = [(f"R{i}", response) for i, response in enumerate(responses)]
-    return Question(
-        "group", query.id, scores_verdict(len(responses), 100), GROUP, texts, {"{RESPONSE_BLOCKS}": blocks}
-    )
+    texts = texts_of(query) | {"{N}": str(len(responses))}
+    blocks = {"{RESPONSE_BLOCKS}": [(f"R{i}", response) for i, response in enumerate(responses)]}
+    return Question("group", query.id, scores_verdict(len(responses), 100), GROUP, texts, blocks)
 
 
 def selection_question(
@@ -260,9 +240,14 @@ def selection_question(
     verdict = selection_verdict(
         tuple(name for name in ids if name[0] == "A"), tuple(name for name in ids if name[0] == "R"), size
     )
-    texts = {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
+    texts = texts_of(query)
     responses = {"{LADDER_BLOCKS}": ladder, "{LOOK_AHEAD}": [(f"L{i}", text) for i, text in enumerate(look_ahead)]}
     return Question("manage", query.id, verdict, MANAGE, texts, responses)
+
+
+def texts_of(query: Query) -> dict[str, str]:
+    """Return what a prompt says of a query, by placeholder."""
+    return {"{QUERY}": query.text, "{WEIGHTED_RUBRICS}": weighted_rubrics(query.rubrics)}
 
 
 def weighted_rubrics(rubrics: Sequence[Rubric]) -> str:

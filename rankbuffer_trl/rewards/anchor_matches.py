@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from ..buffer import Anchor, AnchorBuffer, select_k0
-from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
+from ..settings import check_at_least
 from .matches import Candidate, Match, PlaysMatches, Points, make_match, play
 from .method import GroupScore, score_by_reward
 from .presentation import shuffle
@@ -52,8 +52,7 @@ class AnchorMatches(PlaysMatches):
     responses_needed = 0
 
     def __post_init__(self):
-        if self.size < 2:
-            raise SettingsError(f"size must be at least 2, got {self.size}")
+        check_at_least(self, size=2)
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 from ..errors import SettingsError
-from ..settings import fits, load_path, parse_json
+from ..settings import is_finite, load_path, parse_json
 
 FORM = 'such as [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]'
 
@@ -23,10 +23,7 @@ def load_functions(named: list | str | None) -> tuple[list[Callable], list[float
     Raises:
         [`SettingsError`]: if a function does not exist, does not take its `args`, or has no finite weight.
     """
-    named = parse_json("reward_functions", named)
-    if not isinstance(named, list | None):
-        raise SettingsError(f"reward_functions must be a list {FORM}, got {named!r}")
-    items = [load_function(item) for item in named or ()]
+    items = [load_function(item) for item in parse_json("reward_functions", named, list, f"a list {FORM}") or ()]
     return [function for function, _ in items], [weight for _, weight in items]
 
 
@@ -35,7 +32,7 @@ def load_function(item: Any) -> tuple[Callable, float]:
     if not isinstance(item, dict) or "function" not in item or not item.keys() <= {"function", "weight", "args"}:
         raise SettingsError(f"an item of reward_functions must have function, weight and args, {FORM}, got {item!r}")
     path, weight, args = item["function"], item.get("weight", 1.0), item.get("args")
-    if not fits(weight, float):
+    if not is_finite(weight):
         raise SettingsError(f"reward_functions: the weight of {path} must be a finite number, got {weight!r}")
     try:
         function = load_path(str(path))

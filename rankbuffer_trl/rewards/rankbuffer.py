@@ -6,10 +6,10 @@ Other parts compute the format reward (`format.py`) and the advantage (TRL), and
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
-from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, insertion_question, ranking_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
+from ..settings import check_at_least
 from .method import GroupScore
 
 
@@ -69,9 +69,7 @@ class RankBuffer:
     name = "rankbuffer"
 
     def __post_init__(self):
-        for key, least in (("k0", 2), ("prune_after", 1), ("refine_at", 1)):
-            if getattr(self, key) < least:
-                raise SettingsError(f"{key} must be at least {least}, got {getattr(self, key)}")
+        check_at_least(self, k0=2, prune_after=1, refine_at=1)
 
     @property
     def responses_needed(self) -> int:

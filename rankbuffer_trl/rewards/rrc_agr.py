@@ -11,9 +11,9 @@ probably a misprint. Nothing here is tuned to it.
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
-from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
+from ..settings import check_at_least
 from .matches import Candidate, Match, PlaysMatches, make_match, play, win_rates
 from .method import GroupScore, score_by_reward
 
@@ -41,8 +41,7 @@ class RRCAGR(PlaysMatches):
     name = "rrc_agr"
 
     def __post_init__(self):
-        if self.references < 1:
-            raise SettingsError(f"references must be at least 1, got {self.references}")
+        check_at_least(self, references=1)
 
     @property
     def responses_needed(self) -> int:

@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
-from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question
+from ..settings import check_at_least
 from .matches import Candidate, Match, Points, make_match, play
 from .method import GroupScore, score_by_reward
 from .presentation import shuffle
@@ -55,8 +55,7 @@ class Tournament:
     responses_needed = 0
 
     def __post_init__(self):
-        if self.repeats < 1:
-            raise SettingsError(f"repeats must be at least 1, got {self.repeats}")
+        check_at_least(self, repeats=1)
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""

@@ -86,41 +86,30 @@ class BufferStore:
         Raises:
             [`StoreError`]: if the file does not hold what this program writes, as after an edit by hand.
         """
-        with self._errors("read"):
-            row = self._db.execute(
-                "SELECT anchors, left_epoch, right_epoch, observed_epoch, visits FROM buffers"
-                " WHERE query_id = ? ORDER BY step DESC LIMIT 1",
-                (query_id,),
-            ).fetchone()
-            if row is None:
-                return None
-            with numbers.damage(self.path, "buffers", {"query_id": query_id}):
-                anchors = decode(parse_json(row[0], at="anchors"), list[AnchorRow], "anchors")
-                marks = ",".join("?" * len(anchors))
-                texts = dict(
-                    self._db.execute(
-                        f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})",
-                        (query_id, *(anchor.id for anchor in anchors)),
-                    )
-                )
-                if missing := [anchor.id for anchor in anchors if anchor.id not in texts]:
-                    raise ValueError(f"the table responses has no text of anchor {missing[0]!r}")
-                found = (Anchor(a.id, texts[a.id], a.source, a.epoch, a.h) for a in anchors)
-                return AnchorBuffer(tuple(found), *row[1:])
+        sql = (
+            "SELECT anchors, left_epoch, right_epoch, observed_epoch, visits FROM buffers"
+            " WHERE query_id = ? ORDER BY step DESC LIMIT 1"
+        )
+        row = next(self.rows(sql, (query_id,)), None)
+        if row is None:
+            return None
+        with numbers.damage(self.path, "buffers", {"query_id": query_id}):
+            anchors = decode(parse_json(row[0], at="anchors"), list[AnchorRow], "anchors")
+            marks = ",".join("?" * len(anchors))
+            sql = f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})"
+            texts = dict(self.rows(sql, (query_id, *(anchor.id for anchor in anchors))))
+            if missing := [anchor.id for anchor in anchors if anchor.id not in texts]:
+                raise ValueError(f"the table responses has no text of anchor {missing[0]!r}")
+            return AnchorBuffer(tuple(Anchor(a.id, texts[a.id], a.source, a.epoch, a.h) for a in anchors), *row[1:])
 
     def query_ids(self, after: str = "", limit: int = -1) -> list[str]:
         """Return the sorted ids of queries that have a buffer: those behind `after`, at most `limit` of them."""
-        with self._errors("read"):
-            found = self._db.execute(
-                "SELECT DISTINCT query_id FROM buffers WHERE query_id > ? ORDER BY query_id LIMIT ?", (after, limit)
-            )
-            return [id for (id,) in found]
+        sql = "SELECT DISTINCT query_id FROM buffers WHERE query_id > ? ORDER BY query_id LIMIT ?"
+        return [id for (id,) in self.rows(sql, (after, limit))]
 
     def has_group(self, query_id: str, step: int) -> bool:
         """Return whether this query was already scored in this step."""
-        with self._errors("read"):
-            found = self._db.execute("SELECT 1 FROM groups WHERE query_id = ? AND step = ?", (query_id, step))
-            return found.fetchone() is not None
+        return any(self.rows("SELECT 1 FROM groups WHERE query_id = ? AND step = ?", (query_id, step)))
 
     def commit(
         self,
@@ -187,8 +176,7 @@ class BufferStore:
 
     def last_step(self) -> int | None:
         """Return the newest step with a scored group, `None` if there is none."""
-        with self._errors("read"):
-            return self._db.execute("SELECT max(step) FROM groups").fetchone()[0]
+        return next(step for (step,) in self.rows("SELECT max(step) FROM groups"))
 
     def totals(self, phase: str = "train") -> Totals:
         """Add up the judge calls so far."""

@@ -26,19 +26,9 @@ from .buffer_store import BufferStore
 from .database import StoreError
 
 FILE = "buffers.parquet"
-SCHEMA = pyarrow.schema(
-    [
-        ("query_id", pyarrow.string()),
-        ("rank", pyarrow.int32()),
-        ("size", pyarrow.int32()),
-        ("text", pyarrow.string()),
-        ("source", pyarrow.string()),
-        ("epoch", pyarrow.int32()),
-        ("inactive", pyarrow.int32()),
-        ("anchor_id", pyarrow.string()),
-        ("visits", pyarrow.int32()),
-    ]
-)
+COLUMNS = ("query_id", "rank", "size", "text", "source", "epoch", "inactive", "anchor_id", "visits")
+NUMBERS = ("rank", "size", "epoch", "inactive", "visits")
+SCHEMA = pyarrow.schema([(name, pyarrow.int32() if name in NUMBERS else pyarrow.string()) for name in COLUMNS])
 QUERIES = 1000  # in memory at once
 
 
@@ -78,17 +68,8 @@ def buffer_rows(store: BufferStore, query_id: str) -> list[dict]:
     buffer = store.load(query_id)
     if buffer is None:
         return []
-    return [
-        {
-            "query_id": query_id,
-            "rank": rank,
-            "size": len(buffer),
-            "text": anchor.text,
-            "source": anchor.source,
-            "epoch": anchor.epoch,
-            "inactive": anchor.h,
-            "anchor_id": anchor.id,
-            "visits": buffer.visits,
-        }
+    rows = (
+        (query_id, rank, len(buffer), anchor.text, anchor.source, anchor.epoch, anchor.h, anchor.id, buffer.visits)
         for rank, anchor in enumerate(buffer.anchors)
-    ]
+    )
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]

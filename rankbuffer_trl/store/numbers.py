@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..decoding import decode, fields_of, parse_json, shown
+from ..decoding import decode, parse_json, shown
 from ..judge.ledger import FAILURES, Totals
+from ..settings import fields_of
 from .database import StoreError
 
 T = TypeVar("T")
@@ -175,8 +176,7 @@ def answers_by_step(store: Readable) -> dict[int, int]:
 
 def totals(store: Readable, phase: str = "train") -> Totals:
     """Return the sums of the judge's ledger over a phase, `train` or `eval`."""
-    ((sums),) = _select(store, _sums(), "calls", "1", {"phase": phase})
-    return _totals(store, sums)
+    return totals_by(store, "phase", phase).get(phase, Totals())
 
 
 def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) -> dict[Any, Totals]:
@@ -193,8 +193,7 @@ def totals_by(store: Readable, column: str, phase: str = "train", **equal: Any) 
             Columns of `calls` and the value that each must have.
     """
     table = "calls JOIN groups USING (query_id, step)" if column == "epoch" else "calls"
-    rows = _select(store, f"{column}, {_sums()}", table, column, {"phase": phase, **equal}, group=f"GROUP BY {column}")
-    return {value: _totals(store, sums) for value, *sums in rows}
+    return {value: sums for (value,), sums in _sums(store, table, [column], {"phase": phase, **equal})}
 
 
 def has_calls(store: Readable, kind: str) -> bool:
@@ -205,10 +204,7 @@ def has_calls(store: Readable, kind: str) -> bool:
 
 def totals_by_visit(store: Readable) -> dict[tuple[str, int], Totals]:
     """Return the sums of the judge's ledger over training by query id and step."""
-    rows = _select(
-        store, f"query_id, step, {_sums()}", "calls", "1", {"phase": "train"}, group="GROUP BY query_id, step"
-    )
-    return {(query_id, step): _totals(store, sums) for query_id, step, *sums in rows}
+    return dict(_sums(store, "calls", ["query_id", "step"], {"phase": "train"}))
 
 
 def initial_number(id: str) -> int:
@@ -254,16 +250,15 @@ def damage(store: Path, table: str, row: Mapping[str, Any]) -> Iterator[None]:
         ) from None
 
 
-def _totals(store: Readable, sums: Sequence) -> Totals:
-    with damage(store.path, "calls", {}):
-        return decode(list(sums), Totals)
-
-
-def _sums() -> str:
-    """Return the SQL of every field of `Totals`, in order."""
-    return ", ".join(
-        f"coalesce(sum({COUNTS.get(field.name, field.name)}), {field.default})" for field in fields(Totals)
-    )
+def _sums(
+    store: Readable, table: str, columns: Sequence[str], equal: dict[str, Any]
+) -> Iterator[tuple[tuple, Totals]]:
+    """Yield the sums of calls by the values of these columns, in their order."""
+    names, n = ", ".join(columns), len(columns)
+    sums = ", ".join(f"sum({COUNTS.get(field.name, field.name)})" for field in fields(Totals))
+    for row in _select(store, f"{names}, {sums}", table, names, equal, group=f"GROUP BY {names}"):
+        with damage(store.path, "calls", {}):
+            yield row[:n], decode(list(row[n:]), Totals)
 
 
 def _select(

@@ -39,7 +39,7 @@ class Spending:
             [`StoreError`]: if the record is damaged.
         """
         # An id may come from elsewhere and be any text.
-        self._run = hashlib.sha256("".join(id for (id,) in store.rows("SELECT id FROM run")).encode()).hexdigest()
+        self._run = hashlib.sha256(numbers.run_id(store).encode()).hexdigest()
         total = numbers.totals(store, "train") + numbers.totals(store, "eval")
         ledger = (total.spent_prompt_tokens, total.spent_cached_tokens, total.spent_completion_tokens)
         self._tokens = Usage(*map(max, self._recorded(), ledger))

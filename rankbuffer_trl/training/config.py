@@ -15,7 +15,7 @@ from ..judge.endpoint import check_seconds, check_url
 from ..rewards.format import check_format
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
-from ..settings import documented
+from ..settings import check_at_least, documented
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")  # of TRL, which checks while it trains
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
@@ -197,8 +197,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        if self.format_weight < 0:
-            raise SettingsError(f"format_weight must be at least 0, got {self.format_weight}")
+        check_at_least(self, format_weight=0)
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         if self.vllm_server_base_url:
@@ -229,8 +228,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
                 "num_processes is for dry_run and preflight_only; the processes of a run are those of"
                 " `accelerate launch --num_processes`"
             )
-        if self.num_processes is not None and self.num_processes < 1:
-            raise SettingsError(f"num_processes must be at least 1, got {self.num_processes}")
+        check_at_least(self, num_processes=1)
         if self.only_checks:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
 

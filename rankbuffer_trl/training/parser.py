@@ -121,7 +121,8 @@ class RecipeParser(TrlParser):
         super().__init__(
             (ScriptArguments, RankBufferConfig, ModelConfig), prog="rankbuffer-train", usage=USAGE, allow_abbrev=False
         )
-        self.add_argument("--help_all", action=HelpAll, nargs=0, help="show the keys of TRL and transformers, too")
+        what = "show the keys of TRL and transformers, too"
+        self.add_argument("--help_all", action="store_true", default=argparse.SUPPRESS, help=what)
 
     def parse_args_and_config(
         self, args: Iterable[str] | None = None
@@ -133,6 +134,9 @@ class RecipeParser(TrlParser):
         """
         name, words = given(sys.argv[1:] if args is None else args, "config")
         unknown: list[str] = []
+        if "--help_all" in words:
+            print(super().format_help())
+            self.exit()
         if name is None and not words:  # else the first message is about a GPU that may be missing
             raise SettingsError(NO_DATA)
         if name is not None:
@@ -175,15 +179,3 @@ class RecipeParser(TrlParser):
                     once.option_strings = action.option_strings[:1]
                     section._add_action(once)
         return short.format_help()
-
-
-class HelpAll(argparse.Action):
-    """The option that shows all keys, those of TRL and transformers included."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any):
-        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, **kwargs)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print the whole help and leave."""
-        print(TrlParser.format_help(parser))
-        parser.exit()
