@@ -89,7 +89,7 @@ def test_run_progress_ends_its_line_after_an_error(trainer, in_terminal):
 
 
 def test_run_progress_with_a_fault_does_not_end_a_run(trainer, in_terminal, monkeypatch, caplog):
-    terminal = in_terminal()
+    in_terminal()
     monkeypatch.setattr(RunProgress, "status", lambda self, logs: 1 / 0)
     with run_progress(trainer), caplog.at_level("WARNING"):
         trainer.train()

@@ -13,7 +13,7 @@ from ..judge import Call, Judge
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
 from .distributed import StepLeft
-from .step import OpenStep, pending_group
+from .step import OpenStep
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,7 @@ class GroupScorer:
         # has a running loop already, and Ctrl-C is not blocked.
         threading.Thread(target=self._loop.run_forever, name="judge", daemon=True).start()
 
-    def begin(
-        self, queries: Sequence[Query], G: int, step: int, epoch: int | None = None, update: bool = True
-    ) -> None:
+    def begin(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> None:
         """Announce the rollouts of a generation step, before they are generated.
 
         Their texts come one by one through `arrived`. The judge is asked about a rollout at once where the method has
@@ -108,20 +106,16 @@ class GroupScorer:
         records is the same with and without `begin`.
 
         Args:
-            queries (`Sequence[Query]`):
-                The query of each group.
-            G (`int`):
-                The number of rollouts per group.
+            groups (`Sequence[RolloutGroup]`):
+                The groups, whose rollouts have any text that is not empty ([`PENDING`]) until they arrive.
             step (`int`):
                 The trainer's global step.
-            epoch (`int`, *optional*):
-                The number of the pass over the data. `None` if the trainer does not know it.
             update (`bool`, *optional*, defaults to `True`):
                 Whether `score` will record the step, as in training.
         """
         self.discard()
         started = time.perf_counter()
-        self._begun = self._open([pending_group(query, G, step, epoch) for query in queries], step, update)
+        self._begun = self._open(groups, step, update)
         self._seconds = time.perf_counter() - started
 
     def arrived(self, row: int, text: str) -> None:
@@ -134,7 +128,7 @@ class GroupScorer:
                 The answer alone. It is empty if there is none.
         """
         if begun := self._begun:
-            self._loop.call_soon_threadsafe(begun.arrived, row, text)
+            self._loop.call_soon_threadsafe(begun.arrivals.put_nowait, (row, text))
 
     def score(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> StepScore:
         """Score all groups of one generation step, concurrently.

@@ -8,7 +8,6 @@ loss, logging and pushes to the Hub.
 import random
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from ..store import BufferStore, StoreError
 from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
 from ..store.places import FOLDER, LIVE_STORE, checkpoints
-from .callbacks import BeforePush, LogProgress, StopEarly
+from .callbacks import BeforePush, StopEarly
 from .card import CardFacts, public, write_card
 from .checkpoint import (
     check_budget,
@@ -172,15 +171,11 @@ class RankBufferTrainer(GRPOTrainer):
         self._read_answers: list[Answer] = []
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
-        self._one_by_one = self._rollouts_come_one_by_one()
         self._rollouts = self._separate_rollouts()
         self._after_step: Callable[[], None] | None = None
         self._stop = StopEarly(self._batches.ends_generation, self._over_budget, self.rank_reward.leave_step)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._stop)
-        # TRL's `_log_metric` keeps a number for the next generation, which may be that of an evaluation.
-        log = lambda name, value: self._metrics["train"][name].append(value)  # noqa: E731
-        self.add_callback(LogProgress(lambda: self.rank_reward.scorer.store, log))
         on_main_process(self._check_prompts)
 
     def _check_prompts(self) -> None:
@@ -215,26 +210,22 @@ class RankBufferTrainer(GRPOTrainer):
         """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
         return EpochSampler(super()._get_train_sampler(dataset), self.current_epoch)
 
-    def _rollouts_come_one_by_one(self) -> bool:
-        """Return whether each rollout can be judged when the server has generated it. All processes agree on this.
+    def _separate_rollouts(self) -> SeparateRollouts | None:
+        """Send one request per rollout from now on, if each can be judged when the server has generated it.
 
         With tools, environments or a rollout function, what the server generates is not the whole rollout.
         """
         if not (self.args.judge_during_generation and self.use_vllm and self.vllm_mode == "server"):
-            return False
+            return None
         if self.tools or self.rollout_func or self.environment_factories is not None:
-            return False
+            return None
+        if not self.accelerator.is_main_process:  # it alone has a client
+            return None
         if not known_to_us():
             logger.warning(
                 "this version of TRL generates with other arguments than RankBuffer knows, so judging starts after"
                 " generation"
             )
-            return False
-        return True
-
-    def _separate_rollouts(self) -> SeparateRollouts | None:
-        """Send one request per rollout from now on. Only the main process has a client."""
-        if not (self._one_by_one and self.accelerator.is_main_process):
             return None
         # TRL has no hook per rollout: a rollout_func would take the user's place for one, and would have to tokenize,
         # gather and slice on every process. The client below all that is a public object, and it is replaced here,
@@ -252,7 +243,7 @@ class RankBufferTrainer(GRPOTrainer):
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
         # A chat template begins the completions of all prompts with the same text.
         (answer,) = self._answers.read([self._any_prompt], [""], [completion_ids])
-        self.rank_reward.arrived(row, answer.text)
+        self.rank_reward.scorer.arrived(row, answer.text)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Generate and score as TRL does, with a judge that is asked while rollouts are still generated."""
@@ -268,16 +259,14 @@ class RankBufferTrainer(GRPOTrainer):
             raise
 
     def _generate(self, prompts: list) -> tuple:
-        """Generate as TRL does. Where rollouts did not come one by one, the judge is asked about all of them here.
+        """Generate as TRL does. The judge is asked here about all rollouts that did not come one by one.
 
         TRL computes the log-probabilities of the old policy and of the reference model next, before the rewards.
         """
-        started, before = time.perf_counter(), self._rollouts and self._rollouts.generations
+        started = time.perf_counter()
         generated = super()._generate(prompts)
         self._log_metric("rollouts/seconds", time.perf_counter() - started)
-        if self._rollouts and self._rollouts.generations == before:
-            warn_of_another_way()
-        if self.args.judge_during_generation and not self._one_by_one:
+        if self.args.judge_during_generation:
             _, completion_ids, _, completions, *_ = generated
             self.rank_reward.all_arrived([each.text for each in self._read(prompts, completions, completion_ids)])
         return generated
@@ -541,12 +530,6 @@ def ranked_later(completions: list, **kwargs) -> list[float]:
 
 
 ranked_later.__name__ = "rank_reward"  # the name in the log
-
-
-@cache
-def warn_of_another_way() -> None:
-    """Say once that the rollouts did not come through [`SeparateRollouts.generate`]."""
-    logger.warning("TRL generates in a way that RankBuffer does not know, so judging starts after generation")
 
 
 def random_states() -> Callable[[], None]:
