@@ -30,7 +30,7 @@ SETTINGS = {
     "max_prompt_length": "tokens that a prompt may have in training",
     "max_completion_length": "tokens that a rollout may have in training",
     "free_tokens": "the run's judge_free_tokens",
-    "sample": "number of queries whose responses and judge prompts are counted",
+    "sample": "number of queries whose responses are counted",
 }
 
 
