@@ -93,12 +93,6 @@ class Batches:
         return micro_steps % self.args.micro_steps_per_generation == 0
 
     @property
-    def straddles(self) -> bool:
-        """Whether the rollouts of some group lie on two processes."""
-        mine = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        return mine % self.args.num_generations != 0  # on one process, these are whole groups
-
-    @property
     def saved_steps(self) -> list[int]:
         """The steps after which a checkpoint is written, as far as they are known before the run."""
         kind, every = self.args.save_strategy, self.args.save_steps
@@ -137,9 +131,6 @@ class Batches:
             f"one optimizer step: {N} x {args.per_device_train_batch_size} x {args.gradient_accumulation_steps} ="
             f" {step} rollouts; a generation is used for {args.steps_in_generation:g} of them",
             f"the same {step} rollouts by processes x per device x accumulation: {', '.join(self.splits())}",
-            "groups: some lie on two processes, which changes nothing: the main one gathers and judges them whole"
-            if self.straddles
-            else "groups: each lies on one process",
             f"data: {self.queries:,} queries, {self.steps_per_epoch} steps an epoch"
             + (f"; each epoch leaves out {left_out} queries" if left_out else ""),
             f"the run: {self.steps} steps, {self.steps / self.steps_per_epoch:g} epochs,"
