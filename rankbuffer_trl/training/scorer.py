@@ -50,6 +50,16 @@ def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup
     return replace(group, epoch=buffer.visits if buffer else 0)
 
 
+def check_epoch(group: RolloutGroup, visits: int) -> None:
+    """Refuse a query with more visits than epochs, since a query is visited at most once per epoch."""
+    if visits > group.known_epoch:
+        raise RuntimeError(
+            f"query {group.query.id!r} was already visited {visits} times before its visit of epoch {group.epoch}: the"
+            " data order of this run does not match its buffers (was it resumed with other data, another seed or"
+            " another number of processes?)"
+        )
+
+
 def phase(update: bool) -> str:
     """Return the name of a phase in the ledger."""
     return "train" if update else "eval"
@@ -212,7 +222,10 @@ class GroupScorer:
         buffers = [self.store.load(group.query.id) for group in groups]
         groups = [with_epoch(group, buffer) for group, buffer in zip(groups, buffers, strict=True)]
         if update:
-            self._check_epochs(groups, buffers, self._recorded(groups, step))
+            done = self._recorded(groups, step)
+            for group, buffer in zip(groups, buffers, strict=True):
+                if buffer is not None and group.query.id not in done:
+                    check_epoch(group, buffer.visits)
         limits = (self.max_failures, self.step_timeout)
         opened = OpenStep(self.method, self.judge, groups, buffers, step, phase(update), *limits, self.store.spend)
         self.run(opened.start())
@@ -221,19 +234,6 @@ class GroupScorer:
     def _recorded(self, groups: Sequence[RolloutGroup], step: int) -> set[str]:
         """Return the queries whose visit of this step is recorded already."""
         return {group.query.id for group in groups if self.store.has_group(group.query.id, step)}
-
-    @staticmethod
-    def _check_epochs(groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None], done: set[str]) -> None:
-        """Refuse a query with more visits than epochs, since a query is visited at most once per epoch."""
-        for group, buffer in zip(groups, buffers, strict=True):
-            if buffer is None or group.query.id in done:
-                continue
-            if buffer.visits > group.known_epoch:
-                raise RuntimeError(
-                    f"query {group.query.id!r} was already visited {buffer.visits} times before its visit of epoch"
-                    f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
-                    " data, another seed or another number of processes?)"
-                )
 
     def first_question(self, query: Query) -> None:
         """Ask the judge one real question about `query`. The call does not enter the ledger.

@@ -25,7 +25,7 @@ from ..data.queries import DataError, QueryTable
 from ..errors import SettingsError
 from ..files import room
 from ..judge import Judge
-from ..rewards.format import Answer, AnswerReader, format_reward
+from ..rewards.format import AnswerReader, format_reward
 from ..rewards.method import RewardMethod
 from ..store import BufferStore, StoreError
 from ..store.buffer_store import STORE
@@ -167,13 +167,12 @@ class RankBufferTrainer(GRPOTrainer):
         self.dataset_name = dataset_name
         self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
         self._any_prompt = queries[queries.ids[0]].prompt
-        self._read_ids: list[list[int]] | None = None
-        self._read_answers: list[Answer] = []
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
         self._rollouts = self._separate_rollouts()
         self._after_step: Callable[[], None] | None = None
-        self._stop = StopEarly(self._batches.ends_generation, self._over_budget, self.rank_reward.leave_step)
+        over_budget = lambda: args.over_budget(self.rank_reward.scorer.store.spent)  # noqa: E731
+        self._stop = StopEarly(self._batches.ends_generation, over_budget, self.rank_reward.leave_step)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._stop)
         on_main_process(self._check_prompts)
@@ -189,22 +188,14 @@ class RankBufferTrainer(GRPOTrainer):
                     f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}"
                 )
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of optimizer steps in an epoch, which leaves out queries that fill no whole generation batch."""
-        return self._batches.steps_per_epoch
-
     def current_epoch(self) -> int:
         """Return the epoch that the next step belongs to, an integer from 0. The trainer state's epoch is a float."""
-        return self.state.global_step // self.steps_per_epoch
+        return self.state.global_step // self._batches.steps_per_epoch
 
     @property
     def interrupted(self) -> bool:
         """Whether a SIGTERM or a budget ended the last call of `train`. After its first step there is a checkpoint."""
         return self._stop.stopped
-
-    def _over_budget(self) -> str | None:
-        return self.args.over_budget(self.rank_reward.scorer.store.spent)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
@@ -268,15 +259,9 @@ class RankBufferTrainer(GRPOTrainer):
         self._log_metric("rollouts/seconds", time.perf_counter() - started)
         if self.args.judge_during_generation:
             _, completion_ids, _, completions, *_ = generated
-            self.rank_reward.all_arrived([each.text for each in self._read(prompts, completions, completion_ids)])
+            answers = self._answers.read(prompts, completions, completion_ids)
+            self.rank_reward.all_arrived([answer.text for answer in answers])
         return generated
-
-    def _read(self, prompts: list, completions: list, completion_ids: list[list[int]]) -> list[Answer]:
-        """Read the answers of a generation, once for the judge and all reward functions."""
-        if completion_ids != self._read_ids:
-            self._read_answers = self._answers.read(prompts, completions, completion_ids)
-            self._read_ids = [list(ids) for ids in completion_ids]
-        return self._read_answers
 
     def _calculate_rewards(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
@@ -287,9 +272,9 @@ class RankBufferTrainer(GRPOTrainer):
         it no advantage. With a NaN in the rank column alone, TRL would take the rank reward for 0.
         """
         training = self.model.training
-        # TRL passes the columns of a row to every reward function: the answers are read once, for all of them.
+        # TRL passes the columns of a row to every reward function.
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
-        answers = self._read(prompts, completions, completion_ids_list)
+        answers = self._answers.read(prompts, completions, completion_ids_list)
         inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, answers, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.rank_only_ties:
