@@ -5,13 +5,17 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..buffer import AnchorBuffer
+from ..errors import SettingsError
 from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
+from ..store.places import LIVE_STORE
+from .config import RankBufferConfig
 from .distributed import StepLeft
 from .step import OpenStep
 
@@ -259,3 +263,31 @@ class GroupScorer:
         self.run(self.judge.client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.store.close()
+
+
+def open_scorer(
+    args: RankBufferConfig,
+    judge: Judge | None = None,
+    method: RewardMethod | None = None,
+    may_leave: Callable[[int], bool] = lambda step: False,
+) -> GroupScorer:
+    """Open the scorer of a run: its reward method, its judge and the store in its folder.
+
+    `may_leave` is that of [`GroupScorer`].
+
+    Raises:
+        [`SettingsError`]: if the judge that was given asks in another way than the settings say.
+    """
+    if judge is not None and judge.guard != args.judge_guard:
+        raise SettingsError(
+            f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
+            " Judge(client, guard=args.judge_guard)"
+        )
+    return GroupScorer(
+        method or args.reward_method(),
+        judge or args.judge(),
+        BufferStore(Path(args.output_dir) / LIVE_STORE),
+        args.judge_max_failures,
+        args.judge_step_timeout,
+        may_leave,
+    )

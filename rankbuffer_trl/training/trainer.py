@@ -26,11 +26,10 @@ from ..errors import SettingsError
 from ..files import room
 from ..judge import Judge
 from ..rewards.format import AnswerReader, format_reward
-from ..rewards.method import RewardMethod
-from ..store import BufferStore, StoreError
+from ..store import StoreError
 from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
-from ..store.places import FOLDER, LIVE_STORE, checkpoints
+from ..store.places import FOLDER, checkpoints
 from .callbacks import BeforePush, StopEarly
 from .card import CardFacts, public, write_card
 from .checkpoint import (
@@ -55,7 +54,7 @@ from .plan import RunPlan
 from .reward_function import GroupReward
 from .rollouts import SeparateRollouts, known_to_us, limit_requests
 from .sampler import EpochSampler
-from .scorer import GroupScorer
+from .scorer import open_scorer
 
 logger = get_logger(__name__)
 
@@ -534,34 +533,6 @@ def random_states() -> Callable[[], None]:
             set_state(state)
 
     return restore
-
-
-def open_scorer(
-    args: RankBufferConfig,
-    judge: Judge | None = None,
-    method: RewardMethod | None = None,
-    may_leave: Callable[[int], bool] = lambda step: False,
-) -> GroupScorer:
-    """Open the scorer of a run: its reward method, its judge and the store in its folder.
-
-    `may_leave` is that of [`GroupScorer`].
-
-    Raises:
-        [`SettingsError`]: if the judge that was given asks in another way than the settings say.
-    """
-    if judge is not None and judge.guard != args.judge_guard:
-        raise SettingsError(
-            f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
-            " Judge(client, guard=args.judge_guard)"
-        )
-    return GroupScorer(
-        method or args.reward_method(),
-        judge or args.judge(),
-        BufferStore(Path(args.output_dir) / LIVE_STORE),
-        args.judge_max_failures,
-        args.judge_step_timeout,
-        may_leave,
-    )
 
 
 def scale_by_signal(rewards: torch.Tensor, weights: torch.Tensor, G: int) -> torch.Tensor:
