@@ -18,7 +18,7 @@ from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore, StoreError, numbers
 
-contents = partial(stored.contents, seconds=True)
+contents = partial(stored.contents, without=())
 
 
 # What comes back

@@ -20,7 +20,7 @@ from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, read_store
 
-contents = partial(stored.contents, seconds=True)
+contents = partial(stored.contents, without=())
 
 
 # Several processes

@@ -21,7 +21,7 @@ from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 
 EMPTY = {table: [] for table in stored.TABLES}
-contents = partial(stored.contents, seconds=True)
+contents = partial(stored.contents, without=())
 
 
 class Store(RuleBasedStateMachine):

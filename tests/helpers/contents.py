@@ -1,6 +1,6 @@
 """What a store holds, in a form that tests compare."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +11,7 @@ TABLES = ("responses", "buffers", "groups", "calls")
 
 
 def contents(
-    store: BufferStore | Path, tables: Iterable[str] = TABLES, seconds: bool = False
+    store: BufferStore | Path, tables: Iterable[str] = TABLES, without: Collection[str] = ("seconds",)
 ) -> dict[str, list[tuple]]:
     """Return the rows of a store by table, sorted: all that a second run must reproduce.
 
@@ -20,15 +20,15 @@ def contents(
             An open store, or anything that `read_store` takes.
         tables (`Iterable[str]`, *optional*, defaults to all):
             The tables to read.
-        seconds (`bool`, *optional*, defaults to `False`):
-            Whether to keep the seconds of a call, which differ between two runs and agree between two copies.
+        without (`Collection[str]`, *optional*, defaults to `("seconds",)`):
+            Columns to leave out. The seconds of a call differ between two runs and agree between two copies.
     """
     if isinstance(store, Path):
         with closing(read_store(store)) as reading:
-            return contents(reading, tables, seconds)
+            return contents(reading, tables, without)
     found = {}
     for table in tables:
         columns = [row[1] for row in store.rows(f"PRAGMA table_info({table})")]
-        kept = ",".join(column for column in columns if seconds or column != "seconds")
+        kept = ",".join(column for column in columns if column not in without)
         found[table] = sorted(store.rows(f"SELECT {kept} FROM {table}"))
     return found

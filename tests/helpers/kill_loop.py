@@ -2,6 +2,9 @@
 
     python tests/helpers/kill_loop.py FOLDER --policy POLICY --data DATA --kills 30
 
+With `--server`, rollouts come one by one from a rollout server and verdicts from an HTTP judge, while others are still
+generated. Both refuse each ninth request.
+
 A leg of the run is a process that resumes from the newest whole checkpoint. It gets a SIGKILL at a random moment,
 either at any time or within a phase that was chosen in advance. A run that reaches its end must end like the
 undisturbed run. Then the next run begins, until there were enough kills.
@@ -10,24 +13,31 @@ The program prints one JSON line: the kills by phase, the torn checkpoints that 
 """
 
 import argparse
+import itertools
 import json
 import mmap
 import os
 import random
 import signal
+import socket
 import struct
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 import transformers.trainer
+from aiohttp import web
 from safetensors.torch import load_file
 
 from helpers.fake_hub import FolderHub
 from helpers.forks import LONGEST, fork, wait
+from helpers.http_server import served
+from helpers.rollout_server import RolloutServer, allow_client, server_config
 from helpers.scripted import config, contents
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, checkpoints, read_store
 from rankbuffer_trl.training.checkpoint import why_torn
@@ -84,7 +94,12 @@ def leg(folder: Path, arguments: argparse.Namespace) -> None:
         "_save_checkpoint": "checkpoint",
     }.items():
         setattr(RankBufferTrainer, method, watched(phase, getattr(RankBufferTrainer, method)))
-    settings = config(
+    make, more = config, {}
+    if arguments.server:
+        allow_client()
+        rollouts, judge = (f"http://127.0.0.1:{port}" for port in arguments.ports)
+        make, more = server_config, {"url": rollouts, "judge_url": f"{judge}/v1", "judge_model": "rubric-judge"}
+    settings = make(
         folder,
         num_train_epochs=arguments.epochs,
         per_device_train_batch_size=24,
@@ -93,6 +108,7 @@ def leg(folder: Path, arguments: argparse.Namespace) -> None:
         save_total_limit=2,
         push_to_hub=True,
         hub_strategy="checkpoint",
+        **more,
     )
     trainer = RankBufferTrainer(arguments.policy, settings, load_queries(str(arguments.data)))
     resume = any(why_torn(path) is None for _, path in checkpoints(folder))
@@ -104,7 +120,26 @@ def leg(folder: Path, arguments: argparse.Namespace) -> None:
 
 def same(folder: Path, other: Path) -> bool:
     weights, others = (load_file(path / "end" / "model.safetensors") for path in (folder, other))
-    return contents(folder) == contents(other) and all((weights[name] == others[name]).all() for name in weights)
+    stores = [contents(path, without=("seconds", "attempts")) for path in (folder, other)]
+    return stores[0] == stores[1] and all((weights[name] == others[name]).all() for name in weights)
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Serve rollouts and verdicts until this process is killed."""
+    texts = [text for line in arguments.data.read_text().splitlines() for text in json.loads(line)["responses"]]
+    asked = itertools.count(1)
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Callable) -> web.StreamResponse:
+        if request.method == "POST" and next(asked) % 9 == 0:
+            return web.Response(status=503, headers={"Retry-After-Ms": "1"})
+        return await handler(request)
+
+    judge = make_app()
+    judge.middlewares.append(refuse)
+    rollouts = RolloutServer(arguments.policy, texts, fault=lambda number: number % 9 == 0)
+    with served(rollouts.app(), arguments.ports[0]), served(judge, arguments.ports[1]):
+        signal.pause()
 
 
 def start(folder: Path, arguments: argparse.Namespace) -> int:
@@ -144,7 +179,25 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--server", action="store_true")
     arguments = parser.parse_args()
+    servers = []
+    if arguments.server:
+        with socket.socket() as first, socket.socket() as second:
+            for each in (first, second):
+                each.bind(("127.0.0.1", 0))
+            arguments.ports = [each.getsockname()[1] for each in (first, second)]
+        servers.append(fork(lambda: serve(arguments), arguments.folder.with_suffix(".servers.log")))
+        while any(socket.socket().connect_ex(("127.0.0.1", port)) for port in arguments.ports):
+            time.sleep(0.1)
+    try:
+        run(arguments)
+    finally:
+        for pid in servers:
+            os.kill(pid, signal.SIGKILL)
+
+
+def run(arguments: argparse.Namespace) -> None:
     chosen = random.Random(arguments.seed)
 
     reference = arguments.folder / "reference"

@@ -115,7 +115,8 @@ def test_another_model_name_is_refused_once(server, texts):
 
 
 def test_a_prompt_longer_than_the_context_is_refused_once(server, judge, texts):
-    too_long = insertion_question(texts.query(), texts.texts(2), texts.text(server.context))
+    quarters = [texts.text(server.context // 4) for _ in range(4)]  # one text alone would be cut by the guard
+    too_long = insertion_question(texts.query(), quarters, texts.text(8))
     (verdict,), (call,) = ask(judge(decoding="regex"), [too_long])
     assert verdict is None
     assert (call.outcome, call.attempts) == ("unreachable", 1)
