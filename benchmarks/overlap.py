@@ -57,6 +57,7 @@ from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.rollouts import SeparateRollouts
 from rankbuffer_trl.training.scorer import GroupScorer, StepScore
+from rankbuffer_trl.training.step import PENDING
 
 ANCHOR_WORDS, CANDIDATE_WORDS = 240, 400
 TABLES = ("responses", "buffers", "groups", "calls")
@@ -222,7 +223,8 @@ class Run:
         ]
         cpu, started = time.process_time(), time.perf_counter()
         if self.rollouts:
-            self.scorer.begin(queries, G, step, epoch=step)
+            unknown = tuple(Rollout(place, PENDING) for place in range(G))
+            self.scorer.begin([RolloutGroup(query, unknown, step, epoch=step) for query in queries], step)
         texts = [text_of(ids) for ids in generate(self.rollouts or self.client, self.workload, step)]
         groups = [
             RolloutGroup(query, tuple(Rollout(place, texts[G * i + place]) for place in range(G)), step, epoch=step)

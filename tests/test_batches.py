@@ -67,10 +67,6 @@ def test_batches_counts_as_the_real_sampler_does(
     stop = 1 + stop % layout.steps
     assert plan(processes, queries, **settings, max_steps=stop).generations == made[stop]
 
-    process_of = [row // (per_device * generation) for row in range(rollouts)]
-    groups = [set(process_of[start : start + G]) for start in range(0, rollouts, G)]
-    assert layout.straddles == any(len(processes) > 1 for processes in groups)
-
 
 def test_batches_refuses_a_run_that_saves_and_ends_inside_a_generation():
     best = {"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "loss", "max_steps": 3}
@@ -105,16 +101,16 @@ def test_steps_are_those_of_the_trainer(training, rows):
         assert trainer.state.max_steps == Batches(trainer.args, len(rows)).steps, changes
 
 
-def test_saved_steps_are_the_checkpoints_and_the_last_step():
-    for save, steps in [
-        ({"save_steps": 10}, [10, 20, 25]),
-        ({"save_steps": 5}, [5, 10, 15, 20, 25]),
-        ({"save_steps": 100}, [25]),
-        ({"save_steps": 0.5}, [13, 25]),
-        ({"save_strategy": "no"}, []),
-        ({"save_strategy": "epoch"}, [12, 24, 25]),
+def test_lines_say_when_checkpoints_are_written():
+    best = {"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "loss", "num_iterations": 1}
+    for save, said in [
+        ({"save_steps": 10}, "save_steps 10, and the last step"),
+        ({"save_steps": 0.5}, "save_steps 0.5, and the last step"),
+        ({"save_strategy": "epoch"}, "after each epoch"),
+        (best | {"per_device_eval_batch_size": 8}, "at the best evaluations"),
+        ({"save_strategy": "no"}, "none"),
     ]:
-        assert plan(2, 96, per_device_train_batch_size=32, max_steps=25, **save).saved_steps == steps, save
+        assert f"checkpoints: {said}" in plan(2, 96, per_device_train_batch_size=32, **save).lines(), save
 
 
 def test_batches_refuses_what_cannot_work_and_says_what_would():
@@ -142,9 +138,7 @@ def test_lines_tell_the_papers_batch_on_8_and_on_4_processes():
     )
     assert recipe["gradient_accumulation_steps"] == 80 // 8
     assert "8 processes x 2 per device x 10 micro steps = 160 rollouts = 20 queries x 8" in eight
-    assert "some lie on two processes" in eight
     assert "4 x 2 x 20, 5 x 2 x 16, 8 x 2 x 10" in eight and ", 3 x" not in eight and ", 6 x" not in eight
     assert "the context must hold 8,192 with the prompt" in eight
-    assert "the run: 200 steps, 4 epochs, 32,000 rollouts" in eight and "checkpoints: 20, after steps 10" in eight
+    assert "the run: 200 steps, 4 epochs, 32,000 rollouts" in eight and "checkpoints: save_steps 10," in eight
     assert "4 processes x 2 per device x 20 micro steps = 160 rollouts" in four
-    assert "each lies on one process" in four

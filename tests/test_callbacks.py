@@ -17,7 +17,7 @@ from rankbuffer_trl.store.export import FILE
 from rankbuffer_trl.store.gains import newest_window
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training import command
-from rankbuffer_trl.training.callbacks import LogProgress, StopEarly
+from rankbuffer_trl.training.callbacks import StopEarly
 from rankbuffer_trl.training.checkpoint import newest_checkpoint
 from rankbuffer_trl.training.command import last_lines
 from rankbuffer_trl.training.informing import informing
@@ -103,33 +103,25 @@ def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoi
 PROGRESS = "progress/beats_last_visit"
 
 
-def test_log_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
+def test_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
     """The number begins with the second epoch, after step 4. It stays in its step also if an evaluation follows."""
     found = []
     small = lambda store: found.append(newest_window(store, least=6)) or found[-1]  # noqa: E731
-    monkeypatch.setattr("rankbuffer_trl.training.callbacks.newest_window", small)
+    monkeypatch.setattr("rankbuffer_trl.training.reward_function.newest_window", small)
     monkeypatch.setattr("rankbuffer_trl.store.gains.LEAST_QUERIES", 2)
     evaluation = dict(eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=8)
     trainer = training(eval_dataset=rows.select([0]), **evaluation)
     trainer.train()
     expected = [each and each.probability for each in found]
     assert expected[:4] == [None] * 4 and any(value is not None for value in expected[4:])
-    assert [entry.get(PROGRESS) for entry in trainer.state.log_history if "loss" in entry] == expected
+    logged = [entry.get(PROGRESS) for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == pytest.approx(expected), "which TRL gathers as float32"
     assert not any(name.startswith("eval_progress") for entry in trainer.state.log_history for name in entry)
-
-
-def test_log_progress_asks_the_main_process_alone_and_logs_no_unknown_number(monkeypatch):
-    windows, logged = iter([None, SimpleNamespace(probability=None), SimpleNamespace(probability=0.75)]), []
-    monkeypatch.setattr("rankbuffer_trl.training.callbacks.newest_window", lambda store: next(windows))
-    callback = LogProgress(lambda: None, lambda *entry: logged.append(entry))
-    for main in (False, True, True, True):
-        callback.on_step_end(None, SimpleNamespace(is_world_process_zero=main), None)
-    assert logged == [(PROGRESS, 0.75)]
 
 
 # What only informs: the calls that fail, counted from 0, of each function of `rankbuffer_trl.training`
 BROKEN = {
-    "callbacks.newest_window": range(1, 99),
+    "reward_function.newest_window": range(1, 99),
     "reward_function.step_metrics": range(1, 99, 2),
     "reward_function.placement_columns": (1,),
     "trainer.export_buffers": (0,),

@@ -12,9 +12,8 @@ from helpers.http_server import served
 from helpers.nectar_rows import Model, raw_row, rubrics_text
 from helpers.scripted import contents
 
-from rankbuffer_trl.buffer import select_k0
 from rankbuffer_trl.data import command, publish
-from rankbuffer_trl.data.check import CheckSettings, anchors, check_dataset
+from rankbuffer_trl.data.check import CheckSettings, check_dataset
 from rankbuffer_trl.data.output import beside, write_provenance, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TokenCounter
@@ -53,39 +52,33 @@ def test_check_counts_the_sample_that_ships(capsys):
         "the same prompt as an earlier query: 0\n",
         "prompts above 4,096 tokens: 0\n",
         "Tokens (estimated, 3 characters each)",
-        "judge context needed for these responses, up to 8 anchors: about",
+        "judge context needed if every response has 4,096 tokens: about",
     ):
         assert said in out, said
-    assert re.search(r"judge prompt at 2 K0 +36", out) and "NOT READY" not in out
+    assert re.search(r"response +252", out) and "NOT READY" not in out
     assert re.search(r"of a +counted +least +median +95 % +most *\n", out)
     assert re.search(r"weights: 1 \(\d+\), .*; mean \d\.\d\d\n", out)
 
 
 def test_check_dataset_measures_the_real_prompts(howto, tiny_policy):
     def check(**settings):
-        return check_dataset(Dataset.from_list(howto), tokens, CheckSettings(max_completion_length=100, **settings))
+        settings = {"max_completion_length": 100} | settings
+        return check_dataset(Dataset.from_list(howto), tokens, CheckSettings(**settings))
 
     tokens = TokenCounter(tiny_policy)
     table = QueryTable(Dataset.from_list(howto), 7)
     queries = [table[query_id] for query_id in table.ids]
     found = check()
     assert found.lengths["response"] == [tokens.text(text) for query in queries for text in query.responses]
-    for name, shown in (
-        ("judge prompt at K0", lambda responses: select_k0(responses, 4)),
-        ("judge prompt at 2 K0", lambda responses: (*responses, responses[0])),
-    ):
-        asked = [
-            insertion_question(query, tuple(shown(query.responses)), max(query.responses, key=len))
-            for query in queries
-        ]
-        assert found.lengths[name] == [tokens.text(question.prompt(True)) for question in asked]
     room = len('{"position": 8}') + 1 + 256
-    assert found.context == max(found.lengths["judge prompt at 2 K0"]) + 2 * room + TURN_TOKENS
     frames = [tokens.text(insertion_question(query, [""] * 8, "").prompt(True)) for query in queries]
-    assert found.later_context - 9 * 100 * 9 // 8 - 2 * room - TURN_TOKENS in frames
+    assert found.context - 9 * 100 * 9 // 8 - 2 * room - TURN_TOKENS in frames
     grouped = check(most_shown=20)
-    assert grouped.later_context - found.later_context == 11 * 100 * 9 // 8 + 1  # 20 and 9, each rounded down
-    assert check(guard=False, most_shown=10).later_context - check(guard=False).later_context == 100
+    assert grouped.context - found.context == 11 * 100 * 9 // 8 + 1  # 20 and 9, each rounded down
+    assert check(guard=False, most_shown=10).context - check(guard=False).context == 100
+    longest = max(found.lengths["response"])
+    assert check(max_completion_length=longest - 1).context == check(max_completion_length=longest).context
+    assert check(max_completion_length=longest + 8).context == check(max_completion_length=longest).context + 81
     chat = [{"role": "user", "content": queries[0].text}]
     rendered = f"<|im_start|>user\n{queries[0].text}<|im_end|>\n<|im_start|>assistant\n"
     assert found.lengths["prompt"][0] == tokens.chat(chat) == tokens.text(rendered)
@@ -108,11 +101,6 @@ def test_token_counter_without_a_template_counts_the_texts(tmp_path, tiny_policy
     assert tokens.chat([{"role": "user", "content": "boil water"}]) == tokens.text("boil water") > 0
 
 
-def test_anchors_are_those_of_a_first_buffer_and_repeat_where_they_are_few():
-    assert anchors("abcdefg", 4) == ["a", "c", "e", "g"]
-    assert anchors("abcd", 4) == list("abcd") and anchors("abc", 8) == list("abcabcab")
-
-
 def test_check_lists_what_is_odd_and_what_a_run_lacks(howto, tmp_path, capsys):
     rows = [dict(row) for row in howto[:9]]
     for i in (1, 6, 7, 8):
@@ -131,7 +119,8 @@ def test_check_lists_what_is_odd_and_what_a_run_lacks(howto, tmp_path, capsys):
     assert "NOT READY: 1 queries have no rubrics; recipes/generate_rubrics.py makes them" in out
     assert "NOT READY: 2 queries have fewer than 4 responses; recipes/generate_responses.py makes them" in out
     assert "prompts have more than" not in out, "an estimate of tokens does not stop a run"
-    assert re.search(r"prompt +9 ", out) and re.search(r"judge prompt at K0 +2 ", out)
+    assert re.search(r"prompt +9 ", out)
+    assert re.search(r"response +14 ", out), "of two queries alone"
 
 
 def test_check_says_when_a_run_can_start(howto, tmp_path, capsys, tiny_policy):
@@ -145,8 +134,8 @@ def test_check_says_when_a_run_can_start(howto, tmp_path, capsys, tiny_policy):
     assert "NOT READY: 4 prompts have more than 8 tokens" in refused(capsys, "check", path, *words)[0]
     write_rows(path, [{"query_id": "a", "prompt": [{"role": "user", "content": "Why?"}]}])
     out, _ = refused(capsys, "check", path)
-    assert "NOT READY: 1 queries have no rubrics" in out and "judge prompt" not in out
-    assert "judge context needed if every rollout has 4,096 tokens" in out
+    assert "NOT READY: 1 queries have no rubrics" in out
+    assert "judge context needed if every response has 4,096 tokens" in out
 
 
 def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path, capsys):

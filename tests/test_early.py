@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_methods import METHODS
 
-from rankbuffer_trl.groups import RolloutGroup
+from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.training.scorer import GroupScorer, StepScore
+from rankbuffer_trl.training.step import PENDING
 
 QUERIES = [replace(QUERY, id=name) for name in "abc"]
 
@@ -33,8 +34,8 @@ def settle(scorer: GroupScorer, turns: int = 20) -> None:
 
 def begin(scorer: GroupScorer, groups: list[RolloutGroup], *arrivals: tuple[int, str], turns=lambda: 20) -> None:
     """Announce the step of some groups and hand over rollouts, with time for the judge after each."""
-    first = groups[0]
-    scorer.begin([each.query for each in groups], len(first.rollouts), first.step, first.epoch)
+    unknown = [replace(each, rollouts=tuple(Rollout(one.id, PENDING) for one in each.rollouts)) for each in groups]
+    scorer.begin(unknown, groups[0].step)
     for row, text in arrivals:
         scorer.arrived(row, text)
         settle(scorer, turns())

@@ -10,7 +10,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.trainer import open_scorer
+from rankbuffer_trl.training.scorer import open_scorer
 
 MADE = []
 

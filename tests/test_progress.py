@@ -5,7 +5,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 from transformers import ProgressCallback
 
 from rankbuffer_trl.judge import Totals
@@ -14,72 +13,53 @@ from rankbuffer_trl.training.progress import RunProgress, run_progress, short
 LOGS = {"judge/calls": 120.0, "judge/seconds": 4.0, "judge/hidden": 0.25, "buffer/size": 5.25, "reward_std": 0.654}
 
 
-def terminal(**kwargs) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=100, **kwargs)
+class Terminal(io.StringIO):
+    isatty = lambda self: True  # noqa: E731
 
 
-def shown(console: Console) -> str:
-    """What was written, without colours and cursor movements."""
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+@pytest.fixture
+def in_terminal(monkeypatch):
+    """Give a function that lets the test write to a terminal. A fixture is too early, since pytest captures later."""
+
+    def begin() -> Terminal:
+        made = Terminal()
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(f"sys.{name}", made)
+        monkeypatch.setenv("COLUMNS", "200")
+        return made
+
+    return begin
 
 
-def state(step: int, epoch: float, max_steps: int = 8) -> SimpleNamespace:
-    return SimpleNamespace(global_step=step, epoch=epoch, max_steps=max_steps)
-
-
-def progress(console: Console, price=lambda totals: None, totals=Totals()) -> RunProgress:  # noqa: B008
-    return RunProgress(2.0, lambda: totals, price, console)
+def progress(price=lambda totals: None, totals=Totals()) -> RunProgress:  # noqa: B008
+    return RunProgress(lambda: totals, price)
 
 
 def test_status_says_what_a_run_does_and_costs():
     totals = Totals(calls=1234, failures=2, prompt_tokens=1_500_000, completion_tokens=34_000)
-    line = progress(terminal(), lambda totals: totals.calls / 100, totals).status(LOGS)
+    line = progress(lambda totals: totals.calls / 100, totals).status(LOGS)
     judge = "waits 4.0 s for the judge (25% hidden)  1,234 calls  1.5M tokens  2 failed  cost 12.34"
     assert line == f"spread 0.65  5.25 anchors  {judge}"
     bare = {"judge/calls": 0.0, "judge/seconds": 0.0, "judge/hidden": 0.0, "reward_std": None, "buffer/size": 0.0}
-    assert progress(terminal()).status(bare) == "waits 0.0 s for the judge (0% hidden)  0 calls  0 tokens"
+    assert progress().status(bare) == "waits 0.0 s for the judge (0% hidden)  0 calls  0 tokens"
+    assert "beats its last visit 75%" in progress().status(bare | {"progress/beats_last_visit": 0.75})
     assert [short(n) for n in (999, 1000, 12_345_678, 4_000_000_000)] == ["999", "1.0k", "12.3M", "4.0G"]
 
 
-def follow(bar: RunProgress, first: int) -> None:
-    """Train from a step to step 8, four steps an epoch."""
-    bar.on_train_begin(None, state(first, first / 4), None)
-    for step in range(first + 1, 9):
-        bar.on_log(None, state(step, step / 4), None, logs=dict(LOGS))
-        bar.on_step_end(None, state(step, step / 4), None)
-        if bar.bar is not None:
-            (task,) = bar.bar.tasks
-            assert (task.completed, task.total) == (step, 8)
-            assert task.fields["epoch"] == ("1/2" if step < 4 else "2/2")
-    bar.on_train_end(None, state(8, 2.0), None)
-
-
-def test_run_progress_counts_steps_and_epochs_and_each_epoch_leaves_one_line():
-    console = terminal()
-    bar = progress(console)
-    bar.status = lambda logs: "[bold]x[/nonsense]"  # which is no markup
-    follow(bar, 2)
-    kept = re.findall(r"epoch (\d)/2  step (\d)  \[bold\]x\[/nonsense\]", shown(console))
-    assert kept == [("1", "4"), ("2", "8")]
-    assert bar.bar is None
-
-
-def test_run_progress_writes_one_line_an_epoch_and_no_bar_to_a_console_that_is_no_terminal():
-    console = Console(file=io.StringIO(), width=20)
-    follow(progress(console), 0)
-    lines = console.file.getvalue().splitlines()
-    assert [line.partition("  spread 0.65")[0] for line in lines] == ["epoch 1/2  step 4", "epoch 2/2  step 8"]
-
-
-def test_run_progress_shows_an_evaluation_whose_log_changes_nothing():
-    bar = progress(terminal())
-    bar.on_train_begin(None, state(0, 0), None)
-    for _ in range(2):
-        bar.on_prediction_step(None, state(1, 0.25), None)
-    assert bar.bar.status == "evaluating, batch 2"
-    bar.on_log(None, state(1, 0.25), None, logs={"eval_judge/calls": 3.0})
-    assert bar.bar.status == "evaluating, batch 2"
-    bar.close()
+def test_run_progress_shows_each_log_entry_behind_the_bar_and_each_epoch_leaves_one_line(in_terminal):
+    """Another entry, such as that of an evaluation, changes nothing."""
+    terminal = in_terminal()
+    bar, main = progress(), dict(is_world_process_zero=True, max_steps=8, num_train_epochs=2)
+    bar.on_train_begin(None, SimpleNamespace(**main), None)
+    for step in range(1, 9):
+        state = SimpleNamespace(global_step=step, epoch=step / 4, **main)
+        bar.on_log(None, state, None, logs=LOGS)
+        assert bar.training_bar.postfix == bar.status(LOGS)
+        bar.on_step_end(None, state, None)
+        bar.on_log(None, state, None, logs={"eval_judge/calls": 3.0})
+    bar.on_train_end(None, state, None)
+    bar.on_log(None, state, None, logs=LOGS)
+    assert re.findall(r"epoch (\d/2)  step (\d)  spread 0.65", terminal.getvalue()) == [("1/2", "4"), ("2/2", "8")]
 
 
 @pytest.fixture
@@ -88,40 +68,40 @@ def trainer(training):
     return training(**settings)
 
 
-def test_run_progress_shows_a_real_run_in_a_terminal_and_leaves_it_in_order(trainer):
-    console = terminal()
-    with run_progress(trainer, console):
+def test_run_progress_shows_a_real_run_in_a_terminal(trainer, in_terminal):
+    terminal = in_terminal()
+    with run_progress(trainer):
         trainer.train()
-    text, totals = shown(console), trainer.rank_reward.scorer.store.totals()
-    assert "2/2" in text and f"{totals.calls:,} calls" in text
+    text, totals = terminal.getvalue(), trainer.rank_reward.scorer.store.totals()
+    assert "2/2" in text and f"{totals.calls:,} calls" in text and "'loss'" not in text
     assert f"cost {2 * totals.prompt_tokens / 1e6:,.2f}" in text
-    assert len(re.findall(r"^.*epoch 1/1  step 2  spread", text, re.MULTILINE)) == 1
-    assert console.file.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is back
-    assert not [each for each in trainer.callback_handler.callbacks if isinstance(each, RunProgress)]
+    assert len(re.findall(r"epoch 1/1  step 2  spread", text)) == 1
 
-    console = terminal()
-    with pytest.raises(KeyboardInterrupt), run_progress(trainer, console):
-        bar = next(each for each in trainer.callback_handler.callbacks if isinstance(each, RunProgress))
-        bar.on_train_begin(None, state(0, 0), None)
+
+def test_run_progress_ends_its_line_after_an_error(trainer, in_terminal):
+    terminal = in_terminal()
+    with pytest.raises(KeyboardInterrupt), run_progress(trainer):
+        (bar,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, RunProgress)]
+        state = SimpleNamespace(is_world_process_zero=True, max_steps=2)
+        bar.on_train_begin(None, state, None)
         raise KeyboardInterrupt
-    assert bar.bar is None and "\x1b[?25h" in console.file.getvalue()
+    assert terminal.getvalue().endswith("\n")
 
 
-def test_run_progress_with_a_fault_does_not_end_a_run(trainer, monkeypatch, caplog):
+def test_run_progress_with_a_fault_does_not_end_a_run(trainer, in_terminal, monkeypatch, caplog):
+    in_terminal()
     monkeypatch.setattr(RunProgress, "status", lambda self, logs: 1 / 0)
-    console = terminal()
-    with run_progress(trainer, console), caplog.at_level("WARNING"):
+    with run_progress(trainer), caplog.at_level("WARNING"):
         trainer.train()
-    assert trainer.state.global_step == 2 and console.file.getvalue().rstrip("\n").endswith("\x1b[?25h")
+    assert trainer.state.global_step == 2
     assert caplog.text.count("the progress bar only informs") == 1 and "ZeroDivisionError: division" in caplog.text
 
 
-def test_run_progress_writes_nothing_to_a_file_and_the_trainer_prints_as_ever(trainer):
-    console = Console(file=io.StringIO())
-    with run_progress(trainer, console):
+@pytest.mark.parametrize("kind", ["a file", "disable_tqdm"])
+def test_run_progress_leaves_the_trainer_as_it_is_without_a_terminal_or_a_bar(kind, trainer, in_terminal, monkeypatch):
+    terminal = in_terminal()
+    monkeypatch.setattr(terminal, "isatty", lambda: kind != "a file", raising=False)
+    trainer.args.disable_tqdm = kind == "disable_tqdm"
+    with run_progress(trainer):
         kinds = [type(each) for each in trainer.callback_handler.callbacks]
     assert ProgressCallback in kinds and RunProgress not in kinds
-    assert console.file.getvalue() == ""
-    trainer.args.disable_tqdm = True
-    with run_progress(trainer, terminal()):
-        assert RunProgress not in [type(each) for each in trainer.callback_handler.callbacks]

@@ -37,7 +37,7 @@ from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training import trainer as trainer_module
 from rankbuffer_trl.training.distributed import MainProcessError
 from rankbuffer_trl.training.rollouts import KEEPALIVE, RETRIES, RolloutError, SeparateRollouts, known_to_us
-from rankbuffer_trl.training.trainer import RankBufferTrainer, warn_of_another_way
+from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 EVENT_LIMIT = 30.0  # seconds for what should happen at once
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
@@ -149,13 +149,13 @@ def test_generate_leaves_to_trl_what_cannot_be_split(server, run, monkeypatch):
             {"generation_kwargs": {"use_beam_search": True}},
             {"generation_kwargs": {"n": 2}},
         ]
-        for number, arguments in enumerate(kinds, start=1):
+        for arguments in kinds:
             assert ours.generate(PROMPTS, n=2, temperature=0.5, **arguments) == "trl's"
             args, kwargs = got.pop()
             assert args == (PROMPTS, arguments.get("features"))
             assert (kwargs["n"], kwargs["temperature"]) == (2, 0.5)
             assert kwargs["generation_kwargs"] == arguments.get("generation_kwargs")
-            assert seen.seen == [] and ours.generations == number
+            assert seen.seen == []
         ours.close()
 
 
@@ -483,25 +483,22 @@ def another_way(self, prompts, images, num_generations, profiler=None):
 
 
 @pytest.mark.parametrize(
-    ("owner", "generate", "message"),
-    [
-        (VLLMClient, other_arguments, "generates with other arguments than RankBuffer knows"),
-        (VLLMGeneration, another_way, "TRL generates in a way that RankBuffer does not know"),
-    ],
+    ("owner", "generate", "warnings"),
+    [(VLLMClient, other_arguments, 1), (VLLMGeneration, another_way, 0)],
     ids=["arguments", "way"],
 )
-def test_a_trl_that_generates_otherwise_is_left_alone_with_a_warning(
-    tmp_path, tiny_policy, rows, server, late, monkeypatch, caplog, owner, generate, message
+def test_a_trl_that_generates_otherwise_is_left_alone(
+    tmp_path, tiny_policy, rows, server, late, monkeypatch, caplog, owner, generate, warnings
 ):
+    """Judging starts after generation then, as `judge/hidden` in the log shows."""
     caplog.set_level(logging.WARNING, logger=trainer_module.__name__)
-    warn_of_another_way.cache_clear()
     monkeypatch.setattr(owner, "generate", generate)
     with server() as (seen, url):
         trainer = train(tmp_path / "early", tiny_policy, rows, url)
         assert [request["n"] for request in seen.seen] == [8] * 3
     assert outcome(trainer) == late
-    (warning,) = [record.message for record in caplog.records if record.name == trainer_module.__name__]
-    assert message in warning
+    warned = [record.message for record in caplog.records if record.name == trainer_module.__name__]
+    assert ["other arguments than RankBuffer knows" in line for line in warned] == [True] * warnings
 
 
 def test_a_rollout_function_keeps_trls_client(tmp_path, tiny_policy, rows, server):

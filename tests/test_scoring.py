@@ -196,7 +196,7 @@ def test_score_counts_the_time_that_the_trainer_waited(scorer, monkeypatch):
     made = scorer(scripted_judge(by_number))
     monkeypatch.setattr(made.store, "load", spending(10, made.store.load))
     monkeypatch.setattr(made.store, "commit", spending(1, made.store.commit))
-    made.begin([numbers()], 2, 0)
+    made.begin([group(numbers(), "? ?", 0)], 0)
     clock[0] += 100
     assert made.score([group(numbers(), "50 5", 0)], 0).seconds == 11
     assert made.score([group(numbers(), "50 5", 1)], 1).seconds == 11, "that of a step before is not counted"
@@ -308,11 +308,10 @@ def test_step_metrics_of_a_step_made_by_hand():
     assert metrics == pytest.approx(expected)
 
 
-def test_placement_columns_name_position_interval_and_tier():
+def test_placement_columns_name_position_and_tier():
     before = anchors("initial " * 3)
     placed = GroupScore((-1.0, 0.0, 0.0, 1.0, None), ((0,), (1, 2), (3,)), {0: 0, 1: 1, 2: 1, 3: 3}, before=before)
     assert placement_columns([placed, GroupScore((-1.0, 1.0), ((0,), (1,)))]) == {
         "position": [0, 1, 1, 3, None, None, None],
-        "interval": ["below A0", "A0 to A1", "A0 to A1", "above A2", None, None, None],
         "tier": [0, 1, 1, 2, None, 0, 1],
     }

@@ -141,7 +141,7 @@ def test_an_early_end_is_never_a_wrong_end(tester, texts, insertions, rankings, 
 def test_an_early_end_waits_for_the_answers_about_texts_that_came_instead(scorer):
     """Two of eight questions fail: one about the texts that arrived, and the first about those that came instead."""
     made = scorer(scripted_judge(failing(frozenset("15"), frozenset())), RankBuffer(fine=False), max_failures=0.3)
-    made.begin([numbers()], G=4, step=0)
+    made.begin([group(numbers(), "? ? ? ?", 0)], 0)
     for row, text in enumerate("1234"):
         made.arrived(row, text)
     while len(made._begun.judge.calls) < 4:
@@ -263,7 +263,7 @@ def test_leave_step_ends_the_waits_of_training_steps_that_may_be_left(scorer):
         assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
         assert nothing_else(made) and ledger(made) == {"cancelled": 8}
         with pytest.raises(StepLeft):
-            made.begin([numbers()], G=8, step=0)
+            made.begin(groups, 0)
         assert withheld.arrived == 8, "no other step begins"
         made.judge = scripted_judge(by_number)
         for step, update in ((1, True), (0, False)):

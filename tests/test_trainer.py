@@ -55,8 +55,9 @@ def test_trainer_ranks_every_query_once_an_epoch_and_its_buffer_grows(trained):
     assert all(-1 <= reward <= 1 for row in table["groups"] for reward in json.loads(row[6]))
 
 
-def test_trainer_reads_once_a_step_what_the_reward_functions_get(trained):
-    assert [answers for *_, answers in trained.got] == [[answer.text for answer in step] for step in trained.read]
+def test_trainer_reads_for_the_judge_what_the_reward_functions_get(trained):
+    assert trained.read[::2] == trained.read[1::2], "before the rewards, and for them"
+    assert [answers for *_, answers in trained.got] == [[one.text for one in step] for step in trained.read[::2]]
     steps = [({"train"}, {step // 4}, 3) for step in range(12)] + [({"eval"}, {None}, 1)]
     assert [each[:3] for each in trained.got] == steps
     assert trained.args.reward_weights is None, "the caller's settings stay as they were"
@@ -81,7 +82,7 @@ def test_trainer_writes_where_each_completion_was_placed(trained):
     store.close()
     for step in range(1, 12):  # the evaluation writes over the table of the last step
         table = pandas.read_parquet(trained.folder / "completions" / f"completions_{step:05}.parquet")
-        assert len(table) == 24 and table["interval"].dropna().str.startswith(("A", "below A0", "above A")).all()
+        assert len(table) == 24
         shown = table[["position", "tier"]].astype(object).where(table.notna(), None)
         for first in (0, 8, 16):
             positions, tiers = map(json.loads, next(groups))

@@ -4,7 +4,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from statistics import fmean
 
 import numpy as np
@@ -13,9 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..buffer import select_k0
 from ..groups import Query
-from ..judge import Question, insertion_question
+from ..judge import insertion_question
 from ..judge.reach import context_for
 from ..judge.verdicts import max_tokens
 from ..settings import check_at_least
@@ -42,7 +40,7 @@ class CheckSettings:
         free_tokens (`int`, *optional*, defaults to `256`):
             Tokens that an answer may have in addition to the verdict (`judge_free_tokens`).
         sample (`int`, *optional*, defaults to `1000`):
-            Number of queries, evenly spread, whose responses and judge prompts are counted. All prompts are counted.
+            Number of queries, evenly spread, whose responses are counted. All prompts are counted.
         responses_needed (`bool`, *optional*, defaults to `True`):
             Whether a set is ready only if every query has `k0` responses. `False` for `method_args: {bootstrap: true}`
             and for methods without references.
@@ -75,10 +73,10 @@ class Findings:
     same_response: list[str] = field(default_factory=list)
     too_long: list[str] = field(default_factory=list)
     lengths: dict[str, list[int]] = field(default_factory=dict)
+    longest: int = 0
+    """Tokens that a rollout may have, or those of a reference response that is longer."""
     context: int = 0
-    """Estimated tokens for the longest judge prompt that was counted ([`context_for`])."""
-    later_context: int = 0
-    """The same for `most_shown` responses of `max_completion_length` tokens each."""
+    """Estimated tokens of the judge's context for `most_shown` responses of this length ([`context_for`])."""
 
 
 def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Findings:
@@ -112,12 +110,9 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
         measured.setdefault("prompt", []).append(length)
         if number % every == 0:
             measured.setdefault("response", []).extend(map(tokens.text, query.responses))
-            for name, question in judge_questions(query, settings.k0):
-                measured.setdefault(name, []).append(tokens.text(question.prompt(settings.guard)))
-                room = max_tokens(question.verdict, "none", settings.free_tokens)
-                found.context = max(found.context, context_for(measured[name][-1], room))
         wordy = max(wordy, query, key=frame_size)
-    found.later_context = later(wordy, tokens, settings)
+    found.longest = max([settings.max_completion_length, *found.lengths["response"]])
+    found.context = context_of(wordy, tokens, settings, found.longest)
     return found
 
 
@@ -133,35 +128,17 @@ def count(found: Findings, query: Query) -> None:
         found.same_response.append(query.id)
 
 
-def judge_questions(query: Query, k0: int) -> Iterator[tuple[str, Question]]:
-    """Yield two example judge prompts: the longest response inserted among `k0` and among `2 * k0` anchors.
-
-    Reference responses serve as anchors, repeated if there are too few. A query without responses has no examples.
-    """
-    if not query.responses:
-        return
-    longest = max(query.responses, key=len)
-    for name, K in (("judge prompt at K0", k0), ("judge prompt at 2 K0", 2 * k0)):
-        yield name, insertion_question(query, anchors(query.responses, K), longest)
-
-
-def anchors(responses: Sequence[str], K: int) -> list[str]:
-    """Select `K` anchors from reference responses as a first buffer does, and repeat responses if they are too few."""
-    return select_k0(responses, K) if len(responses) >= K else list(islice(cycle(responses), K))
-
-
 def frame_size(query: Query) -> int:
     """Count the characters that are in every judge prompt of a query."""
     return len(query.text) + sum(len(rubric.text) for rubric in query.rubrics)
 
 
-def later(query: Query, tokens: TokenCounter, settings: CheckSettings) -> int:
-    """Estimate the context for the longest judge prompt that training can make ([`context_for`])."""
+def context_of(query: Query, tokens: TokenCounter, settings: CheckSettings, longest: int) -> int:
+    """Estimate the context of a judge prompt about `query` whose responses have `longest` tokens each."""
     question = insertion_question(query, [""] * (2 * settings.k0), "")
     frame = tokens.text(question.prompt(settings.guard))
-    shown = settings.most_shown * settings.max_completion_length
     room = max_tokens(question.verdict, "none", settings.free_tokens)
-    return context_for(frame, room, shown, settings.guard)
+    return context_for(frame, room, settings.most_shown * longest, settings.guard)
 
 
 def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: CheckSettings) -> None:
@@ -179,7 +156,11 @@ def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: C
             table.add_row(what, f"{len(values):,}", *(f"{mark:,.0f}" for mark in marks))
     console.print()
     console.print(table)
-    for line in (*context_lines(found, settings), *not_ready(found, tokens, settings)):
+    context = (
+        f"judge context needed if every response has {found.longest:,} tokens: about"
+        f" {found.context:,} tokens (a prompt can show {settings.most_shown} responses)"
+    )
+    for line in (context, *not_ready(found, tokens, settings)):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -212,19 +193,6 @@ def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
     yield f"the same prompt as an earlier query: {listed(found.same_prompt)}"
     yield f"the same response twice: {listed(found.same_response)}"
     yield f"prompts above {settings.max_prompt_length:,} tokens: {listed(found.too_long)}"
-
-
-def context_lines(found: Findings, settings: CheckSettings) -> Iterator[str]:
-    """Yield the lines on the context that the judge must be served with."""
-    if found.context:
-        yield (
-            f"judge context needed for these responses, up to {2 * settings.k0} anchors: about {found.context:,}"
-            " tokens"
-        )
-    yield (
-        f"judge context needed if every rollout has {settings.max_completion_length:,} tokens: about"
-        f" {found.later_context:,} tokens (a prompt can show {settings.most_shown} responses)"
-    )
 
 
 def spread(counts: Counter) -> str:

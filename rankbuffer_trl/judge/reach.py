@@ -68,7 +68,7 @@ def check_judge(judge: Judge) -> None:
     asyncio.run(check())
 
 
-async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> None:
+async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> list[int | None]:
     """Check that every server is there, serves the model, and has a context for the longest questions.
 
     Only servers that report a context and can count tokens, such as vLLM's, are checked for length.
@@ -79,19 +79,24 @@ async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> None:
         questions (`Iterable[Asked]`, *optional*, defaults to `()`):
             The questions to come.
 
+    Returns:
+        `list[int | None]`: the context length of each server, `None` if it does not report one.
+
     Raises:
         [`JudgeError`]: naming the server and what is wrong.
     """
-    questions = list(questions)
+    longest, contexts = longest_of(questions, judge.guard), []
     for client in servers_of(judge):
         context = await check_server(client)
-        need = await longest_need(client, questions, judge.guard) if context else None
+        contexts.append(context)
+        need = await longest_need(client, longest, judge.guard) if context else None
         if context and need and need.exact and need.prompt + need.answer > context:
             raise JudgeError(
                 f"{client.name}: a context of {context:,} tokens is too small. The {need.kind!r} prompt of"
                 f" {need.query_id!r} has {need.prompt:,} tokens, and its answer may take {need.answer:,}. Serve the"
                 f" model with --max-model-len {need.prompt + need.answer} or more; nothing was asked"
             )
+    return contexts
 
 
 async def check_server(client: "OpenAIClient") -> int | None:
@@ -123,23 +128,33 @@ async def check_server(client: "OpenAIClient") -> int | None:
     return models[client.model]
 
 
+def longest_of(questions: Iterable[Asked], guard: bool) -> list[Asked]:
+    """Return the [`LONGEST`] questions whose prompts have most characters."""
+    return heapq.nlargest(LONGEST, questions, key=lambda question: len(text_of(question, guard)))
+
+
+def text_of(question: Asked, guard: bool) -> str:
+    """Return the text of all messages of a prompt."""
+    return "\n".join(message["content"] for message in question.chat(guard))
+
+
 async def longest_need(client: "OpenAIClient", questions: Iterable[Asked], guard: bool) -> Need | None:
-    """Count the longest prompts with the server's tokenizer and return what the question with most tokens needs.
+    """Count prompts with the server's tokenizer and return what the question with most tokens needs.
 
     Args:
         client (`OpenAIClient`):
             The server that counts.
         questions (`Iterable[Asked]`):
-            The questions. The [`LONGEST`] longest by characters are counted.
+            The questions, such as those of [`longest_of`].
         guard (`bool`):
             Whether responses are quoted in prompts (`judge_guard`).
 
     Returns:
         [`Need`], or `None` if there are no questions.
     """
-    texts = (("\n".join(message["content"] for message in question.chat(guard)), question) for question in questions)
     needs = []
-    for text, question in heapq.nlargest(LONGEST, texts, key=lambda pair: len(pair[0])):
+    for question in questions:
+        text = text_of(question, guard)
         tokens = await client.count_tokens(text)
         prompt = math.ceil(len(text) / CHARACTERS_PER_TOKEN) if tokens is None else tokens
         answer = client.fields_of(question).get("max_tokens") or 0

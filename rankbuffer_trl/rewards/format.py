@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..errors import SettingsError
+from ..groups import storable
 
 
 class Answer(NamedTuple):
@@ -73,14 +74,14 @@ class AnswerReader:
     def read(
         self, prompts: Sequence, completions: Sequence, completion_ids: Sequence[list[int]] | None
     ) -> list[Answer]:
-        """Return one [`Answer`] per completion."""
+        """Return one [`Answer`] per completion, whose text the store and a request can hold."""
         if self.tokenizer is None or completion_ids is None:
             texts = [completion_text(completion) for completion in completions]
         else:
             texts = self.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
             if self.check == "think":
                 texts = [self._begun_by_prompt(prompts[0]) + text for text in texts]
-        return [read_answer(text, self.check) for text in texts]
+        return [read_answer(storable(text), self.check) for text in texts]
 
     def _begun_by_prompt(self, prompt: Any) -> str:
         """Return the thinking that the chat template puts at the end of the prompt, before the completion.

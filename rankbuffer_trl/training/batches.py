@@ -92,25 +92,6 @@ class Batches:
         micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
         return micro_steps % self.args.micro_steps_per_generation == 0
 
-    @property
-    def straddles(self) -> bool:
-        """Whether the rollouts of some group lie on two processes."""
-        mine = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        return mine % self.args.num_generations != 0  # on one process, these are whole groups
-
-    @property
-    def saved_steps(self) -> list[int]:
-        """The steps after which a checkpoint is written, as far as they are known before the run."""
-        kind, every = self.args.save_strategy, self.args.save_steps
-        if kind in ("no", "best"):
-            return []
-        if kind == "epoch":
-            every = self.steps_per_epoch
-        elif every < 1:  # a share of the run
-            every = math.ceil(self.steps * every)
-        steps = list(range(int(every), self.steps + 1, int(every)))
-        return steps if steps and steps[-1] == self.steps else [*steps, self.steps]
-
     def splits(self, most: int = 16) -> list[str]:
         """Return each `processes x per device x accumulation` that gives as many rollouts in one optimizer step."""
         args = self.args
@@ -128,7 +109,8 @@ class Batches:
         step = N * args.per_device_train_batch_size * args.gradient_accumulation_steps
         left_out = self.queries - self.generations_per_epoch * args.queries_per_generation
         longest = (args.max_prompt_length or 0) + args.max_completion_length
-        saved = self.saved_steps
+        steps = f"save_steps {args.save_steps:g}, and the last step"
+        saves = {"no": "none", "epoch": "after each epoch", "best": "at the best evaluations"}
         lines = [
             f"processes: {N}" + (", as given by num_processes" if args.num_processes else ""),
             f"one generation: {N} processes x {args.per_device_train_batch_size} per device x"
@@ -137,16 +119,11 @@ class Batches:
             f"one optimizer step: {N} x {args.per_device_train_batch_size} x {args.gradient_accumulation_steps} ="
             f" {step} rollouts; a generation is used for {args.steps_in_generation:g} of them",
             f"the same {step} rollouts by processes x per device x accumulation: {', '.join(self.splits())}",
-            "groups: some lie on two processes, which changes nothing: the main one gathers and judges them whole"
-            if self.straddles
-            else "groups: each lies on one process",
             f"data: {self.queries:,} queries, {self.steps_per_epoch} steps an epoch"
             + (f"; each epoch leaves out {left_out} queries" if left_out else ""),
             f"the run: {self.steps} steps, {self.steps / self.steps_per_epoch:g} epochs,"
             f" {self.generations * args.generation_batch_size:,} rollouts",
-            f"checkpoints: {len(saved)}, after steps {format_steps(saved)}"
-            if saved
-            else f"checkpoints: {'at the best evaluations' if args.save_strategy == 'best' else 'none'}",
+            f"checkpoints: {saves.get(args.save_strategy.value, steps)}",
             f"method: {args.method} {args.method_args or ''}".rstrip(),
             f"judge: {args.judge_client or args.judge_model or 'the embedded rubric judge'}"
             + (f" at {', '.join(args.judge_url)}" if args.judge_url else ""),
@@ -167,8 +144,3 @@ def rollout_source(args: RankBufferConfig) -> str:
     if args.vllm_mode == "colocate":
         return "vLLM on the training GPUs"
     return f"vLLM at {args.vllm_server_base_url or f'http://{args.vllm_server_host}:{args.vllm_server_port}'}"
-
-
-def format_steps(steps: list[int]) -> str:
-    """Format steps as `10, 20, ..., 200`."""
-    return ", ".join(map(str, steps)) if len(steps) < 6 else f"{steps[0]}, {steps[1]}, ..., {steps[-1]}"

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: stop early with a checkpoint, log progress, and write files before a push.
+"""Callbacks of the trainer: stop early with a checkpoint, and write files before a push.
 
 `enable_jit_checkpoint` of the trainer library is not used. With it each process acts on its own flag, and at once, so
 processes can save at different steps or inside a generation.
@@ -16,10 +16,6 @@ from accelerate.logging import get_logger
 from accelerate.utils import reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
-
-from ..store import BufferStore
-from ..store.gains import newest_window
-from .informing import informing
 
 logger = get_logger(__name__)
 
@@ -107,30 +103,6 @@ class StopEarly(TrainerCallback):
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
         self._previous = None
-
-
-class LogProgress(TrainerCallback):
-    """A callback that logs `progress/beats_last_visit`: does the judge prefer the newest responses to earlier ones?
-
-    Args:
-        store (`Callable[[], BufferStore]`):
-            Returns the store of the run. It is called on the main process alone.
-        log (`Callable[[str, float], None]`):
-            Adds a number to the trainer's next log entry.
-    """
-
-    def __init__(self, store: Callable[[], BufferStore], log: Callable[[str, float], None]):
-        self.store = store
-        self.log = log
-
-    @informing("progress/beats_last_visit")
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        """Compare the newest window of queries with their visits before."""
-        if not state.is_world_process_zero:
-            return
-        window = newest_window(self.store())
-        if window is not None and window.probability is not None:
-            self.log("progress/beats_last_visit", window.probability)
 
 
 class BeforePush(TrainerCallback):

@@ -10,7 +10,7 @@ from ..ranking import INSERTION_BINS, insertion_bin
 from ..rewards.method import GroupScore
 from .scorer import StepScore
 
-COLUMNS = ("position", "interval", "tier")
+COLUMNS = ("position", "tier")
 
 
 def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, float]:
@@ -63,28 +63,16 @@ def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, f
 def placement_columns(scores: Sequence[GroupScore]) -> dict[str, list]:
     """Return the columns that TRL's table of completions gets, one value per rollout of all groups in order.
 
-    `position` is the insertion position in 0..K, and `interval` names the anchors around it; both are `None` where
-    there was no coarse ranking. `tier` is the place in the group's order, from 0 for the worst; rollouts that tie
-    share a tier, and a rollout outside the order has `None`.
+    `position` is the insertion position in 0..K, and `None` where there was no coarse ranking. `tier` is the place in
+    the group's order, from 0 for the worst; rollouts that tie share a tier, and one outside the order has `None`.
     """
     columns: dict[str, list] = {name: [] for name in COLUMNS}
     for score in scores:
         tiers = {id: tier for tier, ids in enumerate(score.order) for id in ids}
         for id in range(len(score.rewards)):
-            position = score.positions.get(id)
-            columns["position"].append(position)
-            columns["interval"].append(interval_name(position, len(score.before)) if score.before else None)
+            columns["position"].append(score.positions.get(id))
             columns["tier"].append(tiers.get(id))
     return columns
-
-
-def interval_name(position: int | None, K: int) -> str | None:
-    """Return the name of the interval at an insertion position in 0..K, such as `A1 to A2`. `A0` is the worst."""
-    if position is None:
-        return None
-    if position in (0, K):
-        return "below A0" if position == 0 else f"above A{K - 1}"
-    return f"A{position - 1} to A{position}"
 
 
 def tied_share(score: GroupScore) -> float:

@@ -1,6 +1,6 @@
 """The plan of a run: what follows from settings and data. Dry run, preflight, trainer and model card read it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -8,7 +8,7 @@ from statistics import fmean
 from datasets import Dataset
 
 from ..data.queries import QueryTable
-from ..judge import Totals
+from ..judge import Question, Totals
 from ..judge.reach import estimate_tokens
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod
@@ -74,6 +74,11 @@ class RunPlan:
         batches = Batches(args, len(queries), None if eval_queries is None else len(eval_queries))
         return cls(args, method, *load_functions(args.reward_functions), queries, eval_queries, batches)
 
+    def first_questions(self) -> Iterator[Question]:
+        """Yield the questions of the first visits, with reference responses in the place of rollouts."""
+        for query_id in self.queries.ids:
+            yield from self.method.first_questions(stand_in(self.queries[query_id], self.args.num_generations))
+
     def judgments(self) -> tuple[int, int, int]:
         """Return the number of groups after step `done`, and how many judgments they take at least and at most.
 
@@ -125,12 +130,7 @@ class RunPlan:
 
     def estimated_cost(self) -> list[str]:
         """Estimate what the judge costs by the characters of the data, without a judge."""
-        G = self.args.num_generations
-        asked = [
-            question
-            for query_id in self.queries.ids
-            for question in self.method.first_questions(stand_in(self.queries[query_id], G))
-        ]
+        asked = list(self.first_questions())
         prompt, completion = map(round, estimate_tokens(asked, self.args.judge_guard))
         sample = Totals(calls=len(asked), spent_prompt_tokens=prompt, spent_completion_tokens=completion)
         return [*self.cost(sample), "tokens are estimated by characters; --preflight_only asks the judge"]

@@ -16,9 +16,9 @@ from ..groups import Query
 from ..judge import Call, Judge, JudgeError, Question, Reading, Totals
 from ..judge.errors import printable
 from ..judge.guard import LONGEST
-from ..judge.judge import explain
+from ..judge.judge import Asked, explain
 from ..judge.openai_client import OpenAIClient
-from ..judge.reach import CHARACTERS_PER_TOKEN, check_server, context_for, longest_need, servers_of
+from ..judge.reach import CHARACTERS_PER_TOKEN, check_servers, context_for, longest_need, longest_of, servers_of
 from ..rewards.method import RewardMethod
 from .plan import RunPlan
 from .scorer import stand_in
@@ -41,17 +41,18 @@ async def preflight(plan: RunPlan) -> list[str]:
         [`JudgeError`]: if a server cannot be reached, does not serve the model, cannot hold a prompt that is certain
         to come, or fails more questions than `judge_max_failures` allows.
     """
-    args, method, queries, judge = plan.args, plan.method, plan.queries, plan.args.judge()
+    args, judge = plan.args, plan.args.judge()
     lines = []
     try:
         servers = servers_of(judge)
-        contexts = [await check_server(client) for client in servers]
+        longest = longest_of(plan.first_questions(), judge.guard) if servers else []
+        contexts = await check_servers(judge, longest)
         for client, context in zip(servers, contexts, strict=True):
             lines.append(f"judge: {client.name}" + (f", context {context:,} tokens" if context else ""))
         if servers:
             context = min(filter(None, contexts), default=None)
-            lines += await check_context(servers[0], context, judge.guard, plan)
-        question = method.first_questions(stand_in(queries[queries.ids[0]], args.num_generations))[0]
+            lines += await check_context(servers[0], context, judge.guard, plan, longest)
+        question = next(plan.first_questions())
         firsts, found = await ask_first(judge, question, args.judge_step_timeout)
         lines += found
         if args.preflight_only:
@@ -109,33 +110,26 @@ def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]
     return ["the first prompt:", *(f"  | {printable(line)}" for line in prompt), "its answer:", *quoted]
 
 
-async def check_context(client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan) -> list[str]:
-    """Check that the judge's context holds every prompt that is certain to come, and estimate later prompts.
+async def check_context(
+    client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan, longest: Sequence[Asked]
+) -> list[str]:
+    """Say how long the questions of first visits are, and estimate later prompts.
 
-    The first visit of each query is certain, with candidates as long as its reference responses. A later prompt may
-    show as many responses as the method says. Each is assumed to have `max_completion_length` tokens.
+    A later prompt may show as many responses as the method says. Each is assumed to have `max_completion_length`
+    tokens.
 
     Raises:
-        [`JudgeError`]: if a certain prompt is too long, or a later one of a method that `shows_whole_groups`.
+        [`JudgeError`]: if a later prompt of a method that `shows_whole_groups` is too long.
     """
-    method, queries = plan.method, plan.queries
-    G, length = plan.args.num_generations, plan.args.max_completion_length
-    asked = (q for id in queries.ids for q in method.first_questions(stand_in(queries[id], G)))
-    need = await longest_need(client, asked, guard)
+    method, G, length = plan.method, plan.args.num_generations, plan.args.max_completion_length
+    need = await longest_need(client, longest, guard)
     assert need is not None, "every method asks something first"
-    tokens, room = need.prompt, need.answer
-    count = f"{'' if need.exact else 'about '}{tokens:,}"
+    count = f"{'' if need.exact else 'about '}{need.prompt:,}"
     lines = [f"longest prompt of a first visit: {count} tokens (query {need.query_id!r})"]
-    if need.exact and context and tokens + room > context:
-        raise JudgeError(
-            f"the judge's context of {context:,} tokens is too short: the first prompt of query {need.query_id!r} has"
-            f" {tokens:,}, and a verdict may take {room}. Serve the judge with a longer --max-model-len, shorten the"
-            " responses, or leave the query out"
-        )
-    frame = await longest_need(client, [without_responses(method, queries[need.query_id], G)], guard)
+    frame = await longest_need(client, [without_responses(method, plan.queries[need.query_id], G)], guard)
     assert frame is not None, "one question was passed"
     shown = method.most_shown(G)
-    later = context_for(frame.prompt, room, shown * length, guard)
+    later = context_for(frame.prompt, need.answer, shown * length, guard)
     if context and later > context:
         if getattr(method, "shows_whole_groups", False):
             raise JudgeError(
@@ -170,13 +164,12 @@ async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Call], float]:
     Raises:
         [`JudgeError`]: if they take longer than `judge_step_timeout`.
     """
-    args, queries = plan.args, plan.queries
+    args = plan.args
     in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
-    real = (q for id in queries.ids for q in plan.method.first_questions(stand_in(queries[id], args.num_generations)))
     started = time.perf_counter()
     try:
         async with asyncio.timeout(args.judge_step_timeout):
-            await judge.ask_all(islice(real, in_flight))
+            await judge.ask_all(islice(plan.first_questions(), in_flight))
     except TimeoutError:
         answered = sum(call.outcome == "parsed" for call in judge.drain())
         raise JudgeError(

@@ -15,16 +15,18 @@ from transformers import TrainerState
 
 from ..data.queries import QueryTable, normal_row
 from ..errors import SettingsError
-from ..groups import Query, Rollout, RolloutGroup, storable
+from ..groups import Rollout, RolloutGroup
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import GroupScore, RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
+from ..store.gains import newest_window
 from .distributed import on_main_process
 from .informing import informing
 from .metrics import COLUMNS, placement_columns, step_metrics
 from .scorer import GroupScorer
+from .step import PENDING
 
 logger = get_logger(__name__)
 
@@ -122,9 +124,13 @@ class GroupReward:
             scores = [next(found) if wanted[i * G] else GroupScore((0.0,) * G) for i in range(len(groups))]
             rewards = [reward for score in scores for reward in score.rewards]
             metrics: dict[str, float] = {}
-            columns: dict[str, list] = {name: [None] * len(rewards) for name in COLUMNS}  # TRL needs whole columns
+            columns = {name: [None] * len(rewards) for name in COLUMNS}  # TRL needs whole columns
             with informing("the metrics of a step"):
                 metrics = step_metrics(judged, outcome) if judged else {}
+            with informing("progress/beats_last_visit"):
+                window = newest_window(self.scorer.store) if judged and training else None
+                if window is not None and window.probability is not None:
+                    metrics["progress/beats_last_visit"] = window.probability
             with informing("where rollouts were placed, in the table of completions,"):
                 columns = placement_columns(scores)
             return rewards, metrics, columns
@@ -159,28 +165,17 @@ class GroupReward:
 
         def begin() -> None:
             self._start(training, step)
-            queries, G = self._queries(ids, training)
-            self.scorer.begin(queries, G, step, epoch, update=training)
+            groups = self._groups([(id, PENDING) for id in ids], training, step, epoch)
+            self.scorer.begin(groups, step, update=training)
 
         on_main_process(begin)
-
-    def arrived(self, row: int, text: str) -> None:
-        """Hand over the answer of a rollout. Main process only, in any thread.
-
-        Args:
-            row (`int`):
-                The number of the rollout among those of all processes.
-            text (`str`):
-                The answer alone.
-        """
-        self.scorer.arrived(row, storable(text))
 
     def all_arrived(self, texts: Sequence[str]) -> None:
         """Hand over the answers of the rollouts of this process. A collective: every process must call it."""
         rows = gather_object(list(texts))
         if PartialState().is_main_process:
             for row, text in enumerate(rows):
-                self.arrived(row, text)
+                self.scorer.arrived(row, text)
 
     def leave_step(self) -> None:
         """Let the training step end as soon as it waits, see [`GroupScorer.leave_step`]. Does nothing elsewhere."""
@@ -198,31 +193,24 @@ class GroupReward:
             self.scorer.store.rewind(step)
             self._started = True
 
-    def _queries(self, ids: Sequence[str], training: bool) -> tuple[list[Query], int]:
-        """Return the query of each group, and `G`. TRL's sampler yields each query `G` times in a row."""
-        queries, G = self.queries, self.num_generations
-        if not training:
-            queries, G = self.eval_queries, self.num_generations_eval
-        if len(ids) % G:
-            raise ValueError(f"{len(ids)} rollouts do not make whole groups of num_generations={G}")
-        for start in range(0, len(ids), G):
-            group = set(ids[start : start + G])
-            if len(group) != 1:
-                raise ValueError(
-                    f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(group)}"
-                )
-        return [queries[id] for id in ids[::G]], G
-
     def _groups(
         self, rows: Sequence[tuple[str, str]], training: bool, step: int, epoch: int | None
     ) -> list[RolloutGroup]:
-        """Cut the rows of all processes into groups."""
-        queries, G = self._queries([id for id, _ in rows], training)
+        """Cut the rows of all processes into groups. TRL's sampler yields each query `G` times in a row."""
+        queries, G = self.queries, self.num_generations
+        if not training:
+            queries, G = self.eval_queries, self.num_generations_eval
+        if len(rows) % G:
+            raise ValueError(f"{len(rows)} rollouts do not make whole groups of num_generations={G}")
         groups = []
-        for i, query in enumerate(queries):
-            texts = [text for _, text in rows[i * G : (i + 1) * G]]
-            rollouts = tuple(Rollout(place, storable(text)) for place, text in enumerate(texts))
-            groups.append(RolloutGroup(query, rollouts, step, epoch))
+        for start in range(0, len(rows), G):
+            ids, texts = zip(*rows[start : start + G], strict=True)
+            if len(set(ids)) != 1:
+                raise ValueError(
+                    f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(set(ids))}"
+                )
+            rollouts = tuple(Rollout(place, text) for place, text in enumerate(texts))
+            groups.append(RolloutGroup(queries[ids[0]], rollouts, step, epoch))
         return groups
 
     def _no_answers(

@@ -86,7 +86,6 @@ class SeparateRollouts:
         timeout: float | None = None,
         vocabulary: float = math.inf,
     ):
-        self.generations = 0  # calls of `generate`
         self._client = client
         self._run = run
         self._on_rollout = on_rollout
@@ -131,7 +130,6 @@ class SeparateRollouts:
             longer than `timeout`. The other requests are cancelled then. With several processes, the lists of the
             result raise it when they are read, see [`NoRollouts`].
         """
-        self.generations += 1
         sampling: dict[str, Any] = {
             "repetition_penalty": repetition_penalty,
             "temperature": temperature,

@@ -5,15 +5,19 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..buffer import AnchorBuffer
+from ..errors import SettingsError
 from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
+from ..store.places import LIVE_STORE
+from .config import RankBufferConfig
 from .distributed import StepLeft
-from .step import OpenStep, pending_group
+from .step import OpenStep
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,16 @@ def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup
     if group.epoch is not None:
         return group
     return replace(group, epoch=buffer.visits if buffer else 0)
+
+
+def check_epoch(group: RolloutGroup, visits: int) -> None:
+    """Refuse a query with more visits than epochs, since a query is visited at most once per epoch."""
+    if visits > group.known_epoch:
+        raise RuntimeError(
+            f"query {group.query.id!r} was already visited {visits} times before its visit of epoch {group.epoch}: the"
+            " data order of this run does not match its buffers (was it resumed with other data, another seed or"
+            " another number of processes?)"
+        )
 
 
 def phase(update: bool) -> str:
@@ -98,9 +112,7 @@ class GroupScorer:
         # has a running loop already, and Ctrl-C is not blocked.
         threading.Thread(target=self._loop.run_forever, name="judge", daemon=True).start()
 
-    def begin(
-        self, queries: Sequence[Query], G: int, step: int, epoch: int | None = None, update: bool = True
-    ) -> None:
+    def begin(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> None:
         """Announce the rollouts of a generation step, before they are generated.
 
         Their texts come one by one through `arrived`. The judge is asked about a rollout at once where the method has
@@ -108,20 +120,16 @@ class GroupScorer:
         records is the same with and without `begin`.
 
         Args:
-            queries (`Sequence[Query]`):
-                The query of each group.
-            G (`int`):
-                The number of rollouts per group.
+            groups (`Sequence[RolloutGroup]`):
+                The groups, whose rollouts have any text that is not empty ([`PENDING`]) until they arrive.
             step (`int`):
                 The trainer's global step.
-            epoch (`int`, *optional*):
-                The number of the pass over the data. `None` if the trainer does not know it.
             update (`bool`, *optional*, defaults to `True`):
                 Whether `score` will record the step, as in training.
         """
         self.discard()
         started = time.perf_counter()
-        self._begun = self._open([pending_group(query, G, step, epoch) for query in queries], step, update)
+        self._begun = self._open(groups, step, update)
         self._seconds = time.perf_counter() - started
 
     def arrived(self, row: int, text: str) -> None:
@@ -134,7 +142,7 @@ class GroupScorer:
                 The answer alone. It is empty if there is none.
         """
         if begun := self._begun:
-            self._loop.call_soon_threadsafe(begun.arrived, row, text)
+            self._loop.call_soon_threadsafe(begun.arrivals.put_nowait, (row, text))
 
     def score(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> StepScore:
         """Score all groups of one generation step, concurrently.
@@ -218,7 +226,10 @@ class GroupScorer:
         buffers = [self.store.load(group.query.id) for group in groups]
         groups = [with_epoch(group, buffer) for group, buffer in zip(groups, buffers, strict=True)]
         if update:
-            self._check_epochs(groups, buffers, self._recorded(groups, step))
+            done = self._recorded(groups, step)
+            for group, buffer in zip(groups, buffers, strict=True):
+                if buffer is not None and group.query.id not in done:
+                    check_epoch(group, buffer.visits)
         limits = (self.max_failures, self.step_timeout)
         opened = OpenStep(self.method, self.judge, groups, buffers, step, phase(update), *limits, self.store.spend)
         self.run(opened.start())
@@ -227,19 +238,6 @@ class GroupScorer:
     def _recorded(self, groups: Sequence[RolloutGroup], step: int) -> set[str]:
         """Return the queries whose visit of this step is recorded already."""
         return {group.query.id for group in groups if self.store.has_group(group.query.id, step)}
-
-    @staticmethod
-    def _check_epochs(groups: Sequence[RolloutGroup], buffers: Sequence[AnchorBuffer | None], done: set[str]) -> None:
-        """Refuse a query with more visits than epochs, since a query is visited at most once per epoch."""
-        for group, buffer in zip(groups, buffers, strict=True):
-            if buffer is None or group.query.id in done:
-                continue
-            if buffer.visits > group.known_epoch:
-                raise RuntimeError(
-                    f"query {group.query.id!r} was already visited {buffer.visits} times before its visit of epoch"
-                    f" {group.epoch}: the data order of this run does not match its buffers (was it resumed with other"
-                    " data, another seed or another number of processes?)"
-                )
 
     def first_question(self, query: Query) -> None:
         """Ask the judge one real question about `query`. The call does not enter the ledger.
@@ -265,3 +263,31 @@ class GroupScorer:
         self.run(self.judge.client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.store.close()
+
+
+def open_scorer(
+    args: RankBufferConfig,
+    judge: Judge | None = None,
+    method: RewardMethod | None = None,
+    may_leave: Callable[[int], bool] = lambda step: False,
+) -> GroupScorer:
+    """Open the scorer of a run: its reward method, its judge and the store in its folder.
+
+    `may_leave` is that of [`GroupScorer`].
+
+    Raises:
+        [`SettingsError`]: if the judge that was given asks in another way than the settings say.
+    """
+    if judge is not None and judge.guard != args.judge_guard:
+        raise SettingsError(
+            f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
+            " Judge(client, guard=args.judge_guard)"
+        )
+    return GroupScorer(
+        method or args.reward_method(),
+        judge or args.judge(),
+        BufferStore(Path(args.output_dir) / LIVE_STORE),
+        args.judge_max_failures,
+        args.judge_step_timeout,
+        may_leave,
+    )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..buffer import AnchorBuffer
-from ..groups import Query, Rollout, RolloutGroup
+from ..groups import Rollout, RolloutGroup
 from ..judge import Call, Judge, JudgeError, Usage
 from ..judge.errors import first_leaf
 from ..judge.judge import Asked, explain
@@ -19,11 +19,6 @@ from ..rewards.method import GroupScore, RewardMethod
 
 RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer
-
-
-def pending_group(query: Query, G: int, step: int, epoch: int | None) -> RolloutGroup:
-    """Return a group none of whose rollouts is known yet."""
-    return RolloutGroup(query, tuple(Rollout(i, PENDING) for i in range(G)), step, epoch)
 
 
 class EarlyJudge(Judge):
@@ -76,7 +71,7 @@ class OpenStep:
         judge (`Judge`):
             The judge that the method asks.
         groups (`Sequence[RolloutGroup]`):
-            The groups with their epochs. Their rollouts may be unknown yet, see [`pending_group`].
+            The groups with their epochs. Rollouts that are not known yet have the text [`PENDING`].
         buffers (`Sequence[AnchorBuffer | None]`):
             The buffer of each group, as it was before the step.
         number (`int`):
@@ -113,7 +108,8 @@ class OpenStep:
         self.timeout = timeout
         self.hidden = 0  # judgments that had ended when `finish` was called
         self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]
-        self._arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+        # Rows, which count through the groups, with their texts. `None` ends them.
+        self.arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
         self._final: Sequence[RolloutGroup] = ()
         self._other_texts = False  # whether rollouts arrived with other texts than they have in the end
         self._task: asyncio.Task[list[GroupScore]]
@@ -129,10 +125,6 @@ class OpenStep:
         """Begin to take rollouts. All other methods come after it."""
         self._task = asyncio.create_task(self._score_all())
 
-    def arrived(self, row: int, text: str) -> None:
-        """Take the text of a rollout. Rows count through the groups, which have one size."""
-        self._arrivals.put_nowait((row, text))
-
     async def finish(self, groups: Sequence[RolloutGroup]) -> list[GroupScore]:
         """Return the scores of `groups`, which hold all rollouts. A group that arrived with other texts is asked anew.
 
@@ -141,7 +133,7 @@ class OpenStep:
         """
         self.hidden = len(self.judge.calls)
         self._final = groups
-        self._arrivals.put_nowait(None)
+        self.arrivals.put_nowait(None)
         return await self._task
 
     async def cancel(self) -> None:
@@ -154,7 +146,7 @@ class OpenStep:
         scoring: dict[int, asyncio.Task[GroupScore]] = {}
         try:
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
-                while arrival := await self._arrivals.get():
+                while arrival := await self.arrivals.get():
                     self._take(*arrival, tasks, scoring)
                     if not any(self._missing):
                         self._time(limit)

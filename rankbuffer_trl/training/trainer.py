@@ -8,7 +8,6 @@ loss, logging and pushes to the Hub.
 import random
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,12 @@ from ..data.queries import DataError, QueryTable
 from ..errors import SettingsError
 from ..files import room
 from ..judge import Judge
-from ..rewards.format import Answer, AnswerReader, format_reward
-from ..rewards.method import RewardMethod
-from ..store import BufferStore, StoreError
+from ..rewards.format import AnswerReader, format_reward
+from ..store import StoreError
 from ..store.buffer_store import STORE
 from ..store.export import FILE, export_buffers
-from ..store.places import FOLDER, LIVE_STORE, checkpoints
-from .callbacks import BeforePush, LogProgress, StopEarly
+from ..store.places import FOLDER, checkpoints
+from .callbacks import BeforePush, StopEarly
 from .card import CardFacts, public, write_card
 from .checkpoint import (
     check_budget,
@@ -56,7 +54,7 @@ from .plan import RunPlan
 from .reward_function import GroupReward
 from .rollouts import SeparateRollouts, known_to_us, limit_requests
 from .sampler import EpochSampler
-from .scorer import GroupScorer
+from .scorer import open_scorer
 
 logger = get_logger(__name__)
 
@@ -168,19 +166,14 @@ class RankBufferTrainer(GRPOTrainer):
         self.dataset_name = dataset_name
         self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
         self._any_prompt = queries[queries.ids[0]].prompt
-        self._read_ids: list[list[int]] | None = None
-        self._read_answers: list[Answer] = []
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
-        self._one_by_one = self._rollouts_come_one_by_one()
         self._rollouts = self._separate_rollouts()
         self._after_step: Callable[[], None] | None = None
-        self._stop = StopEarly(self._batches.ends_generation, self._over_budget, self.rank_reward.leave_step)
+        over_budget = lambda: args.over_budget(self.rank_reward.scorer.store.spent)  # noqa: E731
+        self._stop = StopEarly(self._batches.ends_generation, over_budget, self.rank_reward.leave_step)
         self.add_callback(BeforePush(self._prepare_push))
         self.add_callback(self._stop)
-        # TRL's `_log_metric` keeps a number for the next generation, which may be that of an evaluation.
-        log = lambda name, value: self._metrics["train"][name].append(value)  # noqa: E731
-        self.add_callback(LogProgress(lambda: self.rank_reward.scorer.store, log))
         on_main_process(self._check_prompts)
 
     def _check_prompts(self) -> None:
@@ -194,47 +187,35 @@ class RankBufferTrainer(GRPOTrainer):
                     f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}"
                 )
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of optimizer steps in an epoch, which leaves out queries that fill no whole generation batch."""
-        return self._batches.steps_per_epoch
-
     def current_epoch(self) -> int:
         """Return the epoch that the next step belongs to, an integer from 0. The trainer state's epoch is a float."""
-        return self.state.global_step // self.steps_per_epoch
+        return self.state.global_step // self._batches.steps_per_epoch
 
     @property
     def interrupted(self) -> bool:
         """Whether a SIGTERM or a budget ended the last call of `train`. After its first step there is a checkpoint."""
         return self._stop.stopped
 
-    def _over_budget(self) -> str | None:
-        return self.args.over_budget(self.rank_reward.scorer.store.spent)
-
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
         """Build TRL's sampler with the data order of an uninterrupted run, also after a resume."""
         return EpochSampler(super()._get_train_sampler(dataset), self.current_epoch)
 
-    def _rollouts_come_one_by_one(self) -> bool:
-        """Return whether each rollout can be judged when the server has generated it. All processes agree on this.
+    def _separate_rollouts(self) -> SeparateRollouts | None:
+        """Send one request per rollout from now on, if each can be judged when the server has generated it.
 
         With tools, environments or a rollout function, what the server generates is not the whole rollout.
         """
         if not (self.args.judge_during_generation and self.use_vllm and self.vllm_mode == "server"):
-            return False
+            return None
         if self.tools or self.rollout_func or self.environment_factories is not None:
-            return False
+            return None
+        if not self.accelerator.is_main_process:  # it alone has a client
+            return None
         if not known_to_us():
             logger.warning(
                 "this version of TRL generates with other arguments than RankBuffer knows, so judging starts after"
                 " generation"
             )
-            return False
-        return True
-
-    def _separate_rollouts(self) -> SeparateRollouts | None:
-        """Send one request per rollout from now on. Only the main process has a client."""
-        if not (self._one_by_one and self.accelerator.is_main_process):
             return None
         # TRL has no hook per rollout: a rollout_func would take the user's place for one, and would have to tokenize,
         # gather and slice on every process. The client below all that is a public object, and it is replaced here,
@@ -252,7 +233,7 @@ class RankBufferTrainer(GRPOTrainer):
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
         # A chat template begins the completions of all prompts with the same text.
         (answer,) = self._answers.read([self._any_prompt], [""], [completion_ids])
-        self.rank_reward.arrived(row, answer.text)
+        self.rank_reward.scorer.arrived(row, answer.text)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Generate and score as TRL does, with a judge that is asked while rollouts are still generated."""
@@ -268,26 +249,18 @@ class RankBufferTrainer(GRPOTrainer):
             raise
 
     def _generate(self, prompts: list) -> tuple:
-        """Generate as TRL does. Where rollouts did not come one by one, the judge is asked about all of them here.
+        """Generate as TRL does. The judge is asked here about all rollouts that did not come one by one.
 
         TRL computes the log-probabilities of the old policy and of the reference model next, before the rewards.
         """
-        started, before = time.perf_counter(), self._rollouts and self._rollouts.generations
+        started = time.perf_counter()
         generated = super()._generate(prompts)
         self._log_metric("rollouts/seconds", time.perf_counter() - started)
-        if self._rollouts and self._rollouts.generations == before:
-            warn_of_another_way()
-        if self.args.judge_during_generation and not self._one_by_one:
+        if self.args.judge_during_generation:
             _, completion_ids, _, completions, *_ = generated
-            self.rank_reward.all_arrived([each.text for each in self._read(prompts, completions, completion_ids)])
+            answers = self._answers.read(prompts, completions, completion_ids)
+            self.rank_reward.all_arrived([answer.text for answer in answers])
         return generated
-
-    def _read(self, prompts: list, completions: list, completion_ids: list[list[int]]) -> list[Answer]:
-        """Read the answers of a generation, once for the judge and all reward functions."""
-        if completion_ids != self._read_ids:
-            self._read_answers = self._answers.read(prompts, completions, completion_ids)
-            self._read_ids = [list(ids) for ids in completion_ids]
-        return self._read_answers
 
     def _calculate_rewards(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
@@ -298,9 +271,9 @@ class RankBufferTrainer(GRPOTrainer):
         it no advantage. With a NaN in the rank column alone, TRL would take the rank reward for 0.
         """
         training = self.model.training
-        # TRL passes the columns of a row to every reward function: the answers are read once, for all of them.
+        # TRL passes the columns of a row to every reward function.
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
-        answers = self._read(prompts, completions, completion_ids_list)
+        answers = self._answers.read(prompts, completions, completion_ids_list)
         inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, answers, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.rank_only_ties:
@@ -543,12 +516,6 @@ def ranked_later(completions: list, **kwargs) -> list[float]:
 ranked_later.__name__ = "rank_reward"  # the name in the log
 
 
-@cache
-def warn_of_another_way() -> None:
-    """Say once that the rollouts did not come through [`SeparateRollouts.generate`]."""
-    logger.warning("TRL generates in a way that RankBuffer does not know, so judging starts after generation")
-
-
 def random_states() -> Callable[[], None]:
     """Return a function that takes the random numbers of this process back to where they are now.
 
@@ -566,34 +533,6 @@ def random_states() -> Callable[[], None]:
             set_state(state)
 
     return restore
-
-
-def open_scorer(
-    args: RankBufferConfig,
-    judge: Judge | None = None,
-    method: RewardMethod | None = None,
-    may_leave: Callable[[int], bool] = lambda step: False,
-) -> GroupScorer:
-    """Open the scorer of a run: its reward method, its judge and the store in its folder.
-
-    `may_leave` is that of [`GroupScorer`].
-
-    Raises:
-        [`SettingsError`]: if the judge that was given asks in another way than the settings say.
-    """
-    if judge is not None and judge.guard != args.judge_guard:
-        raise SettingsError(
-            f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
-            " Judge(client, guard=args.judge_guard)"
-        )
-    return GroupScorer(
-        method or args.reward_method(),
-        judge or args.judge(),
-        BufferStore(Path(args.output_dir) / LIVE_STORE),
-        args.judge_max_failures,
-        args.judge_step_timeout,
-        may_leave,
-    )
 
 
 def scale_by_signal(rewards: torch.Tensor, weights: torch.Tensor, G: int) -> torch.Tensor:

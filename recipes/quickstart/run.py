@@ -123,7 +123,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
     for callback in (ProgressCallback, PrinterCallback):  # they print a dictionary per step
         trainer.remove_callback(callback)
     totals = trainer.rank_reward.scorer.store.totals
-    trainer.add_callback(RunProgress(training_args.num_train_epochs, totals, training_args.endpoint().price, console))
+    trainer.add_callback(RunProgress(totals, training_args.endpoint().price))
     try:
         trainer.train()
         trainer.save_model()
