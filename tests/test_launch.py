@@ -15,7 +15,7 @@ from accelerate.commands.launch import launch_command_parser
 from helpers.launching import ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
-from rankbuffer_trl.data.check import CheckSettings, later
+from rankbuffer_trl.data.check import CheckSettings, context_of
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.training.batches import Batches
@@ -218,7 +218,7 @@ def test_the_judges_of_the_scripts_hold_what_the_check_asks_for(tmp_path):
     )
     prompt = [{"role": "user", "content": "x" * 3 * args.max_prompt_length}]
     rubrics = (Rubric("A rubric of about thirty words, " * 5, 5),) * 5
-    needed = later(Query("long", prompt, rubrics), TokenCounter(), settings)
+    needed = context_of(Query("long", prompt, rubrics), TokenCounter(), settings, settings.max_completion_length)
     assert needed <= int(servers(done)["8001"].value("--max-model-len"))
 
 
