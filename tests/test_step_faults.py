@@ -327,7 +327,7 @@ class Counting(ScriptedClient):
         self.usage = usage
 
     async def complete(self, messages, **kwargs):
-        answer, _ = await super().complete(messages, **kwargs)
+        answer, *_ = await super().complete(messages, **kwargs)
         return answer, self.usage
 
 
