@@ -316,7 +316,7 @@ def measure_saturation(store: BufferStore) -> list[float]:
     """
     saturated = defaultdict(list)
     for visit in chain(*gains.visits(store).values()):
-        if visit.above:
+        if visit.above and visit.placed:  # a pool of anchors has no positions
             highest = list(visit.above.values())[-1]
             saturated[visit.epoch] += [i < highest for i in range(visit.placed)]
     return [round(fmean(values), 4) for _, values in sorted(saturated.items())]
