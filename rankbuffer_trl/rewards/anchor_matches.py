@@ -103,6 +103,11 @@ class AnchorMatches(PlaysMatches):
         n = len(group.answered)
         return super().calls(group, first) if first else (2 * n, self.size * n)
 
+    def number(self, n: int) -> int:
+        """See [`PlaysMatches`]. Members of the first pool meet one another once."""
+        s = min(self.size, n)
+        return s * (n - s) + s * (s - 1) // 2
+
 
 def strengths(played: Sequence[Points]) -> dict[Candidate, float]:
     """Return the Bradley-Terry strength of each response that was in a match, in (0, inf), by Zermelo's iteration."""

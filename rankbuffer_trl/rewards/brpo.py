@@ -50,5 +50,9 @@ class BRPO(PlaysMatches):
         pairs = [(i, reference) for reference in self._reference(group) for i in texts if i != reference]
         return [make_match(group, pair, texts, self.seed) for pair in pairs]
 
+    def number(self, n: int) -> int:
+        """See [`PlaysMatches`]."""
+        return max(n - 1, 0)
+
 
 METHOD = BRPO

@@ -50,9 +50,13 @@ class PlaysMatches:
         return [match.question for match in self.matches(group)]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
-        """See [`RewardMethod`]."""
-        n = len(self.matches(group))
+        """See [`RewardMethod`]. Nothing is built for this: a plan asks it of every query."""
+        n = self.number(len(group.answered))
         return n, n
+
+    def number(self, n: int) -> int:
+        """Return how many matches `n` answered rollouts play. Here each meets each other one once."""
+        return n * (n - 1) // 2
 
 
 def make_match(

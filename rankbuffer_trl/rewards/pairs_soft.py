@@ -50,5 +50,9 @@ class PairsSoft(PlaysMatches):
             for a, b in permutations(group.answered, 2)
         ]
 
+    def number(self, n: int) -> int:
+        """See [`PlaysMatches`]."""
+        return n * (n - 1)
+
 
 METHOD = PairsSoft

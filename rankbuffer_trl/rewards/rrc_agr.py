@@ -64,5 +64,9 @@ class RRCAGR(PlaysMatches):
         """See [`RewardMethod`]. Each comparison needs one rollout and a fixed reference."""
         return self.first_questions(group)
 
+    def number(self, n: int) -> int:
+        """See [`PlaysMatches`]."""
+        return n * self.references
+
 
 METHOD = RRCAGR
