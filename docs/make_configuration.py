@@ -40,11 +40,12 @@ METHODS = """## Reward methods
 `method` is one of these names, or the dotted path of your own class ([how to write one](extending.md)). `method_args`
 holds the arguments of the method. A method with an argument `seed` gets the `seed` of the run.
 """
+NONE = ("No arguments.", "No further arguments.")
 
 
 def fields(cls: type) -> list[dataclasses.Field]:
-    """Return the fields that `cls` itself declares."""
-    return [field for field in dataclasses.fields(cls) if field.name in vars(cls).get("__annotations__", {})]
+    """Return the fields that `cls` itself declares and that are arguments."""
+    return [f for f in dataclasses.fields(cls) if f.init and f.name in vars(cls).get("__annotations__", {})]
 
 
 def default(field: dataclasses.Field) -> str:
@@ -75,7 +76,7 @@ def method_sections() -> list[str]:
         if not hasattr(module, "METHOD"):
             continue
         summary = re.split(r"\n+(?=Args:|Raises:)", inspect.cleandoc(module.METHOD.__doc__))[0]
-        arguments = table(module.METHOD) if fields(module.METHOD) else "No arguments."
+        arguments = table(module.METHOD) if fields(module.METHOD) else NONE[bool(dataclasses.fields(module.METHOD))]
         sections.append(f"### `method: {path.stem}`\n\n{summary}\n\n{arguments}\n")
     return sections
 

@@ -87,6 +87,7 @@ def test_early_questions_are_asked_by_the_method_itself(method, qualities):
     """Methods that ask about each rollout alone have some. A buffer that is bootstrapped begins with a whole group."""
     early_questions = getattr(method, "early_questions", lambda *_: [])
     alone = {"Pointwise", "RatingsSoft", "GDPO", "RRCAGR", "RankBuffer", "RankBufferLooks", "LLMBuffer"}
+    alone |= {"RankBufferSoft"}
     expected = type(method).__name__ in alone and not getattr(method, "bootstrap", False)
     assert bool(early_questions(make([5]), None)) == expected
     buffer = None

@@ -8,17 +8,21 @@ from itertools import combinations
 
 import pytest
 from conftest import ask, scripted_judge
-from helpers.opinions import opinion, place, spelled
-from helpers.quality import QUERY, fails, make, play
+from helpers.opinions import opinion, place, shares, spelled
+from helpers.quality import CASES, QUALITIES, QUERY, fails, faulty, make, play
 from helpers.truth import SHOWN
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import duel_question, pairwise_question, pointwise_question, ranking_question
 from rankbuffer_trl.judge.probabilities import LEAST, ProbabilityError, read_chances
 from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict, winner_verdict
+from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.pairs_soft import PairsSoft
 from rankbuffer_trl.rewards.pointwise import Pointwise
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.rewards.rankbuffer_soft import RankBufferSoft
 from rankbuffer_trl.rewards.ratings_soft import RatingsSoft
 
 DIGITS = score_verdict(9)
@@ -257,7 +261,9 @@ def test_soft_methods_order_right_where_the_word_ties(qualities, bias):
     assert play(PairsSoft(), group, answer).rewards == pytest.approx(expected)
     rewards = play(RatingsSoft(), group, answer).rewards
     assert sorted(rank, key=dict(zip(qualities, rewards, strict=True)).get) == sorted(rank)
+    assert play(RankBufferSoft(), group, answer).rewards == pytest.approx(expected)
     assert len(set(play(Pointwise(), group, lambda prompt: answer(prompt)[0]).rewards)) == 1, "the word says 8 to all"
+    assert len(set(play(RankBuffer(fine=False), group, lambda prompt: answer(prompt)[0]).rewards)) == 1, "and 3 of 4"
     assert len({answer(prompt)[0] for prompt in play(PairsSoft(), group, answer).prompts}) == 1, "one place wins all"
 
 
@@ -283,3 +289,48 @@ def test_pairs_soft_counts_a_pair_whose_two_judgments_succeed(qualities, seed, s
         else:
             above = sum(other > means[i] + 1e-9 for other in means.values())
             assert rewards[i] == pytest.approx(1 - 2 * above / (len(means) - 1))
+
+
+# RankBuffer with expected positions
+
+
+@given(QUALITIES, CASES, st.booleans(), st.booleans())
+def test_rankbuffer_soft_of_a_judge_without_doubt_is_coarse_only(qualities, case, bootstrap, content):
+    group, settings = make(qualities), dict(bootstrap=bootstrap, anchor_content=content)
+    coarse = play(RankBuffer(fine=False, **settings), group, faulty(case)).score
+    assert play(RankBufferSoft(**settings), group, faulty(case)).score == coarse
+
+
+@given(QUALITIES, st.integers(0, 9999), st.sampled_from([0.0, 0.3]))
+@example([1, 2, 3, 4, 5, 6, 7, 8], 0, 0.0)
+def test_rankbuffer_soft_places_each_rollout_at_its_expected_position(qualities, seed, share):
+    """Rollouts of one quality have the same probabilities, so they tie."""
+
+    def doubt(text: str) -> dict[str, float]:
+        drawn = random.Random(f"{seed} {text.partition('.')[0]}")
+        return shares({str(p): 3 * drawn.random() for p in range(5)})
+
+    def answer(prompt: str):
+        text = SHOWN.findall(prompt)[-1]
+        chances = doubt(text)
+        word = max(chances, key=chances.get)
+        told = None if fails((seed, share), text) else spelled('{"position": ', (word, chances), "}")
+        return f'{{"position": {word}}}', told
+
+    group = make(qualities)
+    score = play(RankBufferSoft(refine_at=2), group, answer).score
+    heard = [r for r in group.answered if not fails((seed, share), r.text)]
+    means = {r.id: sum(int(p) * chance for p, chance in doubt(r.text).items()) for r in heard}
+    n = len(heard) + len(group.empty)
+    for r in heard:
+        below = sum(means[i] < means[r.id] - 1e-9 for i in means) + len(group.empty)
+        ties = sum(abs(means[i] - means[r.id]) < 1e-9 for i in means) - 1
+        assert score.rewards[r.id] == pytest.approx(2 * (below + ties / 2) / (n - 1) - 1 if n > 1 else 0)
+    assert {score.rewards[r.id] for r in group.answered if r not in heard} <= {None}
+    rising = sorted(heard, key=lambda r: round(means[r.id], 9))  # as sampled where they tie
+    sigma = [[r for r in rising if abs(means[r.id] - p) < 0.5] for p in range(5)]
+    assert score.positions == {r.id: p for p, interval in enumerate(sigma) for r in interval}
+    after = score.before.update(sigma, 0, 0, refine_at=2) if heard else score.before
+    assert score.after == after.visited() and score.fine_ranked == any(len(each) > 1 for each in sigma)
+    with pytest.raises(SettingsError, match="has no argument 'fine'"):
+        load_method("rankbuffer_soft", {"fine": True}, 0)

@@ -233,7 +233,7 @@ def place_rewards(places: Mapping[int, Fraction], G: int, empty: Sequence[int] =
     return tuple(rewards)
 
 
-def place_tiers(places: Mapping[T, Fraction]) -> tuple[tuple[T, ...], ...]:
+def place_tiers(places: Mapping[T, Fraction | float]) -> tuple[tuple[T, ...], ...]:
     """Return the candidates as tiers from worst to best. Those of one tier have the same place."""
     levels = sorted(set(places.values()))
     return tuple(tuple(i for i in places if places[i] == level) for level in levels)

@@ -25,13 +25,13 @@ def shares(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def opinion(prompt: str, bias: float, slope: float = 0.01) -> tuple[str, dict]:
-    """Answer a pair or a rating as a judge with an opinion does: a word, and the log probabilities behind it.
+    """Answer a pair, a rating or an insertion as a judge with an opinion does: a word, and its log probabilities.
 
     Args:
         prompt (`str`):
             The prompt.
         bias (`float`):
-            The log odds that the judge's habit is worth: the response that stands first, or the score 8.
+            What the judge's habit is worth in log odds: the response that stands first, or the highest number but one.
         slope (`float`):
             The log odds that a point of quality is worth, of one response over the other or of each score over the
             next lower one.
@@ -41,8 +41,9 @@ def opinion(prompt: str, bias: float, slope: float = 0.01) -> tuple[str, dict]:
         first, second = shown
         key, before, after, weights = "winner", '": "', '"}', {"A": bias + slope * (first - second), "B": 0.0}
     else:
-        key, before, after = "score", '": ', "}"
-        weights = {str(n): slope * n * shown[-1] + bias * (n == 8) for n in range(10)}
+        key, most = ("score", 9) if '"score"' in prompt else ("position", len(shown) - 1)
+        before, after = '": ', "}"
+        weights = {str(n): slope * n * shown[-1] + bias * (n == most - 1) for n in range(most + 1)}
     chances = shares(weights)
     word = max(chances, key=chances.get)
     return f'{{"{key}{before}{word}{after}', spelled('{"', key, before, (word, chances), after)

@@ -1,0 +1,61 @@
+"""RankBuffer with expected positions: the mean position under the judge's probabilities replaces fine ranking.
+
+This method is ours. The paper's insertion gives one position, and the rollouts at one position are ranked by one more
+question. The mean over the probabilities of all positions orders them without that question.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from ..buffer import AnchorBuffer, initial_buffer
+from ..groups import RolloutGroup
+from ..judge import Judge, Question
+from ..ranking import Ranking
+from .looks import place_tiers
+from .method import GroupScore
+from .rankbuffer import RankBuffer
+
+
+@dataclass(frozen=True)
+class RankBufferSoft(RankBuffer):
+    """RankBuffer that orders rollouts by the mean of their insertion positions under the judge's probabilities.
+
+    It asks 1 question per answered rollout: 8 for a group of 8. The judge's server must return `top_logprobs`. The
+    position in the buffer is the mean, rounded. The reward is the paper's, from the order of the means. Equal means
+    are a tie, and the buffer update takes them in the order in which they were sampled. With `bootstrap`, the first
+    visit is a list, as in the paper's method. The method has the arguments of [`RankBuffer`] except `fine`.
+
+    A judge in doubt gives probability to all positions. So means are pulled to the middle, and fewer rollouts than
+    with the judge's word are outside all anchors. A number of two tokens is read only where the judge said its first
+    token: with more than nine anchors, some of the probability of 1 and of 10 and more may be lost.
+    """
+
+    fine: bool = field(default=False, init=False)
+    name = "rankbuffer_soft"
+
+    async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
+        """See [`RankBuffer.score`]. A rollout whose judgment failed is unscored."""
+        if buffer is None and self.bootstrap:
+            return await self._bootstrap(group, judge)
+        buffer = buffer or initial_buffer(group.query.responses, self.k0)
+        readings = await judge.ask_all(self._insertions(group, buffer))
+        heard = zip(group.answered, readings, strict=True)
+        means = {rollout.id: reading.mean for rollout, reading in heard if reading is not None}
+        positions = {i: round(mean) for i, mean in means.items()}
+        rising = sorted(means, key=means.__getitem__)
+        intervals = range(len(buffer) + 1)
+        sigma = tuple(tuple(group.rollouts[i] for i in rising if positions[i] == p) for p in intervals)
+        order = place_tiers(means)
+        return GroupScore(
+            rewards=self._rewards(group, order),
+            order=order,
+            positions=positions,
+            fine_ranked=any(len(rollouts) >= 2 for rollouts in sigma),
+            before=buffer,
+            after=self._updated(buffer, Ranking(positions, sigma), group),
+        )
+
+    def _insertions(self, group: RolloutGroup, buffer: AnchorBuffer) -> list[Question]:
+        return [replace(question, soft=True) for question in super()._insertions(group, buffer)]
+
+
+METHOD = RankBufferSoft
