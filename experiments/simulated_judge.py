@@ -31,20 +31,24 @@ From its looks the judge answers
   anchors below the candidate (10 for all).
 * a selection: evenly spread over the ladder, with both ends.
 
-Nothing in this module knows which method asks.
+A judge with [`Doubts`] gives probabilities, and its word is the likeliest answer. Nothing in this module knows which
+method asks.
 """
 
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from random import Random
+from typing import Any
 
 from rankbuffer_trl.buffer import select_k0
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.judge.probabilities import without_doubt
 
 ALIKE = 0.02
 OFFSET, SCALE, SCALE_SPREAD = 0.5, 0.8, 0.3
@@ -230,6 +234,76 @@ much a judge errs in a list of eight, so `crowd` is left open. experiments/judge
 """
 
 
+@dataclass(frozen=True)
+class Doubts:
+    """A judge whose word ties where its probabilities do not. Each kind of question has its own errors of looks.
+
+    Args:
+        pair, insertion, rating, lists (`JudgeErrors`):
+            The errors of the looks in prompts that ask for the better of two, a position, a score, or anything else.
+        odds (`float`):
+            Log odds in a pair for each unit of quality. The place bias in log odds is the pair's `bias` times this.
+        step, habit (`float`):
+            Log odds of a position over the next lower one, for each unit of quality of the candidate over the anchor
+            between them; and those that every candidate has.
+        points, centre, width (`float`):
+            Scores are a discretised normal distribution. Its centre is `centre` for the quality 0, and `points` more
+            for each unit of quality. `width` is its standard deviation.
+    """
+
+    pair: JudgeErrors
+    insertion: JudgeErrors
+    rating: JudgeErrors
+    lists: JudgeErrors
+    odds: float
+    step: float
+    habit: float
+    points: float
+    centre: float
+    width: float
+
+    def errors(self, prompt: str) -> JudgeErrors:
+        """Return the errors of the looks at the responses of a prompt."""
+        kinds = {'"winner"': self.pair, '"position"': self.insertion, '"score"': self.rating}
+        form = form_of(prompt)
+        return next((errors for key, errors in kinds.items() if key in form), self.lists)
+
+    def reply(self, prompt: str, looks: Mapping[str, float]) -> tuple[str, Any]:
+        """Answer a prompt from the looks at its responses, with log probabilities. A list has no doubts."""
+        form = form_of(prompt)
+        if '"winner"' in form:
+            return spell("winner", {"A": self.odds * (looks["A"] - looks["B"]), "B": 0.0})
+        if '"position"' in form and len(looks) > 1:
+            steps = [self.step * (looks[""] - look) + self.habit for name, look in looks.items() if name]
+            return spell("position", {p: sum(steps[:p]) for p in range(len(steps) + 1)})
+        if '"score"' in form:
+            most, centre = int(re.search(r"through (\d+)>", form)[1]), self.centre + self.points * looks[""]
+            return spell("score", {s: -(((s - centre) / self.width) ** 2) / 2 for s in range(most + 1)})
+        text = verdict(prompt, looks)
+        return text, without_doubt(text)
+
+
+def spell(key: str, weights: Mapping[Any, float]) -> tuple[str, Any]:
+    """Return the answer of a greedy judge with these log odds, and its log probabilities. A character is a token."""
+    most = max(weights.values())
+    answers = {json.dumps({key: value}): math.exp(weight - most) for value, weight in weights.items()}
+    said, places = "", []
+    while said not in answers:
+        following: Counter[str] = Counter()
+        for text, chance in answers.items():
+            if text.startswith(said):
+                following[text[len(said)]] += chance
+        total = math.log(following.total())
+        listed = [{"token": t, "logprob": math.log(c) - total} for t, c in following.most_common(20) if c > 0]
+        places.append(listed[0] | {"top_logprobs": listed})
+        said += listed[0]["token"]
+    return said, {"content": places}
+
+
+BLUNT = JudgeErrors(noise=0.25, lasting=0.5, bias=1.6)
+RECORDED = Doubts(BLUNT, JudgeErrors(0.25, 0.5), JudgeErrors(0.145, 0.5), BLUNT, 0.12, 0.3, 0.5, 0.73, 7.5, 1.2)
+
+
 def shares(names: Sequence[str]) -> dict[str, float]:
     """Return the place of each name as a share of the way from the first to the last one; 0.5 if there is only one."""
     last = len(names) - 1
@@ -239,6 +313,14 @@ def shares(names: Sequence[str]) -> dict[str, float]:
 def answer(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> str:
     """Answer a prompt from its text. `quality` holds the quality of each response by its first word."""
     return verdict(prompt, looks_at(prompt, quality, errors))
+
+
+def reply(prompt: str, quality: Mapping[str, float], judge: JudgeErrors | Doubts) -> tuple[str, Any]:
+    """Answer a prompt as [`answer`] does, with log probabilities."""
+    if isinstance(judge, Doubts):
+        return judge.reply(prompt, looks_at(prompt, quality, judge.errors(prompt)))
+    text = answer(prompt, quality, judge)
+    return text, without_doubt(text)
 
 
 def looks_at(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> dict[str, float]:
@@ -256,7 +338,7 @@ def looks_at(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> 
 
 def verdict(prompt: str, looks: Mapping[str, float]) -> str:
     """Answer a prompt from the looks at its responses. `looks` has them by heading."""
-    form = prompt.rpartition("Return ")[2]
+    form = form_of(prompt)
     if '"position"' in form:
         K = int(re.search(r"through (\d+)>", form)[1])
         anchors = [look for name, look in looks.items() if name]
@@ -296,6 +378,11 @@ def score(prompt: str, look: float) -> float:
     head, _, rest = prompt.partition("\n\nRUBRICS\n")
     offset, scale = miscalibration(head.partition("\n\nQUERY\n")[2] + rest.partition("\n\n")[0])
     return 10 / (1 + math.exp(-(offset + scale * look)))
+
+
+def form_of(prompt: str) -> str:
+    """Return what a prompt says about the form of its answer."""
+    return prompt.rpartition("Return ")[2]
 
 
 def query_of(prompt: str) -> str:

@@ -1,5 +1,6 @@
 """The simulated judge of the experiments: each of its errors, its answers, and the judges of `WORLDS`."""
 
+import asyncio
 import json
 import math
 from functools import cache
@@ -8,14 +9,28 @@ from itertools import permutations
 from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from experiments.simulated_judge import WORLDS, JudgeErrors, World, answer, first_word, looks_at, text
-from rankbuffer_trl.groups import Query, Rollout, Rubric
+from experiments.judge_cost.replay import SimulatedJudge
+from experiments.simulated_judge import (
+    WORLDS,
+    Doubts,
+    JudgeErrors,
+    World,
+    answer,
+    first_word,
+    looks_at,
+    reply,
+    spell,
+    text,
+)
+from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import (
+    Judge,
     batch_question,
     duel_question,
     insertion_question,
@@ -23,6 +38,11 @@ from rankbuffer_trl.judge import (
     pointwise_question,
     ranking_question,
 )
+from rankbuffer_trl.judge.probabilities import read_chances
+from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict
+from rankbuffer_trl.rewards.pairs_soft import PairsSoft
+from rankbuffer_trl.rewards.rankbuffer_soft import RankBufferSoft
+from rankbuffer_trl.rewards.ratings_soft import RatingsSoft
 
 QUALITY = {f"word{i}": i / 10 for i in range(20)}
 TEXTS = [text(Random(i), f"word{i}", 30) for i in range(20)]
@@ -214,3 +234,54 @@ def test_answer_places_a_batch_among_the_anchors(anchors, candidates, noise):
     ordered = [looks[f"R{i}"] for i in verdict["order"]]
     assert ordered == sorted(ordered)
     assert verdict["positions"] == [sum(looks[f"A{i}"] < own for i in range(len(anchors))) for own in ordered]
+
+
+# A judge with doubts
+
+SURE = JudgeErrors(noise=0.0)
+HABITS = Doubts(JudgeErrors(0.0, bias=9.0), SURE, SURE, SURE, 0.1, 0.1, 2.0, 0.1, 8.0, 1.0)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=10))
+def test_spell_tells_the_probabilities_that_a_reader_finds(weights):
+    answer, logprobs = spell("position", dict(enumerate(weights)))
+    value = json.loads(answer)["position"]
+    reading = read_chances(position_verdict(len(weights) - 1), value, logprobs)
+    total = sum(map(math.exp, weights))
+    assert reading.chances == pytest.approx({p: math.exp(weight) / total for p, weight in enumerate(weights)})
+    assert weights[value] == max(weights) and (reading.outside, reading.shared) == pytest.approx((0, 0))
+
+
+def test_spell_shares_the_first_digit_of_numbers():
+    """The judge says the digit 1 first, and then whichever of 1 and 10 is likelier."""
+    answer, logprobs = spell("score", {1: math.log(0.3), 10: math.log(0.25), 8: math.log(0.45)})
+    assert answer == '{"score": 1}'
+    reading = read_chances(score_verdict(10), 1, logprobs)
+    assert reading.chances == pytest.approx(dict.fromkeys(range(11), 0.0) | {1: 0.3, 10: 0.25, 8: 0.45})
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 19), min_size=2, max_size=8, unique=True))
+def test_probabilities_of_a_judge_with_habits_order_what_its_word_ties(order):
+    """The judge says `A`, 8 and the highest position to everything."""
+    client = SimulatedJudge(HABITS, count=False)
+    client.quality = QUALITY
+    group = RolloutGroup(query(), tuple(Rollout(i, TEXTS[number]) for i, number in enumerate(order)), 0, 0)
+    rank = [2 * sorted(order).index(number) / (len(order) - 1) - 1 for number in order]
+    for method in (RatingsSoft(), PairsSoft(), RankBufferSoft()):
+        words = {
+            json.loads(reply(each.prompt(), QUALITY, HABITS)[0]).popitem() for each in method.first_questions(group)
+        }
+        assert len(words) == 1, method
+        score = asyncio.run(method.score(group, None, Judge(client, guard=False)))
+        assert [group.rollouts[i].id for (i,) in score.order] == sorted(range(len(order)), key=order.__getitem__)
+        assert method == RatingsSoft() or score.rewards == pytest.approx(rank)
+
+
+def test_doubts_err_by_the_kind_of_question():
+    kinds = [JudgeErrors(noise=number) for number in range(4)]
+    doubts = Doubts(*kinds, 1, 1, 0, 1, 8, 1)
+    for name, number in (("pair", 0), ("insert", 1), ("score", 2), ("list", 3), ("batch", 3), ("duel", 3)):
+        assert doubts.errors(PROMPTS[name]).noise == number, name
+    assert json.loads(reply(PROMPTS["list"], QUALITY, HABITS)[0]) == {"order": [0, 2, 3, 5]}
+    assert reply(PROMPTS["pair"], QUALITY, SURE) == (answer(PROMPTS["pair"], QUALITY, SURE), ANY)

@@ -17,10 +17,10 @@ from multiprocessing import Pool
 from statistics import fmean
 from typing import TypeVar
 
-from experiments.simulated_judge import JudgeErrors, World, answer, first_word
+from experiments.simulated_judge import Doubts, JudgeErrors, World, first_word, reply
 from rankbuffer_lab.audit.measures import tau_b
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Judge, Totals, Usage
+from rankbuffer_trl.judge import Judge, Reply, Totals, Usage
 from rankbuffer_trl.paper import paper_recipes
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 
@@ -52,14 +52,19 @@ OURS = {
 }
 RELATIVES = {"RULER": Row("ruler"), "BRPO": Row("brpo"), "Anchor matches": Row("anchor_matches")}
 LADDER = {"Batch, 2 looks, ladder": Row("rankbuffer_batch", {"looks": 2, "ladder": True})}
-ROWS = PAPER | OURS | RELATIVES | LADDER
+SOFT = {
+    "Soft ratings": Row("ratings_soft"),
+    "Soft pairs": Row("pairs_soft"),
+    "RankBuffer, soft": Row("rankbuffer_soft"),
+}
+ROWS = PAPER | OURS | RELATIVES | LADDER | SOFT
 
 
 class SimulatedJudge:
     """A chat client that answers from the text of a prompt, and counts tokens, shared prefixes and rounds.
 
     Args:
-        errors (`JudgeErrors`):
+        errors (`JudgeErrors` or `Doubts`):
             The errors of the judge's looks.
         count (`bool`):
             Whether to count tokens. Counting takes most of the time.
@@ -67,7 +72,7 @@ class SimulatedJudge:
 
     name = "simulated judge"
 
-    def __init__(self, errors: JudgeErrors, count: bool):
+    def __init__(self, errors: JudgeErrors | Doubts, count: bool):
         self.errors, self.count = errors, count
         self.quality: dict[str, float] = {}
         self.rounds = self.in_flight = 0
@@ -84,8 +89,8 @@ class SimulatedJudge:
         self.in_flight += 1
         await asyncio.sleep(0)
         self.in_flight -= 1
-        text = answer(prompt, self.quality, self.errors)
-        return text, self.usage(prompt, text) if self.count else Usage()
+        text, logprobs = reply(prompt, self.quality, self.errors)
+        return Reply(text, self.usage(prompt, text) if self.count else Usage(), logprobs=logprobs)
 
     def usage(self, prompt: str, text: str) -> Usage:
         """Count the tokens of a question, and those of the longest prefix shared with an earlier one of the group."""
@@ -240,7 +245,7 @@ class Replay:
     label: str
     world: World
     queries: int
-    errors: JudgeErrors = field(default_factory=JudgeErrors)
+    errors: JudgeErrors | Doubts = field(default_factory=JudgeErrors)
     count: bool = False
 
     def __call__(self) -> Outcome:

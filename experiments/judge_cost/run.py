@@ -3,6 +3,7 @@
     python -m experiments.judge_cost.run
     python -m experiments.judge_cost.run --paper
     python -m experiments.judge_cost.run --worlds
+    python -m experiments.judge_cost.run --doubts
 
 Each query is visited once in each of 4 epochs with 8 rollouts; `--paper` takes 1,000 queries (`replay.py`).
 World and judge are simulated (`simulated_judge.py`): the quality of each response is known, and so is the judge's
@@ -33,6 +34,8 @@ with the paper's: the least ratio of tau and the largest ratio of tokens over al
 largest tau where longer lists are harder to judge.
 
 `--worlds` prints other tables instead: for judges whose errors lie in the ranges of public records (`WORLDS`).
+`--doubts` compares methods that read the judge's word with those that read its probabilities, under a judge that is
+fitted to a record (`RECORDED`).
 """
 
 import argparse
@@ -61,7 +64,7 @@ from experiments.judge_cost.tables import (
     weight_table,
     winner,
 )
-from experiments.simulated_judge import WORLDS, JudgeErrors, World
+from experiments.simulated_judge import RECORDED, WORLDS, JudgeErrors, World
 
 NOISES = (0.03, 0.06, 0.09, 0.15, 0.3)  # standard deviation of the error of one look
 SETTINGS: dict[str, dict] = {
@@ -79,6 +82,16 @@ LENGTHS, LENGTH_QUERIES = (200, 400, 800), 50
 SPREAD, SPREAD_NOISES = 0.7, (0.09, 0.3)
 CROWDS = (1.0, 1.4, 2.0)
 PAIRS = ("GRPO", "Tournament-GRPO", "ArenaRL", "RRC-SCR")  # their prompts show one or two responses: no crowd
+DOUBTED = (
+    "GRPO",
+    "Soft ratings",
+    "RRC-SCR",
+    "Soft pairs",
+    "Coarse-only",
+    "RankBuffer",
+    "RankBuffer, soft",
+    *list(OURS)[1:4],
+)
 WIDTH = 160
 
 
@@ -138,6 +151,7 @@ def main() -> None:
     parser.add_argument("--acuity_queries", type=int, default=100, help="number of queries for the other tables")
     parser.add_argument("--paper", action="store_true", help="take 1,000 queries for the cost tables, as in the paper")
     parser.add_argument("--worlds", action="store_true", help="print the tables of the judges of `WORLDS` instead")
+    parser.add_argument("--doubts", action="store_true", help="print the tables of words and probabilities instead")
     parser.add_argument("--rollout_tokens", type=int, default=400, help="mean length of a rollout in tokens")
     parser.add_argument("--seed", type=int, default=0, help="seed of the world and of the methods")
     parser.add_argument("--processes", type=int, default=2, help="number of methods to replay at the same time")
@@ -155,6 +169,14 @@ def main() -> None:
             console.print(table)
         seconds = round(time.perf_counter() - started, 1)
         print(json.dumps({"benchmark": "judge_cost_worlds", "queries": few, "seconds": seconds, "tau": taus}))
+        return
+
+    if arguments.doubts:
+        doubted = {label: Replay(label, world(), few, RECORDED, count=True) for label in DOUBTED}
+        found = run_all(doubted, arguments.processes)
+        console.print(beyond_table(found, DOUBTED), reward_table(found, "a judge with doubts"))
+        taus = {label: round(outcome.mean_tau, 4) for label, outcome in found.items()}
+        print(json.dumps({"benchmark": "judge_cost_doubts", "queries": few, "seed": arguments.seed, "tau": taus}))
         return
 
     costly = {label: Replay(label, world(), queries, count=True) for label in PAPER}
@@ -188,7 +210,7 @@ def main() -> None:
 
     for table in (
         cost_table(outcomes),
-        reward_table(outcomes, JudgeErrors.noise),
+        reward_table(outcomes, f"noise {JudgeErrors.noise:g}"),
         buffer_table(outcomes["RankBuffer"], queries),
         beyond_table({label: by_noise[label, JudgeErrors.noise] for label in (*COMPARED, *RELATIVES)}),
         share_table(by_length, "tokens of a rollout"),

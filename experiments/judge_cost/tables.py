@@ -43,12 +43,12 @@ def beside(ours: float, paper: float, form: str) -> list[str]:
     return [format(ours, form), *((format(paper, form), f"{ours / paper:.2f}") if paper else ("", ""))]
 
 
-def beyond_table(outcomes: Mapping[str, Outcome]) -> Table:
-    """Show what our own methods cost and how well they rank, next to RRC-SCR and RankBuffer."""
+def beyond_table(outcomes: Mapping[str, Outcome], labels: Sequence[str] = COMPARED) -> Table:
+    """Show what methods cost and how well they rank: our own, next to RRC-SCR and RankBuffer."""
     columns = ("calls/group", "rounds", "tokens/group", "/ RRC-SCR", "computed", "/ RRC-SCR", "tau", "cosine")
-    table = Table(Column(no_wrap=True), *columns, title="Methods that are ours and not the paper's")
+    table = Table(Column(no_wrap=True), *columns, title="Cost and accuracy")
     scr = outcomes["RRC-SCR"]
-    for label in COMPARED:
+    for label in labels:
         outcome = outcomes[label]
         table.add_row(
             label,
@@ -64,11 +64,11 @@ def beyond_table(outcomes: Mapping[str, Outcome]) -> Table:
     return table
 
 
-def reward_table(outcomes: Mapping[str, Outcome], noise: float) -> Table:
+def reward_table(outcomes: Mapping[str, Outcome], judge: str) -> Table:
     """Show how well rewards and buffers are ordered."""
     columns = ("calls/group", "rounds", "tau", "tied", "flat", "right place", "blind", "anchors", "in order")
     table = Table(Column(no_wrap=True), *columns)
-    table.title = f"Rewards and buffers, noise {noise:g}"
+    table.title = f"Rewards and buffers, {judge}"
     for label, outcome in outcomes.items():
         buffers = [""] * 4
         if outcome.right:

@@ -11,11 +11,13 @@ Two things differ from the simulated judge. If a question is about one rubric on
 rubric; there, a response has one quality. Responses of one prompt with the same words look the same to the judge.
 """
 
+import math
 from hashlib import blake2b
 from random import Random
 
-from experiments.simulated_judge import World, verdict
-from rankbuffer_trl.judge import Question, Tally, Usage
+from experiments.simulated_judge import Doubts, JudgeErrors, World, verdict
+from rankbuffer_trl.judge import Question, Reply, Tally, Usage
+from rankbuffer_trl.judge.probabilities import without_doubt
 from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
 
 NOISE = 0.09  # standard deviation of the error of one look
@@ -31,29 +33,40 @@ class NoisyRubricJudge:
             Standard deviation of its rubric scores within a group, above 0.
         noise (`float`, *optional*, defaults to `0.09`):
             Standard deviation of the error of one look, on the scale on which `deviation` is 0.25.
+        doubts (`Doubts`, *optional*):
+            Answer with doubts, and with their errors in place of `noise`.
     """
 
     name = "noisy rubric judge"
 
-    def __init__(self, mean: float, deviation: float, noise: float = NOISE):
-        self.mean, self.deviation, self.noise = mean, deviation, noise
+    def __init__(self, mean: float, deviation: float, noise: float = NOISE, doubts: Doubts | None = None):
+        self.mean, self.deviation, self.errors, self.doubts = mean, deviation, JudgeErrors(noise), doubts
 
-    async def complete(
-        self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally
-    ) -> tuple[str, Usage]:
+    async def complete(self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally) -> Reply:
         """Answer as [`ChatClient`] says. Each word and each punctuation mark counts as one token."""
         tally.attempts += 1
         prompt = messages[0]["content"]
         shown = [pair for pairs in question.responses.values() for pair in pairs]
-        answer = verdict(prompt, self.looks(prompt, dict(shown)))
-        return answer, Usage(count_tokens(prompt), 0, count_tokens(answer))
+        looks = self.looks(prompt, dict(shown))
+        if self.doubts:
+            answer, logprobs = self.doubts.reply(prompt, looks)
+        else:
+            answer = verdict(prompt, looks)
+            logprobs = without_doubt(answer)
+        return Reply(answer, Usage(count_tokens(prompt), 0, count_tokens(answer)), logprobs=logprobs)
 
     def looks(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
         """Return how good each response of a prompt looks to the judge, by its heading."""
         rubrics = parse_rubrics(prompt.partition("\n\nRUBRICS\n")[2].partition("\n\n")[0])
         seed = blake2b(prompt.encode(), digest_size=8).hexdigest()
+        errors = self.doubts.errors(prompt) if self.doubts else self.errors
+        own, fresh = errors.noise * math.sqrt(errors.lasting), errors.noise * math.sqrt(1 - errors.lasting)
+        favour = errors.favour(prompt, list(shown))
         return {
-            name: self.worth(text, rubrics) + Random(f"{seed} {text}").gauss(0, self.noise)
+            name: self.worth(text, rubrics)
+            + Random(f"{seed} {text}").gauss(0, fresh)
+            + Random(text).gauss(0, own)
+            + favour[name]
             for name, text in shown.items()
         }
 

@@ -58,6 +58,7 @@ from experiments.miniature.report import (
     outgrown_table,
     whole_seeds,
 )
+from experiments.simulated_judge import RECORDED
 from rankbuffer_lab.report.tables import quality_table
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
@@ -125,6 +126,8 @@ class Settings:
             How responses are sampled, in training and for the measurement.
         references (`str`):
             The references of the queries, one of `REFERENCES`, see `references.py`.
+        doubts (`bool`):
+            Whether the judge is the one with doubts, `RECORDED` in `simulated_judge.py`. It then has no `noise`.
     """
 
     policy: str
@@ -136,6 +139,7 @@ class Settings:
     temperature: float = 1.0
     top_p: float = 0.95
     references: str = "written"
+    doubts: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,9 @@ class Run:
         queries, folder = read_queries(self.settings), Path(self.folder)
         shutil.rmtree(folder, ignore_errors=True)
         args = recipe_arguments(self)
-        judge = Judge(NoisyRubricJudge(self.mean, self.deviation, self.settings.noise), guard=args.judge_guard)
+        doubts = RECORDED if self.settings.doubts else None
+        client = NoisyRubricJudge(self.mean, self.deviation, self.settings.noise, doubts)
+        judge = Judge(client, guard=args.judge_guard)
         trainer = RankBufferTrainer(self.settings.policy, args=args, train_dataset=queries, judge=judge)
         trainer.remove_callback(PrinterCallback)
         try:
@@ -426,6 +432,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=2e-4, help="constant learning rate of the policy")
     parser.add_argument("--samples", type=int, default=16, help="responses per query that measure a policy")
     parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in experiments/judge_cost")
+    parser.add_argument("--doubts", action="store_true", help="a judge fitted to a record, with probabilities")
     parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the rollouts")
     parser.add_argument("--top_p", type=float, default=0.95, help="nucleus of the rollouts")
     parser.add_argument(
@@ -492,6 +499,7 @@ def main() -> None:
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         references=arguments.references,
+        doubts=arguments.doubts,
     )
     mean, deviation = prepare(arguments.output_dir, settings)
     path = arguments.output_dir / "results.jsonl"
