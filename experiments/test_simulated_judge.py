@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
 from itertools import permutations
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from experiments import fit_doubts
 from experiments.judge_cost.replay import SimulatedJudge
 from experiments.simulated_judge import (
     WORLDS,
@@ -31,6 +33,8 @@ from experiments.simulated_judge import (
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import (
     Judge,
+    Reply,
+    Usage,
     batch_question,
     duel_question,
     insertion_question,
@@ -285,3 +289,47 @@ def test_doubts_err_by_the_kind_of_question():
         assert doubts.errors(PROMPTS[name]).noise == number, name
     assert json.loads(reply(PROMPTS["list"], QUALITY, HABITS)[0]) == {"order": [0, 2, 3, 5]}
     assert reply(PROMPTS["pair"], QUALITY, SURE) == (answer(PROMPTS["pair"], QUALITY, SURE), ANY)
+
+
+def recorded(doubts: Doubts, queries: int) -> list[dict]:
+    """Record what a judge with doubts says about answers whose differences in quality are those of two rollouts."""
+    record, random = [], Random(0)
+    for number in range(queries):
+        quality, weak = {"good": fit_doubts.LEVEL}, fit_doubts.LEVEL - abs(random.gauss(0, fit_doubts.APART))
+        quality |= {name: quality["good"] - abs(random.gauss(0, fit_doubts.APART)) for name in fit_doubts.WORSE}
+        quality |= {
+            "weak": weak,
+            "weak_shuffled": weak - abs(random.gauss(0, fit_doubts.APART)),
+            "good_2": quality["good"],
+        }
+        words = {f"{name}{number}": value for name, value in quality.items()}
+        asked = {f"score9 {name}": pointwise_question(query(), f"{name}{number}", most=9) for name in quality}
+        for one, other in (pair for two in fit_doubts.PAIRS for pair in (two, two[::-1])):
+            asked[f"pair {one} {other}"] = pairwise_question(query(), f"{one}{number}", f"{other}{number}", tie=False)
+        anchors = [f"{name}{number}" for name in ("weak_shuffled", "weak", "good_2")]
+        for name in ("good", *fit_doubts.WORSE[:-1]):
+            asked[f"insert {name}"] = insertion_question(query(), anchors, f"{name}{number}")
+        shown = random.sample(["good", *fit_doubts.WORSE], 5)
+        for look, names in (("list", shown), ("list_reversed", shown[::-1])):
+            rollouts = [Rollout(i, f"{name}{number}") for i, name in enumerate(names)]
+            asked[" ".join([look, *names])] = ranking_question(query(), rollouts)
+        verdicts = {}
+        for name, question in asked.items():
+            soft = replace(question, soft="list" not in name)
+            text, logprobs = reply(question.prompt(), words, doubts)
+            reading = soft.read_reply(Reply(text, Usage(), logprobs=logprobs))
+            verdicts[name] = {str(key): chance for key, chance in reading.chances.items()} if soft.soft else reading
+        record.append(verdicts)
+    return record
+
+
+def test_fit_finds_the_judge_of_a_record():
+    pair, lists = JudgeErrors(0.3, 0.5, bias=1.6), JudgeErrors(0.4, 0.5, bias=0.5)
+    true = Doubts(pair, JudgeErrors(0.2, 0.5), JudgeErrors(0.15, 0.5), lists, 0.15, 0.4, 0.5, 0.7, 7.0, 1.2)
+    found = fit_doubts.fit(recorded(true, 300))
+    assert found.pair.bias == pytest.approx(1.6, rel=0.15) and found.pair.lasting == pytest.approx(0.5, abs=0.15)
+    for kind in ("pair", "insertion", "rating", "lists"):
+        assert getattr(found, kind).noise == pytest.approx(getattr(true, kind).noise, rel=0.2), kind
+    assert found.lists.bias == pytest.approx(0.5, rel=0.2)
+    names = ("odds", "step", "habit", "points", "centre", "width")
+    assert [getattr(found, each) for each in names] == pytest.approx([getattr(true, each) for each in names], rel=0.2)

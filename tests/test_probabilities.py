@@ -328,7 +328,8 @@ def test_rankbuffer_soft_places_each_rollout_at_its_expected_position(qualities,
         assert score.rewards[r.id] == pytest.approx(2 * (below + ties / 2) / (n - 1) - 1 if n > 1 else 0)
     assert {score.rewards[r.id] for r in group.answered if r not in heard} <= {None}
     rising = sorted(heard, key=lambda r: round(means[r.id], 9))  # as sampled where they tie
-    sigma = [[r for r in rising if abs(means[r.id] - p) < 0.5] for p in range(5)]
+    said = {r.id: int(max(doubt(r.text), key=doubt(r.text).get)) for r in heard}
+    sigma = [[r for r in rising if said[r.id] == p] for p in range(5)]
     assert score.positions == {r.id: p for p, interval in enumerate(sigma) for r in interval}
     after = score.before.update(sigma, 0, 0, refine_at=2) if heard else score.before
     assert score.after == after.visited() and score.fine_ranked == any(len(each) > 1 for each in sigma)

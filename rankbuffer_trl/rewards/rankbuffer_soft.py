@@ -17,16 +17,17 @@ from .rankbuffer import RankBuffer
 
 @dataclass(frozen=True)
 class RankBufferSoft(RankBuffer):
-    """RankBuffer that orders rollouts by the mean of their insertion positions under the judge's probabilities.
+    """RankBuffer that orders rollouts by their expected positions: the means under the judge's probabilities.
 
     It asks 1 question per answered rollout: 8 for a group of 8. The judge's server must return `top_logprobs`. The
-    position in the buffer is the mean, rounded. The reward is the paper's, from the order of the means. Equal means
-    are a tie, and the buffer update takes them in the order in which they were sampled. With `bootstrap`, the first
-    visit is a list, as in the paper's method. The method has the arguments of [`RankBuffer`] except `fine`.
+    reward is the paper's, from the order of the means. Equal means are a tie, and the buffer update takes them in the
+    order in which they were sampled. With `bootstrap`, the first visit is a list, as in the paper's method. The method
+    has the arguments of [`RankBuffer`] except `fine`.
 
-    A judge in doubt gives probability to all positions. So means are pulled to the middle, and fewer rollouts than
-    with the judge's word are outside all anchors. A number of two tokens is read only where the judge said its first
-    token: with more than nine anchors, some of the probability of 1 and of 10 and more may be lost.
+    The interval of a rollout is the position that the judge said. A judge in doubt gives probability to all positions,
+    so means are pulled to the middle. By rounded means, few rollouts would be outside all anchors, and buffers would
+    hardly grow at their ends (experiments/judge_cost). A number of two tokens is read only where the judge said its
+    first token. So with more than nine anchors, some of the probability of 1, and of 10 and more, may be lost.
     """
 
     fine: bool = field(default=False, init=False)
@@ -38,9 +39,9 @@ class RankBufferSoft(RankBuffer):
             return await self._bootstrap(group, judge)
         buffer = buffer or initial_buffer(group.query.responses, self.k0)
         readings = await judge.ask_all(self._insertions(group, buffer))
-        heard = zip(group.answered, readings, strict=True)
-        means = {rollout.id: reading.mean for rollout, reading in heard if reading is not None}
-        positions = {i: round(mean) for i, mean in means.items()}
+        heard = {r.id: reading for r, reading in zip(group.answered, readings, strict=True) if reading is not None}
+        means = {i: reading.mean for i, reading in heard.items()}
+        positions = {i: reading.value for i, reading in heard.items()}
         rising = sorted(means, key=means.__getitem__)
         intervals = range(len(buffer) + 1)
         sigma = tuple(tuple(group.rollouts[i] for i in rising if positions[i] == p) for p in intervals)
