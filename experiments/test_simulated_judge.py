@@ -295,13 +295,9 @@ def recorded(doubts: Doubts, queries: int) -> list[dict]:
     """Record what a judge with doubts says about answers whose differences in quality are those of two rollouts."""
     record, random = [], Random(0)
     for number in range(queries):
-        quality, weak = {"good": fit_doubts.LEVEL}, fit_doubts.LEVEL - abs(random.gauss(0, fit_doubts.APART))
-        quality |= {name: quality["good"] - abs(random.gauss(0, fit_doubts.APART)) for name in fit_doubts.WORSE}
-        quality |= {
-            "weak": weak,
-            "weak_shuffled": weak - abs(random.gauss(0, fit_doubts.APART)),
-            "good_2": quality["good"],
-        }
+        quality = dict.fromkeys(("good", "good_2"), fit_doubts.LEVEL)
+        for one, other in fit_doubts.PAIRS:
+            quality[other] = quality[one] - abs(random.gauss(0, fit_doubts.APART))
         words = {f"{name}{number}": value for name, value in quality.items()}
         asked = {f"score9 {name}": pointwise_question(query(), f"{name}{number}", most=9) for name in quality}
         for one, other in (pair for two in fit_doubts.PAIRS for pair in (two, two[::-1])):

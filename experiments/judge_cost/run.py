@@ -145,6 +145,14 @@ def compare_worlds(world: World, queries: int, processes: int) -> tuple[list[Tab
     return tables, {f"{label}, {name}": round(cell.mean_tau, 4) for (label, name), cell in cells.items()}
 
 
+def compare_doubts(world: World, queries: int, processes: int) -> tuple[list[Table], dict]:
+    """Replay methods that read words or probabilities under the judge `RECORDED`. Return tables and figures."""
+    replays = {label: Replay(label, world, queries, RECORDED, count=True) for label in DOUBTED}
+    found = run_all(replays, processes)
+    tables = [beyond_table(found, DOUBTED), reward_table(found, "a judge with doubts")]
+    return tables, {label: round(outcome.mean_tau, 4) for label, outcome in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=100, help="number of queries for the cost tables")
@@ -172,10 +180,8 @@ def main() -> None:
         return
 
     if arguments.doubts:
-        doubted = {label: Replay(label, world(), few, RECORDED, count=True) for label in DOUBTED}
-        found = run_all(doubted, arguments.processes)
-        console.print(beyond_table(found, DOUBTED), reward_table(found, "a judge with doubts"))
-        taus = {label: round(outcome.mean_tau, 4) for label, outcome in found.items()}
+        tables, taus = compare_doubts(world(), few, arguments.processes)
+        console.print(*tables)
         print(json.dumps({"benchmark": "judge_cost_doubts", "queries": few, "seed": arguments.seed, "tau": taus}))
         return
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.judge_cost.replay import Agreement, Outcome, Replay
-from experiments.judge_cost.run import CROWDS, PAIRS, SETTINGS, compare_worlds
+from experiments.judge_cost.run import CROWDS, DOUBTED, PAIRS, SETTINGS, compare_doubts, compare_worlds
 from experiments.judge_cost.tables import COMPARED
 from experiments.simulated_judge import WORLDS, JudgeErrors, World
 
@@ -50,6 +50,14 @@ def test_compare_worlds_fills_the_tables():
     assert list(taus) == [f"{label}, {cell}" for cell in cells for label in labels]
     for label in PAIRS:  # pairs and single responses know no crowd
         assert all(len({taus[f"{label}, {name}, crowd {crowd:g}"] for crowd in CROWDS}) == 1 for name in WORLDS)
+
+
+def test_compare_doubts_has_a_row_for_words_and_one_for_probabilities():
+    tables, taus = compare_doubts(World(), 3, 1)
+    assert [list(table.columns[0].cells) for table in tables] == [list(DOUBTED)] * 2 == [list(taus)] * 2
+    calls = dict(zip(DOUBTED, map(float, tables[0].columns[1].cells), strict=True))
+    assert calls["RankBuffer, soft"] == calls["Coarse-only"] < calls["RankBuffer"]
+    assert taus["Soft ratings"] > taus["GRPO"] and taus["RankBuffer, soft"] > taus["Coarse-only"]
 
 
 rewards = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=3, max_size=8)

@@ -34,10 +34,12 @@ from experiments.miniature.report import (
     student_p,
     whole_seeds,
 )
+from experiments.simulated_judge import Doubts, JudgeErrors
 from rankbuffer_trl import GroupScore
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
 from rankbuffer_trl.rewards.listwise import Listwise
+from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, gains, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
@@ -325,12 +327,24 @@ def test_judge_errs_by_its_noise_and_the_same_each_time(query):
     assert {ask(blunt, pairwise_question(query, text, text)) for text in texts} == {"tie"}
 
 
+def test_judge_with_doubts_reads_the_truth_behind_its_word(query):
+    doubts = Doubts(JudgeErrors(0.0, bias=9.0), *[JudgeErrors(0.0)] * 3, 0.1, 0.1, 2.0, 0.1, 8.0, 1.0)
+    client = NoisyRubricJudge(mean=0.5, deviation=0.2, noise=9.0, doubts=doubts)
+    texts = ("Wait three minutes.", "hot water", "Boil the water.")
+    group = RolloutGroup(query, tuple(map(Rollout, range(3), texts)), 0, 0)
+    for method in ("ratings_soft", "pairs_soft", "rankbuffer_soft"):
+        score = asyncio.run(load_method(method, {}, 0).score(group, None, Judge(client)))
+        assert score.order == ((1,), (2,), (0,)), method
+    assert ask(client, pairwise_question(query, *texts[1::-1])) == "A", "its word is its habit"
+    assert ask(client, ranking_question(query, group.rollouts)) == [1, 2, 0]
+
+
 def test_worth_stands_on_the_scale_of_the_simulated_world(query):
     rubrics = [(1, "Is written in complete sentences.")]
     judge = NoisyRubricJudge(mean=0.5, deviation=0.25, noise=0.0)
     assert judge.worth("Boil the water.", rubrics) == pytest.approx(1.2 + 0.25 * (1 - 0.5) / 0.25)
     question = pointwise_question(query, "Boil the water.")
-    _, usage = asyncio.run(
+    _, usage, *_ = asyncio.run(
         judge.complete([{"role": "user", "content": question.prompt()}], question=question, seed=0, tally=Tally())
     )
     assert usage.prompt > 50 and usage.completion == 7
