@@ -3,8 +3,7 @@
     python -m experiments.fit_doubts experiments/real_judge/record.jsonl.gz
 
 A record knows which of two answers is better, and not by how much. So one thing is assumed: they differ as two random
-rollouts of a group do, by a normal number with the deviation `0.25 * sqrt(2)`. Damaged answers are easier to tell from
-good ones than two rollouts of one policy, so this flatters the judge.
+references do, by a normal number with the deviation `sqrt(2)`. The rollouts of a group are four times closer.
 
 By how much the probabilities favour the better answer is half the difference of the log odds in both orders of a pair,
 the difference of two mean scores, or that of two tilts. The tilt of an insertion is the mean log odds of a position
@@ -15,7 +14,7 @@ over the next lower one.
 * The root mean square says what a unit of quality is worth.
 * Half the sum of a pair's log odds is the place bias. How it varies over pairs is the fresh error, and the rest of the
   error lasts. The other kinds have no second look, so they get the same lasting share.
-* Centre and width of the scores give the recorded means of mean and deviation, at the mean quality of rollouts.
+* Centre and width of the scores give the recorded means of mean and deviation. The mean answer has the quality 0.
 * In lists, a better answer that stands first is above the other one more often than one that stands last. The normal
   quantiles of both shares give error and place bias.
 """
@@ -29,12 +28,12 @@ from itertools import product
 from pathlib import Path
 from statistics import NormalDist, fmean, pstdev
 
-from experiments.simulated_judge import Doubts, JudgeErrors, World
+from experiments.simulated_judge import Doubts, JudgeErrors
 
 WORSE = ("good_cut", "good_shuffled", "off_topic", "weak")  # than `good`
 PAIRS = (*(("good", each) for each in WORSE), ("weak", "weak_shuffled"))
-APART = World.within * math.sqrt(2)
-LEVEL = World.start + World.drift * (World.epochs - 1) / 2  # mean quality of rollouts
+APART = math.sqrt(2)
+STEP = APART * math.sqrt(2 / math.pi)  # by which a worse answer is worse on average
 Verdicts = dict[str, list]
 
 
@@ -64,6 +63,7 @@ def fit(record: Sequence[Verdicts]) -> Doubts:
     tilts = [tilt(v["insert good"]) - tilt(v[f"insert {each}"]) for v, each in product(inserted, WORSE[:-1])]
     place_error, step = error_and_worth(tilts)
     habit = fmean(tilt(verdict) for v in inserted for name, verdict in v.items() if name.startswith("insert "))
+    habit -= step * STEP / 4  # by which the mean candidate is above the mean anchor: weak_shuffled, weak and good_2
     return Doubts(
         pair=pair,
         insertion=JudgeErrors(place_error / math.sqrt(2), lasting),
@@ -73,7 +73,7 @@ def fit(record: Sequence[Verdicts]) -> Doubts:
         step=step,
         habit=habit,
         points=points,
-        centre=middle - points * LEVEL,
+        centre=middle,
         width=width,
     )
 
@@ -98,7 +98,7 @@ def list_errors(record: Sequence[Verdicts], lasting: float) -> JudgeErrors:
                 gaps.append(abs(gap) / (len(shown) - 1))
                 right[gap > 0].append(order.index("good") > order.index(each))
     first, last = (NormalDist().inv_cdf(min(max(fmean(right[key]), 0.01), 0.99)) for key in (True, False))
-    error = min(APART * math.sqrt(2 / math.pi) / max((first + last) / 2, 0.05), 9.0)
+    error = STEP / max((first + last) / 2, 0.1)
     return JudgeErrors(error / math.sqrt(2), lasting, bias=error * (first - last) / 2 / fmean(gaps))
 
 

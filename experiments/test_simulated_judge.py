@@ -292,10 +292,10 @@ def test_doubts_err_by_the_kind_of_question():
 
 
 def recorded(doubts: Doubts, queries: int) -> list[dict]:
-    """Record what a judge with doubts says about answers whose differences in quality are those of two rollouts."""
+    """Record what a judge with doubts says about answers whose differences in quality are those of two references."""
     record, random = [], Random(0)
     for number in range(queries):
-        quality = dict.fromkeys(("good", "good_2"), fit_doubts.LEVEL)
+        quality = dict.fromkeys(("good", "good_2"), fit_doubts.STEP)
         for one, other in fit_doubts.PAIRS:
             quality[other] = quality[one] - abs(random.gauss(0, fit_doubts.APART))
         words = {f"{name}{number}": value for name, value in quality.items()}
@@ -320,12 +320,12 @@ def recorded(doubts: Doubts, queries: int) -> list[dict]:
 
 
 def test_fit_finds_the_judge_of_a_record():
-    pair, lists = JudgeErrors(0.3, 0.5, bias=1.6), JudgeErrors(0.4, 0.5, bias=0.5)
-    true = Doubts(pair, JudgeErrors(0.2, 0.5), JudgeErrors(0.15, 0.5), lists, 0.15, 0.4, 0.5, 0.7, 7.0, 1.2)
+    pair, lists = JudgeErrors(0.9, 0.5, bias=3.0), JudgeErrors(1.2, 0.5, bias=2.0)
+    true = Doubts(pair, JudgeErrors(0.8, 0.5), JudgeErrors(0.6, 0.5), lists, 0.15, 0.4, 0.5, 0.3, 7.0, 1.5)
     found = fit_doubts.fit(recorded(true, 300))
-    assert found.pair.bias == pytest.approx(1.6, rel=0.15) and found.pair.lasting == pytest.approx(0.5, abs=0.15)
+    assert found.pair.bias == pytest.approx(3.0, rel=0.15) and found.pair.lasting == pytest.approx(0.5, abs=0.15)
     for kind in ("pair", "insertion", "rating", "lists"):
         assert getattr(found, kind).noise == pytest.approx(getattr(true, kind).noise, rel=0.2), kind
-    assert found.lists.bias == pytest.approx(0.5, rel=0.2)
+    assert found.lists.bias == pytest.approx(2.0, rel=0.2)
     names = ("odds", "step", "habit", "points", "centre", "width")
     assert [getattr(found, each) for each in names] == pytest.approx([getattr(true, each) for each in names], rel=0.2)
