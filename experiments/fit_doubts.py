@@ -10,7 +10,7 @@ the difference of two mean scores, or that of two tilts. The tilt of an insertio
 over the next lower one.
 
 * If differences and errors are normal, the better one is favoured in a share `1/2 + atan(quality / error) / pi`. This
-  gives the error of looks.
+  gives the error of looks. By Laplace's rule, one more comparison counts as right and one more as wrong.
 * The root mean square says what a unit of quality is worth.
 * Half the sum of a pair's log odds is the place bias. How it varies over pairs is the fresh error, and the rest of the
   error lasts. The other kinds have no second look, so they get the same lasting share.
@@ -80,7 +80,7 @@ def fit(record: Sequence[Verdicts]) -> Doubts:
 
 def error_and_worth(favours: Sequence[float]) -> tuple[float, float]:
     """Return the deviation of the error of a difference, in quality, and what a unit of quality is worth."""
-    right = min(max(fmean(favour > 0 for favour in favours), 0.51), 0.99)
+    right = max((sum(favour > 0 for favour in favours) + 1) / (len(favours) + 2), 0.51)
     error = APART / math.tan(math.pi * (right - 0.5))
     return error, math.sqrt(fmean(favour**2 for favour in favours)) / math.hypot(APART, error)
 
@@ -97,7 +97,7 @@ def list_errors(record: Sequence[Verdicts], lasting: float) -> JudgeErrors:
                 gap = shown.index(each) - shown.index("good")
                 gaps.append(abs(gap) / (len(shown) - 1))
                 right[gap > 0].append(order.index("good") > order.index(each))
-    first, last = (NormalDist().inv_cdf(min(max(fmean(right[key]), 0.01), 0.99)) for key in (True, False))
+    first, last = (NormalDist().inv_cdf((sum(right[key]) + 1) / (len(right[key]) + 2)) for key in (True, False))
     error = STEP / max((first + last) / 2, 0.1)
     return JudgeErrors(error / math.sqrt(2), lasting, bias=error * (first - last) / 2 / fmean(gaps))
 
