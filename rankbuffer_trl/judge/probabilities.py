@@ -10,8 +10,8 @@ possible, such as `1` and `10` after the token `1`:
   that of this one. A number of two tokens is therefore exact where the judge said its first token.
 * Several, and the judge said another token: nobody knows how they share it. It counts for none of them.
 
-The first id of an order of two decides it, so its reading is exact, too. Longer lists have none. What comes after their
-first item depends on that item, and the probabilities are known along the one list that was said.
+The first id of an order of two decides it, so its reading is exact, too. Longer lists have none. What comes after
+their first item depends on that item, and the probabilities are known along the one list that was said.
 """
 
 import json
