@@ -279,20 +279,19 @@ def verdict(audit: Audit) -> str:
     else:
         said = f"{said} This judge reads the responses and tells them apart."
     if soft:
-        said = f"{said} {compare(audit.measured)}"
+        said = f"{said} {compare(audit.measured, len(unclear) == len(counted))}"
     return f"{said} {REFERENCES}" if audit.references else said
 
 
-def compare(measured: Mapping[str, Result]) -> str:
-    """Say how well probabilities and words agree with themselves, and which agree better with the lists."""
+def compare(measured: Mapping[str, Result], blind: bool) -> str:
+    """Say how well probabilities and words agree with themselves and, unless words are `blind`, with the lists."""
     soft, words = measured[SOFT], measured.get("soft_words")
     said = f"By its probabilities, pairs and ratings agree on {soft.value:.0%} of pairs"
     said += f", and by its words on {words.value:.0%}." if words else "."
     if not soft.clear:
-        return f"{said} These probabilities cannot be told from guessing either."
+        return f"{said} These probabilities cannot be told from guessing."
     gain = measured.get(SOFT_GAIN)
-    if gain and gain.clear:
-        said += (
-            f" At the same price, ratings by probabilities agree better with the lists, by {gain.value:.2f} in tau."
-        )
+    if gain and not blind:
+        better = f"better with the lists, by {gain.value:.2f} in tau" if gain.clear else "no better with the lists"
+        said += f" At the same price, ratings by probabilities agree {better}."
     return said
