@@ -1,6 +1,6 @@
 """Fit a judge with [`Doubts`] to a record of a real judge's probabilities (`real_judge`).
 
-    python -m experiments.fit_doubts experiments/real_judge/record.jsonl.gz
+    python -m experiments.fit_doubts experiments/real_judge/qwen2.5-coder-1.5b.jsonl.gz
 
 A record knows which of two answers is better, and not by how much. So one thing is assumed: they differ as two random
 references do, by a normal number with the deviation `sqrt(2)`. The rollouts of a group are four times closer.
@@ -20,60 +20,54 @@ over the next lower one.
 """
 
 import argparse
-import gzip
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import NormalDist, fmean, pstdev
 
+from experiments.real_judge.answers import BETTER
+from experiments.real_judge.ask import INSERTED
+from experiments.real_judge.report import LEAST, Verdicts, alone, read
 from experiments.simulated_judge import Doubts, JudgeErrors
 
-WORSE = ("good_cut", "good_shuffled", "off_topic", "weak")  # than `good`
-PAIRS = (*(("good", each) for each in WORSE), ("weak", "weak_shuffled"))
 APART = math.sqrt(2)
 STEP = APART * math.sqrt(2 / math.pi)  # by which a worse answer is worse on average
-Verdicts = dict[str, list]
 
 
 def fit(record: Sequence[Verdicts]) -> Doubts:
-    """Return the judge with doubts that answers as in a record, which has the verdicts of each query by name."""
-    odds, sums = [], []
-    for verdicts, (one, other) in product(record, PAIRS):
-        if {f"pair {one} {other}", f"pair {other} {one}"} <= verdicts.keys():
-            lead, turned = (log_odds(verdicts[f"pair {a} {b}"]) for a, b in ((one, other), (other, one)))
-            odds.append((lead - turned) / 2)
-            sums.append((lead + turned) / 2)
+    """Return the judge with doubts that answers as in a record."""
+    odds, places = [], []
+    for verdicts, (one, other) in product(record, BETTER):
+        there, back = verdicts[f"pair {one} {other}"].lead, verdicts[f"pair {other} {one}"].lead
+        odds.append((there - back) / 2)
+        places.append((there + back) / 2)
     error, per_quality = error_and_worth(odds)
-    fresh = min(pstdev(sums) / per_quality, error)
+    fresh = min(pstdev(places) / per_quality, error)
     own = math.sqrt((error**2 - fresh**2) / 2)
-    noise, lasting = math.hypot(own, fresh), own**2 / (own**2 + fresh**2)
-    pair = JudgeErrors(noise, lasting, bias=fmean(sums) / per_quality)
+    lasting = own**2 / (own**2 + fresh**2)
 
-    means = [
-        mean(verdicts[f"score9 {a}"]) - mean(verdicts[f"score9 {b}"]) for verdicts, (a, b) in product(record, PAIRS)
-    ]
-    score_error, points = error_and_worth(means)
-    rated = [verdict for verdicts in record for name, verdict in verdicts.items() if name.startswith("score9 ")]
-    middle, width = centre_and_width(fmean(map(mean, rated)), fmean(map(deviation, rated)))
-    points /= (moments(middle + 0.1, width)[0] - moments(middle - 0.1, width)[0]) / 0.2
+    leads = alone("score9", soft=True)
+    rating_error, points = error_and_worth([lead for verdicts in record for lead in leads(verdicts).values()])
+    rated = [v for verdicts in record for name, v in verdicts.items() if name.startswith("score9 ")]
+    spread = fmean(moments(verdict.chances)[1] for verdict in rated)
+    centre, width = centre_and_width(fmean(verdict.mean for verdict in rated), spread)
+    rise = moments(normal(centre + 0.1, width))[0] - moments(normal(centre - 0.1, width))[0]
 
-    inserted = [verdicts for verdicts in record if "insert good" in verdicts]
-    tilts = [tilt(v["insert good"]) - tilt(v[f"insert {each}"]) for v, each in product(inserted, WORSE[:-1])]
-    place_error, step = error_and_worth(tilts)
-    habit = fmean(tilt(verdict) for v in inserted for name, verdict in v.items() if name.startswith("insert "))
-    habit -= step * STEP / 4  # by which the mean candidate is above the mean anchor: weak_shuffled, weak and good_2
+    tilts = [{name: tilt(v[f"insert {name}"].chances) for name in INSERTED} for v in record if "insert good" in v]
+    favours = [each["good"] - each[name] for each in tilts for name in INSERTED if name != "good"]
+    place_error, step = error_and_worth(favours)
+    ahead = STEP / 4  # of the mean candidate, compared with the mean anchor
     return Doubts(
-        pair=pair,
+        pair=JudgeErrors(math.hypot(own, fresh), lasting, bias=fmean(places) / per_quality),
         insertion=JudgeErrors(place_error / math.sqrt(2), lasting),
-        rating=JudgeErrors(score_error / math.sqrt(2), lasting),
+        rating=JudgeErrors(rating_error / math.sqrt(2), lasting),
         lists=list_errors(record, lasting),
         odds=per_quality,
         step=step,
-        habit=habit,
-        points=points,
-        centre=middle,
+        habit=fmean(number for each in tilts for number in each.values()) - step * ahead,
+        points=points / (rise / 0.2),
+        centre=centre,
         width=width,
     )
 
@@ -92,8 +86,8 @@ def list_errors(record: Sequence[Verdicts], lasting: float) -> JudgeErrors:
     for name, verdict in (item for verdicts in record for item in verdicts.items()):
         kind, *shown = name.split()
         if kind in ("list", "list_reversed"):
-            order = [shown[i] for i in verdict]
-            for each in WORSE:
+            order = [shown[i] for i in verdict.word]
+            for each in set(shown) - {"good"}:
                 gap = shown.index(each) - shown.index("good")
                 gaps.append(abs(gap) / (len(shown) - 1))
                 right[gap > 0].append(order.index("good") > order.index(each))
@@ -102,46 +96,28 @@ def list_errors(record: Sequence[Verdicts], lasting: float) -> JudgeErrors:
     return JudgeErrors(error / math.sqrt(2), lasting, bias=error * (first - last) / 2 / fmean(gaps))
 
 
-def log_odds(chances: dict[str, float]) -> float:
-    """Return the log odds of the first of a pair."""
-    return math.log(chances["A"] / chances["B"])
-
-
-def mean(chances: dict[str, float]) -> float:
-    """Return the mean score."""
-    return sum(int(score) * chance for score, chance in chances.items())
-
-
-def deviation(chances: dict[str, float]) -> float:
-    """Return the standard deviation of the score."""
-    return math.sqrt(sum((int(score) - mean(chances)) ** 2 * chance for score, chance in chances.items()))
-
-
-def tilt(chances: dict[str, float]) -> float:
+def tilt(chances: Mapping[str, float]) -> float:
     """Return the mean log odds of a position over the next lower one."""
     K = len(chances) - 1
-    return math.log(max(chances[str(K)], 1e-6) / max(chances["0"], 1e-6)) / K
+    return math.log(max(chances[str(K)], LEAST) / max(chances["0"], LEAST)) / K
 
 
-def moments(centre: float, width: float) -> tuple[float, float]:
-    """Return mean and deviation of a discretised normal distribution over 0 to 9."""
+def normal(centre: float, width: float) -> dict[str, float]:
+    """Return the probabilities of a discretised normal distribution over 0 to 9."""
     weights = {str(score): math.exp(-(((score - centre) / width) ** 2) / 2) for score in range(10)}
-    chances = {score: weight / sum(weights.values()) for score, weight in weights.items()}
-    return mean(chances), deviation(chances)
+    return {score: weight / sum(weights.values()) for score, weight in weights.items()}
 
 
-def centre_and_width(average: float, spread: float) -> tuple[float, float]:
+def moments(chances: Mapping[str, float]) -> tuple[float, float]:
+    """Return mean and deviation of a score."""
+    mean = sum(int(score) * chance for score, chance in chances.items())
+    return mean, math.sqrt(sum((int(score) - mean) ** 2 * chance for score, chance in chances.items()))
+
+
+def centre_and_width(mean: float, deviation: float) -> tuple[float, float]:
     """Return the centre and the width of the distribution whose mean and deviation are nearest."""
     grid = product((i / 20 for i in range(300)), (i / 20 for i in range(4, 100)))
-    return min(grid, key=lambda at: math.dist(moments(*at), (average, spread)))
-
-
-def read(path: Path) -> list[Verdicts]:
-    """Return the verdicts of each query by name: probabilities, or the value where there are none."""
-    rows = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
-    found = [{name: value for name, (value, _) in row["verdicts"].items()} for row in rows]
-    soft = ("pair ", "score9 ", "insert ")
-    return [{name: v[1] if name.startswith(soft) else v for name, v in verdicts.items()} for verdicts in found]
+    return min(grid, key=lambda at: math.dist(moments(normal(*at)), (mean, deviation)))
 
 
 if __name__ == "__main__":

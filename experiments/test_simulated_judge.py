@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 
 from experiments import fit_doubts
 from experiments.judge_cost.replay import SimulatedJudge
+from experiments.real_judge.answers import BETTER
+from experiments.real_judge.ask import INSERTED, LISTED
+from experiments.real_judge.report import Verdict
 from experiments.simulated_judge import (
     WORLDS,
     Doubts,
@@ -296,16 +299,16 @@ def recorded(doubts: Doubts, queries: int) -> list[dict]:
     record, random = [], Random(0)
     for number in range(queries):
         quality = dict.fromkeys(("good", "good_2"), fit_doubts.STEP)
-        for one, other in fit_doubts.PAIRS:
+        for one, other in BETTER:
             quality[other] = quality[one] - abs(random.gauss(0, fit_doubts.APART))
         words = {f"{name}{number}": value for name, value in quality.items()}
         asked = {f"score9 {name}": pointwise_question(query(), f"{name}{number}", most=9) for name in quality}
-        for one, other in (pair for two in fit_doubts.PAIRS for pair in (two, two[::-1])):
+        for one, other in (pair for two in BETTER for pair in (two, two[::-1])):
             asked[f"pair {one} {other}"] = pairwise_question(query(), f"{one}{number}", f"{other}{number}", tie=False)
         anchors = [f"{name}{number}" for name in ("weak_shuffled", "weak", "good_2")]
-        for name in ("good", *fit_doubts.WORSE[:-1]):
+        for name in INSERTED:
             asked[f"insert {name}"] = insertion_question(query(), anchors, f"{name}{number}")
-        shown = random.sample(["good", *fit_doubts.WORSE], 5)
+        shown = random.sample(LISTED, 5)
         for look, names in (("list", shown), ("list_reversed", shown[::-1])):
             rollouts = [Rollout(i, f"{name}{number}") for i, name in enumerate(names)]
             asked[" ".join([look, *names])] = ranking_question(query(), rollouts)
@@ -314,7 +317,8 @@ def recorded(doubts: Doubts, queries: int) -> list[dict]:
             soft = replace(question, soft="list" not in name)
             text, logprobs = reply(question.prompt(), words, doubts)
             reading = soft.read_reply(Reply(text, Usage(), logprobs=logprobs))
-            verdicts[name] = {str(key): chance for key, chance in reading.chances.items()} if soft.soft else reading
+            word, chances = (reading.value, reading.chances) if soft.soft else (reading, {})
+            verdicts[name] = Verdict(word, {str(key): chance for key, chance in chances.items()}, 0, 0, 0, 0)
         record.append(verdicts)
     return record
 
