@@ -357,20 +357,22 @@ def test_the_order_in_which_queries_are_drawn_does_not_change_what_is_shown():
 
 
 class Failing(Client):
-    """Fails where told, after the first question."""
+    """Fails where told, after two trials."""
 
-    def __init__(self, fails):
+    def __init__(self, fails, trials=2):
         super().__init__(true_position, true_order)
-        self.fails = fails
+        self.fails, self.trials = fails, trials
 
     async def complete(self, messages, *, question, seed, tally):
         answer = await super().complete(messages, question=question, seed=seed, tally=tally)
-        if len(self.questions) > 1 and self.fails(question):
+        if len(self.questions) > self.trials and self.fails(question):
             raise TransportError("connection refused")
         return answer
 
 
-def test_a_judge_that_dies_after_its_first_answer_gets_no_scores(tmp_path):
+def test_a_judge_that_dies_after_its_first_answers_gets_no_scores(tmp_path):
+    with pytest.raises(JudgeError, match="failed its first question"):
+        examine(Failing(lambda question: True, trials=1), make_groups(3))
     answers, calls = examine(Failing(lambda question: True), make_groups(3))
     assert all(value is None for value in values(answers).values())
     audit = make_audit(answers, calls)
