@@ -11,8 +11,6 @@ from helpers.nectar_rows import Model
 from rankbuffer_trl.errors import SettingsError
 from recipes.small import compare
 
-SMALL = ROOT / "recipes" / "small"
-
 
 def config(tiny_policy, data_file, tmp_path, **changes) -> compare.CompareConfig:
     values = dict(dataset_name=str(data_file), output_dir=str(tmp_path), limit=3, samples=2, show=1, max_new_tokens=6)
@@ -21,7 +19,9 @@ def config(tiny_policy, data_file, tmp_path, **changes) -> compare.CompareConfig
 
 
 def test_compare_samples_as_the_recipe_trains():
-    trained, compared = (yaml.safe_load((SMALL / name).read_text()) for name in ("small.yaml", "compare.yaml"))
+    trained, compared = (
+        yaml.safe_load((ROOT / name).read_text()) for name in ("recipes/small/small.yaml", "evaluation/small.yaml")
+    )
     same = {"temperature": "temperature", "top_p": "top_p", "max_new_tokens": "max_completion_length"}
     assert {name: compared[name] for name in same} == {name: trained[other] for name, other in same.items()}
     assert compared["top_k"] == 0, "what TRL takes if a recipe names none"

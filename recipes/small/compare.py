@@ -1,6 +1,6 @@
 """Sample answers of two policies, show them side by side, and ask a judge which ones are better.
 
-    python -m recipes.small.compare --config recipes/small/compare.yaml \
+    python -m recipes.small.compare --config evaluation/small.yaml \
         --models before=HuggingFaceTB/SmolLM2-135M-Instruct after=runs/small
 
 Both policies answer with the same settings and seeds. The n-th answer of one meets the n-th answer of the other, in
