@@ -180,7 +180,6 @@ def test_duration_and_short_are_in_the_unit_that_people_use():
 
 SURE = spelled('{"', "score", '": ', ("8", {"8": 0.75, "7": 0.25}), "}")
 OPEN = spelled('{"', "score", '": ', ("8", {"8": 0.6, "7": 0.2, "x": 0.2}), "}")
-FENCED = spelled(('{"', {'{"': 0.8, "```": 0.2}), "score", '": ', ("8", {"8": 0.75, "7": 0.25}), "}")
 
 
 def test_preflight_says_of_each_server_which_probabilities_it_reports(tmp_path, queries):
@@ -188,16 +187,13 @@ def test_preflight_says_of_each_server_which_probabilities_it_reports(tmp_path, 
     with (
         vllm_like(4096, lambda: saying('{"score": 8}', logprobs=SURE)) as (masked, asked),
         vllm_like(4096, lambda: saying('{"score": 8}', logprobs=OPEN)) as (raw, others),
-        vllm_like(4096, lambda: saying('{"score": 8}', logprobs=FENCED)) as (fenced, _),
         vllm_like(4096, lambda: saying('{"score": 8}')) as (none, _),
     ):
         text = check(settings(tmp_path, [masked, raw], judge_decoding="json_schema", **soft), queries)
-        assert f"{masked} reports them after its grammar, 0.0% on no valid answer" in text
-        assert f"{raw} reports them before its grammar, 20.0% on no valid answer" in text
+        assert f"{masked} reports them, 0.0% on no valid answer: after its grammar, or the judge is sure" in text
+        assert f"{raw} reports them before its grammar, 20.0% on no valid answer" in text and text.count("grammar") == 2
         assert len(asked) + len(others) == 2 + 4 and min(len(asked), len(others)) > 0
         assert {(each["logprobs"], each["top_logprobs"]) for each in asked + others} == {(True, 20)}
-        text = check(settings(tmp_path, fenced, judge_decoding="json_schema", **soft), queries)
-        assert f"{fenced} reports them before its grammar, 0.0% on no valid answer" in text
         text = check(settings(tmp_path, raw, **soft), queries)
         assert f"{raw} reports them, 20.0% on no valid answer" in text
         with pytest.raises(JudgeError, match=r"nothing was started.* returns no logprobs") as error:

@@ -44,15 +44,12 @@ class Reading(NamedTuple):
             The probability that was on no alternative. It is 0 if the server reports probabilities after its grammar.
         shared (`float`):
             The probability of beginnings that several alternatives have in common and that the judge did not say.
-        astray (`float`, *optional*, defaults to `0.0`):
-            The probability that the first token of the answer begins no JSON object. A grammar makes it 0.
     """
 
     value: Any
     chances: dict[Any, float]
     outside: float
     shared: float
-    astray: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -128,8 +125,7 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
     total = sum(chances.values())
     if not total:
         raise ProbabilityError("the judge's logprobs give no probability to any valid answer")
-    opening = sum(math.exp(checked(*each)) for each in tokens[0][1] if each[0].strip()[:1] in ("", "{"))
-    return Reading(value, {each: chance / total for each, chance in chances.items()}, outside, shared, 1 - opening)
+    return Reading(value, {each: chance / total for each, chance in chances.items()}, outside, shared)
 
 
 def possible(text: str, key: str, spelled: Mapping[str, Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from .plan import RunPlan
 from .scorer import stand_in
 
 MASKED = 1e-4
-"""Probability on no valid answer or beginning, below which a server is taken to report it after its grammar."""
+"""Probability on no valid answer, above which a server is taken to report probabilities before its grammar."""
 
 
 async def preflight(plan: RunPlan) -> list[str]:
@@ -94,10 +94,13 @@ async def ask_first(judge: Judge, question: Question, timeout: float | None) -> 
 
 
 def probabilities(client: OpenAIClient, reading: Reading) -> str:
-    """Say whether a server reports probabilities before or after its grammar, by what is on no valid answer."""
-    before = max(reading.outside, reading.astray) > MASKED
-    when = "" if client.decoding == "none" else f" {'before' if before else 'after'} its grammar"
-    return f"probabilities: {client.name} reports them{when}, {reading.outside:.1%} on no valid answer"
+    """Say whether a server reports probabilities before its grammar. One sure answer does not tell."""
+    before = after = ""
+    if client.decoding != "none" and reading.outside > MASKED:
+        before = " before its grammar"
+    elif client.decoding != "none":
+        after = ": after its grammar, or the judge is sure of the form"
+    return f"probabilities: {client.name} reports them{before}, {reading.outside:.1%} on no valid answer{after}"
 
 
 def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:
