@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from experiments.judge_cost.replay import ROWS, Replay, Row
 from experiments.simulated_judge import JudgeErrors, World
-from rankbuffer_lab.audit.advice import ALARM, LISTS, POINTWISE, SURE, MethodCosts, advise, disattenuated
+from rankbuffer_lab.audit.advice import ALARM, LISTS, POINTWISE, RATINGS_SOFT, SURE, MethodCosts, advise, disattenuated
 from rankbuffer_lab.audit.expected import METHODS, G, Judged, draw, expected_tau, slot, tau, tied
 from rankbuffer_lab.audit.fit import LABELS, Fit, Label
 from rankbuffer_lab.audit.measures import tau_b
@@ -47,7 +47,7 @@ def row_of(recipe: str) -> Row:
 
 
 def test_each_method_has_a_recipe():
-    for recipe in (*METHODS, POINTWISE):
+    for recipe in (*METHODS, POINTWISE, RATINGS_SOFT):
         assert load_method(row_of(recipe).method, row_of(recipe).arguments, 0), recipe
 
 
@@ -210,7 +210,7 @@ def test_advise_lets_labels_decide_if_there_are_enough_and_only_on_an_alarm():
     assert advise(known, looks, COSTS, 29 * PAIR, labels) == advise(known, looks, COSTS, 29 * PAIR)
 
 
-def test_advise_takes_pointwise_from_the_ratings():
+def test_advise_takes_pointwise_and_soft_ratings_from_the_ratings():
     rng = np.random.default_rng(0)
     sharp = replace(JUDGE, list_noise=0.01, list_bias=0.0, list_middle=0.0)
     looks = []
@@ -218,12 +218,17 @@ def test_advise_takes_pointwise_from_the_ratings():
         opinion = rng.standard_normal(G)
         order = tuple(np.argsort(opinion).tolist())
         rated = opinion + 0.5 * rng.standard_normal(G)
-        looks.append(QueryLooks(f"q{q}", [(tuple(range(G)), order)], [], rated.tolist()))
-    looks.append(replace(looks[0], scores=[None, *looks[0].scores[1:]]))
+        means = [] if q else opinion.tolist()[::-1]
+        looks.append(QueryLooks(f"q{q}", [(tuple(range(G)), order)], [], rated.tolist(), means))
+    looks.append(replace(looks[0], scores=[None, *looks[0].scores[1:]], means=[]))
+    recipes = {row.recipe for row in advise(fit(sharp, list_noise=0.1), looks, COSTS, math.inf).rows}
+    assert POINTWISE in recipes and RATINGS_SOFT not in recipes, "one query is too few"
+    looks = [replace(one, means=[*map(math.tanh, one.ratings)]) for one in looks]
     rows = {row.recipe: row for row in advise(fit(sharp, list_noise=0.1), looks, COSTS, math.inf).rows}
     found = rows[POINTWISE]
     assert found.tau == pytest.approx(2 / math.pi * math.asin(1 / math.hypot(1, 0.5)), abs=0.03)
     assert found.low < found.tau < found.high
+    assert replace(rows[RATINGS_SOFT], recipe=POINTWISE) == found, "the same order, at the same price"
     assert found.tokens == pytest.approx(1000 * 8 * (3630 - 6 * 403.33 - 403.33), rel=0.01)
     assert disattenuated(np.array(0.5), np.array(1.0)) == pytest.approx(0.5)
     assert disattenuated(np.array(0.5), np.array(0.8)) > 0.5

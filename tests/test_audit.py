@@ -4,10 +4,12 @@ import asyncio
 import io
 import json
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 
 import pytest
+from helpers.opinions import shares, spelled
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -107,6 +109,31 @@ def make_audit(answers, calls, references=False) -> Audit:
     )
 
 
+class Habitual(Client):
+    """A judge of habits: lists as shown, pairs to the first one, 8 for all. Its probabilities hold an opinion.
+
+    A point of worth, or of `reads`, is a tenth in log odds. The first place is worth 6, and label R0 is worth 1.
+    """
+
+    def __init__(self, reads=lambda question, worth: worth):
+        super().__init__(lambda *_: 0, lambda worths: as_shown(worths)[:: 1 if len(worths) > 2 else -1], lambda _: 8)
+        self.reads = reads
+
+    async def complete(self, messages, *, question, seed, tally):
+        answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
+        if not question.soft:
+            return answer, usage
+        ((*blocks,),) = question.responses.values()
+        opinions = [0.1 * self.reads(question, worth(text)) for _, text in blocks]
+        if question.kind == "score":
+            weights = {str(n): n * opinions[0] + 9 * (n == 8) for n in range(10)}
+        else:  # the worse one comes first
+            first, second = (heading[1:] for heading, _ in blocks)
+            weights = {second: opinions[0] - opinions[1] + 6 + (1 if first == "0" else -1), first: 0.0}
+        before, word, after = re.split(r"(\d)", answer, maxsplit=1)
+        return answer, usage, False, spelled(before, (word, shares(weights)), after)
+
+
 class ByLabel(Client):
     """A judge for whom R0 always wins a pair."""
 
@@ -130,7 +157,8 @@ NAMES = (
 PERFECT = dict(zip(NAMES, (1, 1, 0, 0, 1 / 2, 1 / 2, 1, 1, 0, 1, 0), strict=True))
 # -1 for both lists and their reverses, and the four other pairs of lists cancel. Distances are 0, 1, ... 7.
 SHOWN = dict(zip(NAMES, (pytest.approx(-1 / 3), 0, 1, 1, 0, 1 / 2, 1 / 2, 1 / 8, 3.5, 0, 1), strict=True))
-BETTER = {measure.name for measure in MEASURES if measure.better}
+SOFT = {measure.name for measure in MEASURES} - {*NAMES}
+BETTER = {measure.name for measure in MEASURES if measure.better} - SOFT
 KNOWN = {  # judges with the number of queries, values of measures, and measures not clearly better than chance
     "perfect": (Client(true_position, true_order), 6, PERFECT, set()),
     "backwards, as good as perfect since nothing here is about truth": (
@@ -169,7 +197,9 @@ def test_measures_tell_judges_of_known_behaviour_apart():
 def test_measures_stand_beside_what_chance_gives():
     answers, _ = examine(Client(true_position, true_order), make_groups(2, n=4))
     chances = (0, 1 / 24, 0, 1 / 2, 1 / 2, 1 / 2, 1 / 2, 1 / 4, 4 / 4, 0, None)  # always position 2: 2 1 0 1
-    assert {name: one.chance for name, one in results(answers).items()} == dict(zip(NAMES, chances, strict=True))
+    assert {name: one.chance for name, one in results(answers).items() if name in NAMES} == dict(
+        zip(NAMES, chances, strict=True)
+    )
 
 
 @given(st.permutations(range(N)), st.permutations(range(N)), st.integers(0, 10**6))
@@ -180,13 +210,98 @@ def test_pairs_with_lists_is_a_half_for_pairs_won_by_place_alone(one, other, see
     assert pairs_with_lists(QueryVerdicts(looks)) == 1 / 2
 
 
+# What the words hide, the probabilities tell
+
+
+def at_random(question, worth):
+    return random.Random(f"{question.responses} {worth}").gauss(0, 5)
+
+
+def test_measures_find_the_opinion_behind_the_habits_of_a_judge():
+    answers, calls = examine(Habitual(), make_groups(12))
+    measured = values(answers)
+    assert [measured[name] for name in ("pairs_flip", "lists_tau", "ratings_tied")] == [1, SHOWN["lists_tau"], 1]
+    leads = [abs(a - b) / 10 for one in answers for a, b in one.odds if a < b]
+    assert len(leads) == 12 * 4
+    expected = {
+        "soft_pairs_ratings": 1, "soft_words": 1 / 2, "soft_labels": 1, "soft_pairs_lists": 1 / 2,
+        "soft_ratings_lists": 0, "soft_gain": 0, "soft_place": pytest.approx(7),
+    }  # fmt: skip
+    assert {name: measured[name] for name in expected} == expected
+    assert min(leads) <= measured["soft_opinion"] <= max(leads)
+    audit = make_audit(answers, calls)
+    assert "on 0 of 5. This judge's words cannot be told from guessing: do not train with them." in verdict(audit)
+    assert "Its probabilities can: use beyond/ratings_soft.yaml or beyond/pairs_soft.yaml." in verdict(audit)
+    assert verdict(audit).endswith("agree on 100% of pairs, and by its words on 50%.")
+    assert measure_table(audit).row_count == len(MEASURES)
+
+
+def test_verdict_takes_no_noise_in_probabilities_for_an_opinion():
+    for blind in (Habitual(lambda *_: 0), Habitual(at_random)):
+        answers, calls = examine(blind, make_groups(12))
+        said = verdict(make_audit(answers, calls))
+        assert "This judge cannot be told from guessing: do not train with it." in said
+        assert said.endswith("These probabilities cannot be told from guessing.")
+
+
+def test_verdict_says_whether_probabilities_beat_words_at_the_same_price():
+    coarse, fine = Habitual(), Habitual()
+    for client in (coarse, fine):
+        client.position, client.order = true_position, true_order
+    fine.rating = lambda worth: worth
+    price = "At the same price, ratings by probabilities agree"
+    for client, end in ((coarse, "better with the lists, by 1.00 in tau."), (fine, "no better with the lists.")):
+        said = verdict(make_audit(*examine(client, make_groups(6))))
+        assert "agree on 100% of pairs, and by its words" in said and said.endswith(f"{price} {end}")
+
+
+def test_ask_everything_goes_on_with_words_where_there_are_no_probabilities(caplog):
+    class Refusing(Client):
+        async def complete(self, messages, *, question, seed, tally):
+            if getattr(question, "soft", False):
+                raise TransportError("HTTP 400: logprobs are not supported")
+            return await super().complete(messages, question=question, seed=seed, tally=tally)
+
+    for kind, why in ((Client, "its answers come without them"), (Refusing, "logprobs are not supported")):
+        client = kind(true_position, true_order)
+        caplog.clear()
+        answers, calls = examine(client, make_groups(2))
+        assert [why in line for line in caplog.messages] == [True]
+        assert values(answers)["lists_tau"] == 1 and not any(call.failed for call in calls)
+        assert not any(values(answers)[name] for name in SOFT)
+        rated = [question for question in client.questions[2:] if question.kind == "score"]
+        assert {question.verdict.longest for question in rated} == {'{"score": 10}'}
+
+
+def test_ask_everything_keeps_the_word_of_an_answer_whose_probabilities_are_lost():
+    class Losing(Habitual):
+        async def complete(self, messages, *, question, seed, tally):
+            reply = await super().complete(messages, question=question, seed=seed, tally=tally)
+            shown = [worth(text) for blocks in question.responses.values() for _, text in blocks]
+            return reply[:2] if sum(shown) % 3 == 1 else reply
+
+    answers, calls = examine(Losing(), make_groups(4))
+    assert not any(call.attempts > 1 for call in calls)
+    assert 0 < sum(len(one.odds) for one in answers) < 4 * 8
+    assert all(one.looks.scores == [8] * N and None not in dict(one.looks.pairs).values() for one in answers)
+
+
+def test_ask_everything_reads_probabilities_again_from_its_log(tmp_path):
+    first, second = Habitual(), Habitual()
+    runs = [
+        asyncio.run(ask_everything(lambda client=client: Judge(client), make_groups(2), tmp_path / "log", 0))[0]
+        for client in (first, second)
+    ]
+    assert runs[0] == runs[1] and runs[1][0].looks.means and not second.questions
+
+
 # What is asked. The balance of the design is in test_audit_samples.py.
 
 
 def test_each_query_takes_as_many_questions_as_documented_and_numbers_candidates_as_they_stand():
     client = Client(true_position, true_order)
     _, calls = examine(client, make_groups(12))
-    kinds = Counter((question.query_id, question.kind) for question in client.questions[1:])  # after the first trial
+    kinds = Counter((question.query_id, question.kind) for question in client.questions[2:])  # after two trials
     each = {(f"q{i}", kind): n for i in range(12) for kind, n in (("look", 4), ("pair", 10), ("score", N))}
     assert kinds == each | {(f"q{i}", "insert"): N for i in range(6)}
     assert len(calls) == kinds.total() == 12 * 22 + 6 * 8
@@ -246,7 +361,7 @@ def test_a_judge_that_dies_after_its_first_answer_gets_no_scores(tmp_path):
     assert verdict(audit) == "Nothing could be measured: the judge gave no verdicts to measure."
     assert json.loads(json.dumps(audit.as_dict(), allow_nan=False))["of"] == 0
     audit_figure(tmp_path / "audit.png", audit)
-    assert measure_table(audit).row_count == len(MEASURES)
+    assert measure_table(audit).row_count == len(NAMES), "no row about probabilities that nobody gave"
 
 
 def test_failures_are_left_out_of_the_measures():
@@ -264,7 +379,7 @@ def test_failures_are_left_out_of_the_measures():
     answers, calls = examine(Failing(fails), groups)
     measured = results(answers)
     perfect = values(examine(Client(true_position, true_order), groups)[0])
-    assert {name: value for name, value in values(answers).items() if value is not None} == perfect
+    assert {name: values(answers)[name] for name in NAMES} == {name: perfect[name] for name in NAMES}
     assert [dict(one.put_back).get(2, "not asked") for one in answers] == [None, "not asked", None]
     assert [sum(order is None for _, order in one.looks.lists) for one in answers] == [0, 2, 0]
     assert list(measured["lists_tau"].values) == ["q0", "q2"]

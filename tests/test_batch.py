@@ -8,12 +8,14 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import ask, numbers, scripted_judge, unreachable
-from helpers.damage import BAD, MISSING, changed
+from helpers.damage import BAD, MISSING, changed, damaged
 from helpers.faulty_server import Fault, completion, counting, serving
+from helpers.quality import QUERY
 
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import (
@@ -23,10 +25,12 @@ from rankbuffer_trl.judge import (
     Chat,
     Judge,
     JudgeError,
+    Reading,
     Usage,
     VerdictError,
     ask_many,
     insertion_question,
+    pointwise_question,
 )
 from rankbuffer_trl.judge.batch import hash_request
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -204,10 +208,10 @@ def test_answer_log_names_a_damaged_line_and_leaves_the_file_free(tmp_path):
     first, second = text.splitlines(keepends=True)
     row = json.loads(first)
     places = [(key,) for key in row] + [("call", key) for key in row["call"]] + [("call", "usage", 1)]
-    damaged = ["\n", "[" * 100_000 + "\n", first[:-9] + "\n", first.replace('"value": 2', '"value": 99')]
-    damaged += [json.dumps(changed(row, place, bad)) + "\n" for place in places for bad in BAD]
+    wrong = ["\n", "[" * 100_000 + "\n", first[:-9] + "\n", first.replace('"value": 2', '"value": 99')]
+    wrong += [json.dumps(changed(row, place, bad)) + "\n" for place in places for bad in BAD]
     old = {json.dumps(changed(row, ("digest",), bad)) + "\n" for bad in (MISSING, None)}  # as earlier versions wrote
-    for line in set(damaged) - old:
+    for line in set(wrong) - old:
         for content, number in ((line + second, 1), (second + line, 2)):
             (tmp_path / "log").write_text(content)
             with pytest.raises(AnswerLogError, match=rf"log, line {number}, is not an answer \(.*\): delete") as error:
@@ -215,6 +219,36 @@ def test_answer_log_names_a_damaged_line_and_leaves_the_file_free(tmp_path):
                 pytest.fail(content)
             assert isinstance(error.value, RankBufferError) and isinstance(error.value, ValueError)
             assert "\n" not in str(error.value) and (tmp_path / "log").read_text() == content, "it is left as it is"
+
+
+def test_answer_log_keeps_readings_typed_and_names_damage_to_them(tmp_path):
+    log, reading = tmp_path / "log", Reading((0, 1), {(0, 1): 0.75, (1, 0): 0.25}, 0.125, 0.0)
+    _, call = asyncio.run(scripted_judge(add_one).put(chat("1")))
+    with AnswerLog(log) as answers:
+        answers.add("k", reading, call)
+    text = log.read_text()
+    for what, line in damaged(text, lambda place: "value" in place):
+        log.write_text(line + "\n")
+        with pytest.raises(AnswerLogError, match=r"line 1, is not an answer \(.*\): delete"):
+            AnswerLog(log)
+            pytest.fail(what)
+    row = json.loads(text)
+    del row["digest"]
+    for bad in ("nothing", "{}", "[[0]]"):
+        log.write_text(json.dumps(changed(row, ("value", "chances"), {bad: 1.0})) + "\n")
+        with pytest.raises(AnswerLogError):
+            AnswerLog(log)
+    log.write_text(text)
+    with AnswerLog(log) as answers:
+        assert answers["k"] == reading and isinstance(answers["k"], Reading)
+
+
+def test_ask_many_takes_no_word_alone_for_a_soft_question(tmp_path):
+    judge, word = scripted_judge(lambda _: '{"score": 3}'), pointwise_question(QUERY, "3.a")
+    for question, kind in ((word, int), (replace(word, soft=True), Reading)) * 2:
+        answers = asyncio.run(ask_many(judge, {"k": question}, tmp_path / "log", "rating"))
+        assert type(answers.values["k"]) is kind
+    assert len(judge.client.seen) == 2
 
 
 def test_answer_log_reads_a_line_of_an_older_version(tmp_path):

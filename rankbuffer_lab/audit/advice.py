@@ -18,7 +18,7 @@ from .fit import LABELS, Fit, Label, label_agreement
 from .model import QueryLooks
 
 LISTS = ("beyond/listwise_one", "beyond/listwise_two", "beyond/listwise_four")  # the rule without an audit
-POINTWISE = "paper/grpo"
+POINTWISE, RATINGS_SOFT = "paper/grpo", "beyond/ratings_soft"
 SURE = 0.8  # the share of the models that the audit allows in which another method must beat the rule
 ALARM = 0.91  # an estimate of kappa below it is an alarm; experiments/audit_trials says how this number was chosen
 Taus = Mapping[str, tuple[float, np.ndarray]]
@@ -137,7 +137,8 @@ def advise(
         fit (`Fit`):
             The model of the judge, and the models that the data allow.
         looks (`Sequence[QueryLooks]`):
-            What the audit read. The ratings in it give the tau of pointwise rewards.
+            What the audit read. The ratings in it give the tau of pointwise rewards, and their means under the judge's
+            probabilities that of soft ratings.
         costs (`MethodCosts`):
             The cost of questions, and the number of groups.
         budget (`float`):
@@ -220,6 +221,7 @@ def choose(
 def predict(fit: Fit, looks: Sequence[QueryLooks]) -> tuple[Taus, Mapping[str, Rewards]]:
     """Return the expected tau of each method and its values for all draws of a fit, and the rewards behind it.
 
+    The model knows nothing of ratings. Their tau is measured, by their agreement with the lists.
     The values for the draws come from fewer groups. Only their differences from the model's value are used.
     """
     many, few = draw(2000), draw(100)
@@ -231,15 +233,17 @@ def predict(fit: Fit, looks: Sequence[QueryLooks]) -> tuple[Taus, Mapping[str, R
         center = judged.tau(rewards[recipe])
         first, *others = (one.tau(method(one)) for one in draws)
         taus[recipe] = (center, np.clip(center + np.array(others) - first, -1, 1))
-    rated = [one for one in looks if len(one.ratings) == G and one.orders]
-    if len(rated) > 1:
-        scores = np.array([one.ratings for one in rated])
-        places = [mean_places(one.orders) for one in rated]
+    four, allowed = taus[LISTS[-1]]
+    for recipe, ratings in ((POINTWISE, [one.ratings for one in looks]), (RATINGS_SOFT, [one.means for one in looks])):
+        rated = [(each, one.orders) for each, one in zip(ratings, looks, strict=True) if len(each) == G and one.orders]
+        if len(rated) < 2:
+            continue
+        scores = np.array([each for each, _ in rated])
+        places = [mean_places(orders) for _, orders in rated]
         agree = tau(scores, np.array([[float(place[i]) for i in range(G)] for place in places]))
         resampled = np.random.default_rng(0).choice(agree, (len(fit.draws), len(agree))).mean(1)
-        four, allowed = taus[LISTS[-1]]
-        taus[POINTWISE] = (float(disattenuated(agree.mean(), np.array(four))), disattenuated(resampled, allowed))
-        rewards[POINTWISE] = Rewards(scores, G, G)
+        taus[recipe] = (float(disattenuated(agree.mean(), np.array(four))), disattenuated(resampled, allowed))
+        rewards[recipe] = Rewards(scores, G, G)
     return taus, rewards
 
 

@@ -59,6 +59,8 @@ class AuditConfig(JudgeConfig):
         labels (`str`, *optional*):
             A file of 100 or more labels of your own: rows with `query_id`, `better` and `worse`. The file
             `pairs.jsonl` of an earlier audit has the pairs and the numbers of their samples.
+        probabilities (`bool`, *optional*, defaults to `True`):
+            Read the probabilities behind ratings and pairs, too, if the judge's server gives them.
         budget (`float`, *optional*):
             Judge tokens that the whole run may take, for the advice. Default: no limit.
         price_budget (`float`, *optional*):
@@ -78,6 +80,7 @@ class AuditConfig(JudgeConfig):
     samples: str = ""
     queries: int = 50
     labels: str | None = None
+    probabilities: bool = True
     budget: float | None = None
     price_budget: float | None = None
     epochs: int = 4
@@ -187,13 +190,13 @@ def audit(config: AuditConfig) -> Audit:
     groups, references, queries = config.load()
     pairs = {group.query.id: pairs_of(group, config.seed) for group in groups}
     labels = read_labels(config.labels, pairs) if config.labels else []
-    asked = [one for group in groups for one in questions(group, config.seed).values()]
+    asked = [one for group in groups for one in questions(group, config.seed, config.probabilities).values()]
     for group in groups[:INSERTED]:  # the order is not known yet, but the lengths are
         asked += insertions(group, range(len(group.rollouts))).values()
     tokens = estimate_tokens(asked, config.judge_guard)
     announce(config.endpoint(), f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
 
-    verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed))
+    verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
     print(f"[price] asked: {cost_line(config.endpoint(), Totals.of(calls))}")
     write_rows(config.log.with_name("pairs.jsonl"), rows_to_label(groups, pairs))
     found = Audit(

@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..report.chart import BLUE, GREEN, GREY, RED
-from .results import Audit, ModelRow, Result
+from .results import SOFT, Audit, ModelRow, Result
 
 GOOD, UNCLEAR, CHANCE = GREEN, RED, GREY
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", BLUE])
@@ -24,7 +24,7 @@ def audit_figure(path: Path, audit: Audit) -> None:
     figure = Figure(figsize=(16.0 if audit.estimates else 11.0, 4.4), layout="constrained")
     left, middle, *right = figure.subplots(1, 3 if audit.estimates else 2)
     _put_back_panel(left, audit.moves)
-    _measure_panel(middle, audit.counted)
+    _measure_panel(middle, [*audit.counted, *(soft for soft in [audit.measured.get(SOFT)] if soft)])
     for axes in right:
         _model_panel(axes, audit.estimates or {})
     figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.looks)} queries", fontsize=10)

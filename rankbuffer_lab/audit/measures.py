@@ -5,16 +5,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 
-from .results import Result
-from .samples import LISTS, Order, QueryVerdicts
+from .results import SOFT, SOFT_GAIN, Result
+from .samples import LISTS, Order, Pair, QueryVerdicts
 
 RESAMPLES = 1000
-
-Pair = tuple[int, int]
 
 
 def tau_b(x: Sequence[float], y: Sequence[float]) -> float:
@@ -95,13 +93,40 @@ def in_both_orders(pairs: Mapping[Pair, int | None]) -> list[tuple[Pair, int, in
     return [(pair, one, other) for pair, one, other in both if one is not None and other is not None]
 
 
-def pairs_with_lists(answers: QueryVerdicts) -> float | None:
-    """Return the share of verdicts on pairs that the lists agree with. Equal mean places count one half."""
-    places = answers.places
-    if places is None:
+def pairs_with(scores: Sequence[float] | None, answers: QueryVerdicts) -> float | None:
+    """Return the share of verdicts on pairs that the scores of all samples agree with. Equal scores count one half."""
+    if not scores:
         return None
     verdicts = [(sum(pair) - won, won) for pair, *both in in_both_orders(dict(answers.looks.pairs)) for won in both]
-    return mean([(1 + sign(places[won] - places[lost])) / 2 for lost, won in verdicts])
+    return mean([(1 + sign(scores[won] - scores[lost])) / 2 for lost, won in verdicts])
+
+
+def pairs_with_lists(answers: QueryVerdicts) -> float | None:
+    """Return the share of verdicts on pairs that the lists agree with. Equal mean places count one half."""
+    return pairs_with(answers.places, answers)
+
+
+def opinions(odds: Mapping[Pair, float]) -> dict[Pair, tuple[float, float]]:
+    """Return by how much the first one of each pair leads in log odds, and what being shown first adds to that.
+
+    The lead is half the difference of the log odds in both orders, and the place is half their sum.
+    """
+    both = [(pair, one, odds[pair[::-1]]) for pair, one in odds.items() if pair[0] < pair[1] and pair[::-1] in odds]
+    return {pair: ((one - other) / 2, (one + other) / 2) for pair, one, other in both}
+
+
+def leads_with(scores: Sequence[float] | None, answers: QueryVerdicts) -> float | None:
+    """Return the share of pairs whose lead in log odds the scores of all samples agree with; see [`pairs_with`]."""
+    if not scores:
+        return None
+    leads = opinions(answers.odds)
+    return mean([(1 + sign(lead) * sign(scores[a] - scores[b])) / 2 for (a, b), (lead, _) in leads.items()])
+
+
+def leads_after_exchange(answers: QueryVerdicts) -> float | None:
+    """Return the share of pairs with the same leader, in log odds, after the labels R0 and R1 are exchanged."""
+    straight, crossed = opinions(answers.odds), opinions(answers.crossed_odds)
+    return mean([(1 + sign(straight[pair][0]) * sign(crossed[pair][0])) / 2 for pair in crossed if pair in straight])
 
 
 def label_share(answers: QueryVerdicts) -> float | None:
@@ -118,6 +143,18 @@ def ratings_with_lists(answers: QueryVerdicts) -> float | None:
     """Return the tau-b of the ratings with the mean places in the lists."""
     places, ratings = answers.places, answers.looks.ratings
     return tau_b(ratings, places) if places and ratings else None
+
+
+def means_with_lists(answers: QueryVerdicts) -> float | None:
+    """Return the tau-b of the mean ratings with the mean places in the lists."""
+    places, means = answers.places, answers.looks.means
+    return tau_b(means, places) if places and means else None
+
+
+def gain_of_means(answers: QueryVerdicts) -> float | None:
+    """Return how much better the mean ratings agree with the lists than the ratings of the same answers do."""
+    soft, hard = means_with_lists(answers), ratings_with_lists(answers)
+    return None if soft is None or hard is None else soft - hard
 
 
 def tied_ratings(answers: QueryVerdicts) -> float | None:
@@ -239,6 +276,61 @@ MEASURES = (
         "share of samples whose rating another one has",
         tied_ratings,
         None,
+        better=0,
+    ),
+    Measure(
+        SOFT,
+        "by probabilities",
+        "share of pairs on which log odds and mean ratings agree",
+        lambda a: leads_with(a.looks.means, a),
+        lambda n: 0.5,
+    ),
+    Measure(
+        "soft_words",
+        "by the words",
+        "share of verdicts on pairs that the ratings agree with",
+        lambda a: pairs_with(a.looks.ratings, a) if a.looks.means else None,
+        lambda n: 0.5,
+    ),
+    Measure(
+        "soft_labels",
+        "labels",
+        "share of pairs with the same leader if R0 and R1 change",
+        leads_after_exchange,
+        lambda n: 0.5,
+    ),
+    Measure(
+        "soft_pairs_lists",
+        "pairs and lists",
+        "share of pairs on which log odds and the lists agree",
+        lambda a: leads_with(a.places, a),
+        lambda n: 0.5,
+    ),
+    Measure(
+        "soft_ratings_lists",
+        "ratings and lists",
+        "tau-b of the mean ratings with the places in the lists",
+        means_with_lists,
+    ),
+    Measure(
+        SOFT_GAIN,
+        "gain",
+        "that tau-b, minus the one of the same answers' words",
+        gain_of_means,
+    ),
+    Measure(
+        "soft_opinion",
+        "opinion",
+        "log odds by which the better one of a pair leads, median",
+        lambda a: median(sizes) if (sizes := [abs(lead) for lead, _ in opinions(a.odds).values()]) else None,
+        None,
+        better=0,
+    ),
+    Measure(
+        "soft_place",
+        "place",
+        "log odds that being shown first adds; 0 is no bias",
+        lambda a: mean([place for _, place in opinions(a.odds).values()]),
         better=0,
     ),
 )

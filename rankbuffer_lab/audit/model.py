@@ -27,6 +27,8 @@ class QueryLooks:
             if the judge gave no valid answer.
         scores (`Sequence[float | None]`, *optional*, defaults to `()`):
             One rating per response; `None` for a rating that failed. Empty if the audit asked for none.
+        means (`Sequence[float]`, *optional*, defaults to `()`):
+            The mean rating of each response under the judge's probabilities. Empty if one is not known.
 
     Example:
 
@@ -41,6 +43,7 @@ class QueryLooks:
     lists: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None]]
     pairs: Sequence[tuple[tuple[int, int], int | None]]
     scores: Sequence[float | None] = ()
+    means: Sequence[float] = ()
 
     @property
     def n(self) -> int:

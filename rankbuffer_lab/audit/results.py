@@ -1,7 +1,7 @@
 """The results of an audit: numbers, and a verdict in words."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean
 
@@ -15,6 +15,9 @@ REFERENCES = (
     "The samples are references of the data set. References usually differ more in quality than rollouts, so this"
     " audit says nothing about rollouts: sample the policy."
 )
+SOFT, SOFT_GAIN = "soft_pairs_ratings", "soft_gain"
+"""The measures that say whether a judge's probabilities tell responses apart, and better than its words do."""
+SOFT_RECIPES = "beyond/ratings_soft.yaml or beyond/pairs_soft.yaml"
 ALARMED = "ALARM: lists and pairs settle on different opinions"
 
 
@@ -57,6 +60,11 @@ class Result:
     def value(self) -> float | None:
         """The mean over queries."""
         return fmean(self.values.values()) if self.values else None
+
+    @property
+    def soft(self) -> bool:
+        """Whether it is about probabilities: `SOFT`, or a measure that explains it."""
+        return self.name.startswith("soft_")
 
     @property
     def clear(self) -> bool:
@@ -226,6 +234,11 @@ class Audit:
         """The main measures that have values."""
         return [result for result in self.results if result.main and result.values]
 
+    @property
+    def measured(self) -> dict[str, Result]:
+        """The measures that have values, by name."""
+        return {result.name: result for result in self.results if result.values}
+
     def as_dict(self) -> dict:
         """Return all numbers, for `audit.json`."""
         return {
@@ -253,12 +266,32 @@ def verdict(audit: Audit) -> str:
         return "Nothing could be measured: the judge gave no verdicts to measure."
     if all(result.low is None for result in counted):
         return "One query is too few to tell anything: an interval takes two or more."
+    soft = audit.measured.get(SOFT)
     unclear = [result.label for result in counted if not result.clear]
     said = f"Clearly better than chance on {len(counted) - len(unclear)} of {len(counted)}."
-    if len(unclear) == len(counted):
+    if len(unclear) == len(counted) and soft and soft.clear:
+        said = f"{said} This judge's words cannot be told from guessing: do not train with them."
+        said = f"{said} Its probabilities can: use {SOFT_RECIPES}."
+    elif len(unclear) == len(counted):
         said = f"{said} This judge cannot be told from guessing: do not train with it."
     elif unclear:
         said = f"{said} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
     else:
         said = f"{said} This judge reads the responses and tells them apart."
+    if soft:
+        said = f"{said} {compare(audit.measured, len(unclear) == len(counted))}"
     return f"{said} {REFERENCES}" if audit.references else said
+
+
+def compare(measured: Mapping[str, Result], blind: bool) -> str:
+    """Say how well probabilities and words agree with themselves and, unless words are `blind`, with the lists."""
+    soft, words = measured[SOFT], measured.get("soft_words")
+    said = f"By its probabilities, pairs and ratings agree on {soft.value:.0%} of pairs"
+    said += f", and by its words on {words.value:.0%}." if words else "."
+    if not soft.clear:
+        return f"{said} These probabilities cannot be told from guessing."
+    gain = measured.get(SOFT_GAIN)
+    if gain and not blind:
+        better = f"better with the lists, by {gain.value:.2f} in tau" if gain.clear else "no better with the lists"
+        said += f" At the same price, ratings by probabilities agree {better}."
+    return said

@@ -7,9 +7,14 @@ The questions of one query with eight samples:
 * the first of these pairs once more in both orders, with the two labels exchanged;
 * one rating of each sample.
 
+One answer to a pair or a rating gives two readings: the word, and the probabilities behind it. So the two readings
+differ in nothing else. Ratings are from 0 to 9 then, as `ratings_soft` asks. On the scale of `pointwise`, 1 and 10
+often share a token, and nobody could tell how. A judge without probabilities rates from 0 to 10.
+
 For the first six queries, the judge then inserts each sample among the others, which stand as the lists ranked them.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -31,21 +36,39 @@ from rankbuffer_trl.judge import (
     Call,
     Judge,
     Question,
+    Reading,
+    Reply,
     ask_many,
     insertion_question,
     pointwise_question,
     ranking_question,
 )
+from rankbuffer_trl.judge.probabilities import ProbabilityError
 from rankbuffer_trl.rewards.looks import balanced, look_questions, mean_places
 from rankbuffer_trl.rewards.presentation import shuffle
+from rankbuffer_trl.rewards.ratings_soft import MOST
 
 from .model import CROWD, QueryLooks
+
+logger = logging.getLogger(__name__)
 
 LISTS = 4
 FEWEST = 4
 INSERTED = 6
 
 Order = tuple[int, ...]
+Pair = tuple[int, int]
+
+
+class Lenient(Question):
+    """A soft question whose answer is the verdict alone if its probabilities cannot be read."""
+
+    def read_reply(self, reply: Reply) -> Any:
+        """See [`Question`]."""
+        try:
+            return super().read_reply(reply)
+        except ProbabilityError:
+            return self.read(reply.text)
 
 
 @dataclass(frozen=True)
@@ -59,11 +82,16 @@ class QueryVerdicts:
             The better sample by (shown first as R1, shown second as R0); `None` if there is no verdict.
         put_back (`Sequence[tuple[int, int | None]]`, *optional*):
             The place of a sample among all, and the place where the judge inserted it among the others.
+        odds, crossed_odds (`Mapping[tuple[int, int], float]`, *optional*):
+            The log odds that the first one of (shown first, shown second) is better, for the pairs of `looks` and of
+            `crossed` with probabilities.
     """
 
     looks: QueryLooks
-    crossed: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
+    crossed: Mapping[Pair, int | None] = field(default_factory=dict)
     put_back: Sequence[tuple[int, int | None]] = ()
+    odds: Mapping[Pair, float] = field(default_factory=dict)
+    crossed_odds: Mapping[Pair, float] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -135,28 +163,36 @@ def read_samples(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
     return groups
 
 
-def pairs_of(group: RolloutGroup, seed: int) -> list[tuple[int, int]]:
+def pairs_of(group: RolloutGroup, seed: int) -> list[Pair]:
     """Draw pairs without a common sample, as many as there are."""
     shuffled = shuffle(range(len(group.rollouts)), seed, group, "pairs")  # not a list's order: its slots are free
     return list(zip(shuffled[::2], shuffled[1::2], strict=False))
 
 
-def both_orders(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
     """Return each pair and then its reverse."""
     return [each for a, b in pairs for each in ((a, b), (b, a))]
 
 
-def questions(group: RolloutGroup, seed: int) -> dict[tuple, Question]:
-    """Make all questions about one group except the insertions, by a key such as `("list", (3, 0, 2, 1))`."""
+def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple, Question]:
+    """Make all questions about one group except the insertions, by a key such as `("list", (3, 0, 2, 1))`.
+
+    With `soft`, pairs and ratings are asked for probabilities, too.
+    """
     ids = range(len(group.rollouts))
     orders = balanced(ids, LISTS, seed, group)
     pairs = both_orders(pairs_of(group, seed))
-    asked = {("list", order): one for order, one in zip(orders, look_questions(group, orders, "look"), strict=True)}
+    asked: dict[tuple, Question] = {}
+    asked |= {("list", order): one for order, one in zip(orders, look_questions(group, orders, "look"), strict=True)}
     asked |= {("pair", pair): one for pair, one in zip(pairs, look_questions(group, pairs, "pair"), strict=True)}
     for first, second in pairs[:2]:
         shown = [Rollout(1, group.rollouts[first].text), Rollout(0, group.rollouts[second].text)]
         asked["crossed", (first, second)] = ranking_question(group.query, shown, "pair")
-    return asked | {("score", i): pointwise_question(group.query, group.rollouts[i].text) for i in ids}
+    most = MOST if soft else 10
+    asked |= {("score", i): pointwise_question(group.query, group.rollouts[i].text, most=most) for i in ids}
+    if soft:
+        asked |= {key: Lenient(**vars(one) | {"soft": True}) for key, one in asked.items() if key[0] != "list"}
+    return asked
 
 
 def insertions(group: RolloutGroup, order: Sequence[int]) -> dict[tuple, Question]:
@@ -170,32 +206,59 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
     """Put the verdicts on the questions about one query together."""
 
     def of(what: str) -> dict[Any, Any]:
-        return {key[1]: verdict for key, verdict in answers.items() if key[0] == what}
+        words = {key: said.value if isinstance(said, Reading) else said for key, said in answers.items()}
+        return {key[1]: word for key, word in words.items() if key[0] == what}
 
+    def readings(what: str) -> dict[Any, Reading]:
+        return {key[1]: said for key, said in answers.items() if key[0] == what and isinstance(said, Reading)}
+
+    first_better, second_better = (1, 0), (0, 1)  # labels from worst to best; R0 is first
+    scores, means = list(of("score").values()), [reading.mean for reading in readings("score").values()]
     looks = QueryLooks(
         query_id,
         lists=[(shown, slots and tuple(shown[slot] for slot in slots)) for shown, slots in of("list").items()],
         pairs=[(pair, slots and pair[slots[-1]]) for pair, slots in of("pair").items()],
-        scores=list(of("score").values()),
+        scores=scores,
+        means=means if len(means) == len(scores) else [],
     )
     crossed = {pair: labels and pair[1 - labels[-1]] for pair, labels in of("crossed").items()}  # the first is R1
-    return QueryVerdicts(looks, crossed, list(of("insert").items()))
+    return QueryVerdicts(
+        looks,
+        crossed,
+        list(of("insert").items()),
+        {pair: reading.log_odds(first_better, second_better) for pair, reading in readings("pair").items()},
+        {pair: reading.log_odds(second_better, first_better) for pair, reading in readings("crossed").items()},
+    )
+
+
+async def gives_probabilities(judge: Judge, group: RolloutGroup, log: Path | None, seed: int) -> bool:
+    """Tell by one question, whose answer counts, whether a judge's server gives probabilities. Say so if not."""
+    name = f"{group.query.id} {('score', 0)}"
+    question = questions(group, seed, soft=True)["score", 0]
+    answers = await ask_many(judge, {name: question}, log, "asking for probabilities")
+    if isinstance(answers.values.get(name), Reading) or answers.asked[name].outcome == "malformed":
+        return True
+    why = answers.failures.get(name, "its answers come without them")
+    logger.warning("The judge gives no probabilities (%s). The audit reads its words alone.", why)
+    return False
 
 
 async def ask_everything(
-    make_judge: Callable[[], Judge], groups: Sequence[RolloutGroup], log: Path | None, seed: int
+    make_judge: Callable[[], Judge], groups: Sequence[RolloutGroup], log: Path | None, seed: int, soft: bool = True
 ) -> tuple[list[QueryVerdicts], list[Call]]:
     """Ask all questions about all groups.
 
     Args:
         make_judge (`Callable[[], Judge]`):
-            Makes the judge. The insertions have a judge of their own, because [`ask_many`] closes the first one.
+            Makes the judge. Each call of [`ask_many`] has a judge of its own, because it closes it.
         groups (`Sequence[RolloutGroup]`):
             The samples, one group per query.
         log (`Path`, *optional*):
             File of the answers. A question whose answer is there is not asked again.
         seed (`int`):
             Seed of the orders of presentation.
+        soft (`bool`, *optional*, defaults to `True`):
+            Ask for probabilities, too, if the judge gives them.
 
     Returns:
         `tuple[list[QueryVerdicts], list[Call]]`: the verdicts by query, and what each question cost.
@@ -203,14 +266,17 @@ async def ask_everything(
     Raises:
         [`JudgeError`]: if the judge is not there, or the very first question fails.
     """
-    asked = {group.query.id: questions(group, seed) for group in groups}
     judge = make_judge()
     if log is None or not log.exists():
         try:
-            await judge.first_question(next(iter(asked[groups[0].query.id].values())))
+            await judge.first_question(next(iter(questions(groups[0], seed).values())))
         except BaseException:
             await judge.client.close()
             raise
+    if soft:
+        soft = await gives_probabilities(judge, groups[0], log, seed)
+        judge = make_judge()
+    asked = {group.query.id: questions(group, seed, soft) for group in groups}
     named = {f"{query_id} {key}": one for query_id, each in asked.items() for key, one in each.items()}
     answers = await ask_many(judge, named, log, "asking the judge")
     said = {id: {key: answers.values.get(f"{id} {key}") for key in each} for id, each in asked.items()}

@@ -10,7 +10,7 @@ from rich.table import Table
 from rankbuffer_trl.judge.ledger import duration, short
 
 from .advice import Advice
-from .results import ALARMED, Audit, ModelRow, verdict
+from .results import ALARMED, SOFT, Audit, ModelRow, verdict
 
 
 def print_audit(audit: Audit) -> None:
@@ -39,16 +39,16 @@ def measure_table(audit: Audit) -> Table:
     table.add_column("clear", justify="center")
     table.add_column("what it says")
     for result in audit.results:
-        if result.main:
+        if result.soft and not result.values:
+            continue
+        if first := result.main or result.name == SOFT:
             table.add_section()
-        mark, style = (
-            ("yes" if result.clear else "no", "" if result.clear else "bold red") if result.main else ("", "")
-        )
-        if result.main and not result.values:
+        mark, style = ("yes" if result.clear else "no", "" if result.clear else "bold red") if first else ("", "")
+        if first and not result.values:
             mark, style = "-", "dim"
         span = "-" if result.low is None else f"{result.low:.2f} to {result.high:.2f}"
         table.add_row(
-            result.label if result.main else f"  {result.label}",
+            result.label if first else f"  {result.label}",
             number(result.value),
             span,
             number(result.chance),
@@ -85,7 +85,8 @@ def advice_table(advice: Advice) -> Table:
             style=None if row.fits else "dim",
         )  # fmt: skip
     table.caption = (
-        "Rows with a buffer assume made-up anchors (docs/audit.md). The others rest on this judge's answers."
+        "Rows with a buffer assume made-up anchors (docs/audit.md). The others rest on this judge's answers. Of these,"
+        " paper/grpo and beyond/ratings_soft are measured against the lists, without a model."
     )
     return table
 

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ..files import lock
 from .errors import first_leaf
 from .judge import Asked, Judge
 from .ledger import Call, Totals
+from .probabilities import Reading
 from .reach import check_servers, servers_of
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
                     answer = decode(row, LoggedAnswer)
                     if answer.digest not in (None, digest(row)):
                         raise ValueError("its digest shows that it was changed")
-                except ValueError as error:
+                    if isinstance(answer.value, dict) and answer.value.keys() == set(Reading._fields):
+                        answer = replace(answer, value=Reading.of(answer.value))
+                except (ValueError, TypeError) as error:
                     raise AnswerLogError(
                         f"{path}, line {number}, is not an answer ({error}): delete it to ask its question again"
                     ) from None
@@ -137,7 +140,8 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
             `OSError`: if the disk is full. The file then holds whole lines only.
         """
         if self._file is not None:
-            row = json.loads(json.dumps({"key": key, "value": value, "call": call.as_dict()}))
+            told = value.as_dict() if isinstance(value, Reading) else value
+            row = json.loads(json.dumps({"key": key, "value": told, "call": call.as_dict()}))
             line = json.dumps(row | {"digest": digest(row)}).encode() + b"\n"
             start = self._file.seek(0, 2)
             try:
@@ -262,7 +266,8 @@ async def ask_many(
 def hash_question(judge: Judge, question: Asked, model: str | None = None) -> str:
     """Hash the request that a judge makes of a question, see [`hash_request`].
 
-    A client that is no server has no fields of a request. Its arguments count instead, see [`arguments_of`].
+    A client that is no server has no fields of a request. Its arguments count instead, see [`arguments_of`], and
+    whether it is asked for probabilities.
 
     Args:
         judge (`Judge`):
@@ -274,7 +279,8 @@ def hash_question(judge: Judge, question: Asked, model: str | None = None) -> st
     """
     client = next(iter(servers_of(judge)), None)
     model = model or str(client.model if client else judge.client.name)
-    fields = client.fields_of(question) if client else judge.client_arguments
+    soft = {"logprobs": True} if getattr(question, "soft", False) else {}
+    fields = client.fields_of(question) if client else {**judge.client_arguments, **soft}
     return hash_request(model, question.chat(judge.guard), fields)
 
 

@@ -10,16 +10,18 @@ possible, such as `1` and `10` after the token `1`:
   that of this one. A number of two tokens is therefore exact where the judge said its first token.
 * Several, and the judge said another token: nobody knows how they share it. It counts for none of them.
 
-Lists have no such reading. What comes after their first item depends on that item, and the probabilities are known
-along the one list that was said.
+The first id of an order of two decides it, so its reading is exact, too. Longer lists have none. What comes after
+their first item depends on that item, and the probabilities are known along the one list that was said.
 """
 
 import json
 import math
 import re
 from collections.abc import Mapping
+from itertools import permutations
 from typing import Any, NamedTuple
 
+from ..decoding import decode, parse_json
 from .verdicts import Verdict, VerdictError
 
 LISTED = 20
@@ -37,7 +39,7 @@ class Reading(NamedTuple):
 
     Args:
         value (`Any`):
-            What the judge said.
+            What the judge said; a list as a tuple.
         chances (`dict[Any, float]`):
             The probability of each alternative, renormalised over all of them.
         outside (`float`):
@@ -60,17 +62,36 @@ class Reading(NamedTuple):
         """Return by how much `one` is likelier than `other`, as the difference of their logarithms."""
         return math.log(max(self.chances[one], LEAST)) - math.log(max(self.chances[other], LEAST))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, in types that JSON has. The alternatives are spelled as JSON."""
+        return self._asdict() | {"chances": {json.dumps(each): chance for each, chance in self.chances.items()}}
+
+    @classmethod
+    def of(cls, row: Any) -> "Reading":
+        """Read what [`Reading.as_dict`] returned, or raise `ValueError`."""
+        found = decode(row, cls)
+        chances = {choice(parse_json(each)): chance for each, chance in found.chances.items()}
+        return found._replace(value=choice(found.value), chances=chances)
+
 
 def alternatives(verdict: Verdict) -> tuple[str, dict[str, Any]]:
-    """Return the one key of a verdict, and its alternatives as JSON spells them.
+    """Return the one key of a verdict, and its alternatives as compact JSON spells them.
 
     Raises:
-        `ValueError`: if the verdict is no choice of one value.
+        `ValueError`: if the verdict is neither a choice of one value nor an order of two ids.
     """
     (key, schema), *more = verdict.properties.items()
-    if more or "enum" not in schema:
+    values = schema.get("enum")
+    if key == "order" and not more and schema["maxItems"] == 2:
+        values = list(permutations(schema["items"]["enum"]))
+    if more or values is None:
         raise ValueError(f"a verdict of lists has no alternatives with probabilities: {', '.join(verdict.properties)}")
-    return key, {json.dumps(each): each for each in schema["enum"]}
+    return key, {json.dumps(each, separators=(",", ":")): each for each in values}
+
+
+def choice(value: Any) -> Any:
+    """Return a value of JSON as a key of [`Reading.chances`], which holds lists as tuples."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
@@ -88,7 +109,7 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
         [`ProbabilityError`]: if they are missing, are no probabilities, belong to another answer or are on no
         alternative.
     """
-    key, spelled = alternatives(verdict)
+    value, (key, spelled) = choice(value), alternatives(verdict)
     tokens = read_tokens(logprobs)
     said = "".join(token for token, _ in tokens)
     heads = [head.span() for head in re.finditer(rf'"{key}"\s*:', said)]
@@ -131,7 +152,7 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
 def possible(text: str, key: str, spelled: Mapping[str, Any]) -> list[Any]:
     """Return the alternatives that an answer can have which goes on after `text`."""
     head = re.search(rf'"{key}"\s*:\s*', text)
-    rest = text[head.end() :] if head else ""
+    rest = re.sub(r"\s*([\[,])\s*", r"\1", text[head.end() :]) if head else ""
     return [
         each
         for json_text, each in spelled.items()

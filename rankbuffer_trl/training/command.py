@@ -175,10 +175,7 @@ def check_template(name: str | None, revision: str | None) -> None:
     except (OSError, ValueError):  # the same error comes when the policy is loaded, and is told there
         return
     if not tokenizer.chat_template:
-        raise SettingsError(
-            f"{name} has no chat template, so it cannot read prompts, which are chats: take its instruction-tuned"
-            " version, or add a file chat_template.jinja to its folder"
-        )
+        raise SettingsError(f"{name} has no chat template: take an instruction-tuned policy, or add a template")
 
 
 def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> list[str]:

@@ -39,13 +39,10 @@ def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, f
         for position in score.positions.values()
     )
     rewards = [reward for score in scores for reward in score.rewards]
-    metrics: dict[str, float] = {}
-    if buffers:
-        metrics["buffer/size"] = sum(map(len, buffers)) / len(buffers)
-        metrics |= {f"buffer/{source}": sources[source] / len(buffers) for source in SOURCES}
-    if bins:
-        metrics |= {f"insert/{name}": bins[name] / bins.total() for name in INSERTION_BINS}
-    return metrics | {
+    sums = {"size": sources.total(), **{source: sources[source] for source in SOURCES}} if buffers else {}
+    return {
+        **{f"buffer/{name}": number / len(buffers) for name, number in sums.items()},
+        **{f"insert/{name}": bins[name] / bins.total() for name in INSERTION_BINS if bins},
         "rank/fine_ranked_groups": sum(score.fine_ranked for score in scores) / len(scores),
         "rank/ties": sum(tied_share(score) for score in scores) / len(scores),
         "rank/unscored": sum(reward is None for reward in rewards) / len(rewards),

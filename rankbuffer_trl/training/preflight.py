@@ -94,13 +94,9 @@ async def ask_first(judge: Judge, question: Question, timeout: float | None) -> 
 
 
 def probabilities(client: OpenAIClient, reading: Reading) -> str:
-    """Say whether a server reports probabilities before its grammar. One sure answer does not tell."""
-    before = after = ""
-    if client.decoding != "none" and reading.outside > MASKED:
-        before = " before its grammar"
-    elif client.decoding != "none":
-        after = ": after its grammar, or the judge is sure of the form"
-    return f"probabilities: {client.name} reports them{before}, {reading.outside:.1%} on no valid answer{after}"
+    """Say whether a server reports probabilities before its grammar. A judge that is sure does not tell."""
+    before = " before its grammar" if client.decoding != "none" and reading.outside > MASKED else ""
+    return f"probabilities: {client.name} reports them{before}, {reading.outside:.1%} on no valid answer"
 
 
 def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:
@@ -140,7 +136,7 @@ async def check_context(
                 f"the judge's context of {context:,} tokens is too short for method {method.name!r}: a prompt shows"
                 f" all {G} rollouts of a group, and it and its answer may need about {later:,} tokens if rollouts use"
                 f" all of max_completion_length={length}. A group that does not fit would have no rewards. Serve the"
-                f" judge with --max-model-len {later} or more (llama.cpp: --ctx-size, for each slot), or set a smaller"
+                f" judge with --max-model-len {later} (llama.cpp: --ctx-size) or more, or set a smaller"
                 " max_completion_length or num_generations"
             )
         lines.append(

@@ -30,7 +30,7 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.data.recipe import cost_line, run
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Question, Reading, Totals, ask_many, pairwise_question
+from rankbuffer_trl.judge import Question, Totals, ask_many, pairwise_question
 from rankbuffer_trl.judge.config import VerdictConfig
 from rankbuffer_trl.settings import check_at_least, documented
 
@@ -126,8 +126,7 @@ def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, t
     print(f"\njudge: {cost_line(config.endpoint(), Totals.of(list(answers.asked.values())))}")
     if not soft:
         return {name: (value, None) for name, value in answers.values.items()}
-    readings = {name: Reading(*value) for name, value in answers.values.items()}  # a log has lists
-    return {name: (reading.value, reading.log_odds("B", "A")) for name, reading in readings.items()}
+    return {name: (reading.value, reading.log_odds("B", "A")) for name, reading in answers.values.items()}
 
 
 def score(verdicts: Mapping[str, tuple[str, float | None]]) -> dict[str, Any]:

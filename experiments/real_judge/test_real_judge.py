@@ -1,0 +1,95 @@
+import math
+
+import pytest
+
+from experiments.real_judge.answers import BETTER, answers_of
+from experiments.real_judge.ask import ANCHORS, asked
+from experiments.real_judge.report import Verdict, count, parameters, readings
+
+QUALITY = {"good": 6, "good_2": 5, "good_cut": 4, "weak": 3, "off_topic": 2, "good_shuffled": 1, "weak_shuffled": 0}
+
+
+@pytest.fixture
+def rows() -> list[dict]:
+    rubrics = [{"text": "Says how long.", "weight": 5}]
+    rows = [
+        {"query_id": id, "prompt": [{"role": "user", "content": f"How? {id}"}], "rubrics": rubrics}
+        for id in ("tea", "egg", "rice")
+    ]
+    good = [row | {"responses": [f"{row['query_id']} takes three long minutes", "three"]} for row in rows]
+    return answers_of(good, [row | {"responses": ["it takes no time at all"]} for row in rows])
+
+
+def verdict(name: str, place: float) -> Verdict:
+    """Answer one question as a judge that knows the quality, in log odds beside a preference for the first place."""
+    kind, *shown = name.split()
+    chances: dict[str, float] = {}
+    word: object
+    if kind.startswith("pair"):
+        lead = 0.1 * (QUALITY[shown[0]] - QUALITY[shown[1]]) + place
+        chances = {"A": 1 / (1 + math.exp(-lead)), "B": 1 / (1 + math.exp(lead))}
+        word = max(chances, key=chances.__getitem__)
+    elif kind == "duel":
+        word = [QUALITY[shown[0]] + round(place * 10), QUALITY[shown[1]]]
+    elif kind.startswith("list"):
+        word = sorted(range(len(shown)), key=lambda slot: QUALITY[shown[slot]])
+    elif kind == "group":
+        word = [QUALITY[each] for each in shown]
+    elif kind.startswith("score"):
+        better = QUALITY[shown[0]] / 20
+        word, chances = 8, {"8": 1 - better, "9": better}
+    else:
+        below = sum(QUALITY[anchor] < QUALITY[shown[0]] for anchor in ANCHORS)
+        word = len(ANCHORS) - below if kind == "best_first" else below
+        chances = {str(word): 1.0}
+    return Verdict(word, chances, 0.0, 0.0, 100, 60)
+
+
+def figures(rows: list[dict], place: float) -> dict[tuple[str, str], dict]:
+    """Return the counts of this judge by what is asked and read."""
+    names = [name.partition(" ") for name in asked(rows)]
+    record = [{name: verdict(name, place) for id, _, name in names if id == row["query_id"]} for row in rows]
+    return {(each.name, each.reads): count(record, each) for each in readings()}
+
+
+def test_answers_of_damage(rows):
+    answers = rows[0]["answers"]
+    assert answers["good_cut"] == "tea takes"
+    assert sorted(answers["good_shuffled"].split()) == sorted(answers["good"].split())
+    assert answers["good_shuffled"] != answers["good"]
+    assert {row["answers"]["off_topic"] for row in rows} == {row["answers"]["good"] for row in rows}
+    assert all(row["answers"]["off_topic"] != row["answers"]["good"] for row in rows)
+
+
+def test_readings_of_a_judge_without_errors_are_right(rows):
+    for (name, reads), found in figures(rows, 0.0).items():
+        tied = "rating" in name and reads == "word"
+        assert found["share"] == (0.5 if tied else 1), (name, reads)
+        assert found["comparisons"] == len(rows) * expected(name), name
+
+
+def expected(name: str) -> int:
+    """Return the number of comparisons of one query."""
+    if name == "pair, one order":
+        return 2 * len(BETTER)
+    if "anchor" in name or "insertion" in name:
+        return 3
+    return 4 if "five" in name else len(BETTER)
+
+
+def test_readings_of_a_judge_with_a_place(rows):
+    found = figures(rows, 1.0)
+    assert found["pair, one order", "word"]["share"] == 0.5
+    assert found["pair, both orders", "word"]["tied"] == len(rows) * len(BETTER)
+    assert found["pair, both orders", "probabilities"]["share"] == 1
+    assert found["pair with each anchor, both orders", "probabilities"]["share"] == 1
+
+
+def test_parameters_are_those_of_the_judge(rows):
+    names = [name.partition(" ") for name in asked(rows)]
+    record = [{name: verdict(name, 0.3) for id, _, name in names if id == row["query_id"]} for row in rows]
+    found = parameters(record)
+    opinions = [0.1 * (QUALITY[better] - QUALITY[worse]) for better, worse in BETTER]
+    assert found["place"] == pytest.approx(0.3)
+    assert found["opinion_of_a_pair"] == pytest.approx(sum(opinions) / len(opinions))
+    assert found["rating_8"] == 1
