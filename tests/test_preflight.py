@@ -314,6 +314,10 @@ def test_preflight_stops_a_run_whose_sample_fails_or_never_ends(tmp_path, querie
     hint = "The last answer begins: 'Hello!'. Is it an instruction-tuned chat model?"
     for part in ("failed 4 of 4 questions of a sample", "flat JSON object", hint):
         assert part in str(error.value)
+    prose = vllm_like(4096, lambda: saying("Both are fine.\n\nThe second one is longer."))
+    with prose as (url, asked), pytest.raises(JudgeError, match=r"^.*nothing was started.*instruction-tuned.*$"):
+        check(settings(tmp_path, url, judge_decoding="json_schema"), queries)
+    assert len(asked) == 3
     first = iter([saying(PLACED)])
     words = r"a sample within judge_step_timeout=0.5 s: 0 of 2 questions"
     silent = vllm_like(4096, lambda: next(first, None) or asyncio.Event().wait())
