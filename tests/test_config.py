@@ -198,6 +198,7 @@ def test_config_takes_the_cpu_and_says_so_on_a_machine_without_a_gpu(monkeypatch
     caplog.clear()
     RankBufferConfig(**values, use_cpu=True)
     assert not caplog.text, "nothing to say to who asked for it"
+    assert not RankBufferConfig(**values, use_vllm=True).use_cpu, "vLLM needs the GPU that is missing"
 
 
 def test_reward_method_is_what_the_arguments_say():

@@ -236,7 +236,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         check_at_least(self, num_processes=1)
         if self.only_checks:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
-        elif not torch.accelerator.is_available():
+        elif not torch.accelerator.is_available() and not self.use_vllm:  # vLLM says that a GPU is meant
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which would warn of the CPU
             if not self.use_cpu:
                 logger.warning("no GPU was found, so the policy trains on the CPU")
