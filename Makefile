@@ -3,6 +3,7 @@
 # make test-all     run all tests, also those that train, kill or spread for long: what CI runs
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
 # make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
+# make test-real    train for minutes with REAL_POLICY=<folder> REAL_JUDGE_URL=<url> REAL_JUDGE_MODEL=<name>; CI does not run it
 # make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI does not run it
 # make test-browser run the tests of the report page in a headless Chromium
 # make test-experiments  run the tests of experiments/: about ten minutes; CI runs it every week
@@ -37,7 +38,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' setup.py)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-all test-vllm test-gpu test-assets test-browser test-experiments lint mutants benchmarks clean
+.PHONY: quickstart test test-all test-vllm test-gpu test-real test-assets test-browser test-experiments lint mutants benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -55,6 +56,9 @@ test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 
 test-gpu: $(GPU_VENV)/installed
 	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest tests/with_gpu
+
+test-real: $(VENV)/installed-dev
+	$(PYTEST) tests/with_real
 
 ASSETS ?= assets
 test-assets: $(VENV)/installed-dev

@@ -141,7 +141,11 @@ class TransformersEngine:
         self.network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     def respond(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, str]:
-        """See [`Engine`].
+        """See [`Engine`]."""
+        return {id: text for id, (text, _) in self.answer(prompts, log, what).items()}
+
+    def answer(self, prompts: Sequence[Prompt], log: Path, what: str) -> dict[str, tuple[str, Call]]:
+        """Return each response with its tokens and seconds.
 
         A batch that lacks any response is generated whole, since its prompts share one stream of random numbers.
         """
@@ -159,7 +163,8 @@ class TransformersEngine:
                         if name not in answered:
                             answered.add(name, text, call)
                 bar.advance(task, len(batch))
-            return {prompt.id: answered[name] for prompt, name in zip(prompts, keys, strict=True)}
+            named = zip(prompts, keys, strict=True)
+            return {prompt.id: (answered[name], answered.call(name)) for prompt, name in named}
 
     def _generate(self, batch: Sequence[Prompt]) -> list[tuple[str, Call]]:
         import torch

@@ -218,8 +218,12 @@ def at_random(question, worth):
 
 
 def test_measures_find_the_opinion_behind_the_habits_of_a_judge():
-    answers, calls = examine(Habitual(), make_groups(12))
+    client = Habitual()
+    answers, calls = examine(client, make_groups(12))
     measured = values(answers)
+    soft = [question for question in client.questions if question.soft]
+    assert {question.kind for question in soft} == {"pair", "score"}
+    assert {question.verdict.longest for question in soft if question.kind == "score"} == {'{"score": 9}'}
     assert [measured[name] for name in ("pairs_flip", "lists_tau", "ratings_tied")] == [1, SHOWN["lists_tau"], 1]
     leads = [abs(a - b) / 10 for one in answers for a, b in one.odds if a < b]
     assert len(leads) == 12 * 4
@@ -251,7 +255,9 @@ def test_verdict_says_whether_probabilities_beat_words_at_the_same_price():
     fine.rating = lambda worth: worth
     price = "At the same price, ratings by probabilities agree"
     for client, end in ((coarse, "better with the lists, by 1.00 in tau."), (fine, "no better with the lists.")):
-        said = verdict(make_audit(*examine(client, make_groups(6))))
+        answers, calls = examine(client, make_groups(6))
+        said, measured = verdict(make_audit(answers, calls)), values(answers)
+        assert (measured["soft_pairs_lists"], measured["soft_ratings_lists"]) == (1, 1)
         assert "agree on 100% of pairs, and by its words" in said and said.endswith(f"{price} {end}")
 
 
@@ -282,8 +288,18 @@ def test_ask_everything_keeps_the_word_of_an_answer_whose_probabilities_are_lost
 
     answers, calls = examine(Losing(), make_groups(4))
     assert not any(call.attempts > 1 for call in calls)
-    assert 0 < sum(len(one.odds) for one in answers) < 4 * 8
+    assert 0 < sum(len(one.odds) for one in answers) < 4 * 8 and not any(one.looks.means for one in answers)
     assert all(one.looks.scores == [8] * N and None not in dict(one.looks.pairs).values() for one in answers)
+
+
+def test_ask_everything_asks_for_probabilities_although_the_trial_has_no_verdict():
+    class Fumbling(Habitual):
+        async def complete(self, messages, *, question, seed, tally):
+            reply = await super().complete(messages, question=question, seed=seed, tally=tally)
+            return ("8 or so", *reply[1:]) if question.kind == "score" else reply
+
+    answers, _ = examine(Fumbling(), make_groups(2), max_attempts=1)
+    assert [(len(one.odds), len(one.crossed_odds), one.looks.means) for one in answers] == [(8, 2, [])] * 2
 
 
 def test_ask_everything_reads_probabilities_again_from_its_log(tmp_path):
@@ -341,20 +357,22 @@ def test_the_order_in_which_queries_are_drawn_does_not_change_what_is_shown():
 
 
 class Failing(Client):
-    """Fails where told, after the first question."""
+    """Fails where told, after two trials."""
 
-    def __init__(self, fails):
+    def __init__(self, fails, trials=2):
         super().__init__(true_position, true_order)
-        self.fails = fails
+        self.fails, self.trials = fails, trials
 
     async def complete(self, messages, *, question, seed, tally):
         answer = await super().complete(messages, question=question, seed=seed, tally=tally)
-        if len(self.questions) > 1 and self.fails(question):
+        if len(self.questions) > self.trials and self.fails(question):
             raise TransportError("connection refused")
         return answer
 
 
-def test_a_judge_that_dies_after_its_first_answer_gets_no_scores(tmp_path):
+def test_a_judge_that_dies_after_its_first_answers_gets_no_scores(tmp_path):
+    with pytest.raises(JudgeError, match="failed its first question"):
+        examine(Failing(lambda question: True, trials=1), make_groups(3))
     answers, calls = examine(Failing(lambda question: True), make_groups(3))
     assert all(value is None for value in values(answers).values())
     audit = make_audit(answers, calls)

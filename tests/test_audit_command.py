@@ -50,7 +50,7 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path
     assert (found["queries"], found["clearly_better"], found["of"]) == (4, 5, 5)
     assert (found["references"], found["model"], found["advice"]) == (True, None, None)
     assert list(found["measures"]) == [measure.name for measure in MEASURES]
-    assert found["measures"]["lists_tau"]["value"] == 1
+    assert found["measures"]["lists_tau"]["value"] == found["measures"]["soft_labels"]["value"] == 1
     assert len(found["measures"]["put_back"]["values"]) == 4
     calls = {kind: cost["form"]["questions"] for kind, cost in found["cost"].items()}
     assert calls == {"insert": 28, "look": 16, "pair": 4 * 8, "score": 28}
@@ -75,8 +75,11 @@ def test_main_reads_settings_from_a_yaml_and_the_command_line_wins(command, tmp_
     (tmp_path / "audit.yaml").write_text(
         f"dataset_name: {HOWTO}\nsamples: {HOWTO}\nqueries: 9\noutput_dir: {tmp_path}\njudge_guard: false\n"
     )
-    command("--config", tmp_path / "audit.yaml", "--queries", 2, "--judge_request", '{"top_p": 1}')
-    config = json.loads((tmp_path / "audit.json").read_text())["config"]
+    more = ("--judge_request", '{"top_p": 1}', "--probabilities", "false")
+    command("--config", tmp_path / "audit.yaml", "--queries", 2, *more)
+    found = json.loads((tmp_path / "audit.json").read_text())
+    config, measures = found["config"], found["measures"]
+    assert measures["soft_pairs_ratings"]["value"] is None and measures["pairs_flip"]["value"] == 0
     assert (config["queries"], config["judge_guard"], config["judge_request"]) == (2, False, {"top_p": 1})
 
 

@@ -297,7 +297,7 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     end = [line for line in first.splitlines() if line.startswith("[end]")]
     assert end[0].startswith(f"[end] policy: {tmp_path}, after step 2") and (tmp_path / "buffers.parquet").is_file()
     assert end[1] == f"[end] report: rankbuffer-report {tmp_path} --dataset_name {data_file}"
-    assert f"--models {tmp_path}" in end[2]
+    assert f" after={tmp_path}" in end[2] and f"--models {tmp_path}" in end[3]
     resume = [*words, "--resume_from_checkpoint", "true"]
     # 12 queries: 4 first visits of 8 judgments are left, then 8 later ones of 8 to 12
     rest = "the rest of the run, from step 2: 12 groups of 8 rollouts, 96 to 144 judgments"
@@ -394,6 +394,22 @@ def test_build_trainer_names_a_policy_that_does_not_exist(tmp_path, data_file):
     for more, message in (("--dataset_name=", "dataset_name is not set"), ("--dataset_streaming", "is not supp")):
         with pytest.raises(SettingsError, match=message):
             command.make_plan(*parse(*words, more)[:2])
+
+
+def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
+    tmp_path, tiny_policy, data_file, monkeypatch
+):
+    from transformers import AutoTokenizer
+
+    command.check_template(tiny_policy, None)
+    command.check_template("nobody/nothing", None)  # the trainer names what is missing
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "bare")
+    monkeypatch.setattr(command, "report", lambda plan: pytest.fail("the judge was asked"))
+    words = ["--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--per_device_train_batch_size", "8"]
+    with pytest.raises(SettingsError, match=r"^.*bare has no chat template.*$"):
+        command.run(*parse(*words, "--model_name_or_path", str(tmp_path / "bare")))
 
 
 @pytest.mark.slow

@@ -18,10 +18,11 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, RubricJudge
 from rankbuffer_trl.judge.guard import LONGEST
+from rankbuffer_trl.judge.ledger import duration, short
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.training import command
 from rankbuffer_trl.training.parser import RecipeParser
-from rankbuffer_trl.training.plan import RunPlan, duration
+from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.preflight import preflight
 
 PLACED = '{"position": 1}'
@@ -56,6 +57,33 @@ def vllm_like(context: int, answer=None, **listed):
     app = web.Application()
     routes = [web.get("/v1/models", models), web.post("/tokenize", tokenize), web.post("/v1/chat/completions", chat)]
     app.add_routes(routes)
+    with served(app) as address:
+        yield address + "/v1", asked
+
+
+@contextmanager
+def llama_like(context: int):
+    """A server with the endpoints of llama.cpp. Its template adds two words to a prompt."""
+
+    async def models(request):
+        meta = {"n_ctx": context, "n_ctx_train": 32_768}
+        return web.json_response({"object": "list", "data": [{"id": "rubric-judge", "meta": meta}]})
+
+    async def template(request):
+        [message] = (await request.json())["messages"]
+        return web.json_response({"prompt": f"<user> {message['content']} <judge>"})
+
+    async def tokenize(request):
+        return web.json_response({"tokens": (await request.json()).get("content", "").split()})
+
+    async def chat(request):
+        asked.append(await request.json())
+        return saying(RubricJudge().answer(asked[-1]["messages"])[0])
+
+    asked: list[dict] = []
+    app = web.Application()
+    routes = {"/v1/chat/completions": chat, "/apply-template": template, "/tokenize": tokenize}
+    app.add_routes([web.get("/v1/models", models), *(web.post(path, each) for path, each in routes.items())])
     with served(app) as address:
         yield address + "/v1", asked
 
@@ -108,8 +136,9 @@ def test_a_run_costs_what_was_estimated(tmp_path, tiny_policy, queries, rows):
     assert "tokens are estimated by characters" in estimated and "rate" not in estimated
     run_calls = run(tmp_path / "run", tiny_policy, rows)["calls"]
     for text in (measured, estimated):
-        found = re.search(r"(\d+) to (\d+) judgments, 0.1 M tokens, ([\d.]+) to ([\d.]+) at the prices", text)
-        low, high, cheap, dear = map(float, found.groups())
+        found = re.search(r"(\d+) to (\d+) judgments, (.+)k to (.+)k tokens, (.+) to (.+) at the prices", text)
+        low, high, few, many, cheap, dear = map(float, found.groups())
+        assert [few, many] == pytest.approx([cheap, dear], rel=0.05)
         assert 0.8 * low <= len(run_calls) <= high  # rollouts without an answer are not judged
         assert 50 < cheap < dear < 150, "about 64 to 96 thousand tokens at a price of 1,000 a million"
 
@@ -122,7 +151,7 @@ def test_cost_counts_repeated_and_failed_answers_and_the_first_question(tmp_path
         text = check(settings(tmp_path, url, **limits, judge_prompt_price=2.0, judge_completion_price=4e3), queries)
     assert len(asked) == 10
     assert "3 failed, 6 asked again; this check cost 1,000,100 tokens" in text
-    found = re.search(r"(\d+) to \d+ judgments, ([\d.]+) M to .*? tokens, ([\d.]+) to", text)
+    found = re.search(r"(\d+) to \d+ judgments, ([\d.]+)M to .*? tokens, ([\d.]+) to", text)
     judgments, tokens, price = map(float, found.groups())
     assert tokens == round(judgments * 3 * 100_010 / 1e6, 1) and price == round(judgments * 3 * 0.24, 2)
 
@@ -140,9 +169,11 @@ def test_preflight_says_that_a_server_reports_no_usage_and_then_takes_no_budget(
                 assert "reports no token counts" in check(args, queries)
 
 
-def test_duration_is_in_the_unit_that_people_use():
+def test_duration_and_short_are_in_the_unit_that_people_use():
     seconds = {0: "0 s", 99: "99 s", 100: "2 min", 5999: "100 min", 6000: "1.7 h", 36_000: "10.0 h"}
     assert {each: duration(each) for each in seconds} == seconds
+    tokens = {0: "0", 999.4: "999", 1000: "1.0k", 12_345_678: "12.3M", 4_000_000_000: "4.0G"}
+    assert {each: short(each) for each in tokens} == tokens
 
 
 # The probabilities of a method that reads them
@@ -159,7 +190,7 @@ def test_preflight_says_of_each_server_which_probabilities_it_reports(tmp_path, 
         vllm_like(4096, lambda: saying('{"score": 8}')) as (none, _),
     ):
         text = check(settings(tmp_path, [masked, raw], judge_decoding="json_schema", **soft), queries)
-        assert f"{masked} reports them after its grammar, 0.0% on no valid answer" in text
+        assert f"{masked} reports them, 0.0% on no valid answer" in text
         assert f"{raw} reports them before its grammar, 20.0% on no valid answer" in text
         assert len(asked) + len(others) == 2 + 4 and min(len(asked), len(others)) > 0
         assert {(each["logprobs"], each["top_logprobs"]) for each in asked + others} == {(True, 20)}
@@ -187,6 +218,17 @@ def test_preflight_names_every_server_and_the_shortest_context_counts(tmp_path, 
     assert re.search(r"longest prompt of a first visit: \d+ tokens \(query '[\w-]+'\)", text)
     for part in ("context of 500 tokens is too small", "prompt of", "--max-model-len"):
         assert part in str(error.value)
+
+
+def test_preflight_reads_the_context_of_llama_cpp_and_counts_with_its_template(tmp_path, queries):
+    with vllm_like(2048) as (url, _):
+        words = int(re.search(r"first visit: (\d+) tokens", check(settings(tmp_path, url), queries))[1])
+    with llama_like(2048) as (url, _):
+        text = check(settings(tmp_path, url), queries)
+    assert "context 2,048 tokens" in text and f"first visit: {words + 2} tokens" in text
+    with llama_like(words) as (url, asked), pytest.raises(JudgeError, match=r"is too small.* --ctx-size") as error:
+        check(settings(tmp_path, url), queries)
+    assert asked == [] and len(str(error.value).splitlines()) == 1
 
 
 def test_check_context_leaves_room_for_the_verdict_and_announces_later_prompts(tmp_path, queries):
@@ -239,7 +281,7 @@ def test_check_context_refuses_a_group_that_cannot_be_split(tmp_path, rows):
         checked(2048)
     for part in ("context of 2,048 tokens is too short for method 'listwise'", "all 8 rollouts", "length=200"):
         assert part in str(error.value)
-    needed = int(re.search(r"--max-model-len (\d+) or more", str(error.value))[1])
+    needed = int(re.search(r"--max-model-len (\d+) ", str(error.value))[1])
     assert 1800 < needed < 3000
     assert "stays unscored" not in checked(needed)
     with pytest.raises(JudgeError, match="would have no rewards"):
@@ -272,6 +314,10 @@ def test_preflight_stops_a_run_whose_sample_fails_or_never_ends(tmp_path, querie
     hint = "The last answer begins: 'Hello!'. Is it an instruction-tuned chat model?"
     for part in ("failed 4 of 4 questions of a sample", "flat JSON object", hint):
         assert part in str(error.value)
+    prose = vllm_like(4096, lambda: saying("Both are fine.\n\nThe second one is longer."))
+    with prose as (url, asked), pytest.raises(JudgeError, match=r"^.*nothing was started.*instruction-tuned.*$"):
+        check(settings(tmp_path, url, judge_decoding="json_schema"), queries)
+    assert len(asked) == 3
     first = iter([saying(PLACED)])
     words = r"a sample within judge_step_timeout=0.5 s: 0 of 2 questions"
     silent = vllm_like(4096, lambda: next(first, None) or asyncio.Event().wait())

@@ -8,7 +8,7 @@ import pytest
 from transformers import ProgressCallback
 
 from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.training.progress import RunProgress, run_progress, short
+from rankbuffer_trl.training.progress import RunProgress, run_progress
 
 LOGS = {"judge/calls": 120.0, "judge/seconds": 4.0, "judge/hidden": 0.25, "buffer/size": 5.25, "reward_std": 0.654}
 
@@ -43,7 +43,6 @@ def test_status_says_what_a_run_does_and_costs():
     bare = {"judge/calls": 0.0, "judge/seconds": 0.0, "judge/hidden": 0.0, "reward_std": None, "buffer/size": 0.0}
     assert progress().status(bare) == "waits 0.0 s for the judge (0% hidden)  0 calls  0 tokens"
     assert "beats its last visit 75%" in progress().status(bare | {"progress/beats_last_visit": 0.75})
-    assert [short(n) for n in (999, 1000, 12_345_678, 4_000_000_000)] == ["999", "1.0k", "12.3M", "4.0G"]
 
 
 def test_run_progress_shows_each_log_entry_behind_the_bar_and_each_epoch_leaves_one_line(in_terminal):

@@ -285,13 +285,12 @@ def verdict(audit: Audit) -> str:
 
 def compare(measured: Mapping[str, Result], blind: bool) -> str:
     """Say how well probabilities and words agree with themselves and, unless words are `blind`, with the lists."""
-    soft, words = measured[SOFT], measured.get("soft_words")
-    said = f"By its probabilities, pairs and ratings agree on {soft.value:.0%} of pairs"
-    said += f", and by its words on {words.value:.0%}." if words else "."
+    soft, words = measured[SOFT], measured["soft_words"]  # of the same answers
+    shares = f"{soft.value:.0%} of pairs, and by its words on {words.value:.0%}"
+    said = f"By its probabilities, pairs and ratings agree on {shares}."
     if not soft.clear:
         return f"{said} These probabilities cannot be told from guessing."
-    gain = measured.get(SOFT_GAIN)
-    if gain and not blind:
+    if (gain := measured.get(SOFT_GAIN)) and not blind:
         better = f"better with the lists, by {gain.value:.2f} in tau" if gain.clear else "no better with the lists"
         said += f" At the same price, ratings by probabilities agree {better}."
     return said

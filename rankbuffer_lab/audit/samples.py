@@ -231,13 +231,31 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
     )
 
 
-async def gives_probabilities(judge: Judge, group: RolloutGroup, log: Path | None, seed: int) -> bool:
-    """Tell by one question, whose answer counts, whether a judge's server gives probabilities. Say so if not."""
-    name = f"{group.query.id} {('score', 0)}"
-    question = questions(group, seed, soft=True)["score", 0]
-    answers = await ask_many(judge, {name: question}, log, "asking for probabilities")
+async def try_out(judge: Judge, question: Question) -> None:
+    """Ask a judge one question and close it, or raise [`JudgeError`]."""
+    try:
+        await judge.first_question(question)
+    finally:
+        await judge.client.close()
+
+
+async def gives_probabilities(
+    make_judge: Callable[[], Judge], group: RolloutGroup, log: Path | None, seed: int
+) -> bool:
+    """Tell by one question, whose answer counts, whether a judge's server gives probabilities. Say so if not.
+
+    Raises:
+        [`JudgeError`]: if the judge does not answer the same question without them either.
+    """
+    key = ("score", 0)
+    name = f"{group.query.id} {key}"
+    answers = await ask_many(
+        make_judge(), {name: questions(group, seed, soft=True)[key]}, log, "asking for probabilities"
+    )
     if isinstance(answers.values.get(name), Reading) or answers.asked[name].outcome == "malformed":
         return True
+    if answers.failures:
+        await try_out(make_judge(), questions(group, seed)[key])
     why = answers.failures.get(name, "its answers come without them")
     logger.warning("The judge gives no probabilities (%s). The audit reads its words alone.", why)
     return False
@@ -266,19 +284,13 @@ async def ask_everything(
     Raises:
         [`JudgeError`]: if the judge is not there, or the very first question fails.
     """
-    judge = make_judge()
     if log is None or not log.exists():
-        try:
-            await judge.first_question(next(iter(questions(groups[0], seed).values())))
-        except BaseException:
-            await judge.client.close()
-            raise
+        await try_out(make_judge(), next(iter(questions(groups[0], seed).values())))
     if soft:
-        soft = await gives_probabilities(judge, groups[0], log, seed)
-        judge = make_judge()
+        soft = await gives_probabilities(make_judge, groups[0], log, seed)
     asked = {group.query.id: questions(group, seed, soft) for group in groups}
     named = {f"{query_id} {key}": one for query_id, each in asked.items() for key, one in each.items()}
-    answers = await ask_many(judge, named, log, "asking the judge")
+    answers = await ask_many(make_judge(), named, log, "asking the judge")
     said = {id: {key: answers.values.get(f"{id} {key}") for key in each} for id, each in asked.items()}
 
     inserted = {}

@@ -7,6 +7,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from rankbuffer_trl.judge.ledger import duration, short
+
 from .advice import Advice
 from .results import ALARMED, SOFT, Audit, ModelRow, verdict
 
@@ -73,13 +75,13 @@ def advice_table(advice: Advice) -> Table:
     """Make the table of methods. Those beyond the budget are dim."""
     table = titled("Which method? tau: agreement with the judge's own settled opinion, within a group")
     table.add_column("recipe", no_wrap=True)
-    for column in ("tau", "95 % interval", "ties", "M tokens", "hours", "price", "fits"):
+    for column in ("tau", "95 % interval", "ties", "tokens", "time", "price", "fits"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in advice.rows:
         price = "-" if row.price is None else f"{row.price:,.2f}"
         table.add_row(
             row.recipe, number(row.tau), f"{row.low:.2f} to {row.high:.2f}", f"{row.tied:.0%}",
-            f"{row.tokens / 1e6:,.2f}", f"{row.hours:,.2f}", price, "yes" if row.fits else "no",
+            short(row.tokens), duration(3600 * row.hours), price, "yes" if row.fits else "no",
             style=None if row.fits else "dim",
         )  # fmt: skip
     table.caption = (

@@ -129,7 +129,7 @@ class OpenAIClient:
             raise self._error(f"not a list of models ({str(error)[:MOST_WORDS]})") from error
 
     async def count_tokens(self, prompt: str) -> int | None:
-        """Count the tokens of a prompt in the server's chat template; `None` if it cannot (only vLLM can).
+        """Count the tokens of a prompt in the server's chat template; `None` if it cannot (vLLM and llama.cpp can).
 
         The server has a minute, or `timeout` if that is less.
         """
@@ -138,7 +138,11 @@ class OpenAIClient:
         try:
             async with asyncio.timeout(min(LOOK_SECONDS, self.endpoint.timeout)):
                 answer: Any = await self._hasty.post(f"{root}/tokenize", body=body, cast_to=object)
-            return int(answer["count"])
+                if "count" not in answer:  # of llama.cpp, which counts a text
+                    filled: Any = await self._hasty.post(f"{root}/apply-template", body=body, cast_to=object)
+                    text = {"content": filled["prompt"], "parse_special": True}
+                    answer = await self._hasty.post(f"{root}/tokenize", body=text, cast_to=object)
+            return int(answer["count"]) if "count" in answer else len(answer["tokens"])
         except (OpenAIError, ValueError, TypeError, LookupError, OverflowError, RecursionError, TimeoutError):
             return None
 
@@ -274,8 +278,9 @@ def retries(end: Response | APIStatusError | APIConnectionError | UnreadableAnsw
 
 
 def context_of(model: Any) -> int | None:
-    """Return the context length of a listed model in tokens, if the server says a sane one (vLLM does)."""
-    length = getattr(model, "max_model_len", None)
+    """Return the context length of a listed model in tokens, if the server says a sane one (vLLM, llama.cpp)."""
+    meta = getattr(model, "meta", None)
+    length = getattr(model, "max_model_len", None) or (meta.get("n_ctx") if isinstance(meta, dict) else None)
     return length if type(length) is int and length > 0 else None
 
 

@@ -71,7 +71,7 @@ def check_judge(judge: Judge) -> None:
 async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> list[int | None]:
     """Check that every server is there, serves the model, and has a context for the longest questions.
 
-    Only servers that report a context and can count tokens, such as vLLM's, are checked for length.
+    Only servers that report a context and can count tokens, such as vLLM and llama.cpp, are checked for length.
 
     Args:
         judge (`Judge`):
@@ -93,8 +93,8 @@ async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> list[i
         if context and need and need.exact and need.prompt + need.answer > context:
             raise JudgeError(
                 f"{client.name}: a context of {context:,} tokens is too small. The {need.kind!r} prompt of"
-                f" {need.query_id!r} has {need.prompt:,} tokens, and its answer may take {need.answer:,}. Serve the"
-                f" model with --max-model-len {need.prompt + need.answer} or more; nothing was asked"
+                f" {need.query_id!r} has {need.prompt:,} tokens, and its answer may take {need.answer:,}. Serve it"
+                f" with --max-model-len {need.prompt + need.answer} (llama.cpp: --ctx-size) or more; nothing was asked"
             )
     return contexts
 

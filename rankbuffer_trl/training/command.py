@@ -23,6 +23,7 @@ from pathlib import Path
 
 from datasets import disable_progress_bars
 from huggingface_hub import get_token
+from transformers import AutoTokenizer
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
 from ..data.queries import DataError, MissingFileError, load_queries
@@ -163,8 +164,22 @@ def find_start(args: RankBufferConfig, faults: dict[Path, str | None], steps: in
     return str(path), step
 
 
-def last_lines(trainer: RankBufferTrainer, dataset_name: str) -> list[str]:
-    """Say where the policy is, how to see the report, and how to evaluate or to continue."""
+def check_template(name: str | None, revision: str | None) -> None:
+    """Check that the policy can read chats, before the judge is asked and the policy is loaded.
+
+    Raises:
+        [`SettingsError`]: if its tokenizer has no chat template.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError):  # the same error comes when the policy is loaded, and is told there
+        return
+    if not tokenizer.chat_template:
+        raise SettingsError(f"{name} has no chat template: take an instruction-tuned policy, or add a template")
+
+
+def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> list[str]:
+    """Say where the policy is, how to see the report, and how to compare, to evaluate or to continue."""
     folder, step = trainer.args.output_dir, trainer.state.global_step
     report_line = f"report: rankbuffer-report {folder} --dataset_name {dataset_name}"
     if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():
@@ -178,6 +193,8 @@ def last_lines(trainer: RankBufferTrainer, dataset_name: str) -> list[str]:
     return [
         f"policy: {folder}, after step {step}; its buffers are in {folder}/buffers.parquet",
         report_line,
+        f"comparison: python -m recipes.small.compare --config evaluation/small.yaml"
+        f" --models before={policy} after={folder}",
         f"evaluation: python -m evaluation.run --config evaluation/paper.yaml --models {folder}",
     ]
 
@@ -200,6 +217,8 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     if training_args.dry_run:
         say("dry run", plan.estimated_cost())
         return
+    if not training_args.preflight_only:
+        on_main_process(lambda: check_template(model_args.model_name_or_path, model_args.model_revision))
     on_main_process(lambda: warn_of_memory(training_args, model_args))
     on_main_process(lambda: report(plan))
     if training_args.preflight_only:
@@ -214,7 +233,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
             else:
                 trainer.save_model()
                 trainer.create_model_card()
-        say("end", last_lines(trainer, script_args.dataset_name))
+        say("end", last_lines(trainer, script_args.dataset_name, model_args.model_name_or_path))
     finally:
         trainer.close()
 

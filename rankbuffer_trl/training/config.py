@@ -1,10 +1,13 @@
 """The settings of a RankBuffer run, on top of TRL's `GRPOConfig`. They are checked before anything is loaded."""
 
+import logging
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
 
@@ -16,6 +19,8 @@ from ..rewards.format import check_format
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
 from ..settings import check_at_least, documented
+
+logger = logging.getLogger(__name__)
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")  # of TRL, which checks while it trains
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
@@ -231,6 +236,11 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         check_at_least(self, num_processes=1)
         if self.only_checks:  # the settings may be meant for another machine, with a GPU
             self.use_cpu, self.bf16, self.fp16 = True, False, False
+        elif not torch.accelerator.is_available() and not self.use_vllm:  # vLLM says that a GPU is meant
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which would warn of the CPU
+            if not self.use_cpu:
+                logger.warning("no GPU was found, so the policy trains on the CPU")
+            self.use_cpu = True
 
     def _what_fits(self) -> str:
         """Return the batch sizes that would hold whole groups, if the present ones do not."""

@@ -16,9 +16,9 @@ COLUMNS = ("position", "tier")
 def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, float]:
     """Return the metrics of one generation step, by name.
 
-    The names are the same in every step, so that processes can average the metrics. `buffer/*` are means per query
-    over the groups of the step, after their update. `insert/*` is the histogram of insertion positions, as shares:
-    `below` and `above` all anchors, and the quarters of the intervals between them. `judge/*` are sums over the step.
+    `buffer/*` are means per query over the groups of the step, after their update, and missing if none has a buffer.
+    `insert/*` is the histogram of insertion positions, as shares: `below` and `above` all anchors, and the quarters of
+    the intervals between them. It is missing if nothing was inserted. `judge/*` are sums over the step.
     Tokens are those of parsed calls, as in the paper; `judge/spent_tokens` counts the tokens of all attempts.
     `judge/seconds` is the time that the trainer waited for the judge, and `judge/hidden` the share of the judgments
     that had ended before it waited.
@@ -38,12 +38,11 @@ def step_metrics(groups: Sequence[RolloutGroup], step: StepScore) -> dict[str, f
         if score.before
         for position in score.positions.values()
     )
-    placed = max(sum(bins.values()), 1)
     rewards = [reward for score in scores for reward in score.rewards]
+    sums = {"size": sources.total(), **{source: sources[source] for source in SOURCES}} if buffers else {}
     return {
-        "buffer/size": sum(map(len, buffers)) / max(len(buffers), 1),
-        **{f"buffer/{source}": sources[source] / max(len(buffers), 1) for source in SOURCES},
-        **{f"insert/{name}": bins[name] / placed for name in INSERTION_BINS},
+        **{f"buffer/{name}": number / len(buffers) for name, number in sums.items()},
+        **{f"insert/{name}": bins[name] / bins.total() for name in INSERTION_BINS if bins},
         "rank/fine_ranked_groups": sum(score.fine_ranked for score in scores) / len(scores),
         "rank/ties": sum(tied_share(score) for score in scores) / len(scores),
         "rank/unscored": sum(reward is None for reward in rewards) / len(rewards),

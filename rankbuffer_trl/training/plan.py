@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from ..data.queries import QueryTable
 from ..judge import Question, Totals
+from ..judge.ledger import duration, short
 from ..judge.reach import estimate_tokens
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod
@@ -117,7 +118,7 @@ class RunPlan:
         parts = [
             f"{which}: {groups:,} groups of {self.args.num_generations} rollouts",
             f"{between([f'{n:,}' for n in calls])} judgments",
-            f"{between([f'{n * sample.spent_tokens / asked / 1e6:,.1f} M' for n in calls])} tokens",
+            f"{between([short(n * sample.spent_tokens / asked) for n in calls])} tokens",
         ]
         if price is not None:
             parts.append(f"{between([f'{n * price / asked:,.2f}' for n in calls])} at the prices given")
@@ -139,10 +140,3 @@ class RunPlan:
 def between(ends: Sequence[str]) -> str:
     """Write `low to high`, or one of them if they are equal."""
     return " to ".join(dict.fromkeys(ends))
-
-
-def duration(seconds: float) -> str:
-    """Write seconds in the unit that people use for them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

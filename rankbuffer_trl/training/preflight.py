@@ -24,7 +24,7 @@ from .plan import RunPlan
 from .scorer import stand_in
 
 MASKED = 1e-4
-"""Probability on no valid answer, below which a server is taken to report probabilities after its grammar."""
+"""Probability on no valid answer, above which a server is taken to report probabilities before its grammar."""
 
 
 async def preflight(plan: RunPlan) -> list[str]:
@@ -94,9 +94,9 @@ async def ask_first(judge: Judge, question: Question, timeout: float | None) -> 
 
 
 def probabilities(client: OpenAIClient, reading: Reading) -> str:
-    """Say whether a server reports probabilities before or after its grammar, by what is on no valid answer."""
-    when = "" if client.decoding == "none" else f" {'before' if reading.outside > MASKED else 'after'} its grammar"
-    return f"probabilities: {client.name} reports them{when}, {reading.outside:.1%} on no valid answer"
+    """Say whether a server reports probabilities before its grammar. A judge that is sure does not tell."""
+    before = " before its grammar" if client.decoding != "none" and reading.outside > MASKED else ""
+    return f"probabilities: {client.name} reports them{before}, {reading.outside:.1%} on no valid answer"
 
 
 def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:
@@ -136,8 +136,8 @@ async def check_context(
                 f"the judge's context of {context:,} tokens is too short for method {method.name!r}: a prompt shows"
                 f" all {G} rollouts of a group, and it and its answer may need about {later:,} tokens if rollouts use"
                 f" all of max_completion_length={length}. A group that does not fit would have no rewards. Serve the"
-                f" judge with --max-model-len {later} or more, or set a smaller max_completion_length or"
-                " num_generations"
+                f" judge with --max-model-len {later} (llama.cpp: --ctx-size) or more, or set a smaller"
+                " max_completion_length or num_generations"
             )
         lines.append(
             f"a later prompt may show {shown} responses; it and its answer may need about {later:,} tokens if rollouts"

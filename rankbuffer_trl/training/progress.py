@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from transformers import ProgressCallback
 
 from ..judge import Totals
+from ..judge.ledger import short
 from .informing import informing
 from .trainer import RankBufferTrainer
 
@@ -57,14 +58,6 @@ class RunProgress(ProgressCallback):
             f"cost {price:,.2f}" if price is not None else "",
         ]
         return "  ".join(part for part in parts if part)
-
-
-def short(tokens: int) -> str:
-    """Format a number of tokens: 1234567 as 1.2M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if tokens >= size:
-            return f"{tokens / size:.1f}{letter}"
-    return str(tokens)
 
 
 @contextmanager

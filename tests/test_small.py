@@ -1,0 +1,81 @@
+"""The recipe for a real policy and a real judge: its settings, and the comparison before and after."""
+
+import json
+
+import pytest
+import yaml
+from conftest import ROOT
+from helpers.http_server import served
+from helpers.nectar_rows import Model
+
+from rankbuffer_trl.errors import SettingsError
+from recipes.small import compare
+
+
+def config(tiny_policy, data_file, tmp_path, **changes) -> compare.CompareConfig:
+    values = dict(dataset_name=str(data_file), output_dir=str(tmp_path), limit=3, samples=2, show=1, max_new_tokens=6)
+    values |= dict(models=[f"before={tiny_policy}", f"after={tiny_policy}"], engine="transformers", top_k=0)
+    return compare.CompareConfig(**(values | changes))
+
+
+def test_compare_samples_as_the_recipe_trains():
+    trained, compared = (
+        yaml.safe_load((ROOT / name).read_text()) for name in ("recipes/small/small.yaml", "evaluation/small.yaml")
+    )
+    same = {"temperature": "temperature", "top_p": "top_p", "max_new_tokens": "max_completion_length"}
+    assert {name: compared[name] for name in same} == {name: trained[other] for name, other in same.items()}
+    assert compared["top_k"] == 0, "what TRL takes if a recipe names none"
+    for name in ("judge_model", "judge_url", "judge_decoding", "judge_concurrency"):
+        assert compared[name] == trained[name]
+
+
+def test_main_shows_asks_in_both_orders_and_continues(tiny_policy, data_file, tmp_path, capsys):
+    judge = Model(lambda messages, how_often: '{"winner": "A"}')
+    with served(judge.app()) as url:
+        settings = config(tiny_policy, data_file, tmp_path, judge_url=f"{url}/v1", judge_model="writer")
+        for _ in range(2):
+            assert compare.main(settings) == 0
+            shown = capsys.readouterr().out
+            assert (
+                shown.count("\n== ") == 1 and "by the verdicts, after wins 50 %" in shown and "log odds" not in shown
+            )
+        # In each run, one question is tried three times for probabilities. The 12 duels are asked once.
+        assert len(judge.bodies) == 2 * 3 + 12 and sum("logprobs" in body for body in judge.bodies) == 2 * 3
+        bare = config(tiny_policy, data_file, tmp_path, judge_url=f"{url}/v1", judge_model="writer", no_rubrics=True)
+        before = len(judge.bodies)
+        assert compare.main(bare) == 0
+        prompts = [body["messages"][0]["content"] for body in judge.bodies]
+    assert all("RUBRICS" in prompt and "weighted" in prompt for prompt in prompts[:before])
+    assert not any("rubrics" in prompt.lower().replace("a rubric", "") for prompt in prompts[before + 3 :])
+    found = json.loads((tmp_path / "with_rubrics.json").read_text())
+    assert found["pairs"] == 6 and found["first_shown_wins"] == 1 and found["mean_log_odds"] is None
+    assert found["measures"]["before"] == found["measures"]["after"]
+    assert compare.main(config(tiny_policy, data_file, tmp_path)) == 0
+    assert "by the log odds, after wins 50 %" in capsys.readouterr().out, "the embedded judge gives probabilities"
+
+
+def test_config_refuses_what_cannot_be_compared(tiny_policy, data_file, tmp_path):
+    for wrong in ({"models": [tiny_policy]}, {"dataset_name": ""}, {"no_rubrics": True}, {"samples": 0}):
+        with pytest.raises(SettingsError):
+            config(tiny_policy, data_file, tmp_path, **wrong)
+
+
+def test_score_counts_pairs_and_queries():
+    verdicts = {
+        **{"x 0 forth": ("B", 2.0), "x 0 back": ("A", -4.0)},  # wins both: +3
+        **{"x 1 forth": ("A", -1.0), "x 1 back": ("A", -2.0)},  # wins one: +0.5
+        **{"y 0 forth": ("A", -3.0), "y 0 back": ("B", 1.0)},  # loses both: -2
+        "y 1 forth": ("B", 5.0),  # half a pair
+    }
+    found = compare.score(verdicts)
+    assert found["pairs"] == 3 and found["first_shown_wins"] == 4 / 7
+    words, odds = found["wins"]["verdicts"], found["wins"]["log odds"]
+    assert (words.queries, words.probability) == (2, (0.75 + 0) / 2)
+    assert (odds.queries, odds.probability) == (2, (1 + 0) / 2)
+    assert found["mean_log_odds"] == (1.75 - 2) / 2
+
+
+def test_measure_counts_tokens_ends_and_repeated_words():
+    samples = {"x": [("a b c d a b c d", 8), ("one, two: three four five", 5)], "y": [("", 1), ("short", 8)]}
+    expected = {"tokens": 5.5, "ended": 0.5, "repeated_4_grams": 0.2 / 4}
+    assert compare.measure(samples, limit=8) == pytest.approx(expected)
