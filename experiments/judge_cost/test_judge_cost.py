@@ -57,7 +57,7 @@ def test_compare_doubts_has_a_row_for_words_and_one_for_probabilities():
     assert [list(table.columns[0].cells) for table in tables] == [list(DOUBTED)] * 2 == [list(taus)] * 2
     calls = dict(zip(DOUBTED, map(float, tables[0].columns[1].cells), strict=True))
     assert calls["RankBuffer, soft"] == calls["Coarse-only"] < calls["RankBuffer"]
-    assert taus["Soft ratings"] > taus["GRPO"] and taus["RankBuffer, soft"] > taus["Coarse-only"]
+    assert taus["Soft ratings"] > taus["GRPO"] and taus["Soft pairs"] > taus["RRC-SCR"]
 
 
 rewards = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=3, max_size=8)
