@@ -301,20 +301,20 @@ def spell(key: str, weights: Mapping[Any, float]) -> tuple[str, Any]:
 
 
 RECORDED = Doubts(
-    pair=JudgeErrors(0.37, bias=1.4),
-    insertion=JudgeErrors(0.97),
-    rating=JudgeErrors(0.22),
-    lists=JudgeErrors(8.0, bias=-13.0),
+    pair=JudgeErrors(0.34, bias=1.2),
+    insertion=JudgeErrors(0.77),
+    rating=JudgeErrors(0.21),
+    lists=JudgeErrors(8.0, bias=-7.9),
     odds=0.18,
-    step=0.11,
-    habit=0.0,
-    points=4.6,
-    centre=7.3,
-    width=4.45,
+    step=0.12,
+    habit=0.01,
+    points=4.5,
+    centre=7.6,
+    width=4.5,
 )
-"""A judge that `fit_doubts.py` fitted to 1,205 verdicts of Qwen2.5-Coder-1.5B over llama.cpp, on 17 queries.
+"""A judge that `fit_doubts.py` fitted to 2,012 verdicts of Qwen2.5-Coder-1.5B over llama.cpp, on 59 queries.
 
-Its place bias in pairs is 0.25 in log odds, and a unit of quality is worth 0.18. It repeats the order of a list.
+Its place bias in pairs is 0.23 in log odds, and a unit of quality is worth 0.18. It repeats the order of a list.
 """
 
 

@@ -1,11 +1,16 @@
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
+from experiments.fit_doubts import fit
 from experiments.real_judge.answers import BETTER, answers_of
 from experiments.real_judge.ask import ANCHORS, asked
-from experiments.real_judge.report import Verdict, count, parameters, readings
+from experiments.real_judge.report import Verdict, count, parameters, read, readings
+from experiments.simulated_judge import RECORDED
 
+RECORD = Path(__file__).with_name("qwen2.5-coder-1.5b.jsonl.gz")
 QUALITY = {"good": 6, "good_2": 5, "good_cut": 4, "weak": 3, "off_topic": 2, "good_shuffled": 1, "weak_shuffled": 0}
 
 
@@ -93,3 +98,22 @@ def test_parameters_are_those_of_the_judge(rows):
     assert found["place"] == pytest.approx(0.3)
     assert found["opinion_of_a_pair"] == pytest.approx(sum(opinions) / len(opinions))
     assert found["rating_8"] == 1
+
+
+def test_record_has_the_figures_of_the_page():
+    record = read(RECORD)
+    found = {(each.name, each.reads): count(record, each) for each in readings()}
+    right = {reads: found["rating 0 to 9", reads]["right"] for reads in ("word", "probabilities")}
+    assert right == {"word": 160, "probabilities": 276}
+    assert found["pair, both orders", "probabilities"]["right"] == 274
+    assert found["insertion, two looks", "probabilities"]["right"] == 53
+    assert sum(map(len, record)) == 2012
+
+
+def test_recorded_judge_is_fitted_to_the_record():
+    fitted, stored = asdict(fit(read(RECORD))), asdict(RECORDED)
+    for kind in ("pair", "insertion", "rating", "lists"):
+        fitted |= {f"{kind} {name}": value for name, value in fitted.pop(kind).items()}
+        stored |= {f"{kind} {name}": value for name, value in stored.pop(kind).items()}
+    for name, value in ((name, value) for name, value in stored.items() if type(value) is float):
+        assert fitted[name] == pytest.approx(value, rel=0.05, abs=0.005), name
