@@ -471,7 +471,7 @@ def report(results: Iterable[Result], arguments: argparse.Namespace, start: floa
     if set(arguments.methods) & set(BEYOND):
         found = compare_ours(complete)
         console.print(methods_table(complete, start), differences_table(found), groups_table(complete))
-        return line | {"differences": {f"{each.ours} - {each.other}": each.verdict for each in found}}
+        return line | {"differences": {f"{each.ours} - {each.other}": each.found.verdict for each in found}}
     outcomes = judge_claims(complete, start)
     tables = [methods_table(complete, start), claims_table(outcomes)]
     if arguments.references == "weak":

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import sys
+from argparse import Namespace
 from dataclasses import asdict, replace
 from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy import stats
 
 from experiments.miniature import groups as groups_script
@@ -186,6 +188,8 @@ def test_compare_ours_takes_differences_seed_by_seed():
     assert "adjusted for 4 differences" in table.title
     assert list(table.columns[-1].cells) == ["", "", "", str(unsettled.settle)]
     assert list(groups_table(results(grpo=[1, 2])).rows) and family("listwise") == "ours"
+    line = miniature.report(results(**made), Namespace(methods=tuple(made), seeds=4), 50, Console(quiet=True))
+    assert line["differences"]["listwise - rankbuffer"] == "holds"
 
 
 @pytest.mark.parametrize("references", REFERENCES)
