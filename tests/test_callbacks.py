@@ -95,9 +95,9 @@ def test_run_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, quickstart, mon
 def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoint(tmp_path):
     stopped = SimpleNamespace(interrupted=True, args=SimpleNamespace(output_dir=tmp_path))
     stopped.state = SimpleNamespace(global_step=4, max_steps=9)
-    assert last_lines(stopped, "data")[1] == "to continue: the same command"
+    assert last_lines(stopped, "data", "policy")[1] == "to continue: the same command"
     (tmp_path / "checkpoint-4").mkdir()
-    assert last_lines(stopped, "data")[0] == f"stopped after step 4 of 9, with {tmp_path}/checkpoint-4"
+    assert last_lines(stopped, "data", "policy")[0] == f"stopped after step 4 of 9, with {tmp_path}/checkpoint-4"
 
 
 PROGRESS = "progress/beats_last_visit"
