@@ -256,7 +256,7 @@ def test_spell_tells_the_probabilities_that_a_reader_finds(weights):
     reading = read_chances(position_verdict(len(weights) - 1), value, logprobs)
     total = sum(map(math.exp, weights))
     assert reading.chances == pytest.approx({p: math.exp(weight) / total for p, weight in enumerate(weights)})
-    assert weights[value] == max(weights) and (reading.outside, reading.shared) == pytest.approx((0, 0))
+    assert weights[value] == pytest.approx(max(weights)) and (reading.outside, reading.shared) == pytest.approx((0, 0))
 
 
 def test_spell_shares_the_first_digit_of_numbers():
