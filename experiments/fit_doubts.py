@@ -26,10 +26,10 @@ from itertools import product
 from pathlib import Path
 from statistics import NormalDist, fmean, pstdev
 
-from experiments.real_judge.answers import BETTER
 from experiments.real_judge.ask import INSERTED
-from experiments.real_judge.report import LEAST, Verdicts, alone, read
+from experiments.real_judge.report import Verdicts, alone, opinions, read
 from experiments.simulated_judge import Doubts, JudgeErrors
+from rankbuffer_trl.judge import Reading
 
 APART = math.sqrt(2)
 STEP = APART * math.sqrt(2 / math.pi)  # by which a worse answer is worse on average
@@ -37,11 +37,7 @@ STEP = APART * math.sqrt(2 / math.pi)  # by which a worse answer is worse on ave
 
 def fit(record: Sequence[Verdicts]) -> Doubts:
     """Return the judge with doubts that answers as in a record."""
-    odds, places = [], []
-    for verdicts, (one, other) in product(record, BETTER):
-        there, back = verdicts[f"pair {one} {other}"].lead, verdicts[f"pair {other} {one}"].lead
-        odds.append((there - back) / 2)
-        places.append((there + back) / 2)
+    odds, places = zip(*opinions(record), strict=True)
     error, per_quality = error_and_worth(odds)
     fresh = min(pstdev(places) / per_quality, error)
     own = math.sqrt((error**2 - fresh**2) / 2)
@@ -49,12 +45,12 @@ def fit(record: Sequence[Verdicts]) -> Doubts:
 
     leads = alone("score9", soft=True)
     rating_error, points = error_and_worth([lead for verdicts in record for lead in leads(verdicts).values()])
-    rated = [v for verdicts in record for name, v in verdicts.items() if name.startswith("score9 ")]
-    spread = fmean(moments(verdict.chances)[1] for verdict in rated)
-    centre, width = centre_and_width(fmean(verdict.mean for verdict in rated), spread)
+    rated = [v.reading for verdicts in record for name, v in verdicts.items() if name.startswith("score9 ")]
+    spread = fmean(moments(reading.chances)[1] for reading in rated)
+    centre, width = centre_and_width(fmean(reading.mean for reading in rated), spread)
     rise = moments(normal(centre + 0.1, width))[0] - moments(normal(centre - 0.1, width))[0]
 
-    tilts = [{name: tilt(v[f"insert {name}"].chances) for name in INSERTED} for v in record if "insert good" in v]
+    tilts = [{name: tilt(v[f"insert {name}"].reading) for name in INSERTED} for v in record if "insert good" in v]
     favours = [each["good"] - each[name] for each in tilts for name in INSERTED if name != "good"]
     place_error, step = error_and_worth(favours)
     ahead = STEP / 4  # of the mean candidate, compared with the mean anchor
@@ -86,7 +82,7 @@ def list_errors(record: Sequence[Verdicts], lasting: float) -> JudgeErrors:
     for name, verdict in (item for verdicts in record for item in verdicts.items()):
         kind, *shown = name.split()
         if kind in ("list", "list_reversed"):
-            order = [shown[i] for i in verdict.word]
+            order = [shown[i] for i in verdict.reading.value]
             for each in set(shown) - {"good"}:
                 gap = shown.index(each) - shown.index("good")
                 gaps.append(abs(gap) / (len(shown) - 1))
@@ -96,22 +92,22 @@ def list_errors(record: Sequence[Verdicts], lasting: float) -> JudgeErrors:
     return JudgeErrors(error / math.sqrt(2), lasting, bias=error * (first - last) / 2 / fmean(gaps))
 
 
-def tilt(chances: Mapping[str, float]) -> float:
+def tilt(reading: Reading) -> float:
     """Return the mean log odds of a position over the next lower one."""
-    K = len(chances) - 1
-    return math.log(max(chances[str(K)], LEAST) / max(chances["0"], LEAST)) / K
+    K = len(reading.chances) - 1
+    return reading.log_odds(K, 0) / K
 
 
-def normal(centre: float, width: float) -> dict[str, float]:
+def normal(centre: float, width: float) -> dict[int, float]:
     """Return the probabilities of a discretised normal distribution over 0 to 9."""
-    weights = {str(score): math.exp(-(((score - centre) / width) ** 2) / 2) for score in range(10)}
+    weights = {score: math.exp(-(((score - centre) / width) ** 2) / 2) for score in range(10)}
     return {score: weight / sum(weights.values()) for score, weight in weights.items()}
 
 
-def moments(chances: Mapping[str, float]) -> tuple[float, float]:
+def moments(chances: Mapping[int, float]) -> tuple[float, float]:
     """Return mean and deviation of a score."""
-    mean = sum(int(score) * chance for score, chance in chances.items())
-    return mean, math.sqrt(sum((int(score) - mean) ** 2 * chance for score, chance in chances.items()))
+    mean = sum(score * chance for score, chance in chances.items())
+    return mean, math.sqrt(sum((score - mean) ** 2 * chance for score, chance in chances.items()))
 
 
 def centre_and_width(mean: float, deviation: float) -> tuple[float, float]:

@@ -36,6 +36,7 @@ from experiments.simulated_judge import (
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import (
     Judge,
+    Reading,
     Reply,
     Usage,
     batch_question,
@@ -316,9 +317,8 @@ def recorded(doubts: Doubts, queries: int) -> list[dict]:
         for name, question in asked.items():
             soft = replace(question, soft="list" not in name)
             text, logprobs = reply(question.prompt(), words, doubts)
-            reading = soft.read_reply(Reply(text, Usage(), logprobs=logprobs))
-            word, chances = (reading.value, reading.chances) if soft.soft else (reading, {})
-            verdicts[name] = Verdict(word, {str(key): chance for key, chance in chances.items()}, 0, 0, 0, 0)
+            said = soft.read_reply(Reply(text, Usage(), logprobs=logprobs))
+            verdicts[name] = Verdict(said if soft.soft else Reading(said, {}, 0, 0), 0, 0)
         record.append(verdicts)
     return record
 

@@ -65,7 +65,7 @@ class NoisyRubricJudge:
         return {
             name: self.worth(text, rubrics)
             + Random(f"{seed} {text}").gauss(0, fresh)
-            + Random(text).gauss(0, own)
+            + (own and Random(text).gauss(0, own))
             + favour[name]
             for name, text in shown.items()
         }

@@ -11,6 +11,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -127,10 +128,9 @@ def asked(rows: list[dict]) -> dict[str, Question]:
     found = {}
     for number, row in enumerate(rows):
         for name, question in questions(row, number):
-            one_value = len(question.verdict.properties) == 1 and "enum" in next(
-                iter(question.verdict.properties.values())
-            )
-            found[f"{row['query_id']} {name}"] = replace(question, soft=one_value)
+            with suppress(ValueError):  # a list has no probabilities
+                question = replace(question, soft=True)
+            found[f"{row['query_id']} {name}"] = question
     return found
 
 

@@ -11,43 +11,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
 
 from experiments.real_judge.answers import BETTER
 from experiments.real_judge.ask import ANCHORS, INSERTED
 from rankbuffer_lab.rejudge.duel import share_of
-
-LEAST = 1e-6  # of an alternative in log odds
+from rankbuffer_trl.judge import Reading
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One recorded verdict: the word, the probabilities of all words, and the tokens of the question."""
+    """One recorded verdict, and the tokens of its question.
 
-    word: Any
-    chances: Mapping[str, float]
-    outside: float
-    shared: float
-    tokens: int  # of the prompt and the answer
-    new: int  # of these, not from the server's cache
+    Args:
+        reading (`Reading`):
+            The word and the probabilities of all words. A verdict of lists has no probabilities.
+        tokens (`int`):
+            Tokens of the prompt and the answer.
+        new (`int`):
+            Of these, the ones that did not come from the server's cache.
+    """
+
+    reading: Reading
+    tokens: int
+    new: int
 
     @classmethod
     def of(cls, found: list) -> "Verdict":
         """Read a verdict from the record."""
         value, (prompt, cached, completion) = found
-        word, chances, outside, shared = value if value and isinstance(value[-1], float) else (value, {}, 0.0, 0.0)
-        return cls(word, chances, outside, shared, prompt + completion, prompt - cached + completion)
-
-    @property
-    def mean(self) -> float:
-        """The mean of numbers."""
-        return sum(float(number) * chance for number, chance in self.chances.items())
+        word, chances, *rest = value if value and isinstance(value[-1], float) else (value, {}, 0.0, 0.0)
+        chances = {int(each) if each.isdigit() else each: chance for each, chance in chances.items()}
+        return cls(Reading(word, chances, *rest), prompt + completion, prompt - cached + completion)
 
     @property
     def lead(self) -> float:
         """The log odds of the first response of a pair."""
-        first, second = (max(self.chances[name], LEAST) for name in "AB")
-        return math.log(first) - math.log(second)
+        return self.reading.log_odds("A", "B")
 
 
 Verdicts = Mapping[str, Verdict]
@@ -55,7 +54,7 @@ Leads = dict[tuple[str, str], float]  # by (better, worse): above 0 is right, 0 
 
 
 @dataclass(frozen=True)
-class Reading:
+class Way:
     """One way to read verdicts as leads of the better answer over the worse one.
 
     Args:
@@ -81,7 +80,7 @@ def alone(kind: str, soft: bool) -> Callable[[Verdicts], Leads]:
 
     def leads(verdicts: Verdicts) -> Leads:
         numbers = {
-            name.split()[1]: sign * (verdict.mean if soft else float(verdict.word))
+            name.split()[1]: sign * (verdict.reading.mean if soft else float(verdict.reading.value))
             for name, verdict in verdicts.items()
             if name.split()[0] == kind
         }
@@ -95,7 +94,7 @@ def matches(kind: str, soft: bool) -> Callable[[Verdicts], Leads]:
 
     def lead(verdict: Verdict) -> float:
         if kind == "duel":
-            first, second = verdict.word
+            first, second = verdict.reading.value
             return first - second
         return verdict.lead if soft else math.copysign(1, verdict.lead)
 
@@ -129,7 +128,8 @@ def lists(*kinds: str) -> Callable[[Verdicts], Leads]:
             kind, *shown = name.split()
             if kind in kinds:
                 for slot, answer in enumerate(shown):
-                    place = verdict.word[slot] if kind == "group" else verdict.word.index(slot)
+                    said = verdict.reading.value
+                    place = said[slot] if kind == "group" else said.index(slot)
                     places.setdefault(answer, []).append(place)
         numbers = {answer: fmean(each) for answer, each in places.items()}
         return {(a, b): numbers[a] - numbers[b] for a, b in BETTER if a in numbers and b in numbers}
@@ -159,7 +159,7 @@ def kind_is(*kinds: str) -> Callable[[str], bool]:
     return lambda name: name.split()[0] in kinds
 
 
-def readings() -> Iterator[Reading]:
+def readings() -> Iterator[Way]:
     """Yield every way to read the record."""
     both = {"word": False, "probabilities": True}
     ratings = {
@@ -172,37 +172,35 @@ def readings() -> Iterator[Reading]:
     }
     for kind, name in ratings.items():
         for reads, soft in both.items():
-            yield Reading(name, reads, alone(kind, soft), kind_is(kind))
-    yield Reading("insertion, two looks", "probabilities", two_looks, kind_is("insert", "best_first"))
+            yield Way(name, reads, alone(kind, soft), kind_is(kind))
+    yield Way("insertion, two looks", "probabilities", two_looks, kind_is("insert", "best_first"))
     pairs = {f"pair {a} {b}" for a, b in [*BETTER, *(pair[::-1] for pair in BETTER)]}
     for reads, soft in both.items():
-        yield Reading("pair, one order", reads, one_order(soft), lambda name: name in pairs)
+        yield Way("pair, one order", reads, one_order(soft), lambda name: name in pairs)
     for reads, soft in both.items():
-        yield Reading("pair, both orders", reads, matches("pair", soft), lambda name: name in pairs)
-        yield Reading("pair, both orders, one rubric", reads, matches("pair_plain", soft), kind_is("pair_plain"))
-    yield Reading("pair with each anchor, both orders", "probabilities", anchor_at_a_time, kind_is("pair"))
-    yield Reading("two scores, both orders", "word", matches("duel", False), kind_is("duel"))
-    yield Reading("list of five", "word", lists("list"), kind_is("list"))
-    yield Reading(
-        "list of five, both orders", "word", lists("list", "list_reversed"), kind_is("list", "list_reversed")
-    )
-    yield Reading("scores of five in one prompt", "word", lists("group"), kind_is("group"))
+        yield Way("pair, both orders", reads, matches("pair", soft), lambda name: name in pairs)
+        yield Way("pair, both orders, one rubric", reads, matches("pair_plain", soft), kind_is("pair_plain"))
+    yield Way("pair with each anchor, both orders", "probabilities", anchor_at_a_time, kind_is("pair"))
+    yield Way("two scores, both orders", "word", matches("duel", False), kind_is("duel"))
+    yield Way("list of five", "word", lists("list"), kind_is("list"))
+    yield Way("list of five, both orders", "word", lists("list", "list_reversed"), kind_is("list", "list_reversed"))
+    yield Way("scores of five in one prompt", "word", lists("group"), kind_is("group"))
 
 
-def count(record: Sequence[Verdicts], reading: Reading) -> dict:
-    """Count right, tied and wrong leads of a reading, and its tokens.
+def count(record: Sequence[Verdicts], way: Way) -> dict:
+    """Count right, tied and wrong leads of a way to read, and its tokens.
 
     A tie counts as half right in the share, whose mean and interval are over queries: the comparisons of a query have
     answers in common.
     """
-    found = {i: list(leads.values()) for i, verdicts in enumerate(record) if (leads := reading.leads(verdicts))}
+    found = {i: list(leads.values()) for i, verdicts in enumerate(record) if (leads := way.leads(verdicts))}
     leads = [lead for each in found.values() for lead in each]
-    used = [v for i in found for name, v in record[i].items() if reading.used(name)]
+    used = [v for i in found for name, v in record[i].items() if way.used(name)]
     right, tied = sum(lead > 0 for lead in leads), sum(lead == 0 for lead in leads)
     share = share_of([fmean((lead > 0) + (lead == 0) / 2 for lead in each) for each in found.values()])
     return {
-        "asked": reading.name,
-        "read": reading.reads,
+        "asked": way.name,
+        "read": way.reads,
         "comparisons": len(leads),
         "right": right,
         "tied": tied,
@@ -216,39 +214,33 @@ def count(record: Sequence[Verdicts], reading: Reading) -> dict:
     }
 
 
-def by_damage(record: Sequence[Verdicts], reading: Reading) -> dict[str, str]:
+def by_damage(record: Sequence[Verdicts], way: Way) -> dict[str, str]:
     """Return how many comparisons of each kind of worse answer are right, and of how many."""
     found: dict[str, list[float]] = {}
     for verdicts in record:
-        for (better, worse), lead in reading.leads(verdicts).items():
+        for (better, worse), lead in way.leads(verdicts).items():
             if (better, worse) in BETTER:
                 found.setdefault(worse, []).append((lead > 0) + (lead == 0) / 2)
     return {worse: f"{sum(each):g} of {len(each)}" for worse, each in found.items()}
 
 
+def opinions(record: Sequence[Verdicts]) -> list[tuple[float, float]]:
+    """Return by how much the better answer of each pair leads in log odds, and what the first place adds to that."""
+    both = [(verdicts[f"pair {a} {b}"].lead, verdicts[f"pair {b} {a}"].lead) for verdicts in record for a, b in BETTER]
+    return [((there - back) / 2, (there + back) / 2) for there, back in both]
+
+
 def parameters(record: Sequence[Verdicts]) -> dict[str, float]:
-    """Measure what a simulated judge needs: opinion and place in the log odds of pairs, and how ratings are spread."""
-    opinions, places, means, widths, words = [], [], [], [], []
-    for verdicts in record:
-        for a, b in BETTER:
-            there, back = verdicts[f"pair {a} {b}"].lead, verdicts[f"pair {b} {a}"].lead
-            opinions.append((there - back) / 2)
-            places.append((there + back) / 2)
-        for name, verdict in verdicts.items():
-            if name.startswith("score9 "):
-                means.append(verdict.mean)
-                words.append(verdict.word)
-                widths.append(math.sqrt(sum((float(k) - verdict.mean) ** 2 * p for k, p in verdict.chances.items())))
-    outside = [v.outside for verdicts in record for v in verdicts.values() if v.chances]
+    """Measure how large opinion and place are in the log odds of pairs, and how often the judge says 8."""
+    leads, places = zip(*opinions(record), strict=True)
+    words = [v.reading.value for verdicts in record for name, v in verdicts.items() if name.startswith("score9 ")]
+    outside = [v.reading.outside for verdicts in record for v in verdicts.values() if v.reading.chances]
     return {
-        "opinion_of_a_pair": fmean(opinions),
-        "opinion_of_a_pair_deviation": stdev(opinions),
-        "opinion_of_a_pair_median_size": median(map(abs, opinions)),
+        "opinion_of_a_pair": fmean(leads),
+        "opinion_of_a_pair_deviation": stdev(leads),
+        "opinion_of_a_pair_median_size": median(map(abs, leads)),
         "place": fmean(places),
         "place_deviation": stdev(places),
-        "rating_mean": fmean(means),
-        "rating_deviation": stdev(means),
-        "rating_width": fmean(widths),
         "rating_8": sum(word == 8 for word in words) / len(words),
         "outside_most": max(outside),
     }

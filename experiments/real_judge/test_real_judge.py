@@ -9,6 +9,7 @@ from experiments.real_judge.answers import BETTER, answers_of
 from experiments.real_judge.ask import ANCHORS, asked
 from experiments.real_judge.report import Verdict, count, parameters, read, readings
 from experiments.simulated_judge import RECORDED
+from rankbuffer_trl.judge import Reading
 
 RECORD = Path(__file__).with_name("qwen2.5-coder-1.5b.jsonl.gz")
 QUALITY = {"good": 6, "good_2": 5, "good_cut": 4, "weak": 3, "off_topic": 2, "good_shuffled": 1, "weak_shuffled": 0}
@@ -28,7 +29,7 @@ def rows() -> list[dict]:
 def verdict(name: str, place: float) -> Verdict:
     """Answer one question as a judge that knows the quality, in log odds beside a preference for the first place."""
     kind, *shown = name.split()
-    chances: dict[str, float] = {}
+    chances: dict[str | int, float] = {}
     word: object
     if kind.startswith("pair"):
         lead = 0.1 * (QUALITY[shown[0]] - QUALITY[shown[1]]) + place
@@ -42,12 +43,12 @@ def verdict(name: str, place: float) -> Verdict:
         word = [QUALITY[each] for each in shown]
     elif kind.startswith("score"):
         better = QUALITY[shown[0]] / 20
-        word, chances = 8, {"8": 1 - better, "9": better}
+        word, chances = 8, {8: 1 - better, 9: better}
     else:
         below = sum(QUALITY[anchor] < QUALITY[shown[0]] for anchor in ANCHORS)
         word = len(ANCHORS) - below if kind == "best_first" else below
-        chances = {str(word): 1.0}
-    return Verdict(word, chances, 0.0, 0.0, 100, 60)
+        chances = {word: 1.0}
+    return Verdict(Reading(word, chances, 0.0, 0.0), 100, 60)
 
 
 def figures(rows: list[dict], place: float) -> dict[tuple[str, str], dict]:
