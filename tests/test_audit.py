@@ -50,6 +50,9 @@ class Client:
         if question.kind == "insert":
             answer = self.position(texts["{ORDERED_ANCHOR_BLOCKS}"], *texts["{CANDIDATE_RESPONSE}"])
             return json.dumps({"position": answer}), Usage(100, 60, 4)
+        if question.kind == "pair":
+            best = self.order(texts["{RESPONSE_BLOCKS}"])[-1]
+            return json.dumps({"winner": question.responses["{RESPONSE_BLOCKS}"][best][0]}), Usage(200, 0, 6)
         labels = [int(heading[1:]) for heading, _ in question.responses["{CANDIDATE_BLOCKS}"]]
         order = [labels[place] for place in self.order(texts["{CANDIDATE_BLOCKS}"])]
         return json.dumps({"order": order}), Usage(200, 0, 20)
@@ -112,7 +115,7 @@ def make_audit(answers, calls, references=False) -> Audit:
 class Habitual(Client):
     """A judge of habits: lists as shown, pairs to the first one, 8 for all. Its probabilities hold an opinion.
 
-    A point of worth, or of `reads`, is a tenth in log odds. The first place is worth 6, and label R0 is worth 1.
+    A point of worth, or of `reads`, is a tenth in log odds. The first place is worth 6, and label A is worth 1.
     """
 
     def __init__(self, reads=lambda question, worth: worth):
@@ -127,19 +130,19 @@ class Habitual(Client):
         opinions = [0.1 * self.reads(question, worth(text)) for _, text in blocks]
         if question.kind == "score":
             weights = {str(n): n * opinions[0] + 9 * (n == 8) for n in range(10)}
-        else:  # the worse one comes first
-            first, second = (heading[1:] for heading, _ in blocks)
-            weights = {second: opinions[0] - opinions[1] + 6 + (1 if first == "0" else -1), first: 0.0}
-        before, word, after = re.split(r"(\d)", answer, maxsplit=1)
+        else:
+            first, second = (heading for heading, _ in blocks)
+            weights = {first: opinions[0] - opinions[1] + 6 + (1 if first == "A" else -1), second: 0.0}
+        before, word, after = re.split(r"(\d|[AB])", answer, maxsplit=1)
         return answer, usage, False, spelled(before, (word, shares(weights)), after)
 
 
 class ByLabel(Client):
-    """A judge for whom R0 always wins a pair."""
+    """A judge for whom A always wins a pair."""
 
     async def complete(self, messages, *, question, seed, tally):
         answer, usage = await super().complete(messages, question=question, seed=seed, tally=tally)
-        return ('{"order": [1, 0]}' if question.kind == "pair" else answer), usage
+        return ('{"winner": "A"}' if question.kind == "pair" else answer), usage
 
 
 def first_wins(worths):
@@ -323,12 +326,12 @@ def test_each_query_takes_as_many_questions_as_documented_and_numbers_candidates
     assert len(calls) == kinds.total() == 12 * 22 + 6 * 8
     crossed = 0
     for question in client.questions:
-        if question.kind in ("look", "pair"):
-            headings = tuple(heading for heading, _ in question.responses["{CANDIDATE_BLOCKS}"])
-            crossed += headings == ("R1", "R0")
-            assert headings in (tuple(f"R{slot}" for slot in range(len(headings))), ("R1", "R0"))
-            labels = [int(heading[1:]) for heading in headings]
-            assert question.verdict == order_verdict(labels)
+        blocks = question.responses.get("{CANDIDATE_BLOCKS}") or question.responses.get("{RESPONSE_BLOCKS}", ())
+        headings = [heading for heading, _ in blocks]
+        crossed += headings == ["B", "A"]
+        if question.kind == "look":
+            assert headings == [f"R{slot}" for slot in range(N)] and question.verdict == order_verdict(range(N))
+        assert question.kind != "pair" or headings in (["A", "B"], ["B", "A"])
     assert crossed == 12 * 2
 
 

@@ -24,7 +24,7 @@ from rankbuffer_trl.judge import (
     ranking_question,
 )
 from rankbuffer_trl.judge.probabilities import LEAST, ProbabilityError, read_chances
-from rankbuffer_trl.judge.verdicts import order_verdict, position_verdict, score_verdict, winner_verdict
+from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict, winner_verdict
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.pairs_soft import PairsSoft
 from rankbuffer_trl.rewards.pointwise import Pointwise
@@ -138,29 +138,8 @@ def test_read_chances_of_numbers_that_share_a_token():
     assert read_chances(DIGITS, 8, spelled('{"score": ', ("8", first), "}")).mean == pytest.approx(0.5 + 2.4 + 1.8)
 
 
-def test_read_chances_of_two_ids_are_those_of_the_first():
-    first = {"0": 0.6, "1": 0.3, "7": 0.1}
-    for name, places in {
-        "digits": (" [", ("0", first), ", ", "1", "]"),
-        "no blanks": ("[", ("0", first), ",", "1", "]}"),
-        "blanks": ("\n", " [ ", ("0", first), " , ", "1 ]"),
-        "with the bracket": ((" [0", {f" [{i}": p for i, p in first.items()}), ",1]"),
-        "with a blank": ("[", (" 0", {f" {i}": p for i, p in first.items()}), ", 1]"),
-        "with the comma": ("[", ("0,", {f"{i},": p for i, p in first.items()}), "1]"),
-        "all": ((" [0, 1]", {f" [{i}, {1 - i}]": first[str(i)] for i in (0, 1)} | {" [0, 7]": 0.1}), "}"),
-    }.items():
-        for ids in ((0, 1), (1, 0)):
-            reading = read_chances(order_verdict(ids), [0, 1], spelled('{"order":', *places, "}"))
-            assert reading.value == (0, 1), name
-            assert reading.chances == pytest.approx({(0, 1): 2 / 3, (1, 0): 1 / 3}), name
-            assert (reading.outside, reading.shared) == pytest.approx((0.1, 0)), name
-    places = (("1", {"1": 0.75, "2": 0.25}), ("0", {"0": 0.8, ",": 0.2}), ", 1]}")
-    reading = read_chances(order_verdict([1, 10]), [10, 1], spelled('{"order": [', *places))
-    assert reading.chances == pytest.approx({(10, 1): 0.8, (1, 10): 0.2}) and reading.outside == pytest.approx(0.25)
-
-
 def test_reading_is_the_same_after_json():
-    for verdict, value, token in ((DIGITS, 8, "8"), (A_OR_B, "A", '"A"'), (order_verdict([1, 0]), [0, 1], "[0,1]")):
+    for verdict, value, token in ((DIGITS, 8, "8"), (A_OR_B, "A", '"A"')):
         (key,) = verdict.properties
         places = ((token, {token: 0.5, "x": 0.25}),)
         reading = read_chances(verdict, value, spelled(f'{{"{key}": ', *places, "}"))
@@ -220,8 +199,12 @@ def test_read_chances_refuses_what_is_no_probability_of_this_answer():
 
 def test_questions_without_one_choice_have_no_probabilities():
     three, two = make([1, 2, 3]).rollouts, ["1.a", "2.b"]
-    assert replace(ranking_question(QUERY, three[:2]), soft=True).soft
-    for hard in (ranking_question(QUERY, three), duel_question(QUERY, *two), batch_question(QUERY, ["3.c"], two)):
+    for hard in (
+        ranking_question(QUERY, three),
+        ranking_question(QUERY, three[:2]),
+        duel_question(QUERY, *two),
+        batch_question(QUERY, ["3.c"], two),
+    ):
         with pytest.raises(ValueError, match="a verdict of lists has no alternatives"):
             replace(hard, soft=True)
 

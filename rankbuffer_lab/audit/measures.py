@@ -124,16 +124,16 @@ def leads_with(scores: Sequence[float] | None, answers: QueryVerdicts) -> float 
 
 
 def leads_after_exchange(answers: QueryVerdicts) -> float | None:
-    """Return the share of pairs with the same leader, in log odds, after the labels R0 and R1 are exchanged."""
+    """Return the share of pairs with the same leader, in log odds, after the labels A and B are exchanged."""
     straight, crossed = opinions(answers.odds), opinions(answers.crossed_odds)
     return mean([(1 + sign(straight[pair][0]) * sign(crossed[pair][0])) / 2 for pair in crossed if pair in straight])
 
 
 def label_share(answers: QueryVerdicts) -> float | None:
-    """Return the share of verdicts for label R0, on the pair whose samples stood at both places with both labels."""
+    """Return the share of verdicts for label A, on the pair whose samples stood at both places with both labels."""
     straight = in_both_orders({pair: dict(answers.looks.pairs).get(pair) for pair in answers.crossed})
     crossed = in_both_orders(answers.crossed)
-    # R0 stands first in a straight presentation, and second in a crossed one.
+    # A stands first in a straight presentation, and second in a crossed one.
     won = [one == pair[0] for pair, one, _ in straight] + [other == pair[1] for pair, _, other in straight]
     won += [one == pair[1] for pair, one, _ in crossed] + [other == pair[0] for pair, _, other in crossed]
     return fmean(won) if straight and crossed else None
@@ -234,7 +234,7 @@ MEASURES = (
     Measure(
         "pairs_label",
         "label",
-        "share won by label R0, place apart; 0.50 is no bias",
+        "share won by label A, place apart; 0.50 is no bias",
         label_share,
         lambda n: 0.5,
         better=0,
@@ -295,7 +295,7 @@ MEASURES = (
     Measure(
         "soft_labels",
         "labels",
-        "share of pairs with the same leader if R0 and R1 change",
+        "share of pairs with the same leader if A and B change",
         leads_after_exchange,
         lambda n: 0.5,
     ),

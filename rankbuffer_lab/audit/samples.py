@@ -3,20 +3,21 @@
 The questions of one query with eight samples:
 
 * four lists of all samples, in balanced orders of presentation (see [`balanced`]), labelled by slot;
-* four pairs without a common sample, each in both orders, labelled by slot;
+* four pairs without a common sample, each in both orders, labelled `A` and `B` as they stand;
 * the first of these pairs once more in both orders, with the two labels exchanged;
 * one rating of each sample.
 
-One answer to a pair or a rating gives two readings: the word, and the probabilities behind it. So the two readings
-differ in nothing else. Ratings are from 0 to 9 then, as `ratings_soft` asks. On the scale of `pointwise`, 1 and 10
-often share a token, and nobody could tell how. A judge without probabilities rates from 0 to 10.
+A pair asks for `A` or `B`, as `pairs_soft` does. One answer to a pair or a rating gives two readings: the word, and
+the probabilities behind it. So the two readings differ in nothing else. Ratings are from 0 to 9 then, as
+`ratings_soft` asks. On the scale of `pointwise`, 1 and 10 often share a token, and nobody could tell how. A judge
+without probabilities rates from 0 to 10.
 
 For the first six queries, the judge then inserts each sample among the others, which stand as the lists ranked them.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ from rankbuffer_trl.judge import (
     Reply,
     ask_many,
     insertion_question,
+    pairwise_question,
     pointwise_question,
-    ranking_question,
 )
 from rankbuffer_trl.judge.probabilities import ProbabilityError
 from rankbuffer_trl.rewards.looks import balanced, look_questions, mean_places
@@ -79,7 +80,7 @@ class QueryVerdicts:
         looks (`QueryLooks`):
             The verdicts on lists and pairs, and the ratings. `lists` holds each order before its reverse.
         crossed (`Mapping[tuple[int, int], int | None]`, *optional*):
-            The better sample by (shown first as R1, shown second as R0); `None` if there is no verdict.
+            The better sample by (shown first as B, shown second as A); `None` if there is no verdict.
         put_back (`Sequence[tuple[int, int | None]]`, *optional*):
             The place of a sample among all, and the place where the judge inserted it among the others.
         odds, crossed_odds (`Mapping[tuple[int, int], float]`, *optional*):
@@ -184,15 +185,21 @@ def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple,
     pairs = both_orders(pairs_of(group, seed))
     asked: dict[tuple, Question] = {}
     asked |= {("list", order): one for order, one in zip(orders, look_questions(group, orders, "look"), strict=True)}
-    asked |= {("pair", pair): one for pair, one in zip(pairs, look_questions(group, pairs, "pair"), strict=True)}
+    asked |= {("pair", pair): pair_question(group, pair) for pair in pairs}
     for first, second in pairs[:2]:
-        shown = [Rollout(1, group.rollouts[first].text), Rollout(0, group.rollouts[second].text)]
-        asked["crossed", (first, second)] = ranking_question(group.query, shown, "pair")
+        labelled = pair_question(group, (second, first))
+        blocks = {name: shown[::-1] for name, shown in labelled.responses.items()}
+        asked["crossed", (first, second)] = replace(labelled, responses=blocks)
     most = MOST if soft else 10
     asked |= {("score", i): pointwise_question(group.query, group.rollouts[i].text, most=most) for i in ids}
     if soft:
         asked |= {key: Lenient(**vars(one) | {"soft": True}) for key, one in asked.items() if key[0] != "list"}
     return asked
+
+
+def pair_question(group: RolloutGroup, pair: Pair) -> Question:
+    """Ask which sample of a pair is better: the first one, which is `A`, or `B`."""
+    return pairwise_question(group.query, *(group.rollouts[i].text for i in pair), tie=False)
 
 
 def insertions(group: RolloutGroup, order: Sequence[int]) -> dict[tuple, Question]:
@@ -212,22 +219,21 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
     def readings(what: str) -> dict[Any, Reading]:
         return {key[1]: said for key, said in answers.items() if key[0] == what and isinstance(said, Reading)}
 
-    first_better, second_better = (1, 0), (0, 1)  # labels from worst to best; R0 is first
     scores, means = list(of("score").values()), [reading.mean for reading in readings("score").values()]
     looks = QueryLooks(
         query_id,
         lists=[(shown, slots and tuple(shown[slot] for slot in slots)) for shown, slots in of("list").items()],
-        pairs=[(pair, slots and pair[slots[-1]]) for pair, slots in of("pair").items()],
+        pairs=[(pair, label and pair["AB".index(label)]) for pair, label in of("pair").items()],
         scores=scores,
         means=means if len(means) == len(scores) else [],
     )
-    crossed = {pair: labels and pair[1 - labels[-1]] for pair, labels in of("crossed").items()}  # the first is R1
+    crossed = {pair: label and pair["BA".index(label)] for pair, label in of("crossed").items()}
     return QueryVerdicts(
         looks,
         crossed,
         list(of("insert").items()),
-        {pair: reading.log_odds(first_better, second_better) for pair, reading in readings("pair").items()},
-        {pair: reading.log_odds(second_better, first_better) for pair, reading in readings("crossed").items()},
+        {pair: reading.log_odds("A", "B") for pair, reading in readings("pair").items()},
+        {pair: reading.log_odds("B", "A") for pair, reading in readings("crossed").items()},
     )
 
 

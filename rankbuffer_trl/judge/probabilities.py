@@ -10,15 +10,14 @@ possible, such as `1` and `10` after the token `1`:
   that of this one. A number of two tokens is therefore exact where the judge said its first token.
 * Several, and the judge said another token: nobody knows how they share it. It counts for none of them.
 
-The first id of an order of two decides it, so its reading is exact, too. Longer lists have none. What comes after
-their first item depends on that item, and the probabilities are known along the one list that was said.
+A list has no reading. What comes after its first item depends on that item, and the probabilities are known along the
+one list that was said.
 """
 
 import json
 import math
 import re
 from collections.abc import Mapping
-from itertools import permutations
 from typing import Any, NamedTuple
 
 from ..decoding import decode, parse_json
@@ -39,7 +38,7 @@ class Reading(NamedTuple):
 
     Args:
         value (`Any`):
-            What the judge said; a list as a tuple.
+            What the judge said.
         chances (`dict[Any, float]`):
             The probability of each alternative, renormalised over all of them.
         outside (`float`):
@@ -70,28 +69,20 @@ class Reading(NamedTuple):
     def of(cls, row: Any) -> "Reading":
         """Read what [`Reading.as_dict`] returned, or raise `ValueError`."""
         found = decode(row, cls)
-        chances = {choice(parse_json(each)): chance for each, chance in found.chances.items()}
-        return found._replace(value=choice(found.value), chances=chances)
+        return found._replace(chances={parse_json(each): chance for each, chance in found.chances.items()})
 
 
 def alternatives(verdict: Verdict) -> tuple[str, dict[str, Any]]:
-    """Return the one key of a verdict, and its alternatives as compact JSON spells them.
+    """Return the one key of a verdict, and its alternatives as JSON spells them.
 
     Raises:
-        `ValueError`: if the verdict is neither a choice of one value nor an order of two ids.
+        `ValueError`: if the verdict is no choice of one value.
     """
     (key, schema), *more = verdict.properties.items()
     values = schema.get("enum")
-    if key == "order" and not more and schema["maxItems"] == 2:
-        values = list(permutations(schema["items"]["enum"]))
     if more or values is None:
         raise ValueError(f"a verdict of lists has no alternatives with probabilities: {', '.join(verdict.properties)}")
-    return key, {json.dumps(each, separators=(",", ":")): each for each in values}
-
-
-def choice(value: Any) -> Any:
-    """Return a value of JSON as a key of [`Reading.chances`], which holds lists as tuples."""
-    return tuple(value) if isinstance(value, list) else value
+    return key, {json.dumps(each): each for each in values}
 
 
 def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
@@ -109,7 +100,7 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
         [`ProbabilityError`]: if they are missing, are no probabilities, belong to another answer or are on no
         alternative.
     """
-    value, (key, spelled) = choice(value), alternatives(verdict)
+    key, spelled = alternatives(verdict)
     tokens = read_tokens(logprobs)
     said = "".join(token for token, _ in tokens)
     heads = [head.span() for head in re.finditer(rf'"{key}"\s*:', said)]
@@ -152,7 +143,7 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
 def possible(text: str, key: str, spelled: Mapping[str, Any]) -> list[Any]:
     """Return the alternatives that an answer can have which goes on after `text`."""
     head = re.search(rf'"{key}"\s*:\s*', text)
-    rest = re.sub(r"\s*([\[,])\s*", r"\1", text[head.end() :]) if head else ""
+    rest = text[head.end() :] if head else ""
     return [
         each
         for json_text, each in spelled.items()

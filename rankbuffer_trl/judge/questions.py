@@ -62,7 +62,7 @@ class Question:
             Responses are not to be trusted, so the guard can quote them.
         soft (`bool`, *optional*, defaults to `False`):
             Ask for log probabilities too. The answer is then a [`Reading`] instead of the verdict alone. Only a
-            choice of one value, and an order of two ids, can be read so.
+            choice of one value can be read so.
     """
 
     kind: str
