@@ -30,7 +30,7 @@ that.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -119,24 +119,26 @@ class Watch:
             raise ValueError("tolerance and false_alarm_rate must be shares")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return each pair that has all verdicts: `step`, `epoch`, both shares, and the e-value after it."""
-        pairs = [(pair, pair.judge, pair.reader) for pair in self.pairs]
-        told = [(pair, judge, reader) for pair, judge, reader in pairs if judge is not None and reader is not None]
-        values = e_values((judge - reader for _, judge, reader in told), self.tolerance)
-        return [
-            {"step": pair.step, "epoch": pair.epoch, "judge": judge, "reader": reader, "e_value": value}
-            for (pair, judge, reader), value in zip(told, values, strict=True)
-        ]
+        """Return each pair that has all verdicts: its step, epoch and shares, and the e-value after it."""
+        told = [asdict(pair) for pair in self.pairs if pair.judge is not None and pair.reader is not None]
+        values = e_values((row["judge"] - row["reader"] for row in told), self.tolerance)
+        return [row | {"e_value": value} for row, value in zip(told, values, strict=True)]
 
     @property
-    def threshold(self) -> float:
-        """The e-value of the alarm."""
-        return 1 / self.false_alarm_rate
+    def e_value(self) -> float:
+        """The e-value after the last pair."""
+        return self.rows()[-1]["e_value"] if self.rows() else 1.0
 
     @property
     def alarm(self) -> int | None:
-        """The step of the first pair after which the e-value reached the threshold."""
-        return next((row["step"] for row in self.rows() if row["e_value"] >= self.threshold), None)
+        """The step of the first pair after which the e-value reached that of the alarm."""
+        return next((row["step"] for row in self.rows() if row["e_value"] >= 1 / self.false_alarm_rate), None)
+
+    @property
+    def verdict(self) -> str:
+        """The evidence in words."""
+        alarm = "no alarm" if self.alarm is None else f"ALARM since step {self.alarm}: the reader sees less progress"
+        return f"e-value {self.e_value:.3g} of {1 / self.false_alarm_rate:g}, {alarm}"
 
     def by_epoch(self) -> list[dict[str, Any]]:
         """Return for each epoch the number of pairs, the mean share of both judges, and the e-value at its end."""

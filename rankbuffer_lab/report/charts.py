@@ -12,6 +12,7 @@ from rankbuffer_trl.ranking import INSERTION_BINS
 from rankbuffer_trl.store import BufferStore, gains
 from rankbuffer_trl.store.growth import growth_table
 
+from ..rejudge.evidence import Watch
 from . import tables
 from .chart import (
     BLUE,
@@ -376,6 +377,25 @@ def reach_chart(table: Sequence[Row]) -> Chart:
         " epoch. The bands are 95 % intervals."
     )
     return Chart("reach", "Progress: against the data set's responses", caption, figure, table)
+
+
+def watch_charts(watch: Watch | None) -> list[Chart]:
+    """Draw which share of new responses beats old ones, by the judge of the run and by a reader that watches it."""
+    if watch is None or not (table := watch.by_epoch()):
+        return []
+    figure, (axes,) = panels()
+    for side, colour, label in (("judge", BLUE, "judge of the run"), ("reader", RED, "reader")):
+        axes.plot(column(table, "epoch"), column(table, side), color=colour, marker="o", markersize=4, label=label)
+    axes.axhline(0.5, color=GREY, linewidth=1)
+    axes.set(xlabel="epoch", ylabel="preferred to the first visit's", ylim=(0, 1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    legend(axes)
+    caption = (
+        f"How often {watch.judge} and the reader {watch.reader} prefer a newest response to one of the first visit, on"
+        f" the same pairs: {watch.verdict}. The e-value tests whether the two lines are more than {watch.tolerance:g}"
+        " apart."
+    )
+    return [Chart("watch", "Progress: by the judge and by a reader", caption, figure, table)]
 
 
 def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:

@@ -19,7 +19,7 @@ from .charts import SOURCE_COLOURS, SOURCE_LABELS
 from .tables import Row
 
 FILES = files(__package__)
-OPENING = ("quality", "gains", "reach")  # the charts that stand at the top of a run
+OPENING = ("quality", "watch", "gains", "reach")  # the charts that stand at the top of a run
 # The script fills this figure, since it shows text of a policy.
 EXAMPLE = (
     '<figure class="example" hidden><h3>Before and after: <bdi></bdi></h3><p class="text soft"></p>'

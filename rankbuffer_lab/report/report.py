@@ -21,7 +21,16 @@ from rankbuffer_trl.store.growth import growth_table
 from . import tables
 from .browser import query_pages
 from .chart import Chart, save
-from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
+from .charts import (
+    advantage_chart,
+    curve_chart,
+    efficiency_chart,
+    run_charts,
+    run_colour,
+    score_chart,
+    smoothing,
+    watch_charts,
+)
 from .page import RunSection, browser_index, format_number, pack, render
 from .paper import PAPER, beside_the_paper, measure, notes_on, plain_rows, read_evaluations, write_paper
 from .runs import Run, open_runs
@@ -191,7 +200,7 @@ def section_of(
         name=run.name,
         headlines=headlines_of(run, price, own),
         facts=facts_of(run, total),
-        charts=run_charts(run.store, run.log),
+        charts=[*watch_charts(run.watch), *run_charts(run.store, run.log)],
         kinds=tables.kind_table(run.store),
         index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run, own)),
         pages=pages,
@@ -207,7 +216,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     """Return the numbers that a run's section opens with, by label: score, progress, reach and cost.
 
     A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
-    `rankbuffer-rejudge` has asked for duels.
+    `rankbuffer-rejudge` has asked for duels. A reader that watches the run adds its evidence.
     """
     totals, rewards = numbers.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
@@ -220,6 +229,8 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
         headlines[label] = str(run.duel.won)
     elif compared and compared[newest := max(compared)].probability is not None:
         headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
+    if run.watch:
+        headlines[f"by the reader {run.watch.reader}, which watches the judge"] = run.watch.verdict
     shares = gains.above_initial(found)
     best = [share for share in shares if share.anchor == shares[-1].anchor]
     ends = [gains.percent(share.share) for share in (best[0], best[-1])] if best else []

@@ -23,6 +23,8 @@ from rankbuffer_trl.store.places import (
     read_store,
 )
 
+from ..rejudge.evidence import Watch, watch_of
+
 
 @dataclass(frozen=True)
 class Run:
@@ -41,6 +43,8 @@ class Run:
             What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
         duel (`Duels`, *optional*):
             The result of `rankbuffer-rejudge --mode duel` for this run.
+        watch (`Watch`, *optional*):
+            That of `rankbuffer-rejudge --mode watch`, so far.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Run:
     log: list[dict] = field(default_factory=list)
     manifest: Manifest | dict[str, Any] = field(default_factory=dict)
     duel: Duels | None = None
+    watch: Watch | None = None
 
 
 @contextmanager
@@ -68,7 +73,8 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
         try:
             for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
                 store = open_store(path, Path(scratch) / f"{number}.sqlite")
-                runs.append(Run(name, path, store, *log_and_manifest(path), duel_of(path, store)))
+                found = duel_of(path, store), watch_of(path, store)
+                runs.append(Run(name, path, store, *log_and_manifest(path), *found))
                 if store.last_step() is None:
                     raise StoreError(f"{path} has no scored group yet: call this again after the run's first step")
             yield runs
