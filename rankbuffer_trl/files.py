@@ -14,6 +14,7 @@ from pathlib import Path
 
 SAMPLE = 2**16  # bytes
 ABANDONED = 3600  # seconds since the last write of a draft
+FLOCK = "hhqqi0q"  # a lock of a whole file, as C has it: 0q fills up the end
 
 
 @contextmanager
@@ -85,7 +86,18 @@ def lock(descriptor: int) -> None:
         `OSError`: `BlockingIOError` or `PermissionError`, by the system, if another has the lock.
     """
     if hasattr(fcntl, "F_OFD_SETLK"):
-        whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # as C has it: 0q fills up the end
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether another has locked a file with [`lock`]. The lock is only looked at, so nobody has to wait.
+
+    It is `False` for a missing file, and where the system cannot tell.
+    """
+    if not path.is_file() or not hasattr(fcntl, "F_OFD_GETLK"):
+        return False
+    with path.open("rb") as file:
+        found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    return struct.unpack(FLOCK, found)[0] != fcntl.F_UNLCK

@@ -1,15 +1,41 @@
 """The watching reader: an exact test on pairs, draws from a real store, a live run, and what it costs."""
 
+import json
+import os
+import shutil
+import sqlite3
+import sys
+import time
+from collections import Counter
+from contextlib import closing
 from itertools import product
 from math import prod
+from pathlib import Path
 from random import Random
 from statistics import median
+from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
+from helpers.damage import damaged
+from helpers.truth import quality
 from hypothesis import given
 from hypothesis import strategies as st
+from test_rejudge import NUMBERS, NumberJudge, commit, data_of, found_in, table_of
 
-from rankbuffer_lab.rejudge.evidence import e_values
+from rankbuffer_lab.rejudge.command import main
+from rankbuffer_lab.rejudge.evidence import WATCH, Watch, e_values, read_watch
+from rankbuffer_lab.rejudge.watch import Side, next_pairs
+from rankbuffer_lab.report.charts import watch_charts
+from rankbuffer_lab.report.report import headlines_of
+from rankbuffer_lab.report.runs import open_runs
+from rankbuffer_trl import files
+from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.store import StoreError, numbers
+from rankbuffer_trl.store.places import LIVE_STORE, REPORT, read_store
+
+QUERIES, EPOCHS, SHARE = 8, 3, 0.02
+
 
 # The test
 
@@ -66,3 +92,185 @@ def test_e_values_raise_few_false_alarms_and_find_a_late_divergence():
         assert 0 < len(alarms(400, null)) < 0.05 * 400, null.__name__
     found = alarms(50, late)
     assert len(found) > 40 and min(found) > 200 and median(found) < 330
+
+
+# The draw
+
+
+def change(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        for sql in statements:
+            db.execute(sql)
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> Path:
+    """The folder of a run whose rollouts get much better, with a ledger of long prompts. Each epoch is one step."""
+    folder = tmp_path_factory.mktemp("grown")
+    commit(folder / LIVE_STORE, QUERIES, EPOCHS, gain=30)
+    change(folder / LIVE_STORE, "UPDATE calls SET spent_prompt_tokens = 12000")
+    return folder
+
+
+def test_next_pairs_are_uniform_over_queries_within_the_share_and_the_same_when_drawn_one_by_one(grown, tmp_path):
+    table = table_of(tmp_path / "data.jsonl", QUERIES)
+    sides = [Side("judge", JudgeConfig(), True, table), Side("reader", JudgeConfig(), False, table)]
+    drawn: Counter[str] = Counter()
+    with closing(read_store(grown)) as store:
+        ledger = numbers.totals_by(store, "step")
+        for seed in range(12):
+            begun = Watch("", "", "", False, seed, 0.1, 0.05, [])
+            pairs, texts, cause = next_pairs(store, sides, begun, SHARE, 99)
+            assert len(pairs) > 15 and "allows no further pair" in cause
+            drawn.update(pair.query_id for pair in pairs)
+            for place, (pair, (id, old, new)) in enumerate(zip(pairs, texts, strict=True)):
+                assert (id, old.id, new.id) == (pair.query_id, pair.old, pair.new)
+                assert old.step == 0 and new.step == pair.step == pair.epoch > 0, "the newest visit at that time"
+                allowed = SHARE * sum(ledger[step].spent_tokens for step in range(pair.step + 1))
+                assert sum(each.tokens for each in pairs[: place + 1]) <= allowed
+            assert {pair.step for pair in pairs} == {1, 2}
+            for place in (1, len(pairs) - 1):
+                again = Watch("", "", "", False, seed, 0.1, 0.05, pairs[:place])
+                assert next_pairs(store, sides, again, SHARE, 1)[0] == pairs[place : place + 1]
+        judge, reader = (side.questions(texts) for side in sides)
+        assert not judge.keys() & reader.keys() and len(judge) == len(reader) == 2 * len(set(texts))
+        assert "Is high." in next(iter(judge.values())).prompt() and "Is high." not in str(list(reader.values()))
+    each = sum(drawn.values()) / QUERIES
+    assert len(drawn) == QUERIES and all(each / 2 < count < 2 * each for count in drawn.values())
+
+
+# The command
+
+
+class Contrary(NumberJudge):
+    """A reader that prefers the worse response."""
+
+    asked: ClassVar[list[str]] = []
+
+    def answer(self, messages, tally):
+        text, usage = super().answer(messages, tally)
+        return text.translate({ord("A"): "B", ord("B"): "A"}), usage
+
+
+CONTRARY = ("--reader", json.dumps({"judge_client": f"{__name__}.Contrary"}))
+
+
+@pytest.fixture
+def command(grown, tmp_path, monkeypatch, capsys):
+    """Watch a copy of the run: what the command printed, and the line with which it ended if that failed."""
+    shutil.copytree(grown, tmp_path / "run")
+    words = ("--run_dir", tmp_path / "run", "--dataset_name", data_of(tmp_path / "data.jsonl", QUERIES))
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits for a run that has ended"))
+
+    def run(*arguments):
+        NumberJudge.asked.clear()
+        Contrary.asked.clear()
+        monkeypatch.setattr(sys, "argv", ["rejudge", *map(str, words), "--mode", "watch", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return capsys.readouterr().out + (stop.value.code or "")
+
+    return run
+
+
+def test_main_watches_a_run_that_has_ended_and_raises_the_alarm_on_the_page(command, tmp_path):
+    file = tmp_path / "run" / REPORT / WATCH
+    dry = command(*NUMBERS, *CONTRARY, "--dry_run", "true")
+    assert not NumberJudge.asked and not file.exists() and dry.count(" questions, about ") == 2
+    printed = command(*NUMBERS, *CONTRARY)
+    assert printed.startswith(dry) and "no process trains the run now" in printed
+    found = read_watch(file)
+    assert (found.judge, found.reader, found.reader_rubrics) == (NUMBERS[1], f"{__name__}.Contrary", True)
+    with open_runs([tmp_path / "run"]) as (run,):
+        texts = {
+            (id, r.id): r.text for id in {p.query_id for p in found.pairs} for r in numbers.responses(run.store, id)
+        }
+        for pair in found.pairs:
+            old, new = (quality(texts[pair.query_id, id]) for id in (pair.old, pair.new))
+            share = (1 + (new > old) - (new < old)) / 2
+            assert (pair.judge, pair.reader) == (share, 1 - share)
+        value = found_in(file)["e_value"]
+        shown = f"e-value {value:.3g} of 20, ALARM since step {found.alarm}: the reader sees less progress"
+        assert value > 20 and shown in headlines_of(run, None).values()
+        (chart,) = watch_charts(run.watch)
+    assert [row["epoch"] for row in chart.table] == [1, 2] and chart.table[-1]["e_value"] == value
+    assert all(row["judge"] > 0.6 and row["judge"] + row["reader"] == pytest.approx(1) for row in chart.table)
+    assert f"; {shown}\n" in printed and shown in chart.caption
+    command(*NUMBERS, *CONTRARY)
+    assert not NumberJudge.asked and read_watch(file) == found, "there is nothing left to ask"
+    line = command(*NUMBERS, *CONTRARY, "--seed", 1, "--tolerance", 0)
+    assert f"{WATCH} was begun with another seed, tolerance: " in line
+    said = command(*NUMBERS, "--output", tmp_path / "same.json")
+    assert "sees the same rubrics, so the two cannot part" in said and "ALARM" not in said
+    same = found_in(tmp_path / "same.json")
+    assert same["e_value"] == 1 and {pair["judge"] - pair["reader"] for pair in same["pairs"]} == {0}
+
+
+def test_read_watch_refuses_what_the_command_did_not_write(command, tmp_path):
+    command(*NUMBERS, *CONTRARY)
+    file, refused = tmp_path / "run" / REPORT / WATCH, set()
+    for case, text in damaged(file.read_text()):
+        file.write_text(text)
+        try:
+            (read := read_watch(file)).by_epoch()
+            assert read.verdict
+        except StoreError as error:
+            refused.add(case)
+            assert "watch.json is" in str(error) and "\n" not in str(error)
+    assert {"('tolerance',): 5.5", "('pairs', 0, 'judge'): 5.5", "('run',): None", "cut at 1"} <= refused
+    assert "to begin the watch again" in command(*NUMBERS, *CONTRARY), "the last one was an empty object"
+
+
+def test_main_waits_beside_a_live_run_and_goes_on_after_a_stop(command, grown, tmp_path, monkeypatch):
+    live, file = tmp_path / "run" / LIVE_STORE, tmp_path / "run" / REPORT / WATCH
+    late = command(*NUMBERS, *CONTRARY, "--output", tmp_path / "late.json")
+    descriptor = os.open(live.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+    files.lock(descriptor)
+
+    def show(steps: int) -> None:
+        shutil.copy(grown / LIVE_STORE, live)
+        change(
+            live, *(f"DELETE FROM {name} WHERE step >= {steps}" for name in "groups calls buffers responses".split())
+        )
+
+    turns = [lambda: None, lambda: show(2), Mock(side_effect=KeyboardInterrupt)]
+    monkeypatch.setattr(time, "sleep", lambda seconds: turns.pop(0)())
+    show(1)
+    printed = command(*NUMBERS, *CONTRARY)
+    assert printed.count("no query of the run has two visits with answers") == 1
+    assert "interrupted. The answers so far are kept; run the same command again" in printed
+    assert {pair.step for pair in read_watch(file).pairs} == {1} and not turns
+    turns = [lambda: show(3), lambda: os.close(descriptor)]
+    printed = command(*NUMBERS, *CONTRARY)
+    assert not turns and "no process trains the run now" in printed and "ALARM" in late
+    assert read_watch(file) == read_watch(tmp_path / "late.json"), "as a reader that comes late"
+    show(1)
+    assert "no query of the run has two visits with answers" in command(*NUMBERS, "--output", tmp_path / "x")
+    show(3)
+    change(live, "DELETE FROM responses WHERE step > 0")
+    assert "no query of the run has two visits with answers" in command(*NUMBERS, "--output", tmp_path / "x")
+    show(3)
+    change(live, "UPDATE calls SET spent_prompt_tokens = 0, spent_completion_tokens = 0")
+    assert "reader_share=0.02 of the tokens" in command(*NUMBERS, "--output", tmp_path / "x")
+    change(live, "UPDATE run SET id = 'other'")
+    assert "was begun with another run: " in command(*NUMBERS, *CONTRARY)
+
+
+def test_main_ends_with_a_line_if_a_judge_of_a_watch_fails_or_cannot_be(command, tmp_path):
+    failing = json.dumps({"judge_client": f"{__name__}.Contrary", "judge_client_args": {"fail": True}})
+    line = command(*NUMBERS, "--reader", failing)
+    assert "more than judge_max_failures=0.25 allows" in line and not (tmp_path / "run" / REPORT / WATCH).exists()
+    asked = len(NumberJudge.asked)
+    command(*NUMBERS, *CONTRARY)
+    assert asked and not NumberJudge.asked, "the answers of the judge that did not fail are kept"
+    for reader, part in (
+        ('{"judge_modle": "x"}', "reader has no setting 'judge_modle'; it has judge_url, judge_model,"),
+        ('{"judge_model": "x"}', "reader: judge_model is 'x' but judge_url is not set"),
+        ("7", "reader must be a JSON object, got 7"),
+    ):
+        assert part in command(*NUMBERS, "--reader", reader)
+    for name, value in (("reader_share", 0), ("tolerance", 1), ("tolerance", -1), ("false_alarm_rate", 1)):
+        assert f"rejudge: {name} " in command(*NUMBERS, f"--{name}", value)
+    lenient = json.dumps(json.loads(failing) | {"judge_max_failures": 1})
+    said = command(*NUMBERS, "--reader", lenient, "--output", tmp_path / "none.json")
+    assert "no pair has all of its verdicts" in said and found_in(tmp_path / "none.json")["e_value"] == 1

@@ -2,14 +2,16 @@
 
     rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --judge_url URL --judge_model NAME
     rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --mode duel --dry_run true
+    rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --mode watch --reader_rubrics false
 
-The first line replays recorded groups with another judge. The second one prints the price of duels.
+The first line replays recorded groups with another judge. The second one prints the price of duels. The third one lets
+the embedded judge read beside the run, without its rubrics.
 """
 
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +31,9 @@ from rankbuffer_trl.store.places import DUEL, report_folder
 
 from ..report.runs import Run, open_runs
 from .duel import draw, questions_of, read_answers
+from .evidence import WATCH
 from .replay import Visits, check_failures, measure, price_of, read_visits, replay
+from .watch import named, watch
 
 
 @documented
@@ -51,6 +55,7 @@ class RejudgeConfig(JudgeConfig):
             Split of the data set.
         mode (`str`, *optional*, defaults to `"replay"`):
             `"replay"` scores recorded groups again. `"duel"` compares responses of the first and the last epoch.
+            `"watch"` lets a reader compare old and new responses while the run trains.
         sample (`int`, *optional*, defaults to `50`):
             Number of queries to replay, drawn at random.
         epochs (`int`, *optional*):
@@ -63,8 +68,20 @@ class RejudgeConfig(JudgeConfig):
             Number of duels. Each takes two questions.
         control (`int`, *optional*, defaults to `200`):
             Number of first-epoch responses that are inserted again into their own buffer. 0 is no control.
+        reader (`dict`, *optional*):
+            Settings of the reader of a watch (`judge_url`, `judge_model` and so on), as JSON on the command line. The
+            settings outside it name the judge of the run. Default: the judge of the run.
+        reader_rubrics (`bool`, *optional*, defaults to `True`):
+            Show the rubrics of a query to the reader. With `False` it sees the same general rubrics for all queries.
+        reader_share (`float`, *optional*, defaults to `0.02`):
+            What a watch may take, both judges together, as a share of the judge's tokens in the run so far.
+        tolerance (`float`, *optional*, defaults to `0.1`):
+            By how much the judge's share of pairs that the new response wins may exceed the reader's, in 0..1.
+        false_alarm_rate (`float`, *optional*, defaults to `0.05`):
+            Probability of a false alarm over the whole run, at most.
         output (`str`, *optional*):
-            JSON file of the result. Default: `_report/rejudge.json` or `_report/duel.json` in the run's folder.
+            JSON file of the result. Default: `rejudge.json`, `duel.json` or `watch.json` in `_report` in the run's
+            folder.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the queries and responses drawn.
         dry_run (`bool`, *optional*, defaults to `False`):
@@ -75,13 +92,18 @@ class RejudgeConfig(JudgeConfig):
     dataset_name: str = ""
     dataset_config: str | None = None
     dataset_train_split: str = "train"
-    mode: Literal["replay", "duel"] = "replay"
+    mode: Literal["replay", "duel", "watch"] = "replay"
     sample: int = 50
     epochs: int | None = None
     method: str | None = None
     method_args: dict | str | None = None
     duels: int = 200
     control: int = 200
+    reader: dict | str | None = None
+    reader_rubrics: bool = True
+    reader_share: float = 0.02
+    tolerance: float = 0.1
+    false_alarm_rate: float = 0.05
     output: str | None = None
     seed: int = 0
     dry_run: bool = False
@@ -93,12 +115,16 @@ class RejudgeConfig(JudgeConfig):
             raise SettingsError("run_dir is not set: name the output folder of a run, a checkpoint, or a store file")
         if not self.dataset_name:
             raise SettingsError("dataset_name is not set: name the data set of the run, for prompts and rubrics")
-        check_at_least(self, sample=1, epochs=1, duels=1, control=0)
+        check_at_least(self, sample=1, epochs=1, duels=1, control=0, tolerance=0)
+        for name in ("reader_share", "tolerance", "false_alarm_rate"):
+            if not 0 < (value := getattr(self, name)) < 1 and (name, value) != ("tolerance", 0):
+                raise SettingsError(f"{name} is a share between 0 and 1, got {value}")
+        self.judges()  # raises for a reader that cannot be
 
     @property
     def result(self) -> Path:
         """The file of the result."""
-        name = DUEL if self.mode == "duel" else "rejudge.json"
+        name = {"duel": DUEL, "watch": WATCH, "replay": "rejudge.json"}[self.mode]
         return Path(self.output) if self.output else report_folder(Path(self.run_dir)) / name
 
     @property
@@ -109,7 +135,22 @@ class RejudgeConfig(JudgeConfig):
     @property
     def named(self) -> str:
         """The name of the judge, without an address."""
-        return self.judge_model or self.judge_client or "the embedded rubric judge"
+        return named(self)
+
+    def judges(self) -> dict[str, JudgeConfig]:
+        """Return the judge of the run and the reader of a watch, by these names.
+
+        Raises:
+            [`SettingsError`]: if `reader` is not a mapping of settings of a judge.
+        """
+        own = {each.name: getattr(self, each.name) for each in fields(JudgeConfig)}
+        other = read_object("reader", self.reader)
+        if unknown := sorted(set(other or ()) - own.keys()):
+            raise SettingsError(f"reader has no setting {unknown[0]!r}; it has {', '.join(own)}")
+        try:
+            return {"judge": JudgeConfig(**own), "reader": JudgeConfig(**(own if other is None else other))}
+        except SettingsError as error:
+            raise SettingsError(f"reader: {error}") from None
 
     def queries(self, responses_needed: int = 0) -> QueryTable:
         """Load the data set."""
@@ -145,6 +186,8 @@ def rejudge(config: RejudgeConfig) -> int:
     Raises:
         [`RankBufferError`]: for all that the user can mend.
     """
+    if config.mode == "watch":
+        return watch(config)
     with open_runs([config.run_dir]) as (run,):
         found = duel(config, run) if config.mode == "duel" else replay_run(config, run)
     if found is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, Question, insertion_question, pairwise_question
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.gains import Comparison, Visit, Z, compare
@@ -111,7 +112,7 @@ def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
     return Draw((first, last), chosen, again)
 
 
-def questions_of(drawn: Draw, queries: QueryTable) -> dict[str, Question]:
+def questions_of(drawn: Draw, queries: QueryTable | Mapping[str, Query]) -> dict[str, Question]:
     """Return the questions by name: two per duel, `forth` and `back`, and one per insertion, `again`."""
     asked = {}
     for name, (id, one, other) in drawn.duels.items():
@@ -138,9 +139,8 @@ def read_answers(drawn: Draw, verdicts: Mapping[str, Any]) -> tuple[int, Compari
     """
     points: dict[str, list[float]] = {}
     for name, (id, _, _) in drawn.duels.items():
-        forth, back = verdicts.get(f"{name} forth"), verdicts.get(f"{name} back")
-        if forth is not None and back is not None:
-            points.setdefault(id, []).append(((forth == "B") + (back == "A")) / 2)
+        if (won := points_of(name, verdicts)) is not None:
+            points.setdefault(id, []).append(won)
     if not points:
         raise JudgeError("no duel has a verdict in both orders: run the same command again to ask the open ones")
     by_query: dict[str, list[tuple[Insertion, int]]] = {}
@@ -153,6 +153,12 @@ def read_answers(drawn: Draw, verdicts: Mapping[str, Any]) -> tuple[int, Compari
     ]
     shares = [fmean(of_query) for of_query in points.values()]
     return sum(map(len, points.values())), share_of(shares), compare(pairs)
+
+
+def points_of(name: str, verdicts: Mapping[str, Any]) -> float | None:
+    """Return the share of the orders in which a duel's second response won, `None` without both verdicts."""
+    forth, back = verdicts.get(f"{name} forth"), verdicts.get(f"{name} back")
+    return None if forth is None or back is None else ((forth == "B") + (back == "A")) / 2
 
 
 def visit_of(placed: list[tuple[Insertion, int]], positions: list[int]) -> Visit:

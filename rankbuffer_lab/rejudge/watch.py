@@ -1,0 +1,258 @@
+"""The watching reader: pairs of old and new responses, drawn from a store while it grows, and put to two judges. Ours.
+
+`evidence.py` says what is tested, and how a pair is drawn. This file decides when: the steps of the run are gone
+through in their order, and after each step pairs are drawn as long as the tokens so far stay below a share of those in
+the run's ledger. So a reader that comes late draws after the same steps as one that was there from the beginning. All
+that is known stands in the result, which is written whole after each round of questions. A copy of the store is read,
+as for a report, and the lock of the run is looked at, never taken.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankbuffer_trl.data import recipe
+from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.data.rubrics import GENERIC
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.files import is_locked, replacing
+from rankbuffer_trl.judge import Call, Question, RubricJudge, Totals, ask_many
+from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.reach import estimate_tokens
+from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store.numbers import ResponseRow
+from rankbuffer_trl.store.places import LIVE_STORE
+
+from ..report.runs import Run, open_runs
+from .duel import Draw, points_of, questions_of
+from .evidence import Pair, Watch, read_watch
+from .replay import check_failures
+
+if TYPE_CHECKING:
+    from .command import RejudgeConfig
+
+WAIT = 60.0  # seconds between two looks at a run that trains
+LIVE, ENDED = 8, 64  # pairs of a round: few while the run needs its judge
+Drawn = tuple[str, ResponseRow, ResponseRow]  # a query, an old response and a new one
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two judges, `judge` or `reader`: its settings, and whether it sees the rubrics of the queries."""
+
+    name: str
+    config: JudgeConfig
+    rubrics: bool
+    queries: QueryTable
+
+    def questions(self, drawn: Sequence[Drawn]) -> dict[str, Question]:
+        """Return two questions for each pair by name. Two judges may have one name, so the side is a part of it."""
+        seen = {id: self.queries[id] for id, _, _ in drawn}
+        if not self.rubrics:
+            seen = {id: replace(query, rubrics=GENERIC) for id, query in seen.items()}
+        pairs = {f"{self.name} {id} {old.id} {new.id}": (id, old, new) for id, old, new in drawn}
+        return questions_of(Draw((0, 1), pairs, {}), seen)
+
+    def tokens(self, questions: Mapping[str, Question]) -> tuple[float, float]:
+        """Estimate the prompt and completion tokens of questions."""
+        return estimate_tokens(questions.values(), self.config.judge_guard)
+
+
+def next_pairs(
+    store: BufferStore, sides: Sequence[Side], begun: Watch, share: float, most: int
+) -> tuple[list[Pair], list[Drawn], str]:
+    """Draw the next pairs.
+
+    Args:
+        store (`BufferStore`):
+            The store of the run.
+        sides (`Sequence[Side]`):
+            The judge of the run and the reader.
+        begun (`Watch`):
+            The pairs so far, and the seed.
+        share (`float`):
+            What all pairs may cost, in tokens, as a share of the run's ledger up to the step of the draw. As much as
+            the dearest pair is held back, since a pair's tokens must not decide whether it is drawn.
+        most (`int`):
+            Number of pairs, at most.
+
+    Returns:
+        `tuple[list, list, str]`: the pairs with an estimate of their tokens, their texts, and why there are no more.
+    """
+    pairs: list[Pair] = []
+    texts: list[Drawn] = []
+    spent = [pair.tokens for pair in begun.pairs]
+    last = begun.pairs[-1].step if begun.pairs else 0
+    ledger, allowed = numbers.totals_by(store, "step"), 0.0
+    visited: dict[str, dict[int, int]] = defaultdict(dict)  # the epoch by step, of each query
+    for step, rows in groupby(numbers.groups(store), key=lambda row: row.step):
+        allowed += share * ledger.get(step, Totals()).spent_tokens
+        for row in rows:
+            visited[row.query_id][step] = row.epoch
+        while step >= last and len(pairs) < most and sum(spent) + max(spent, default=0) < allowed:
+            drawn = draw_pair(store, visited, random.Random(f"{begun.seed} {len(spent)}"))
+            if drawn is None:
+                break
+            id, old, new = drawn
+            spent.append(round(sum(sum(side.tokens(side.questions([drawn]))) for side in sides)))
+            pairs.append(Pair(id, old.id, new.id, step, visited[id][new.step], spent[-1]))
+            texts.append(drawn)
+    if draw_pair(store, visited, random.Random(0)) is None:
+        return pairs, texts, "no query of the run has two visits with answers, so there is nothing to compare"
+    return pairs, texts, f"reader_share={share:g} of the tokens in the run's ledger allows no further pair"
+
+
+def draw_pair(store: BufferStore, visited: Mapping[str, Mapping[int, int]], random_: random.Random) -> Drawn | None:
+    """Draw a query with two answered visits, a response of the first one and a response of the newest one.
+
+    Args:
+        store (`BufferStore`):
+            The store of the run.
+        visited (`Mapping[str, Mapping[int, int]]`):
+            The visits so far, by query and step.
+        random_ (`random.Random`):
+            The generator of this draw alone.
+    """
+    ids = [id for id, steps in visited.items() if len(steps) > 1]
+    for id in random_.sample(ids, len(ids)):
+        answered: dict[int, list[ResponseRow]] = defaultdict(list)
+        for response in numbers.responses(store, id):
+            if not response.initial and response.step in visited[id]:
+                answered[response.step].append(response)
+        if len(answered) > 1:
+            return id, random_.choice(answered[min(answered)]), random_.choice(answered[max(answered)])
+    return None
+
+
+def ask(
+    pairs: Sequence[Pair], drawn: Sequence[Drawn], sides: Sequence[Side], log: Path, calls: dict[str, list[Call]]
+) -> list[Pair]:
+    """Ask both judges. Return the pairs with what was said and what that cost.
+
+    A pair costs at least its estimate, because a server may count no tokens.
+
+    Raises:
+        [`JudgeError`]: if a judge cannot be reached, or too many of its `calls` since the start failed.
+    """
+    verdicts: dict[str, Any] = {}
+    asked: dict[str, Call] = {}
+    for side in sides:
+        client = side.config.judge()
+        answers = asyncio.run(ask_many(client, side.questions(drawn), log, f"asking the {side.name}"))
+        calls[side.name] += answers.asked.values()
+        failed = [call for call in calls[side.name] if call.failed]
+        check_failures(client, failed, len(calls[side.name]), side.config.judge_max_failures)
+        verdicts |= answers.values
+        asked |= answers.asked
+    found = []
+    for pair in pairs:
+        names = [f"{side.name} {pair.query_id} {pair.old} {pair.new}" for side in sides]
+        spent = Totals.of(asked[f"{name} {order}"] for name in names for order in ("forth", "back"))
+        judge, reader = (points_of(name, verdicts) for name in names)
+        found.append(replace(pair, tokens=max(pair.tokens, spent.spent_tokens), judge=judge, reader=reader))
+    return found
+
+
+def watch(config: "RejudgeConfig") -> int:
+    """Let a reader read beside a run until no process trains it any more. Return the exit code.
+
+    Raises:
+        [`RankBufferError`]: for all that the user can mend.
+    """
+    queries, path = config.queries(), Path(config.run_dir)
+    sides = [
+        Side(name, each, name == "judge" or config.reader_rubrics, queries) for name, each in config.judges().items()
+    ]
+    lock = (path if path.is_file() else path / LIVE_STORE).with_suffix(".lock")
+    calls: dict[str, list[Call]] = defaultdict(list)
+    said = ""
+    with open_runs([path]) as (run,):
+        announce(config, run, sides)
+    while not config.dry_run:
+        trains = is_locked(lock)  # before the look, which then has the last step
+        with open_runs([path]) as (run,):
+            begun = begin(config, run)
+            most = LIVE if trains else ENDED
+            pairs, drawn, cause = next_pairs(run.store, sides, begun, config.reader_share, most)
+        if pairs:
+            begun = replace(begun, pairs=begun.pairs + ask(pairs, drawn, sides, config.log, calls))
+            write(config.result, begun)
+            print(line_of(begun), flush=True)
+        elif trains:
+            if said != cause:
+                print(f"[watch] {cause}: waiting", flush=True)
+            said = cause
+            time.sleep(WAIT)
+        elif not begun.pairs:
+            raise SettingsError(f"{cause}, and no process trains it now")
+        else:
+            print("[watch] no process trains the run now, and all pairs are judged. If it is resumed, run this again")
+            print(f"Numbers: {config.result}. Answers: {config.log}.")
+            break
+    return 0
+
+
+def begin(config: "RejudgeConfig", run: Run) -> Watch:
+    """Return the watch as its file holds it, or a new one.
+
+    Raises:
+        [`SettingsError`]: if the file has the pairs of another run or of other settings, which must not be mixed.
+    """
+    judge, reader = (named(each) for each in config.judges().values())
+    rules = (config.reader_rubrics, config.seed, config.tolerance, config.false_alarm_rate)
+    new = Watch(numbers.run_id(run.store), judge, reader, *rules, pairs=[])
+    old = read_watch(config.result) or new
+    if differ := [each.name for each in fields(Watch)[:-1] if getattr(old, each.name) != getattr(new, each.name)]:
+        raise SettingsError(
+            f"{config.result} was begun with another {', '.join(differ)}: repeat its settings, or name another file"
+            " with --output"
+        )
+    return old
+
+
+def announce(config: "RejudgeConfig", run: Run, sides: Sequence[Side]) -> None:
+    """Print what the pairs that are due now will cost, and what is odd about the two judges."""
+    pairs, drawn, _ = next_pairs(run.store, sides, begin(config, run), config.reader_share, sys.maxsize)
+    for side in sides:
+        asked = side.questions(drawn)
+        what = f"{side.name} {named(side.config)}, {len(pairs):,} pairs that are due"
+        recipe.announce(side.config.endpoint(), what, (len(asked), len(asked)), *side.tokens(asked), config.log)
+    print(f"[price] while the run goes on, both together take {config.reader_share:g} of its judge's tokens at most")
+    if sides[0].config == sides[1].config:
+        how = "the same rubrics, so the two cannot part" if config.reader_rubrics else "no rubrics of the query"
+        print(f"[watch] the reader is the judge of the run, and sees {how}")
+    mine, trained = config.judge_model or RubricJudge.__name__, run.manifest.get("judge")
+    if trained not in (None, mine) and not config.judge_client:
+        print(f"[watch] the run was trained by {trained!r}, and not by {mine!r}: name its judge")
+
+
+def write(file: Path, begun: Watch) -> None:
+    """Write the pairs, and what follows from them for people."""
+    found = asdict(begun) | {"e_value": begun.e_value, "alarm": begun.alarm}
+    with replacing(file) as draft:
+        draft.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def line_of(begun: Watch) -> str:
+    """Say in one line what both judges see in the newest epoch, and whether they part."""
+    start = f"[watch] step {begun.pairs[-1].step}"
+    if not (epochs := begun.by_epoch()):
+        return f"{start}: no pair has all of its verdicts"
+    new = epochs[-1]
+    return (
+        f"{start}, epoch {new['epoch']}: of {new['pairs']:,} pairs, the new response wins {100 * new['judge']:.0f} %"
+        f" by the judge and {100 * new['reader']:.0f} % by the reader; {begun.verdict}"
+    )
+
+
+def named(config: JudgeConfig) -> str:
+    """Return the name of a judge, without an address."""
+    return config.judge_model or config.judge_client or "the embedded rubric judge"
