@@ -80,7 +80,8 @@ def next_pairs(
             The pairs so far, and the seed.
         share (`float`):
             What all pairs may cost, in tokens, as a share of the run's ledger up to the step of the draw. As much as
-            the dearest pair is held back, since a pair's tokens must not decide whether it is drawn.
+            the dearest pair is held back, since a pair's tokens must not decide whether it is drawn. The first pair
+            has no such reserve.
         most (`int`):
             Number of pairs, at most.
 
