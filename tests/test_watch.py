@@ -199,7 +199,7 @@ def test_main_watches_a_run_that_has_ended_and_raises_the_alarm_on_the_page(comm
     command(*NUMBERS, *CONTRARY)
     assert not NumberJudge.asked and read_watch(file) == found, "there is nothing left to ask"
     line = command(*NUMBERS, *CONTRARY, "--seed", 1, "--tolerance", 0)
-    assert f"{WATCH} was begun with another seed, tolerance: " in line
+    assert "watch.json was begun with another seed, tolerance: " in line
     said = command(*NUMBERS, "--output", tmp_path / "same.json")
     assert "sees the same rubrics, so the two cannot part" in said and "ALARM" not in said
     same = found_in(tmp_path / "same.json")
@@ -212,8 +212,7 @@ def test_read_watch_refuses_what_the_command_did_not_write(command, tmp_path):
     for case, text in damaged(file.read_text()):
         file.write_text(text)
         try:
-            (read := read_watch(file)).by_epoch()
-            assert read.verdict
+            assert (read := read_watch(file)).verdict and isinstance(read.by_epoch(), list)
         except StoreError as error:
             refused.add(case)
             assert "watch.json is" in str(error) and "\n" not in str(error)
@@ -256,7 +255,7 @@ def test_main_waits_beside_a_live_run_and_goes_on_after_a_stop(command, grown, t
     assert "was begun with another run: " in command(*NUMBERS, *CONTRARY)
 
 
-def test_main_ends_with_a_line_if_a_judge_of_a_watch_fails_or_cannot_be(command, tmp_path):
+def test_main_ends_with_a_line_if_a_judge_of_a_watch_fails_or_cannot_be(command, tmp_path, monkeypatch):
     failing = json.dumps({"judge_client": f"{__name__}.Contrary", "judge_client_args": {"fail": True}})
     line = command(*NUMBERS, "--reader", failing)
     assert "more than judge_max_failures=0.25 allows" in line and not (tmp_path / "run" / REPORT / WATCH).exists()
@@ -269,6 +268,12 @@ def test_main_ends_with_a_line_if_a_judge_of_a_watch_fails_or_cannot_be(command,
         ("7", "reader must be a JSON object, got 7"),
     ):
         assert part in command(*NUMBERS, "--reader", reader)
+    monkeypatch.setattr("rankbuffer_lab.report.runs.log_and_manifest", lambda path: ([], {"judge": "another"}))
+    dry = ("--dry_run", "true", "--output", tmp_path / "dry.json")
+    assert "was trained by 'another', and not by 'RubricJudge'" in command(*dry)
+    said = command(*NUMBERS, "--reader_rubrics", "false", *dry)
+    assert "sees no rubrics of the query" in said and "was trained by" not in said
+    assert "the embedded judge reads nothing else" in command("--reader_rubrics", "false")
     for name, value in (("reader_share", 0), ("tolerance", 1), ("tolerance", -1), ("false_alarm_rate", 1)):
         assert f"rejudge: {name} " in command(*NUMBERS, f"--{name}", value)
     lenient = json.dumps(json.loads(failing) | {"judge_max_failures": 1})

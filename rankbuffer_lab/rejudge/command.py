@@ -2,10 +2,10 @@
 
     rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --judge_url URL --judge_model NAME
     rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --mode duel --dry_run true
-    rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --mode watch --reader_rubrics false
+    rankbuffer-rejudge --config judge.yaml --run_dir runs/mine --mode watch --reader '{"judge_url": URL, ...}'
 
 The first line replays recorded groups with another judge. The second one prints the price of duels. The third one lets
-the embedded judge read beside the run, without its rubrics.
+a reader watch a run whose data set and judge are in a file.
 """
 
 import asyncio
@@ -119,7 +119,9 @@ class RejudgeConfig(JudgeConfig):
         for name in ("reader_share", "tolerance", "false_alarm_rate"):
             if not 0 < (value := getattr(self, name)) < 1 and (name, value) != ("tolerance", 0):
                 raise SettingsError(f"{name} is a share between 0 and 1, got {value}")
-        self.judges()  # raises for a reader that cannot be
+        reader = self.judges()["reader"]
+        if not (self.reader_rubrics or reader.judge_url or reader.judge_client):
+            raise SettingsError("reader_rubrics is false, but the embedded judge reads nothing else: name a reader")
 
     @property
     def result(self) -> Path:
