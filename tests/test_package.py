@@ -2,31 +2,27 @@
 
 import ast
 import re
-import runpy
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import packages_distributions
 
 import pytest
-import setuptools
 import yaml
 from conftest import ROOT
 from helpers.programs import PAGES, text_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from setuptools import find_packages
 
 from rankbuffer_trl import __version__
 
 
 @pytest.fixture(scope="module")
 def package() -> dict:
-    """What setup.py says to setuptools."""
-    found: list[dict] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", lambda **kwargs: found.append(kwargs))
-        runpy.run_path(str(ROOT / "setup.py"))
-    return found[0]
+    """What pyproject.toml says of the package."""
+    return tomllib.loads(text_of("pyproject.toml"))["project"]
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -39,7 +35,7 @@ def lock() -> dict[str, Requirement]:
 
 
 def test_the_lock_is_exact_and_within_the_ranges(package):
-    locked, ranges = lock(), package["install_requires"] + package["extras_require"]["lab"]
+    locked, ranges = lock(), package["dependencies"] + package["optional-dependencies"]["lab"]
     assert locked.keys() == names(ranges)
     for text in ranges:
         wanted = Requirement(text)
@@ -51,22 +47,27 @@ def test_the_lock_is_exact_and_within_the_ranges(package):
 
 
 def test_the_extras_are_those_that_pages_and_messages_name(package):
-    assert package["extras_require"].keys() == {"trackio", "wandb", "vllm", "evaluation", "lab", "dev"}
+    assert package["optional-dependencies"].keys() == {"trackio", "wandb", "vllm", "evaluation", "lab", "dev"}
     named = {name for page in PAGES for name in re.findall(r"(?:\.|rankbuffer-trl)\[(\w+)\]", text_of(page))}
-    assert named and named <= package["extras_require"].keys()
+    assert named and named <= package["optional-dependencies"].keys()
 
 
 def test_the_makefile_installs_the_vllm_that_the_extra_names(package):
-    [text] = package["extras_require"]["vllm"]
+    text = package["optional-dependencies"]["vllm"][0]
     script = re.search(r"VLLM_VERSION := \$\(shell (sed .*)\)", (ROOT / "Makefile").read_text())[1]
     done = subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() in [one.version for one in Requirement(text).specifier if one.operator == ">="]
 
 
+def test_no_package_is_forgotten():
+    listed = tomllib.loads(text_of("pyproject.toml"))["tool"]["setuptools"]["packages"]
+    assert {*listed} == {*find_packages(str(ROOT), include=["rankbuffer_*"]), "rankbuffer_trl.recipes"}
+
+
 @pytest.mark.parametrize("folder", ["rankbuffer_trl", "rankbuffer_lab", "examples", "evaluation"])
 def test_every_library_that_is_imported_is_declared(package, folder):
     extra = {"rankbuffer_lab": "lab"}.get(folder, folder)
-    declared = names(package["install_requires"] + package["extras_require"].get(extra, []))
+    declared = names(package["dependencies"] + package["optional-dependencies"].get(extra, []))
     distributions = packages_distributions()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -77,7 +78,7 @@ def test_every_library_that_is_imported_is_declared(package, folder):
                     continue
                 owners = {canonicalize_name(name) for name in distributions.get(module, [module])}
                 # A library that is an extra of its own name may be missing, so only a function may import it.
-                extra = names(package["extras_require"].get(module, [])) if node.col_offset else set()
+                extra = names(package["optional-dependencies"].get(module, [])) if node.col_offset else set()
                 assert owners & (declared | extra), f"{path.relative_to(ROOT)} imports {module}"
 
 
