@@ -117,12 +117,37 @@ def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
 # The files beside the code
 
 
-def test_the_workflow_runs_what_every_change_must_pass():
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    [job] = workflow["jobs"].values()
-    assert {"push", "pull_request"} <= workflow[True].keys()  # YAML 1.1 reads the key `on` as true
-    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+def test_the_workflows_run_make_targets_and_all_of_what_every_change_must_pass():
+    targets, runs = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.MULTILINE)), {}
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"} and workflow["concurrency"]["group"], path.name
+        commands = []
+        for job in workflow["jobs"].values():
+            assert (
+                job["timeout-minutes"] <= 120
+                and "write" not in {**job.get("permissions", {}), "id-token": ""}.values()
+            )
+            matrix = job.get("strategy", {}).get("matrix", {})
+            commands += matrix.get("command", []) + [one["command"] for one in matrix.get("include", [])]
+            commands += [step["run"] for step in job["steps"] if "run" in step]
+        runs[path.stem] = {word for line in commands if "make " in line for word in line.partition("make ")[2].split()}
+        assert runs[path.stem] <= targets, f"{path.name}: {runs[path.stem] - targets}"
+    assert runs.keys() == {"pull-request", "main", "schedule", "release"}
+    assert {"lint", "test", "test-lowest"} == runs["pull-request"]
+    assert set(re.findall(r"^make (.+)", text_of(".ci/run"), re.MULTILINE)) <= runs["main"]
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+
+
+def test_lowest_and_newest_come_from_the_ranges(package):
+    ranges = re.search(r"RANGES := (sed .*)", text_of("Makefile"))[1]
+    lowest = re.search(r"\$\(RANGES\) \| (sed .*) >", text_of("Makefile"))[1].replace("$$", "$")
+    for command, wanted in (
+        (ranges, package["dependencies"]),
+        (f"{ranges} | {lowest}", [re.sub(r">=([^,]+).*", r"==\1", text) for text in package["dependencies"]]),
+    ):
+        done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+        assert done.stdout.splitlines() == wanted
 
 
 def test_citation_and_changelog_are_of_this_version_and_of_the_paper():
