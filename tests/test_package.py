@@ -44,6 +44,8 @@ def test_the_lock_is_exact_and_within_the_ranges(package):
         assert operator == "==" and wanted.specifier.contains(version), text
         assert wanted.extras == exact.extras
         assert all(one.operator in (">=", "<", "<=", "!=") for one in wanted.specifier), f"{text} is no range"
+    named = re.findall(r"`(\S+==\S+)`", text_of("docs/train.md"))
+    assert named and {*named} <= {*text_of("requirements.txt").splitlines()}
 
 
 def test_the_extras_are_those_that_pages_and_messages_name(package):
