@@ -88,7 +88,7 @@ def test_every_library_that_is_imported_is_declared(package, folder):
 def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "rankbuffer_trl", "recipes"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "rankbuffer_trl", "rankbuffer_lab", "recipes"):
         subprocess.run(["cp", "-r", ROOT / name, source], timeout=60, check=True)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path, source]
     subprocess.run(build, timeout=300, check=True)
@@ -150,6 +150,16 @@ def test_lowest_and_newest_come_from_the_ranges(package):
     ):
         done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
         assert done.stdout.splitlines() == wanted
+
+
+def test_the_image_and_the_cloud_file_name_what_is_there():
+    image, cloud = text_of("Dockerfile"), text_of("recipes/launch/sky.yml")
+    named = re.findall(r"\b(?:recipes|docs)/[\w/]+\.\w+", image + cloud)
+    named += [word for line in re.findall(r"^COPY (.+)", image, re.MULTILINE) for word in line.split()[:-1]]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    task = yaml.safe_load(cloud)
+    assert all(task["envs"].values()), "SkyPilot asks for variables that are empty"
+    subprocess.run(["bash", "-n"], input=task["setup"] + task["run"], text=True, timeout=30, check=True)
 
 
 def test_citation_and_changelog_are_of_this_version_and_of_the_paper():
