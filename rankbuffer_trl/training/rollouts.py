@@ -16,12 +16,12 @@ from typing import Any
 
 from accelerate import PartialState
 from aiohttp import ClientSession, TCPConnector
-from httpx2 import Limits
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError, Timeout
 from trl.generation.vllm_client import VLLMClient
 
 from ..errors import RankBufferError
 from ..judge.errors import first_leaf, printable
+from ..judge.http import Limits
 from .distributed import for_others
 
 RETRIES = 8  # of one request, within 40 s
