@@ -177,7 +177,8 @@ async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Call], float]:
         answered = sum(call.outcome == "parsed" for call in judge.drain())
         raise JudgeError(
             f"the judge ({judge.client.name}) did not finish a sample within judge_step_timeout="
-            f"{args.judge_step_timeout:g} s: {answered} of {len(asked)} questions were answered, so nothing was started"
+            f"{args.judge_step_timeout:g} s: {answered} of {len(asked)} questions were answered, so nothing was"
+            " started"
         ) from None
     return judge.drain(), time.perf_counter() - started
 
