@@ -26,7 +26,7 @@ from test_rejudge import NUMBERS, NumberJudge, commit, data_of, found_in, table_
 from rankbuffer_lab.rejudge.command import main
 from rankbuffer_lab.rejudge.evidence import WATCH, Watch, e_values, read_watch
 from rankbuffer_lab.rejudge.watch import Side, next_pairs
-from rankbuffer_lab.report.charts import watch_charts
+from rankbuffer_lab.report.charts import run_charts
 from rankbuffer_lab.report.report import headlines_of
 from rankbuffer_lab.report.runs import open_runs
 from rankbuffer_trl import files
@@ -192,7 +192,7 @@ def test_main_watches_a_run_that_has_ended_and_raises_the_alarm_on_the_page(comm
         value = found_in(file)["e_value"]
         shown = f"e-value {value:.3g} of 20, ALARM since step {found.alarm}: the reader sees less progress"
         assert value > 20 and shown in headlines_of(run, None).values()
-        (chart,) = watch_charts(run.watch)
+        chart = run_charts(run.store, run.log, run.watch)[0]
     assert [row["epoch"] for row in chart.table] == [1, 2] and chart.table[-1]["e_value"] == value
     assert all(row["judge"] > 0.6 and row["judge"] + row["reader"] == pytest.approx(1) for row in chart.table)
     assert f"; {shown}\n" in printed and shown in chart.caption

@@ -398,9 +398,9 @@ def watch_charts(watch: Watch | None) -> list[Chart]:
     return [Chart("watch", "Progress: by the judge and by a reader", caption, figure, table)]
 
 
-def run_charts(store: BufferStore, log: Sequence[dict]) -> list[Chart]:
+def run_charts(store: BufferStore, log: Sequence[dict], watch: Watch | None = None) -> list[Chart]:
     """Draw every chart that a run has data for. A method without a buffer has no buffer charts."""
-    charts = []
+    charts = watch_charts(watch)
     found = gains.visits(store)
     progress = gains.gain_table(found)
     if any(row["probability"] is not None for row in progress):

@@ -21,16 +21,7 @@ from rankbuffer_trl.store.growth import growth_table
 from . import tables
 from .browser import query_pages
 from .chart import Chart, save
-from .charts import (
-    advantage_chart,
-    curve_chart,
-    efficiency_chart,
-    run_charts,
-    run_colour,
-    score_chart,
-    smoothing,
-    watch_charts,
-)
+from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
 from .page import RunSection, browser_index, format_number, pack, render
 from .paper import PAPER, beside_the_paper, measure, notes_on, plain_rows, read_evaluations, write_paper
 from .runs import Run, open_runs
@@ -200,7 +191,7 @@ def section_of(
         name=run.name,
         headlines=headlines_of(run, price, own),
         facts=facts_of(run, total),
-        charts=[*watch_charts(run.watch), *run_charts(run.store, run.log)],
+        charts=run_charts(run.store, run.log, run.watch),
         kinds=tables.kind_table(run.store),
         index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run, own)),
         pages=pages,
