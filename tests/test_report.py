@@ -64,7 +64,7 @@ def test_visits_of_a_query_are_as_they_were(run, tmp_path):
             assert visit["rewards"] == list(score.rewards)
         assert not any(list(rest) for rest in next_of.values()), "no visit more"
         names = [chart.name for chart in run_charts(store, [])]
-        assert ("buffer_growth" in names) != isinstance(method, Pointwise)
+        assert ("buffer_growth" in names) != isinstance(method, Pointwise) and "probes" in names
         store.close()
 
 

@@ -17,6 +17,7 @@ from ..data.queries import QueryTable, normal_row
 from ..errors import SettingsError
 from ..groups import Rollout, RolloutGroup
 from ..judge import Judge
+from ..probes import probe_metrics
 from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import GroupScore, RewardMethod
 from ..rewards.rankbuffer import RankBuffer
@@ -127,6 +128,8 @@ class GroupReward:
             columns = {name: [None] * len(rewards) for name in COLUMNS}  # TRL needs whole columns
             with informing("the metrics of a step"):
                 metrics = step_metrics(judged, outcome) if judged else {}
+            with informing("the probes of a step"):
+                metrics |= probe_metrics(judged, outcome.scores)
             with informing("progress/beats_last_visit"):
                 window = newest_window(self.scorer.store) if judged and training else None
                 if window is not None and window.probability is not None:
