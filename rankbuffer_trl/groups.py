@@ -4,7 +4,8 @@ These classes are immutable. They need no torch, no network and no files.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 Messages = list[dict[str, str]]
@@ -61,6 +62,26 @@ class Query:
         if len(self.prompt) == 1:
             return self.prompt[0]["content"]
         return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in self.prompt)
+
+
+def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
+    """Return a query without the rubrics that one visit leaves out. The same arguments leave out the same rubrics.
+
+    Each rubric is left out with the probability `share`, on its own. If all would be, the last one to go stays.
+
+    Args:
+        query (`Query`):
+            The query with all of its rubrics.
+        share (`float`):
+            The probability, in [0, 1).
+        seed (`int`):
+            The seed of the run.
+        epoch (`int`):
+            The number of the pass over the data, which tells the visits of a query apart.
+    """
+    luck = [Random(f"{seed}/{query.id}/{epoch}/{i}").random() for i in range(len(query.rubrics))]
+    kept = tuple(rubric for rubric, each in zip(query.rubrics, luck, strict=True) if each >= min(share, max(luck)))
+    return replace(query, rubrics=kept)
 
 
 @dataclass(frozen=True)
