@@ -232,7 +232,8 @@ def test_rubric_dropout_draws_the_rubrics_of_a_visit_for_all_of_its_rollouts(tra
     """GDPO asks once per rollout and rubric, so its calls count the rubrics of a visit."""
     queries = QueryTable(rows)
     settings = dict(rubric_dropout=0.6, method="gdpo", max_steps=6, judge_during_generation=early)
-    trainer = training(eval_dataset=rows.select([0]), per_device_eval_batch_size=8, **settings)
+    settings |= dict(cls=RankBufferTrainer, eval_dataset=rows.select([0]), per_device_eval_batch_size=8)
+    trainer = training(**settings)
     trainer.train()
     trainer.evaluate()
     store = trainer.rank_reward.scorer.store
