@@ -19,7 +19,8 @@ class Rubric:
         text (`str`):
             A sentence or short phrase that says what a good response does.
         weight (`int`):
-            The importance of the criterion, from 1 to 5.
+            The importance of the criterion, from 1 to 5. From -5 to -1, the text names a fault, which a good response
+            does not have.
     """
 
     text: str
@@ -67,7 +68,7 @@ class Query:
 def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
     """Return a query without the rubrics that one visit leaves out. The same arguments leave out the same rubrics.
 
-    Each rubric is left out with the probability `share`, on its own. If all would be, the last one to go stays.
+    Each rubric is left out with the probability `share`, on its own. One with a weight above 0 always stays.
 
     Args:
         query (`Query`):
@@ -80,8 +81,9 @@ def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
             The number of the pass over the data, which tells the visits of a query apart.
     """
     luck = [Random(f"{seed}/{query.id}/{epoch}/{i}").random() for i in range(len(query.rubrics))]
-    kept = tuple(rubric for rubric, each in zip(query.rubrics, luck, strict=True) if each >= min(share, max(luck)))
-    return replace(query, rubrics=kept)
+    drawn = list(zip(query.rubrics, luck, strict=True))
+    last = max(each for rubric, each in drawn if rubric.weight > 0)
+    return replace(query, rubrics=tuple(rubric for rubric, each in drawn if each >= min(share, last)))
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,8 @@ def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path
     found = [re.sub(r" \(query_id 'prompt-.{16}'\)", "", line) for line in out.splitlines()]
     assert len(found) == 20 and found[:13] == [
         "line 2: the query_id 'q' is that of line 1, too",
-        "line 4 (query_id 'half'): rubrics[0].weight must be an integer from 1 to 5, got 2.5",
-        "line 5 (query_id 'text'): rubrics[0].weight must be an integer from 1 to 5, got '5'",
+        "line 4 (query_id 'half'): rubrics[0].weight must be an integer from 1 to 5, or from -5 to -1, got 2.5",
+        "line 5 (query_id 'text'): rubrics[0].weight must be an integer from 1 to 5, or from -5 to -1, got '5'",
         "line 5 (query_id 'text'): responses must be a list of text from worst to best, got 'abc'",
         "line 6: is not UTF-8 (byte 14 is 0xf9): save the file as UTF-8",
         "line 7: is not JSON (Expecting ',' delimiter at column 18)",
@@ -189,7 +189,7 @@ def test_check_reads_every_form_of_json_and_counts_rows_from_one(howto, tmp_path
         assert re.fullmatch(fault, out.strip()) and last.endswith("is not ready. Faults: 1.")
     write_rows(tmp_path / "mine.parquet", [howto[0], howto[1] | {"rubrics": [{"text": "x", "weight": 9}]}])
     out, _ = refused(capsys, "check", tmp_path / "mine.parquet")
-    said = "rubrics[0].weight must be an integer from 1 to 5, got 9"
+    said = "rubrics[0].weight must be an integer from 1 to 5, or from -5 to -1, got 9"
     assert out.strip() == f"row 2 (query_id '{howto[1]['query_id']}'): {said}"
 
 

@@ -22,6 +22,13 @@ def test_drop_rubrics_keeps_an_order_at_least_one_and_the_rest_of_the_query(shar
     assert set(found.rubrics) <= set(more.rubrics)
 
 
+def test_drop_rubrics_keeps_a_rubric_that_is_no_fault():
+    rubrics = tuple(Rubric(f"Is {i}.", weight) for i, weight in enumerate((-1, 2, -3, 4, -5)))
+    drawn = [drop_rubrics(replace(FIVE, rubrics=rubrics), 0.9, 0, epoch).rubrics for epoch in range(50)]
+    assert all(any(rubric.weight > 0 for rubric in kept) for kept in drawn)
+    assert any(rubric.weight < 0 for kept in drawn for rubric in kept)
+
+
 def test_drop_rubrics_leaves_out_the_share_by_seed_query_and_epoch():
     assert drop_rubrics(FIVE, 0.0, 0, 0) == FIVE
     drawn = [drop_rubrics(FIVE, 0.4, 0, epoch).rubrics for epoch in range(400)]

@@ -27,6 +27,7 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.guard import MARKER
 from rankbuffer_trl.judge.ledger import Reply
+from rankbuffer_trl.judge.questions import weighted_rubrics
 from rankbuffer_trl.judge.verdicts import (
     constrain,
     order_verdict,
@@ -102,6 +103,13 @@ def test_question_prompt_kind_and_verdict(name):
     )  # fmt: skip
     assert question.fields("regex", 7) == constrain(question.verdict, "regex", 7)
     assert set(ASKED) == set(questions(**TEXTS))
+
+
+def test_weighted_rubrics_says_what_a_negative_weight_means_where_there_is_one():
+    lines = "1.[weight=5] Is short.\n2.[weight=-3] Praises the question."
+    rubrics = (Rubric("Is short.", 5), Rubric("Praises the question.", -3))
+    assert weighted_rubrics(rubrics[:1]) == lines.splitlines()[0]
+    assert weighted_rubrics(rubrics) == f"{lines}\n(A negative weight names a fault: a response that has it is worse.)"
 
 
 NASTY = (

@@ -135,6 +135,22 @@ def test_rubric_judge_ranks_equals_by_id_and_weighs_rubrics():
         assert ask(ranking_question(Query("rice", RICE.prompt, rubrics), rollouts)) == [order]
 
 
+def test_a_fault_costs_by_every_prompt():
+    rubrics = (Rubric("Says: rinse.", 2), Rubric("Praises: great.", -3))
+    asked = Query("rice", RICE.prompt, rubrics)
+    worst, bad, good, best = "Great question.", "Great. Rinse.", "Boil.", "Rinse."
+    rollouts = [Rollout(i, text) for i, text in enumerate((good, worst, best, bad))]
+    fault = Query("rice", RICE.prompt, rubrics[1:])
+    assert ask(
+        ranking_question(asked, rollouts),
+        pairwise_question(asked, bad, good),
+        insertion_question(asked, [worst, bad, good], best),
+        pointwise_question(asked, bad),
+        pointwise_question(fault, bad, "rubric"),
+        pointwise_question(fault, best, "rubric"),
+    ) == [[1, 3, 0, 2], "B", 3, 4, 0, 10]
+
+
 def test_score_is_the_weighted_mean_and_zero_without_a_text():
     rubrics = [(3, "Says: rinse."), (1, "Says: boil.")]
     assert score("Rinse it.", rubrics) == 0.75

@@ -38,6 +38,8 @@ COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, PAIRWISE, DUEL, GROUP, MANAGE, GUARD
     for name in "coarse fine order_only batch pointwise pairwise duel group manage guard_note".split()
 )
 
+FAULTS = "(A negative weight names a fault: a response that has it is worse.)"
+
 
 @dataclass(frozen=True)
 class Question:
@@ -251,8 +253,12 @@ def texts_of(query: Query) -> dict[str, str]:
 
 
 def weighted_rubrics(rubrics: Sequence[Rubric]) -> str:
-    """Return one `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`."""
-    return "\n".join(f"{i}.[weight={rubric.weight}] {rubric.text}" for i, rubric in enumerate(rubrics, start=1))
+    """Return one `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`.
+
+    The paper has no negative weights. If there is one, a last line says what it means.
+    """
+    lines = [f"{i}.[weight={rubric.weight}] {rubric.text}" for i, rubric in enumerate(rubrics, start=1)]
+    return "\n".join(lines + [FAULTS] * any(rubric.weight < 0 for rubric in rubrics))
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
