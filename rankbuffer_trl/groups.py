@@ -21,10 +21,13 @@ class Rubric:
         weight (`int`):
             The importance of the criterion, from 1 to 5. From -5 to -1, the text names a fault, which a good response
             does not have.
+        must (`bool`, *optional*, defaults to `False`):
+            Whether a response that does not meet the criterion stands below all that do (`rewards/must.py`).
     """
 
     text: str
     weight: int
+    must: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ class Query:
         return cls(
             id=row["query_id"],
             prompt=row["prompt"],
-            rubrics=tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row.get("rubrics") or ()),
+            rubrics=tuple(
+                Rubric(each["text"], each["weight"], bool(each.get("must"))) for each in row.get("rubrics") or ()
+            ),
             responses=tuple(row.get("responses") or ()),
         )
 
@@ -68,7 +73,8 @@ class Query:
 def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
     """Return a query without the rubrics that one visit leaves out. The same arguments leave out the same rubrics.
 
-    Each rubric is left out with the probability `share`, on its own. One with a weight above 0 always stays.
+    Each rubric is left out with the probability `share`, on its own. One with a weight above 0 and
+    all that must hold always stay.
 
     Args:
         query (`Query`):
@@ -83,7 +89,7 @@ def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
     luck = [Random(f"{seed}/{query.id}/{epoch}/{i}").random() for i in range(len(query.rubrics))]
     drawn = list(zip(query.rubrics, luck, strict=True))
     last = max(each for rubric, each in drawn if rubric.weight > 0)
-    return replace(query, rubrics=tuple(rubric for rubric, each in drawn if each >= min(share, last)))
+    return replace(query, rubrics=tuple(rubric for rubric, each in drawn if rubric.must or each >= min(share, last)))
 
 
 @dataclass(frozen=True)

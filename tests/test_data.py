@@ -57,6 +57,7 @@ MESSAGES = 'must be a text or a list of messages such as [{"role": "user", "cont
 TEXT = "must be non-empty text"
 NUL = "must be text without NUL characters"
 WEIGHT = "must be an integer from 1 to 5, or from -5 to -1"
+MUST = "must be true or false, and false with a weight below 0"
 FAULTY = [{"text": "x", "weight": -1}, {"text": "y", "weight": -5}]
 PARTS = "must have text and weight"
 LONG = "x" * 100
@@ -85,6 +86,8 @@ BAD_VALUES = [  # column, value, the key that is named, what is wrong with it, w
         for w in (0, 6, -6, 2.5, "5", True, None)
     ),
     ("rubrics", FAULTY, "rubrics", "must have a weight above 0: an answer that says nothing has no fault", FAULTY),
+    *(("rubrics", [{**RUBRIC, "must": must}], "rubrics[0].must", MUST, must) for must in (1, "yes")),
+    ("rubrics", [RUBRIC, {"text": "x", "weight": -1, "must": True}], "rubrics[1].must", MUST, True),
     ("responses", None, "responses", "must be a list of text from worst to best", None),
     ("responses", LONG, "responses", "must be a list of text from worst to best", LONG),
     ("responses", ["a", "b", "c"], "responses", "must hold at least 4 responses from worst to best", 3),

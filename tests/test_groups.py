@@ -27,6 +27,9 @@ def test_drop_rubrics_keeps_a_rubric_that_is_no_fault():
     drawn = [drop_rubrics(replace(FIVE, rubrics=rubrics), 0.9, 0, epoch).rubrics for epoch in range(50)]
     assert all(any(rubric.weight > 0 for rubric in kept) for kept in drawn)
     assert any(rubric.weight < 0 for kept in drawn for rubric in kept)
+    must = (*FIVE.rubrics[:4], Rubric("Is 4.", 1, must=True))
+    drawn = [drop_rubrics(replace(FIVE, rubrics=must), 0.9, 0, epoch).rubrics for epoch in range(20)]
+    assert all(kept[-1].must for kept in drawn) and min(map(len, drawn)) <= 2
 
 
 def test_drop_rubrics_leaves_out_the_share_by_seed_query_and_epoch():

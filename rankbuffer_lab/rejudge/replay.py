@@ -23,6 +23,7 @@ from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import explain
 from rankbuffer_trl.judge.reach import check_servers, estimate_tokens
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
+from rankbuffer_trl.rewards.must import count_calls, score_group
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.numbers import GroupRow
 
@@ -190,7 +191,7 @@ async def replay(
             async def follow(each: Sequence[RecordedVisit]) -> list[GroupScore]:
                 buffer, scores = None, []
                 for visit in each:
-                    scores.append(await method.score(visit.group, buffer, kept))
+                    scores.append(await score_group(method, visit.group, buffer, kept))
                     buffer = scores[-1].after or buffer  # a visit without a next buffer leaves the old one
                     shown.advance(bar)
                 return scores
@@ -225,7 +226,9 @@ def price_of(
     Returns:
         `tuple[tuple[int, int], float, float]`: the questions, their prompt tokens and their completion tokens.
     """
-    counts = [method.calls(visit.group, place == 0) for each in visits.values() for place, visit in enumerate(each)]
+    counts = [
+        count_calls(method, visit.group, place == 0) for each in visits.values() for place, visit in enumerate(each)
+    ]
     low, high = (sum(count[end] for count in counts) for end in (0, 1))
     if recorded.prompt_tokens:
         prompt, completion = recorded.prompt_tokens, recorded.completion_tokens

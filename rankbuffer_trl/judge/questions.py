@@ -12,7 +12,7 @@ share the anchors.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ from .verdicts import (
 )
 
 PROMPTS = Path(__file__).parent / "prompts"
-COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
+COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, MUST, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
     (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    for name in "coarse fine order_only batch pointwise pairwise duel group manage guard_note".split()
+    for name in "coarse fine order_only batch pointwise must pairwise duel group manage guard_note".split()
 )
 
 FAULTS = "(A negative weight names a fault: a response that has it is worse.)"
@@ -49,8 +49,8 @@ class Question:
         kind (`str`):
             The name of this kind of question in the ledger: `insert` (coarse ranking), `order_only` (the same
             without the anchors' texts), `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole
-            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `pair`, `duel`,
-            `group` (a score for each rollout of a group) or `manage`.
+            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `must`, `pair`,
+            `duel`, `group` (a score for each rollout of a group) or `manage`.
         query_id (`str`):
             The query that the question is about.
         verdict (`Verdict`):
@@ -195,6 +195,12 @@ def pointwise_question(query: Query, response: str, kind: str = "score", most: i
     """Ask for a score of `response` alone. The verdict is an integer in 0..most; the template prints 10."""
     texts = texts_of(query) | {"10": str(most)}
     return Question(kind, query.id, score_verdict(most), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
+
+
+def must_question(query: Query, rubric: Rubric, response: str) -> Question:
+    """Ask whether `response` meets a rubric that must hold. The verdict is 1 or 0. This question is ours."""
+    texts = texts_of(replace(query, rubrics=(rubric,)))
+    return Question("must", query.id, score_verdict(1), MUST, texts, {"{RESPONSE}": [("", response)]})
 
 
 def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -> Question:
