@@ -58,7 +58,7 @@ def summary(groups: Sequence[Probed]) -> dict[str, float]:
     `<probe>_with_reward` is Kendall's tau-b of probe and reward in a group: 1 if a larger probe always has the higher
     reward. It is the mean over the groups in which both differ, and missing if there is none.
     """
-    found = {}
+    found: dict[str, float] = {}
     for name in NAMES:
         columns = [[(values[name], reward) for values, reward in group if name in values] for group in groups]
         values = [value for column in columns for value, _ in column]

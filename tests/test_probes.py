@@ -1,7 +1,6 @@
 """The plain measures of answers: each against a slow reader, any text, and what they say of a group's rewards."""
 
 import re
-from itertools import pairwise
 
 import pytest
 from conftest import group, numbers
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.probes import agreement, probe, probe_metrics, repeated_share, summary, tau_b
+from rankbuffer_trl.probes import probe, probe_metrics, repeated_share, summary
 from rankbuffer_trl.rewards.method import GroupScore
 
 RUBRICS = (Rubric("Says what is needed: a pan, boiling water.", 5), Rubric("Names brands.", -2))
@@ -60,14 +59,6 @@ def test_summary_follows_the_rewards_of_each_group_and_leaves_out_what_is_tied()
     assert found == {"words": 30 / 7, "words_with_reward": (1 - 1) / 2, "markup": 1.0}
     assert summary([one((1, 0.5), (2, 0.5))]) == {"words": 1.5, "markup": 1.0}, "rewards that tie say nothing"
     assert summary([]) == summary([[]]) == {}
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 3)), max_size=8))
-def test_agreement_is_tau_b_of_the_scored(pairs):
-    known = [pair for pair in pairs if pair[1] is not None]
-    differ = all(any(a != b for a, b in pairwise(side)) for side in zip(*known, strict=True))
-    expected = tau_b(*zip(*known, strict=True)) if known and differ else None
-    assert agreement(pairs) == expected
 
 
 def test_probe_metrics_are_of_the_answered_rollouts_of_a_step():

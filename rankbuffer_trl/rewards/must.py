@@ -33,9 +33,9 @@ async def score_group(
 ) -> GroupScore:
     """Score a group by a method, with the rubrics that must hold.
 
-    The rewards of the method move to [0, 1] where all rubrics are kept, and to [-1, -0.5] where one is broken. They
-    stay as they are if no rollout of the group breaks one. A rollout has no reward if a judgment about it failed,
-    unless another one found a break. The arguments are those of [`RewardMethod`].
+    If all rollouts keep them, the rewards are those of the method. Else rewards move to [0, 1] where they are kept,
+    and to [-1, -0.5] where one is broken. A rollout has no reward if a judgment about it failed, unless another one
+    found a break. The arguments are those of [`RewardMethod`].
     """
     questions = must_questions(group)
     if not questions:
@@ -45,20 +45,21 @@ async def score_group(
     found = {rollout.id: verdicts[i * each : (i + 1) * each] for i, rollout in enumerate(group.answered)}
     broken = {i for i, row in found.items() if 0 in row}
     unknown = {i for i, row in found.items() if None in row} - broken
-    score = await method.score(without(group, broken | unknown), buffer, judge)
-    rewards = [None if i in unknown else reward for i, reward in enumerate(score.rewards)]
-    if not broken:
-        return replace(score, rewards=tuple(rewards))
-    below = await method.score(without(group, found.keys() - broken), buffer, judge)
-    for i in found.keys() - unknown:
-        reward = below.rewards[i] if i in broken else rewards[i]
-        rewards[i] = reward if reward is None else (reward - 3) / 4 if i in broken else (reward + 1) / 2
     kept = found.keys() - broken - unknown
+    score = await method.score(without(group, broken | unknown), buffer, judge)
+    if kept == found.keys():
+        return score
+    # Those of which nothing is known are scored here for nothing: some methods have asked about them already.
+    below = await method.score(without(group, kept), buffer, judge)
+    rewards = list(score.rewards)
+    for i in found:
+        reward = None if i in unknown else below.rewards[i] if i in broken else rewards[i]
+        rewards[i] = reward if reward is None else (reward - 3) / 4 if i in broken else (reward + 1) / 2
     return replace(
         score,
         rewards=tuple(rewards),
         order=(*tiers_of(below, broken), *tiers_of(score, kept)),
-        positions=score.positions | below.positions,
+        positions=score.positions | {i: place for i, place in below.positions.items() if i in broken},
         fine_ranked=score.fine_ranked or below.fine_ranked,
     )
 

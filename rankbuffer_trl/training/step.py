@@ -194,12 +194,13 @@ class OpenStep:
         rollouts = list(self.groups[i].rollouts)
         rollouts[place] = Rollout(place, text)
         self.groups[i] = replace(self.groups[i], rollouts=tuple(rollouts))
-        early = getattr(self.method, "early_questions", lambda group, buffer: [])
+        early = getattr(self.method, "early_questions", None)
         if not self._missing[i]:
             scoring[i] = self._start(i, tasks)
         else:
             alone = replace(self.groups[i], rollouts=(rollouts[place],))
-            for question in (*must_questions(alone), *early(alone, self.buffers[i])):
+            questions = early(alone, self.buffers[i]) if early is not None else []
+            for question in (*must_questions(alone), *questions):
                 self.judge.ask_early(question, tasks)
 
     def _start(self, i: int, tasks: asyncio.TaskGroup) -> asyncio.Task[GroupScore]:
