@@ -9,18 +9,64 @@ the same for every query, method and seed. The judge does not know which method 
 
 Two things differ from the simulated judge. If a question is about one rubric only, a response has a worth for this
 rubric; there, a response has one quality. Responses of one prompt with the same words look the same to the judge.
+
+A judge may have a weakness: it likes a trait of responses that is worth nothing, or the place where they stand.
 """
 
 import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 
 from experiments.simulated_judge import Doubts, JudgeErrors, World, verdict
 from rankbuffer_trl.judge import Question, Reply, Tally, Usage
 from rankbuffer_trl.judge.probabilities import without_doubt
-from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
+from rankbuffer_trl.judge.rubric_judge import WORD, content_stems, count_tokens, parse_rubrics, score, stem_all
 
 NOISE = 0.09  # standard deviation of the error of one look
+Rubrics = Sequence[tuple[int, str]]
+
+
+def echo(text: str, rubrics: Rubrics) -> float:
+    """Count the words of a response that are a rubric's, repeated ones too."""
+    named = {stem for _, rubric in rubrics for stem in content_stems(rubric.lower())}
+    return sum(stem in named for stem in stem_all(text))
+
+
+TRAITS: dict[str, Callable[[str, Rubrics], float]] = {
+    "length": lambda text, rubrics: len(WORD.findall(text.lower())),
+    "phrase": lambda text, rubrics: float(re.search(r"\bthen\b", text.lower()) is not None),
+    "echo": echo,
+}
+PLACE = "place"
+
+
+@dataclass(frozen=True)
+class Weakness:
+    """What a judge likes without reason.
+
+    Args:
+        name (`str`):
+            A key of `TRAITS`, or `place` for the response that stands first.
+        strength (`float`):
+            What one standard deviation of the trait, or the first place over the last one, is worth to the judge. The
+            unit is the deviation of true quality within a group, before training.
+        mean, deviation (`float`, *optional*):
+            The trait of the policy's responses before training.
+    """
+
+    name: str
+    strength: float
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def worth(self, text: str, rubrics: Rubrics) -> float:
+        """Return what the trait of a response adds to its look."""
+        if self.name == PLACE:
+            return 0.0
+        return World.within * self.strength * (TRAITS[self.name](text, rubrics) - self.mean) / self.deviation
 
 
 class NoisyRubricJudge:
@@ -35,12 +81,23 @@ class NoisyRubricJudge:
             Standard deviation of the error of one look, on the scale on which `deviation` is 0.25.
         doubts (`Doubts`, *optional*):
             Answer with doubts, and with their errors in place of `noise`.
+        weakness (`Weakness`, *optional*):
+            What the judge likes without reason.
     """
 
     name = "noisy rubric judge"
 
-    def __init__(self, mean: float, deviation: float, noise: float = NOISE, doubts: Doubts | None = None):
-        self.mean, self.deviation, self.errors, self.doubts = mean, deviation, JudgeErrors(noise), doubts
+    def __init__(
+        self,
+        mean: float,
+        deviation: float,
+        noise: float = NOISE,
+        doubts: Doubts | None = None,
+        weakness: Weakness | None = None,
+    ):
+        self.mean, self.deviation, self.doubts, self.weakness = mean, deviation, doubts, weakness
+        first = World.within * weakness.strength if weakness and weakness.name == PLACE else 0.0
+        self.errors = JudgeErrors(noise, bias=first)
 
     async def complete(self, messages: list[dict[str, str]], *, question: Question, seed: int, tally: Tally) -> Reply:
         """Answer as [`ChatClient`] says. Each word and each punctuation mark counts as one token."""
@@ -71,8 +128,13 @@ class NoisyRubricJudge:
         }
 
     def worth(self, text: str, rubrics: list[tuple[int, str]]) -> float:
-        """Return the rubric score of a response on the scale of the simulated judge."""
-        return World.start + World.within * (score(text, rubrics) - self.mean) / self.deviation
+        """Return the rubric score of a response on the scale of the simulated judge, with what a weakness adds."""
+        liked = self.weakness.worth(text, rubrics) if self.weakness else 0.0
+        return World.start + World.within * (score(text, rubrics) - self.mean) / self.deviation + liked
+
+    def believed(self, text: str, rubrics: Rubrics) -> float:
+        """Return the rubric score in 0..1, or beyond by a weakness, in which this judge believes without noise."""
+        return self.mean + self.deviation * (self.worth(text, rubrics) - World.start) / World.within
 
     async def close(self) -> None:
         """Nothing to release."""

@@ -66,6 +66,8 @@ class Result:
             Mean buffer size at the end, if the method has buffers.
         curve (`list[float]`):
             Mean true quality of the rollouts of each step.
+        believed (`list[float]`):
+            The same as a judge with a weakness sees it, without noise.
         repeats (`list[float]`):
             Share of the rollouts of each epoch with the same words as another one of their group.
         cosines (`list[float]`):
@@ -92,6 +94,7 @@ class Result:
     cpu_seconds: float
     better: list[float] = field(default_factory=list)
     saturated: list[float] = field(default_factory=list)
+    believed: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -39,7 +40,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from transformers.utils import logging
 
-from experiments.miniature.judge import NOISE, NoisyRubricJudge
+from experiments.miniature.judge import NOISE, PLACE, TRAITS, NoisyRubricJudge, Weakness
 from experiments.miniature.references import REFERENCES, with_references
 from experiments.miniature.report import (
     BESIDE,
@@ -128,6 +129,12 @@ class Settings:
             The references of the queries, one of `REFERENCES`, see `references.py`.
         doubts (`bool`):
             Whether the judge is the one with doubts, `RECORDED` in `simulated_judge.py`. It then has no `noise`.
+        weakness (`str`):
+            What the judge likes without reason, see [`Weakness`]. Empty for nothing.
+        strength (`float`):
+            How much it likes that.
+        set (`tuple[str, ...]`):
+            Further settings of every run, as words of the command line.
     """
 
     policy: str
@@ -140,6 +147,9 @@ class Settings:
     top_p: float = 0.95
     references: str = "written"
     doubts: bool = False
+    weakness: str = ""
+    strength: float = 0.0
+    set: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,8 @@ class Run:
             The folder of the run.
         keep (`bool`, *optional*, defaults to `False`):
             Keep the folder, for `rankbuffer-report`.
+        trait (`tuple[float, float]`, *optional*):
+            Mean and deviation, before training, of what the judge likes without reason.
     """
 
     method: str
@@ -168,6 +180,7 @@ class Run:
     deviation: float
     folder: str
     keep: bool = False
+    trait: tuple[float, float] = (0.0, 1.0)
 
     def __call__(self) -> Result:
         """Train, measure, clean up.
@@ -182,7 +195,10 @@ class Run:
         shutil.rmtree(folder, ignore_errors=True)
         args = recipe_arguments(self)
         doubts = RECORDED if self.settings.doubts else None
-        client = NoisyRubricJudge(self.mean, self.deviation, self.settings.noise, doubts)
+        weakness = (
+            Weakness(self.settings.weakness, self.settings.strength, *self.trait) if self.settings.weakness else None
+        )
+        client = NoisyRubricJudge(self.mean, self.deviation, self.settings.noise, doubts, weakness)
         judge = Judge(client, guard=args.judge_guard)
         trainer = RankBufferTrainer(self.settings.policy, args=args, train_dataset=queries, judge=judge)
         trainer.remove_callback(PrinterCallback)
@@ -198,6 +214,7 @@ class Run:
         store = BufferStore(folder / LIVE_STORE)
         totals, growth = store.totals(), growth_table(store)
         curve = quality_table(store, true_quality(queries))
+        believed = quality_table(store, believed_quality(queries, client)) if weakness else []
         repeats, cosines, better = measure_groups(store, queries)
         saturated = measure_saturation(store)
         store.close()
@@ -212,6 +229,7 @@ class Run:
             failures=totals.failures,
             anchors=growth[-1]["anchors"] - growth[-1]["candidate"] if growth else None,
             curve=[round(row["quality"], 2) for row in curve],
+            believed=[round(row["quality"], 2) for row in believed],
             repeats=repeats,
             cosines=cosines,
             better=better,
@@ -247,7 +265,7 @@ def recipe_arguments(run: Run):
         "top_p": settings.top_p,
         "seed": run.seed,
     }
-    words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
+    words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))] + [*settings.set]
     folder = "beyond" if run.method in BEYOND else "paper"
     command = ["--config", str(RECIPES / folder / f"{run.method}.yaml"), *words]
     _, args, _ = RecipeParser().parse_args_and_config(command)
@@ -282,6 +300,12 @@ def true_quality(queries: Dataset):
     """Return a function of query id and text that gives the rubric score without error, 0 to 100."""
     rubrics = {row["query_id"]: [(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]] for row in queries}
     return lambda query_id, text: 100 * score(text, rubrics[query_id])
+
+
+def believed_quality(queries: Dataset, client: NoisyRubricJudge):
+    """Return a function of query id and text that gives the rubric score in which a judge without noise believes."""
+    rubrics = {row["query_id"]: [(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]] for row in queries}
+    return lambda query_id, text: 100 * client.believed(text, rubrics[query_id])
 
 
 def qualities(samples: Sequence[Sequence[str]], queries: Dataset) -> list[list[float]]:
@@ -343,18 +367,35 @@ def cosine(a: Sequence[float], b: Sequence[float]) -> float:
 
 def measure_start(settings: Settings) -> tuple[float, float]:
     """Return the mean rubric score of the policy before training and its deviation within a group, both in 0..1."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    queries, path = read_queries(settings), settings.policy
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    found = sample(model, tokenizer, queries, replace(settings, samples=START_SAMPLES), seed=0)
-    groups = qualities(found, queries)
+    queries = read_queries(settings)
+    groups = qualities(sample_of(settings, queries), queries)
     mean = fmean(value for values in groups for value in values)
     return mean / 100, fmean(stdev(values) ** 2 for values in groups) ** 0.5 / 100
 
 
-def prepare(output_dir: Path, settings: Settings) -> tuple[float, float]:
-    """Make the policy if it is missing, and return mean and deviation of its rubric scores.
+def measure_trait(settings: Settings) -> tuple[float, float]:
+    """Return mean and deviation of what the judge likes without reason, in the policy's responses before training."""
+    trait = TRAITS.get(settings.weakness)
+    if trait is None:
+        return 0.0, 1.0
+    queries = read_queries(settings)
+    rubrics = [[(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]] for row in queries]
+    found = sample_of(settings, queries)
+    values = [trait(text, of) for texts, of in zip(found, rubrics, strict=True) for text in texts]
+    return fmean(values), stdev(values)
+
+
+def sample_of(settings: Settings, queries: Dataset) -> list[list[str]]:
+    """Sample the policy before training."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = settings.policy
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    return sample(model, tokenizer, queries, replace(settings, samples=START_SAMPLES), seed=0)
+
+
+def prepare(output_dir: Path, settings: Settings) -> tuple[float, float, tuple[float, float]]:
+    """Make the policy if it is missing, and return mean and deviation of its rubric scores, and those of the trait.
 
     Raises:
         `ValueError`: if `output_dir` holds runs that were made with other settings.
@@ -364,16 +405,18 @@ def prepare(output_dir: Path, settings: Settings) -> tuple[float, float]:
     made = output_dir / "settings.json"
     if not made.is_file():
         mean, deviation = measure_start(settings)
-        made.write_text(json.dumps(asdict(settings) | {"mean": mean, "deviation": deviation}) + "\n")
+        measured = {"mean": mean, "deviation": deviation, "trait": measure_trait(settings)}
+        made.write_text(json.dumps(asdict(settings) | measured) + "\n")
     found = json.loads(made.read_text())
-    mean, deviation = found.pop("mean"), found.pop("deviation")
+    mean, deviation, trait = found.pop("mean"), found.pop("deviation"), found.pop("trait", (0.0, 1.0))
+    found["set"] = tuple(found.get("set", ()))
     before = asdict(Settings(**found))  # runs that are older than a setting were made with its default
     if different := [key for key, value in asdict(settings).items() if before[key] != value]:
         raise ValueError(
             f"{output_dir} holds runs with other settings ({', '.join(different)}): name another --output_dir, or"
             " give the same arguments"
         )
-    return mean, deviation
+    return mean, deviation, tuple(trait)
 
 
 def read_results(path: Path) -> list[Result]:
@@ -433,6 +476,13 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=16, help="responses per query that measure a policy")
     parser.add_argument("--noise", type=float, default=NOISE, help="the judge's error, as in experiments/judge_cost")
     parser.add_argument("--doubts", action="store_true", help="a judge fitted to a record, with probabilities")
+    parser.add_argument(
+        "--weakness", default="", choices=["", *TRAITS, PLACE], help="what the judge likes without reason"
+    )
+    parser.add_argument(
+        "--strength", type=float, default=0.0, help="how much, in deviations of quality within a group"
+    )
+    parser.add_argument("--set", default="", help='more settings of all runs, such as "--rubric_dropout 0.5"')
     parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the rollouts")
     parser.add_argument("--top_p", type=float, default=0.95, help="nucleus of the rollouts")
     parser.add_argument(
@@ -500,8 +550,11 @@ def main() -> None:
         top_p=arguments.top_p,
         references=arguments.references,
         doubts=arguments.doubts,
+        weakness=arguments.weakness,
+        strength=arguments.strength,
+        set=tuple(shlex.split(arguments.set)),
     )
-    mean, deviation = prepare(arguments.output_dir, settings)
+    mean, deviation, trait = prepare(arguments.output_dir, settings)
     path = arguments.output_dir / "results.jsonl"
     done = {(result.method, result.seed) for result in read_results(path)}
     runs = [
@@ -513,6 +566,7 @@ def main() -> None:
             deviation,
             str(arguments.output_dir / "runs" / f"{method}-{seed}"),
             arguments.keep_runs,
+            trait,
         )
         for seed in range(arguments.seeds)
         for method in arguments.methods
