@@ -40,13 +40,15 @@ def write_json(path: Path, rows: list[dict]) -> None:
     ("name", "write"), [("q.jsonl", write_rows), ("q.json", write_json), ("q.parquet", write_rows)]
 )
 def test_load_queries_gives_the_same_queries_from_every_kind_of_file(tmp_path, name, write):
-    write(tmp_path / name, good_rows())
+    rows = good_rows()
+    rows[1]["rubrics"][0]["must"] = True
+    write(tmp_path / name, rows)
     table = QueryTable(load_queries(str(tmp_path / name)), anchors_needed=4)
     assert len(table) == 2 and "q1" in table and "q2" not in table and table.ids == ["q0", "q1"]
     assert table["q1"] == Query(
         "q1",
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How 1?"}],
-        (Rubric("Is clear.", 5), Rubric("Is short.", -1)),
+        (Rubric("Is clear.", 5, must=True), Rubric("Is short.", -1)),
         ("worst 1", "bad", "good", "best"),
     )
 

@@ -89,7 +89,6 @@ def test_check_dataset_measures_the_real_prompts(howto, tiny_policy):
 def test_odd_rubrics_finds_presence_two_things_and_repeats():
     for texts, expected in (
         (("Says how long: three minutes and a half.",), []),
-        (("Mentions salt.",), [THERE]),
         (("  The response includes a recipe.",), [THERE]),
         (("Says which name to take.", "Mentioned facts are right."), []),
         (("Is clear And short.",), [TWO]),
@@ -97,7 +96,6 @@ def test_odd_rubrics_finds_presence_two_things_and_repeats():
         (("Gives a standard.", "Is between 16 and 28 words long."), []),
         (("Explains how to boil rice.", "Explains boiling of the rice in water."), [SAME]),
         (("Explains how to boil rice.", "Explains how to boil water in a kettle."), []),
-        (("Is it?", "Is it?"), []),
         (("Names a salt and a pan.", "Names a pan and a salt."), [THERE, TWO, SAME]),
     ):
         assert list(odd_rubrics([Rubric(text, 1) for text in texts])) == expected, texts

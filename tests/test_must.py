@@ -69,15 +69,8 @@ def test_score_group_leaves_a_score_as_it_is_where_all_rubrics_are_kept():
         score, judge = played(RankBuffer(), make(qualities, RULED))
         assert score == expected
         assert count_calls(RankBuffer(), make(qualities, RULED), True)[0] <= len(judge.calls)
-
-
-def test_score_group_and_count_calls_without_such_a_rubric_are_those_of_the_method():
-    group = make(EIGHT)
-    score, judge = played(RankBuffer(), group)
-    assert score == asyncio.run(RankBuffer().score(group, None, scripted_judge(lambda m: truth(m[0]["content"]))))
-    assert {call.kind for call in judge.calls} == {"insert", "fine"} and must_questions(group) == []
-    assert count_calls(RankBuffer(), group, True) == RankBuffer().calls(group, True)
-    assert count_calls(Pointwise(), make(EIGHT, RULED), False) == (8 + 16, 2 * 8 + 16)
+    assert count_calls(Pointwise(), make(EIGHT), True) == (8, 8), "without such a rubric"
+    assert count_calls(Pointwise(), make(EIGHT, RULED), True) == (8 + 16, 2 * 8 + 16)
 
 
 def test_score_group_where_all_break_a_rubric_still_tells_them_apart():

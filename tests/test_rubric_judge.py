@@ -20,6 +20,7 @@ from rankbuffer_trl.judge import (
     duel_question,
     group_question,
     insertion_question,
+    must_question,
     pairwise_question,
     pointwise_question,
     ranking_question,
@@ -145,10 +146,10 @@ def test_a_fault_costs_by_every_prompt():
         ranking_question(asked, rollouts),
         pairwise_question(asked, bad, good),
         insertion_question(asked, [worst, bad, good], best),
-        pointwise_question(asked, bad),
         pointwise_question(fault, bad, "rubric"),
         pointwise_question(fault, best, "rubric"),
-    ) == [[1, 3, 0, 2], "B", 3, 4, 0, 10]
+        *(must_question(asked, rubrics[0], text) for text in (best, good)),
+    ) == [[1, 3, 0, 2], "B", 3, 0, 10, 1, 0]
 
 
 def test_score_is_the_weighted_mean_and_zero_without_a_text():
