@@ -219,7 +219,8 @@ def softened(asked: Mapping[tuple, Question]) -> dict[tuple, Question]:
 
 def pair_question(group: RolloutGroup, pair: Pair) -> Question:
     """Ask which sample of a pair is better: the first one, which is `A`, or `B`."""
-    return pairwise_question(group.query, *(group.rollouts[i].text for i in pair), tie=False)
+    first, second = (group.rollouts[i].text for i in pair)
+    return pairwise_question(group.query, first, second, tie=False)
 
 
 def insertions(group: RolloutGroup, order: Sequence[int]) -> dict[tuple, Question]:
