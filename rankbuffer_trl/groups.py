@@ -4,7 +4,8 @@ These classes are immutable. They need no torch, no network and no files.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 Messages = list[dict[str, str]]
@@ -18,11 +19,15 @@ class Rubric:
         text (`str`):
             A sentence or short phrase that says what a good response does.
         weight (`int`):
-            The importance of the criterion, from 1 to 5.
+            The importance of the criterion, from 1 to 5. From -5 to -1, the text names a fault, which a good response
+            does not have.
+        must (`bool`, *optional*, defaults to `False`):
+            Whether a response that does not meet the criterion stands below all that do (`rewards/must.py`).
     """
 
     text: str
     weight: int
+    must: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,9 @@ class Query:
         return cls(
             id=row["query_id"],
             prompt=row["prompt"],
-            rubrics=tuple(Rubric(rubric["text"], rubric["weight"]) for rubric in row.get("rubrics") or ()),
+            rubrics=tuple(
+                Rubric(each["text"], each["weight"], bool(each.get("must"))) for each in row.get("rubrics") or ()
+            ),
             responses=tuple(row.get("responses") or ()),
         )
 
@@ -61,6 +68,28 @@ class Query:
         if len(self.prompt) == 1:
             return self.prompt[0]["content"]
         return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in self.prompt)
+
+
+def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
+    """Return a query without the rubrics that one visit leaves out. The same arguments leave out the same rubrics.
+
+    Each rubric is left out with the probability `share`, on its own. One with a weight above 0 and
+    all that must hold always stay.
+
+    Args:
+        query (`Query`):
+            The query with all of its rubrics.
+        share (`float`):
+            The probability, in [0, 1).
+        seed (`int`):
+            The seed of the run.
+        epoch (`int`):
+            The number of the pass over the data, which tells the visits of a query apart.
+    """
+    luck = [Random(f"{seed}/{query.id}/{epoch}/{i}").random() for i in range(len(query.rubrics))]
+    drawn = list(zip(query.rubrics, luck, strict=True))
+    last = max(each for rubric, each in drawn if rubric.weight > 0)
+    return replace(query, rubrics=tuple(rubric for rubric, each in drawn if rubric.must or each >= min(share, last)))
 
 
 @dataclass(frozen=True)

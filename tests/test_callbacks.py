@@ -123,6 +123,7 @@ def test_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
 BROKEN = {
     "reward_function.newest_window": range(1, 99),
     "reward_function.step_metrics": range(1, 99, 2),
+    "reward_function.probe_metrics": (0,),
     "reward_function.placement_columns": (1,),
     "trainer.export_buffers": (0,),
     "trainer.write_card": (0,),

@@ -21,7 +21,7 @@ def good_rows(n: int = 2) -> list[dict]:
         {
             "query_id": f"q{i}",
             "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"How {i}?"}],
-            "rubrics": [{"text": "Is clear.", "weight": 5}, {"text": "Is short.", "weight": 1}],
+            "rubrics": [{"text": "Is clear.", "weight": 5}, {"text": "Is short.", "weight": -1}],
             "responses": [f"worst {i}", "bad", "good", "best"],
         }
         for i in range(n)
@@ -40,13 +40,15 @@ def write_json(path: Path, rows: list[dict]) -> None:
     ("name", "write"), [("q.jsonl", write_rows), ("q.json", write_json), ("q.parquet", write_rows)]
 )
 def test_load_queries_gives_the_same_queries_from_every_kind_of_file(tmp_path, name, write):
-    write(tmp_path / name, good_rows())
+    rows = good_rows()
+    rows[1]["rubrics"][0]["must"] = True
+    write(tmp_path / name, rows)
     table = QueryTable(load_queries(str(tmp_path / name)), anchors_needed=4)
     assert len(table) == 2 and "q1" in table and "q2" not in table and table.ids == ["q0", "q1"]
     assert table["q1"] == Query(
         "q1",
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How 1?"}],
-        (Rubric("Is clear.", 5), Rubric("Is short.", 1)),
+        (Rubric("Is clear.", 5, must=True), Rubric("Is short.", -1)),
         ("worst 1", "bad", "good", "best"),
     )
 
@@ -56,7 +58,9 @@ def test_load_queries_gives_the_same_queries_from_every_kind_of_file(tmp_path, n
 MESSAGES = 'must be a text or a list of messages such as [{"role": "user", "content": "..."}]'
 TEXT = "must be non-empty text"
 NUL = "must be text without NUL characters"
-WEIGHT = "must be an integer from 1 to 5"
+WEIGHT = "must be an integer from 1 to 5, or from -5 to -1"
+MUST = "must be true or false, and false with a weight below 0"
+FAULTY = [{"text": "x", "weight": -1}, {"text": "y", "weight": -5}]
 PARTS = "must have text and weight"
 LONG = "x" * 100
 BAD_VALUES = [  # column, value, the key that is named, what is wrong with it, what it is
@@ -79,7 +83,13 @@ BAD_VALUES = [  # column, value, the key that is named, what is wrong with it, w
     ("rubrics", [{"weight": 5}], "rubrics[0]", PARTS, {"weight": 5}),
     ("rubrics", [{"text": "Is clear."}], "rubrics[0]", PARTS, {"text": "Is clear."}),
     ("rubrics", [RUBRIC, {"text": "", "weight": 5}], "rubrics[1].text", TEXT, ""),
-    *(("rubrics", [{"text": "x", "weight": w}], "rubrics[0].weight", WEIGHT, w) for w in (0, 6, 2.5, "5", True, None)),
+    *(
+        ("rubrics", [{"text": "x", "weight": w}], "rubrics[0].weight", WEIGHT, w)
+        for w in (0, 6, -6, 2.5, "5", True, None)
+    ),
+    ("rubrics", FAULTY, "rubrics", "must have a weight above 0: an answer that says nothing has no fault", FAULTY),
+    *(("rubrics", [{**RUBRIC, "must": must}], "rubrics[0].must", MUST, must) for must in (1, "yes")),
+    ("rubrics", [RUBRIC, {"text": "x", "weight": -1, "must": True}], "rubrics[1].must", MUST, True),
     ("responses", None, "responses", "must be a list of text from worst to best", None),
     ("responses", LONG, "responses", "must be a list of text from worst to best", LONG),
     ("responses", ["a", "b", "c"], "responses", "must hold at least 4 responses from worst to best", 3),

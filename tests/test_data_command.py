@@ -14,10 +14,12 @@ from helpers.scripted import contents
 
 from rankbuffer_trl.data import command, publish
 from rankbuffer_trl.data.check import CheckSettings, check_dataset
+from rankbuffer_trl.data.lint import SAME, THERE, TWO, odd_rubrics
 from rankbuffer_trl.data.output import beside, write_provenance, write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import insertion_question
 from rankbuffer_trl.judge.reach import TURN_TOKENS
 from rankbuffer_trl.training import command as train
@@ -84,6 +86,22 @@ def test_check_dataset_measures_the_real_prompts(howto, tiny_policy):
     assert found.lengths["prompt"][0] == tokens.chat(chat) == tokens.text(rendered)
 
 
+def test_odd_rubrics_finds_presence_two_things_and_repeats():
+    for texts, expected in (
+        (("Says how long: three minutes and a half.",), []),
+        (("  The response includes a recipe.",), [THERE]),
+        (("Says which name to take.", "Mentioned facts are right."), []),
+        (("Is clear And short.",), [TWO]),
+        (("Is brief; stays calm.",), [TWO]),
+        (("Gives a standard.", "Is between 16 and 28 words long."), []),
+        (("Explains how to boil rice.", "Explains boiling of the rice in water."), [SAME]),
+        (("Explains how to boil rice.", "Explains how to boil water in a kettle."), []),
+        (("Names a salt and a pan.", "Names a pan and a salt."), [THERE, TWO, SAME]),
+    ):
+        assert list(odd_rubrics([Rubric(text, 1) for text in texts])) == expected, texts
+    assert list(odd_rubrics([Rubric("Names a brand.", -2)])) == [], "a fault is there or not"
+
+
 def test_check_settings_refuse_what_cannot_be_counted():
     for key, least in (("k0", 2), ("sample", 1), ("most_shown", 1)):
         assert getattr(CheckSettings(**{key: least}), key) == least
@@ -108,6 +126,7 @@ def test_check_lists_what_is_odd_and_what_a_run_lacks(howto, tmp_path, capsys):
     rows[2]["responses"] = ["same", "same"]
     rows[3]["responses"] = []
     rows[4]["rubrics"] = []
+    rows[5]["rubrics"] = [{"text": "Mentions salt.", "weight": 1}, {"text": "Mentions the salt.", "weight": 2}]
     write_rows(tmp_path / "odd.jsonl", rows)
     words = ["check", tmp_path / "odd.jsonl", "--max_prompt_length", 8, "--sample", 2, "--no_guard"]
     out, last = refused(capsys, *words)
@@ -115,6 +134,8 @@ def test_check_lists_what_is_odd_and_what_a_run_lacks(howto, tmp_path, capsys):
     ids = [row["query_id"] for row in rows]
     assert f"the same prompt as an earlier query: 4 ({ids[1]}, {ids[6]}, {ids[7]}, ...)\n" in out
     assert f"the same response twice: 1 ({ids[2]})\n" in out
+    assert f"a rubric asks only whether something is there: 1 ({ids[5]})\n" in out
+    assert f"a rubric is nearly that of another one: 1 ({ids[5]})\n" in out
     assert re.search(r"prompts above 8 tokens: \d", out)
     assert "NOT READY: 1 queries have no rubrics; recipes/generate_rubrics.py makes them" in out
     assert "NOT READY: 2 queries have fewer than 4 responses; recipes/generate_responses.py makes them" in out
@@ -163,8 +184,8 @@ def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path
     found = [re.sub(r" \(query_id 'prompt-.{16}'\)", "", line) for line in out.splitlines()]
     assert len(found) == 20 and found[:13] == [
         "line 2: the query_id 'q' is that of line 1, too",
-        "line 4 (query_id 'half'): rubrics[0].weight must be an integer from 1 to 5, got 2.5",
-        "line 5 (query_id 'text'): rubrics[0].weight must be an integer from 1 to 5, got '5'",
+        "line 4 (query_id 'half'): rubrics[0].weight must be an integer from 1 to 5, or from -5 to -1, got 2.5",
+        "line 5 (query_id 'text'): rubrics[0].weight must be an integer from 1 to 5, or from -5 to -1, got '5'",
         "line 5 (query_id 'text'): responses must be a list of text from worst to best, got 'abc'",
         "line 6: is not UTF-8 (byte 14 is 0xf9): save the file as UTF-8",
         "line 7: is not JSON (Expecting ',' delimiter at column 18)",
@@ -189,7 +210,7 @@ def test_check_reads_every_form_of_json_and_counts_rows_from_one(howto, tmp_path
         assert re.fullmatch(fault, out.strip()) and last.endswith("is not ready. Faults: 1.")
     write_rows(tmp_path / "mine.parquet", [howto[0], howto[1] | {"rubrics": [{"text": "x", "weight": 9}]}])
     out, _ = refused(capsys, "check", tmp_path / "mine.parquet")
-    said = "rubrics[0].weight must be an integer from 1 to 5, got 9"
+    said = "rubrics[0].weight must be an integer from 1 to 5, or from -5 to -1, got 9"
     assert out.strip() == f"row 2 (query_id '{howto[1]['query_id']}'): {said}"
 
 

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_methods import METHODS
 
-from rankbuffer_trl.groups import Rollout, RolloutGroup
+from rankbuffer_trl.groups import Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.training.scorer import GroupScorer, StepScore
 from rankbuffer_trl.training.step import PENDING
 
-QUERIES = [replace(QUERY, id=name) for name in "abc"]
+MUST = replace(QUERY, rubrics=(*QUERY.rubrics, Rubric("Is low.", 1, must=True)))  # 10 breaks it
+QUERIES = [replace(query, id=name) for name, query in zip("abc", (QUERY, QUERY, MUST), strict=True)]
 
 
 def group_of(id: str = "n", line: str = "50 51 5", step: int = 0, epoch: int | None = None) -> RolloutGroup:

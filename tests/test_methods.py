@@ -295,6 +295,12 @@ def gdpo(group: RolloutGroup, case) -> dict:
     return rewards
 
 
+def test_gdpo_adds_the_score_of_a_fault_which_is_low_if_it_is_there():
+    group, turned = make(EIGHT), tuple(replace(each, weight=-each.weight) for each in QUERY.rubrics[:1])
+    faulty = replace(group, query=replace(QUERY, rubrics=turned + QUERY.rubrics[1:]))
+    assert play(GDPO(), faulty).rewards == play(GDPO(), group).rewards
+
+
 def brpo(group: RolloutGroup, case) -> dict:
     def place(rollout):
         return sha256(f"0/q/0/reference/{rollout.id}".encode()).digest()

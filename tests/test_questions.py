@@ -20,6 +20,7 @@ from rankbuffer_trl.judge import (
     duel_question,
     group_question,
     insertion_question,
+    must_question,
     pairwise_question,
     pointwise_question,
     ranking_question,
@@ -27,6 +28,7 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.guard import MARKER
 from rankbuffer_trl.judge.ledger import Reply
+from rankbuffer_trl.judge.questions import weighted_rubrics
 from rankbuffer_trl.judge.verdicts import (
     constrain,
     order_verdict,
@@ -63,6 +65,7 @@ def questions(query: str, rubric: str, first: str, second: str, third: str, four
         "fine_by_slot": ranking_question(about, rollouts, by_slot=True),
         "batch": batch_question(about, anchors, [first, "tea"]),
         "pointwise": pointwise_question(about, first),
+        "must": must_question(about, rubrics[0], first),
         "pairwise": pairwise_question(about, first, second),
         "pairwise_without_tie": pairwise_question(about, first, second, tie=False),
         "duel": duel_question(about, first, second),
@@ -79,6 +82,7 @@ ASKED: dict[str, tuple[str, Verdict]] = {  # kind in the ledger, expected verdic
     "fine_by_slot": ("fine", order_verdict((0, 1, 2))),
     "batch": ("batch", placement_verdict(2, 3)),
     "pointwise": ("score", score_verdict()),
+    "must": ("must", score_verdict(1)),
     "pairwise": ("pair", winner_verdict(("A", "B", "tie"))),
     "pairwise_without_tie": ("pair", winner_verdict(("A", "B"))),
     "duel": ("duel", scores_verdict()),
@@ -102,6 +106,13 @@ def test_question_prompt_kind_and_verdict(name):
     )  # fmt: skip
     assert question.fields("regex", 7) == constrain(question.verdict, "regex", 7)
     assert set(ASKED) == set(questions(**TEXTS))
+
+
+def test_weighted_rubrics_says_what_a_negative_weight_means_where_there_is_one():
+    lines = "1.[weight=5] Is short.\n2.[weight=-3] Praises the question."
+    rubrics = (Rubric("Is short.", 5), Rubric("Praises the question.", -3))
+    assert weighted_rubrics(rubrics[:1]) == lines.splitlines()[0]
+    assert weighted_rubrics(rubrics) == f"{lines}\n(A negative weight names a fault: a response that has it is worse.)"
 
 
 NASTY = (

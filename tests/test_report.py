@@ -64,7 +64,7 @@ def test_visits_of_a_query_are_as_they_were(run, tmp_path):
             assert visit["rewards"] == list(score.rewards)
         assert not any(list(rest) for rest in next_of.values()), "no visit more"
         names = [chart.name for chart in run_charts(store, [])]
-        assert ("buffer_growth" in names) != isinstance(method, Pointwise)
+        assert ("buffer_growth" in names) != isinstance(method, Pointwise) and "probes" in names
         store.close()
 
 
@@ -73,7 +73,9 @@ def test_query_pages_cut_texts_where_asked_and_measure_them_whole(store):
     pages = {index["id"]: page for index, page in query_pages(store, queries, lambda query_id, text: len(text), 1)}
     assert pages["q0"]["texts"]["initial-0"] == "1 […]" and pages["q0"]["quality"]["initial-0"] == 2
     assert pages["q0"]["visits"] == visits_of(store, "q0")
-    assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [{"text": "Is high.", "weight": 1}]
+    assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [
+        {"text": "Is high.", "weight": 1, "must": False}
+    ]
 
 
 # The page and its files

@@ -9,6 +9,7 @@ import pytest
 from rankbuffer_lab.report import tables
 from rankbuffer_lab.report.charts import judge_charts
 from rankbuffer_lab.report.report import advantage_lanes
+from rankbuffer_trl import probes
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.growth import growth_table
@@ -145,6 +146,19 @@ def test_advantages_are_group_normalised_over_the_scored(store, steps):
             assert values == expected
     assert tables.group_advantages([None, 0.5, None]) == [None, 0.0, None]
     assert tables.group_advantages([]) == []
+
+
+def test_probe_table_is_what_the_log_had_by_step(store, steps, monkeypatch):
+    rubrics = {group.query.id: group.query.rubrics for visits in steps.values() for group, _ in visits}
+    assert list(tables.probe_table(store)[0]) == ["step", "words", "markup", "repeated"], "answers are one word each"
+    for module in (tables, probes):
+        monkeypatch.setattr(module, "probe", lambda text, of: {"words": float(text[-1]), "markup": float(len(of))})
+    table = tables.probe_table(store, rubrics.__getitem__)
+    assert len(table) == len(steps) and list(table[0]) == ["step", "words", "words_with_reward", "markup"]
+    for row, (step, visits) in zip(table, steps.items(), strict=True):
+        logged = probes.probe_metrics(*zip(*visits, strict=True))
+        found = {f"probe/{name}": value for name, value in row.items() if name != "step" and value is not None}
+        assert row["step"] == step and found == pytest.approx(logged)
 
 
 def test_efficiency_table_is_quality_and_what_it_cost_so_far(run, store, steps):

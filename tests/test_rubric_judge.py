@@ -20,6 +20,7 @@ from rankbuffer_trl.judge import (
     duel_question,
     group_question,
     insertion_question,
+    must_question,
     pairwise_question,
     pointwise_question,
     ranking_question,
@@ -133,6 +134,22 @@ def test_rubric_judge_ranks_equals_by_id_and_weighs_rubrics():
     for weights, order in (((5, 1), [1, 0]), ((1, 5), [0, 1])):
         rubrics = (Rubric("Says: rinse.", weights[0]), Rubric("Says: boil.", weights[1]))
         assert ask(ranking_question(Query("rice", RICE.prompt, rubrics), rollouts)) == [order]
+
+
+def test_a_fault_costs_by_every_prompt():
+    rubrics = (Rubric("Says: rinse.", 2), Rubric("Praises: great.", -3))
+    asked = Query("rice", RICE.prompt, rubrics)
+    worst, bad, good, best = "Great question.", "Great. Rinse.", "Boil.", "Rinse."
+    rollouts = [Rollout(i, text) for i, text in enumerate((good, worst, best, bad))]
+    fault = Query("rice", RICE.prompt, rubrics[1:])
+    assert ask(
+        ranking_question(asked, rollouts),
+        pairwise_question(asked, bad, good),
+        insertion_question(asked, [worst, bad, good], best),
+        pointwise_question(fault, bad, "rubric"),
+        pointwise_question(fault, best, "rubric"),
+        *(must_question(asked, rubrics[0], text) for text in (best, good)),
+    ) == [[1, 3, 0, 2], "B", 3, 0, 10, 1, 0]
 
 
 def test_score_is_the_weighted_mean_and_zero_without_a_text():

@@ -9,24 +9,12 @@ from statistics import fmean, median
 
 import numpy as np
 
+from rankbuffer_trl.probes import sign, tau_b
+
 from .results import SOFT, SOFT_GAIN, Result
 from .samples import LISTS, Order, Pair, QueryVerdicts
 
 RESAMPLES = 1000
-
-
-def tau_b(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Kendall's tau-b of two scores of the same things; 0 if one of the scores ties all of them."""
-    pairs = list(combinations(range(len(x)), 2))
-    up = [sign(x[j] - x[i]) for i, j in pairs]
-    down = [sign(y[j] - y[i]) for i, j in pairs]
-    untied = sum(map(abs, up)) * sum(map(abs, down))
-    return sum(a * b for a, b in zip(up, down, strict=True)) / math.sqrt(untied) if untied else 0.0
-
-
-def sign(x: float) -> int:
-    """Return -1, 0 or 1."""
-    return (x > 0) - (x < 0)
 
 
 def ranks(order: Order) -> list[int]:

@@ -204,7 +204,9 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     """Replay a run and print the comparison with the recorded rewards. Return it, `None` after a dry run."""
     name, method = config.reward_method(run.manifest)
     queries = config.queries(method.responses_needed)
-    visits = read_visits(run.store, queries, config.sample, config.epochs, config.seed)
+    settings = run.manifest.get("config", {})
+    dropout = settings.get("rubric_dropout", 0.0), settings.get("seed", 0)
+    visits = read_visits(run.store, queries, config.sample, config.epochs, config.seed, dropout)
     recorded = recorded_totals(run, visits)
     same_method = name == run.manifest.get("method")
     judge = config.judge()
@@ -220,7 +222,6 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     found |= {"epochs": config.epochs, "seed": config.seed, "dataset": config.dataset_name}
     if config.method is None and not config.method_args:  # another method may read other columns
         found["same_data"] = queries.sha256 == run.manifest.get("data_sha256")
-    settings = run.manifest.get("config", {})
     prices = Endpoint(
         prompt_price=settings.get("judge_prompt_price"), completion_price=settings.get("judge_completion_price")
     )

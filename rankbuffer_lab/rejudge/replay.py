@@ -16,13 +16,14 @@ from typing import Any
 
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.groups import Rollout, RolloutGroup
+from rankbuffer_trl.groups import Rollout, RolloutGroup, drop_rubrics
 from rankbuffer_trl.judge import AnswerLog, Asked, Call, Judge, JudgeError, Totals
 from rankbuffer_trl.judge.batch import hash_question, progress
 from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import explain
 from rankbuffer_trl.judge.reach import check_servers, estimate_tokens
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
+from rankbuffer_trl.rewards.must import count_calls, score_group
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.numbers import GroupRow
 
@@ -42,7 +43,14 @@ Visits = Mapping[str, Sequence[RecordedVisit]]
 """The visits of each query in their order."""
 
 
-def read_visits(store: BufferStore, queries: QueryTable, sample: int, epochs: int | None, seed: int) -> Visits:
+def read_visits(
+    store: BufferStore,
+    queries: QueryTable,
+    sample: int,
+    epochs: int | None,
+    seed: int,
+    dropout: tuple[float, int] = (0.0, 0),
+) -> Visits:
     """Return the recorded visits of queries that are drawn at random.
 
     Args:
@@ -56,6 +64,8 @@ def read_visits(store: BufferStore, queries: QueryTable, sample: int, epochs: in
             Number of epochs from the first one. `None` takes all.
         seed (`int`):
             The seed of the draw.
+        dropout (`tuple[float, int]`, *optional*, defaults to `(0.0, 0)`):
+            The run's `rubric_dropout` and seed. A visit is replayed with the rubrics that it had.
 
     Raises:
         [`DataError`]: if the data set lacks a query.
@@ -78,7 +88,8 @@ def read_visits(store: BufferStore, queries: QueryTable, sample: int, epochs: in
         for row in rows[query_id]:
             # The store has no text of a rollout without an answer.
             rollouts = tuple(Rollout(i, texts.get(f"{row.step}-{i}", "")) for i in range(len(row.rewards)))
-            found[query_id].append(RecordedVisit(RolloutGroup(query, rollouts, row.step, row.epoch), row))
+            seen = drop_rubrics(query, *dropout, row.epoch)
+            found[query_id].append(RecordedVisit(RolloutGroup(seen, rollouts, row.step, row.epoch), row))
     return found
 
 
@@ -180,7 +191,7 @@ async def replay(
             async def follow(each: Sequence[RecordedVisit]) -> list[GroupScore]:
                 buffer, scores = None, []
                 for visit in each:
-                    scores.append(await method.score(visit.group, buffer, kept))
+                    scores.append(await score_group(method, visit.group, buffer, kept))
                     buffer = scores[-1].after or buffer  # a visit without a next buffer leaves the old one
                     shown.advance(bar)
                 return scores
@@ -215,7 +226,9 @@ def price_of(
     Returns:
         `tuple[tuple[int, int], float, float]`: the questions, their prompt tokens and their completion tokens.
     """
-    counts = [method.calls(visit.group, place == 0) for each in visits.values() for place, visit in enumerate(each)]
+    counts = [
+        count_calls(method, visit.group, place == 0) for each in visits.values() for place, visit in enumerate(each)
+    ]
     low, high = (sum(count[end] for count in counts) for end in (0, 1))
     if recorded.prompt_tokens:
         prompt, completion = recorded.prompt_tokens, recorded.completion_tokens

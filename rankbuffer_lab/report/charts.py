@@ -1,6 +1,6 @@
 """All charts: those of one run, and those that compare runs. Each is drawn from one table of `tables.py`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from statistics import stdev
 
@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rankbuffer_trl.buffer import SOURCES
+from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.ranking import INSERTION_BINS
 from rankbuffer_trl.store import BufferStore, gains
 from rankbuffer_trl.store.growth import growth_table
@@ -56,6 +57,12 @@ RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, GOLD, TEAL, SLATE)
 # From below all anchors to above them: one hue for each end, greys and blues between.
 INSERTION_COLOURS = (RED, "#d3d8de", "#a9bccb", "#7ba3c0", BLUE, GREEN)
 FLAT = 0.05  # a mean reward that varies by less (standard deviation over steps) is no curve to look at
+PROBE_LABELS = {
+    "words": "words",
+    "markup": "share with headings or lists",
+    "repeated": "repeated 4-grams",
+    "rubric_words": "words of the rubrics",
+}
 PANELS = 6  # epochs that the composition shows
 COSTS = (("tokens", "judge tokens"), ("calls", "judge calls"))
 
@@ -398,8 +405,37 @@ def watch_charts(watch: Watch | None) -> list[Chart]:
     return [Chart("watch", "Progress: by the judge and by a reader", caption, figure, table)]
 
 
-def run_charts(store: BufferStore, log: Sequence[dict], watch: Watch | None = None) -> list[Chart]:
-    """Draw every chart that a run has data for. A method without a buffer has no buffer charts."""
+def probe_chart(table: Sequence[Row]) -> Chart:
+    """Draw what answers look like, and how far the rewards of a group follow it."""
+    names = [name for name in PROBE_LABELS if name in table[0]]
+    figure, axes = panels(len(names), 2, height=1.1 * len(names) + 0.6, sharex=True)
+    for name, left, right in zip(names, axes[::2], axes[1::2], strict=True):
+        left.plot(column(table, "step"), column(table, name), color=BLUE)
+        left.set_title(PROBE_LABELS[name], fontsize=9, loc="left")
+        left.set(ylim=(0, None))
+        right.axhline(0, color=GREY, linewidth=1)
+        if f"{name}_with_reward" in table[0]:
+            right.plot(column(table, "step"), column(table, f"{name}_with_reward"), ".", color=ORANGE, markersize=4)
+        right.set(ylim=(-1.05, 1.05))
+    axes[1].set_title("tau-b with the reward", fontsize=9, loc="left")
+    axes[-2].set_xlabel("training step")
+    caption = (
+        "No judge is asked. On the right, 1 means that in every group, answers with more of it have higher rewards."
+        " If a line rises on the left and lies high on the right, read some answers: the judge may pay for looks."
+    )
+    return Chart("probes", "Policy: what answers look like", caption, figure, table)
+
+
+def run_charts(
+    store: BufferStore,
+    log: Sequence[dict],
+    watch: Watch | None = None,
+    rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: (),
+) -> list[Chart]:
+    """Draw every chart that a run has data for. A method without a buffer has no buffer charts.
+
+    `rubrics` tells those of a query.
+    """
     charts = watch_charts(watch)
     found = gains.visits(store)
     progress = gains.gain_table(found)
@@ -423,6 +459,8 @@ def run_charts(store: BufferStore, log: Sequence[dict], watch: Watch | None = No
         charts += judge_charts(judge)
         if any(row["attempts"] > row["calls"] for row in judge):
             charts.append(failure_chart(judge))
+    if probes := tables.probe_table(store, rubrics):
+        charts.append(probe_chart(probes))
     if measures := tables.log_table(log):
         charts.append(log_chart(measures))
     if flat:  # as the mean of ranks is, which says nothing

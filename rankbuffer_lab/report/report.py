@@ -191,7 +191,7 @@ def section_of(
         name=run.name,
         headlines=headlines_of(run, price, own),
         facts=facts_of(run, total),
-        charts=run_charts(run.store, run.log, run.watch),
+        charts=run_charts(run.store, run.log, run.watch, lambda id: queries[id].rubrics if queries else ()),
         kinds=tables.kind_table(run.store),
         index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run, own)),
         pages=pages,

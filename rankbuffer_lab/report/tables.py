@@ -8,7 +8,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rankbuffer_trl.buffer import SOURCES
+from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.probes import NAMES, probe, summary
 from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.growth import epoch_ends
@@ -238,6 +240,25 @@ def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> l
             if not response.initial:
                 steps[response.step].append(quality(query_id, response.text))
     return [{"step": step, "quality": fmean(values)} for step, values in sorted(steps.items())]
+
+
+def probe_table(store: BufferStore, rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: ()) -> list[Row]:
+    """Return, by step, the probes of the answers and how far rewards follow them, see [`summary`].
+
+    `rubrics` tells those of a query. Columns without any value are left out.
+    """
+    rewards = {(g.query_id, f"{g.step}-{i}"): r for g in numbers.groups(store) for i, r in enumerate(g.rewards)}
+    steps: dict[int, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+    for query_id in numbers.query_ids(store):
+        asked = rubrics(query_id)
+        for response in numbers.responses(store, query_id):
+            if not response.initial:
+                probed = probe(response.text, asked), rewards.get((query_id, response.id))
+                steps[response.step][query_id].append(probed)
+    found = {step: summary(list(groups.values())) for step, groups in sorted(steps.items())}
+    names = [each for name in NAMES for each in (name, f"{name}_with_reward")]
+    names = [name for name in names if any(name in row for row in found.values())]
+    return [{"step": step} | {name: row.get(name) for name in names} for step, row in found.items()]
 
 
 def efficiency_table(judge: Sequence[Row], quality: Sequence[Row], window: int) -> list[Row]:

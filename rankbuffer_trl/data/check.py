@@ -17,6 +17,7 @@ from ..judge import insertion_question
 from ..judge.reach import context_for
 from ..judge.verdicts import max_tokens
 from ..settings import check_at_least
+from .lint import SAME, THERE, TWO, odd_rubrics
 from .queries import checked
 from .tokens import TokenCounter
 
@@ -69,6 +70,8 @@ class Findings:
     rubrics: Counter = field(default_factory=Counter)
     weights: Counter = field(default_factory=Counter)
     rubric_words: list[int] = field(default_factory=list)
+    odd_rubrics: dict[str, list[str]] = field(default_factory=lambda: {what: [] for what in (THERE, TWO, SAME)})
+    """The ids of queries with a rubric that is odd in this way."""
     same_prompt: list[str] = field(default_factory=list)
     same_response: list[str] = field(default_factory=list)
     too_long: list[str] = field(default_factory=list)
@@ -124,6 +127,8 @@ def count(found: Findings, query: Query) -> None:
     found.rubrics[len(query.rubrics)] += 1
     found.weights.update(rubric.weight for rubric in query.rubrics)
     found.rubric_words += [len(rubric.text.split()) for rubric in query.rubrics]
+    for what in odd_rubrics(query.rubrics):
+        found.odd_rubrics[what].append(query.id)
     if len(set(query.responses)) < len(query.responses):
         found.same_response.append(query.id)
 
@@ -190,6 +195,8 @@ def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
         mean = fmean(found.weights.elements())
         yield f"rubrics per query: {spread(found.rubrics)}; {fmean(found.rubric_words):.0f} words each"
         yield f"weights: {spread(found.weights)}; mean {mean:.2f}"
+        for what, ids in found.odd_rubrics.items():
+            yield f"a rubric {what}: {listed(ids)}"
     yield f"the same prompt as an earlier query: {listed(found.same_prompt)}"
     yield f"the same response twice: {listed(found.same_response)}"
     yield f"prompts above {settings.max_prompt_length:,} tokens: {listed(found.too_long)}"

@@ -12,7 +12,7 @@ share the anchors.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ from .verdicts import (
 )
 
 PROMPTS = Path(__file__).parent / "prompts"
-COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
+COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, MUST, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
     (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    for name in "coarse fine order_only batch pointwise pairwise duel group manage guard_note".split()
+    for name in "coarse fine order_only batch pointwise must pairwise duel group manage guard_note".split()
 )
+
+FAULTS = "(A negative weight names a fault: a response that has it is worse.)"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Question:
         kind (`str`):
             The name of this kind of question in the ledger: `insert` (coarse ranking), `order_only` (the same
             without the anchors' texts), `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole
-            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `pair`, `duel`,
-            `group` (a score for each rollout of a group) or `manage`.
+            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `must`, `pair`,
+            `duel`, `group` (a score for each rollout of a group) or `manage`.
         query_id (`str`):
             The query that the question is about.
         verdict (`Verdict`):
@@ -195,6 +197,12 @@ def pointwise_question(query: Query, response: str, kind: str = "score", most: i
     return Question(kind, query.id, score_verdict(most), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
 
 
+def must_question(query: Query, rubric: Rubric, response: str) -> Question:
+    """Ask whether `response` meets a rubric that must hold. The verdict is 1 or 0. This question is ours."""
+    texts = texts_of(replace(query, rubrics=(rubric,)))
+    return Question("must", query.id, score_verdict(1), MUST, texts, {"{RESPONSE}": [("", response)]})
+
+
 def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -> Question:
     """Ask which response is better. The verdict is `A` for `first`, `B` for `second` or, if `tie` is true, `tie`."""
     choices = ("A", "B", "tie") if tie else ("A", "B")
@@ -251,8 +259,12 @@ def texts_of(query: Query) -> dict[str, str]:
 
 
 def weighted_rubrics(rubrics: Sequence[Rubric]) -> str:
-    """Return one `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`."""
-    return "\n".join(f"{i}.[weight={rubric.weight}] {rubric.text}" for i, rubric in enumerate(rubrics, start=1))
+    """Return one `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`.
+
+    The paper has no negative weights. If there is one, a last line says what it means.
+    """
+    lines = [f"{i}.[weight={rubric.weight}] {rubric.text}" for i, rubric in enumerate(rubrics, start=1)]
+    return "\n".join(lines + [FAULTS] * any(rubric.weight < 0 for rubric in rubrics))
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:

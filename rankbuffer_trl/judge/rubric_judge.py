@@ -27,7 +27,7 @@ from .ledger import Reply, Tally, Usage
 from .probabilities import without_doubt
 
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
-RUBRIC = re.compile(r"^\d+\.\[weight=(\d+)\] (.*)$", re.MULTILINE)
+RUBRIC = re.compile(r"^\d+\.\[weight=(-?\d+)\] (.*)$", re.MULTILINE)
 # Words that a rubric uses to talk about a response. A response need not repeat them.
 RUBRIC_WORDS = frozenset(
     "a about all an and answer any are as at be by can does each explains for from gives has how if in is it its "
@@ -195,10 +195,15 @@ def unquoted(text: str) -> str:
 
 
 def score(response: str, rubrics: list[tuple[int, str]]) -> float:
-    """Return the weighted mean of [`meets`] over all rubrics, in [0, 1]. An empty response has 0."""
+    """Return the weighted mean of [`meets`] over all rubrics, in [0, 1]. An empty response has 0.
+
+    A rubric with a negative weight names a fault. It counts as far as the response does not meet it.
+    """
     if not response.strip():
         return 0.0
-    return sum(weight * meets(response, rubric) for weight, rubric in rubrics) / sum(weight for weight, _ in rubrics)
+    met = [(weight, meets(response, rubric)) for weight, rubric in rubrics]
+    earned = sum(weight * share if weight > 0 else -weight * (1 - share) for weight, share in met)
+    return earned / sum(abs(weight) for weight, _ in met)
 
 
 def meets(response: str, rubric: str) -> float:

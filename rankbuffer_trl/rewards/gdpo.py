@@ -52,10 +52,10 @@ class GDPO:
             normalise([complete[i][k] for i in ids] + [0] * len(group.empty))[: len(ids)] for k in range(len(rubrics))
         ]
         largest = (G - 1) / math.sqrt(G) or 1.0
-        total = sum(rubric.weight for rubric in rubrics)
+        weights = [abs(rubric.weight) for rubric in rubrics]  # a fault lowers its own score already
         rewards: dict[int, float | None] = dict.fromkeys(scores)
         for place, i in enumerate(ids):
-            z = sum(rubric.weight * column[place] for rubric, column in zip(rubrics, columns, strict=True)) / total
+            z = sum(weight * column[place] for weight, column in zip(weights, columns, strict=True)) / sum(weights)
             rewards[i] = z / largest
         return score_by_reward(group, rewards)
 

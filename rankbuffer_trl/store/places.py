@@ -77,6 +77,7 @@ class Config(TypedDict, total=False):
     """The settings of a run that others read from its manifest; a manifest holds all of them."""
 
     seed: int
+    rubric_dropout: float
     save_only_model: bool
     judge_prompt_price: float | None
     judge_completion_price: float | None

@@ -51,6 +51,7 @@ BINDING = {
     "judge": "the judge model",
     "judge_guard": "how responses are quoted for the judge",
     "format_check": "what counts as an answer",
+    "rubric_dropout": "the share of rubrics that a visit leaves out",
     "queries": "the number of queries",
     "data_sha256": "the data",
     "seed": "the seed, and with it the order of the data",
@@ -273,6 +274,7 @@ def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries
         "judge": own_client or args.judge_model or type(judge.client).__name__,
         "judge_guard": args.judge_guard,
         "format_check": args.format_check,
+        "rubric_dropout": args.rubric_dropout or None,  # as in a checkpoint that is older than this setting
         "queries": len(queries),
         "data_sha256": queries.sha256,
         "seed": args.seed if args.data_seed is None else [args.seed, args.data_seed],

@@ -13,6 +13,7 @@ from ..judge.ledger import duration, short
 from ..judge.reach import estimate_tokens
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod
+from ..rewards.must import count_calls
 from .batches import Batches
 from .config import RankBufferConfig
 from .scorer import stand_in
@@ -93,7 +94,7 @@ class RunPlan:
 
         def judged(end: int) -> int:
             first, later = (
-                fmean(self.method.calls(group, first)[end] for group in stand_ins) for first in (True, False)
+                fmean(count_calls(self.method, group, first)[end] for group in stand_ins) for first in (True, False)
             )
             return round(firsts * first + (groups - firsts) * later)
 

@@ -16,6 +16,7 @@ from ..judge import Call, Judge, JudgeError, Usage
 from ..judge.errors import first_leaf
 from ..judge.judge import Asked, explain
 from ..rewards.method import GroupScore, RewardMethod
+from ..rewards.must import count_calls, must_questions, score_group
 
 RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer
@@ -196,13 +197,14 @@ class OpenStep:
         early = getattr(self.method, "early_questions", None)
         if not self._missing[i]:
             scoring[i] = self._start(i, tasks)
-        elif early is not None:
+        else:
             alone = replace(self.groups[i], rollouts=(rollouts[place],))
-            for question in early(alone, self.buffers[i]):
+            questions = early(alone, self.buffers[i]) if early is not None else []
+            for question in (*must_questions(alone), *questions):
                 self.judge.ask_early(question, tasks)
 
     def _start(self, i: int, tasks: asyncio.TaskGroup) -> asyncio.Task[GroupScore]:
-        return tasks.create_task(self.method.score(self.groups[i], self.buffers[i], self.judge))
+        return tasks.create_task(score_group(self.method, self.groups[i], self.buffers[i], self.judge))
 
     def _watch(self, call: Call) -> None:
         """Stop as soon as the failures are too many even if all questions still to come succeed.
@@ -212,7 +214,7 @@ class OpenStep:
         if call.failed and not self._other_texts:
             pairs = zip(self.groups, self.buffers, strict=True)
             again = getattr(self.method, "asked_again", lambda group: 0)
-            most = sum(self.method.calls(group, first=buffer is None)[1] + again(group) for group, buffer in pairs)
+            most = sum(count_calls(self.method, group, buffer is None)[1] + again(group) for group, buffer in pairs)
             self._check_failures(of=most)
 
     def _check_failures(self, of: int) -> None:

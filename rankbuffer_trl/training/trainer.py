@@ -147,6 +147,8 @@ class RankBufferTrainer(GRPOTrainer):
             args.format_check,
             eval_queries,
             args.num_generations_eval,
+            args.rubric_dropout,
+            args.seed,
         )
         super().__init__(
             model,

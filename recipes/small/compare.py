@@ -9,7 +9,6 @@ is better. Answers and judgments are kept in `output_dir`, so the same command c
 """
 
 import asyncio
-import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Question, Totals, ask_many, pairwise_question
 from rankbuffer_trl.judge.config import VerdictConfig
+from rankbuffer_trl.probes import repeated_share
 from rankbuffer_trl.settings import check_at_least, documented
 
 WIDTH = 56
@@ -84,12 +84,8 @@ def sample(config: CompareConfig, label: str, model: str, queries: Sequence[Quer
 def measure(samples: Samples, limit: int) -> dict[str, float]:
     """Return what needs no judge: tokens, the share of answers that end, and that of repeated 4-grams of words."""
     every = [each for of_query in samples.values() for each in of_query]
-    repeated = []
-    for words in (re.findall(r"\w+", text.lower()) for text, _ in every):
-        grams = list(zip(words, words[1:], words[2:], words[3:], strict=False))
-        repeated.append(1 - len(set(grams)) / len(grams) if grams else 0.0)
-    ended = fmean(tokens < limit for _, tokens in every)
-    return {"tokens": fmean(tokens for _, tokens in every), "ended": ended, "repeated_4_grams": fmean(repeated)}
+    ended, repeated = fmean(tokens < limit for _, tokens in every), fmean(repeated_share(text) for text, _ in every)
+    return {"tokens": fmean(tokens for _, tokens in every), "ended": ended, "repeated_4_grams": repeated}
 
 
 def side_by_side(query: Query, labels: Sequence[str], answers: Sequence[str]) -> str:

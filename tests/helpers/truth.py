@@ -21,7 +21,7 @@ def unguarded(prompt: str) -> str:
 
 
 def first_rubric(prompt: str) -> str:
-    return re.search(r"^1\.\[weight=\d\] (.*)$", prompt, re.MULTILINE)[1]
+    return re.search(r"^1\.\[weight=-?\d\] (.*)$", prompt, re.MULTILINE)[1]
 
 
 def truth(prompt: str) -> str:
