@@ -133,6 +133,11 @@ class RankBufferTrainer(GRPOTrainer):
         plan: RunPlan | None = None,
         **kwargs,
     ):
+        if kwargs.get("tools") or kwargs.get("environment_factory"):
+            raise SettingsError(
+                "tools and environments are not supported: the judge would rank what a tool returned as the policy's"
+                " words"
+            )
         plan = plan or RunPlan.of(args, train_dataset, eval_dataset)
         queries, eval_queries = plan.queries, plan.eval_queries
         self._train_queries = queries
