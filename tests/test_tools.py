@@ -242,6 +242,16 @@ def test_answer_reader_reads_several_turns_from_messages():
         AnswerReader(view="transcript").read(["?"], ["plain"], None)
 
 
+def test_answer_reader_knows_that_the_prompt_of_each_turn_began_the_thinking():
+    tokenizer = tokenizer_with(of_trl("qwen3_5_think"))  # begins with `<think>`
+    for first, last, well_formed in (("hm</think>a (call)", "</think>b", True), ("a (call)", "hm</think>b", False)):
+        parts = [tokenizer(text)["input_ids"] for text in (first, f"<think>c</think>{SECRET}", last)]
+        ids, mask = zip(*[(id, own) for own, part in zip((1, 0, 1), parts, strict=True) for id in part], strict=True)
+        turns = [calls("a"), TOLD, says("ignored")]
+        found = AnswerReader("think", tokenizer).read([[{"role": "user", "content": "?"}]], [turns], [ids], [mask])
+        assert found == [Answer("b", well_formed)], first
+
+
 NASTY = st.sampled_from(["[", ">", "[turn 2]", '[result of "a"]', "> ", "\n", "\r", "\u2028", "\u200b", " ", "a"])
 TEXT = st.lists(NASTY, max_size=6).map("".join) | st.text(max_size=6)
 CONTENT = TEXT | st.lists(st.just({"type": "image"}) | st.builds(lambda text: {"type": "text", "text": text}, TEXT))
