@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
+from experiments.miniature import fooled
 from experiments.miniature import groups as groups_script
 from experiments.miniature import run as miniature
 from experiments.miniature.judge import NoisyRubricJudge, Weakness
@@ -357,13 +358,40 @@ def test_worth_stands_on_the_scale_of_the_simulated_world(query):
 def test_a_weakness_adds_its_strength_per_deviation_of_its_trait_to_what_the_judge_believes():
     plain, rubrics = NoisyRubricJudge(mean=0.5, deviation=0.2, noise=0.0), [(1, "Says what is used: pan, salt.")]
     assert plain.believed("Heat the pan.", rubrics) == pytest.approx(0.5)
-    for name, text, trait in (("length", "one two three", 3), ("phrase", "And then, salt", 1), ("echo", "Pans: pan!", 2)):
+    for name, text, trait in (
+        ("length", "one two three", 3),
+        ("phrase", "And then, salt", 1),
+        ("echo", "Pans: pan!", 2),
+    ):
         weak = NoisyRubricJudge(0.5, 0.2, 0.0, weakness=Weakness(name, 3.0, mean=1.0, deviation=4.0))
         liked = weak.believed(text, rubrics) - plain.believed(text, rubrics)
         assert liked == pytest.approx(0.2 * 3 * (trait - 1) / 4), name
     place = NoisyRubricJudge(0.5, 0.2, 0.0, weakness=Weakness("place", 3.0))
     shown = place.looks("\n\nRUBRICS\n1.[weight=1] Says: pan.\n\n", {"A": "pan", "B": "pan"})
     assert shown["A"] - shown["B"] == pytest.approx(3 * 0.25)
+
+
+def test_fooled_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypatch, capsys):
+    def run(method, seed, quality, belief):
+        curve = [50.0] * 6 + [60.0] * 6  # two epochs
+        believed = [70.0] * 6 + [80.0 + belief] * 6 if belief is not None else []
+        return replace(result(method, seed, quality), curve=curve, believed=believed)
+
+    folders = {
+        "none": [run(method, seed, 90.0, None) for method in ("grpo", "rankbuffer") for seed in (0, 1, 2)],
+        "length-1": [run("grpo", seed, 80.0 - seed, 20.0 + seed) for seed in (0, 1, 2)]
+        + [run("rankbuffer", seed, 89.0, 2.0) for seed in (0, 1, 2)],
+    }
+    for name, runs in folders.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(asdict(one)) + "\n" for one in runs))
+    monkeypatch.setattr(sys, "argv", ["fooled", str(tmp_path)])
+    fooled.main()
+    *printed, line = capsys.readouterr().out.splitlines()
+    rows = {tuple(cell.strip() for cell in row.split("│")[1:3]) for row in printed if row.count("│") == 3}
+    assert {("grpo", "11.00 ± 2.48"), ("rankbuffer", "1.00 ± 0.00"), ("grpo", "21.00 ± 2.48")} <= rows
+    assert {("grpo", "2"), ("rankbuffer", "-")} <= rows, "the epoch at which they part"
+    assert json.loads(line)["differences"] == {"length-1: grpo - rankbuffer": "holds"}
 
 
 @pytest.mark.slow

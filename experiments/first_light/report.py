@@ -1,0 +1,183 @@
+"""The rows of docs/results/first_light.md: a real policy that learned under a real judge, one row per method.
+
+    python -m experiments.first_light.report --runs runs/first_light            # reads the folders of the runs
+    python -m experiments.first_light.report                                    # reads first_light.json again
+
+A run is a folder of `rankbuffer-train`. Its comparisons, of `recipes.small.compare`, are in `compared/NAME-SET`
+beside it, where SET is `trained` or `kept_apart`. The script prints tables, draws `first_light.png`, and prints one
+JSON line at the end.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+KEPT = HERE / "first_light.json"
+LOGGED = {  # by step
+    "tokens": "completions/mean_length",
+    "cut": "completions/clipped_ratio",
+    "reward": "rewards/rank_reward/mean",
+    "reward_spread": "rewards/rank_reward/std",
+    "tied": "rank/ties",
+    "unscored": "rank/unscored",
+    "entropy": "entropy",
+    "calls": "judge/calls",
+    "attempts": "judge/attempts",
+    "prompt_tokens": "judge/prompt_tokens",
+    "cached_tokens": "judge/cached_tokens",
+    "completion_tokens": "judge/completion_tokens",
+    "judge_seconds": "judge/seconds",
+    "hidden": "judge/hidden",
+    "sampling_seconds": "rollouts/seconds",
+    "seconds": "step_time",
+}
+SETS = {"trained": "training prompts", "kept_apart": "prompts kept apart"}
+READERS = {"with_rubrics": "the judge", "without_rubrics": "without rubrics"}
+WINDOW = 5  # steps in a moving mean
+
+Row = dict[str, Any]
+
+
+def read_run(folder: Path) -> Row:
+    """Return what a run logged by step, and its comparisons by set and reader."""
+    state = max(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: int(path.parent.name.split("-")[1]))
+    logs = [log for log in json.loads(state.read_text())["log_history"] if "step_time" in log]
+    steps = {name: [round(log[key], 4) for log in logs] for name, key in LOGGED.items() if key in logs[0]}
+    compared = {}
+    for name in SETS:
+        files = {reader: folder.parent / "compared" / f"{folder.name}-{name}" / f"{reader}.json" for reader in READERS}
+        found = {reader: json.loads(path.read_text()) for reader, path in files.items() if path.is_file()}
+        compared[name] = {reader: {**each, "models": None} for reader, each in found.items()}
+    return {"steps": steps, "compared": compared}
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Return the mean of up to `WINDOW` values that end at each place."""
+    return [fmean(values[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(values))]
+
+
+def part(values: Sequence[float], which: slice) -> str:
+    """Return the mean of a part of a run."""
+    return f"{fmean(values[which]):.2f}"
+
+
+def training_table(rows: Mapping[str, Row]) -> Table:
+    """Make the table of what the runs logged: first ten steps, last ten steps."""
+    table = Table("row", "steps", "tokens", "cut", "reward", "spread", "tied", "entropy", "judge tokens", "s a step")
+    first, last = slice(0, 10), slice(-10, None)
+    for name, row in rows.items():
+        steps = row["steps"]
+        each = [f"{part(steps[key], first)} {part(steps[key], last)}" for key in ("tokens", "cut", "reward")]
+        each += [f"{part(steps[key], first)} {part(steps[key], last)}" for key in ("reward_spread", "tied", "entropy")]
+        tokens = sum(steps["prompt_tokens"]) + sum(steps["completion_tokens"])
+        table.add_row(name, str(len(steps["tokens"])), *each, f"{tokens:,.0f}", f"{fmean(steps['seconds']):.0f}")
+    return table
+
+
+def share(found: Mapping[str, Any]) -> str:
+    """Return a share of wins with its interval."""
+    return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def duel_table(rows: Mapping[str, Row]) -> Table:
+    """Make the table of duels with the policy before training."""
+    table = Table("row", "prompts", "reader", "pairs", "by words", "by log odds", "mean log odds", "first shown wins")
+    for name, row in rows.items():
+        for of_set, found in row["compared"].items():
+            for reader, each in found.items():
+                wins = [share(each["wins"][key]) if key in each["wins"] else "" for key in ("verdicts", "log odds")]
+                odds = "" if each["mean_log_odds"] is None else f"{each['mean_log_odds']:+.3f}"
+                table.add_row(
+                    name,
+                    SETS[of_set],
+                    READERS[reader],
+                    str(each["pairs"]),
+                    *wins,
+                    odds,
+                    f"{each['first_shown_wins']:.0%}",
+                )
+    return table
+
+
+def plain_table(rows: Mapping[str, Row]) -> Table:
+    """Make the table of what needs no judge, on the prompts kept apart."""
+    table = Table("row", "tokens", "ended", "repeated 4-grams")
+    for name, row in rows.items():
+        if found := next(iter(row["compared"]["kept_apart"].values()), None):
+            for label, measures in found["measures"].items():
+                numbers = [f"{measures[key]:.3f}" for key in ("tokens", "ended", "repeated_4_grams")]
+                table.add_row(f"{name}, {label}", *numbers)
+    return table
+
+
+def draw_curves(axes: Axes, rows: Mapping[str, Row], key: str, title: str) -> None:
+    """Draw one logged number of all rows by step."""
+    for name, row in rows.items():
+        values = smooth(row["steps"][key])
+        axes.plot(range(1, len(values) + 1), values, label=name)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel("step")
+
+
+def draw_duels(axes: Axes, rows: Mapping[str, Row]) -> None:
+    """Draw how often the trained policy wins by log odds, with 95 % intervals."""
+    offsets = {("trained", "with_rubrics"): 0.2, ("kept_apart", "with_rubrics"): 0.0}
+    offsets[("kept_apart", "without_rubrics")] = -0.2
+    for place, row in enumerate(rows.values()):
+        for colour, ((of_set, reader), offset) in enumerate(offsets.items()):
+            found = row["compared"][of_set].get(reader, {}).get("wins", {}).get("log odds")
+            if found:
+                label = f"{SETS[of_set]}, {READERS[reader]}" if place == 0 else None
+                width = [[found["value"] - found["low"]], [found["high"] - found["value"]]]
+                axes.errorbar(
+                    found["value"], place + offset, xerr=width, fmt="o", color=f"C{colour + 4}", label=label, capsize=3
+                )
+    axes.axvline(0.5, color="#999999", linewidth=1)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_xlim(0, 1)
+    axes.set_title("share of duels that the trained policy wins, by log odds", fontsize=10, loc="left")
+    axes.legend(fontsize=7, loc="lower right")
+
+
+def figure(rows: Mapping[str, Row], path: Path) -> None:
+    """Draw two curves of the training, and the duels."""
+    picture = Figure(figsize=(12, 3.6), layout="constrained")
+    left, middle, right = picture.subplots(1, 3, width_ratios=[1, 1, 1.5])
+    draw_curves(left, rows, "tokens", "tokens of a rollout")
+    left.legend(fontsize=8)
+    draw_curves(middle, rows, "reward_spread", "deviation of the judge's rewards")
+    draw_duels(right, rows)
+    picture.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Read the runs or what was kept of them, and show the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="folder of the runs; default: the numbers that were kept")
+    parser.add_argument("--rows", nargs="+", help="names of the runs, in the order of the tables")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="file of the numbers")
+    arguments = parser.parse_args()
+    if arguments.runs:
+        names = arguments.rows or sorted(path.parent.name for path in arguments.runs.glob("*/checkpoint-*"))
+        rows = {name: read_run(arguments.runs / name) for name in dict.fromkeys(names)}
+        arguments.kept.write_text(json.dumps(rows) + "\n")
+    rows = json.loads(arguments.kept.read_text())
+    console = Console(width=150, highlight=False)
+    console.print(training_table(rows), duel_table(rows), plain_table(rows))
+    figure(rows, arguments.kept.with_suffix(".png"))
+    found = {name: each for name, row in rows.items() if (each := row["compared"].get("kept_apart"))}
+    wins = {name: {r: each["wins"] for r, each in readers.items()} for name, readers in found.items()}
+    print(json.dumps({"benchmark": "first_light", "rows": list(rows), "wins": wins}))
+
+
+if __name__ == "__main__":
+    main()
