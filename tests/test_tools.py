@@ -170,6 +170,8 @@ def test_trainer_reads_a_single_turn_as_without_tools(calling):
     ]
     assert stores[0] == stores[1]
     assert {text for _, id, _, text in stores[0]["responses"] if id[:2] == "0-"} == {f"At once {i}." for i in range(8)}
+    texts = {id: text for _, id, _, text in calling("calls", environment_factory=None)[2]["responses"]}
+    assert texts["0-0"] == "I look. " + CALL.format(place=0), "TRL parses this call, but there is no tool to be called"
 
 
 def test_trainer_with_tools_ends_alike_when_resumed_and_when_judged_late(calling, tmp_path):
