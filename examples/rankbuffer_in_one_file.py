@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["accelerate", "datasets", "openai", "torch", "trl"]
+# ///
 """RankBuffer in one file: GRPO in which the reward of a rollout is its rank among the rollouts of its group.
 
 Each query keeps a buffer of anchors, earlier responses in order from worst to best. A judge places every rollout among

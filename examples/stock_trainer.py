@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["rankbuffer-trl"]
+#
+# [tool.uv.sources] # this repository, since the package is on no index
+# rankbuffer-trl = { path = "..", editable = true }
+# ///
 """RankBuffer in a stock `GRPOTrainer`, beside a second reward: here one for short answers.
 
     python examples/stock_trainer.py --output_dir runs/stock --model_name_or_path Qwen/Qwen3-0.6B \

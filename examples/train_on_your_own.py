@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["rankbuffer-trl"]
+#
+# [tool.uv.sources] # this repository, since the package is on no index
+# rankbuffer-trl = { path = "..", editable = true }
+# ///
 """RankBuffer as a library: your own queries, your own judge, a policy from the Hub or from a folder.
 
     python examples/train_on_your_own.py --output_dir runs/mine --model_name_or_path Qwen/Qwen3-0.6B \

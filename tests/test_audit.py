@@ -62,7 +62,8 @@ class Client:
 
 
 def worth(text: str) -> int:
-    return int(text.split()[1])
+    found = re.match(r"worth (\d+)", text)
+    return int(found[1]) if found else -1  # cut in half
 
 
 def true_position(anchors, candidate):
@@ -155,18 +156,20 @@ def by_place(sign):
 
 NAMES = (
     "lists_tau", "lists_identical", "lists_bias", "pairs_flip", "pairs_first", "pairs_label", "pairs_lists",
-    "put_back", "put_back_distance", "ratings_lists", "ratings_tied",
+    "put_back", "put_back_distance", "ratings_lists", "ratings_tied", "padded", "cut",
 )  # fmt: skip
-PERFECT = dict(zip(NAMES, (1, 1, 0, 0, 1 / 2, 1 / 2, 1, 1, 0, 1, 0), strict=True))
+PERFECT = dict(zip(NAMES, (1, 1, 0, 0, 1 / 2, 1 / 2, 1, 1, 0, 1, 0, 1 / 2, 0), strict=True))
 # -1 for both lists and their reverses, and the four other pairs of lists cancel. Distances are 0, 1, ... 7.
-SHOWN = dict(zip(NAMES, (pytest.approx(-1 / 3), 0, 1, 1, 0, 1 / 2, 1 / 2, 1 / 8, 3.5, 0, 1), strict=True))
+SHOWN = dict(
+    zip(NAMES, (pytest.approx(-1 / 3), 0, 1, 1, 0, 1 / 2, 1 / 2, 1 / 8, 3.5, 0, 1, 1 / 2, 1 / 2), strict=True)
+)
 SOFT = {measure.name for measure in MEASURES} - {*NAMES}
 BETTER = {measure.name for measure in MEASURES if measure.better} - SOFT
 KNOWN = {  # judges with the number of queries, values of measures, and measures not clearly better than chance
     "perfect": (Client(true_position, true_order), 6, PERFECT, set()),
     "backwards, as good as perfect since nothing here is about truth": (
         Client(lambda anchors, one: sum(a > one for a in anchors), lambda w: true_order(w)[::-1], lambda w: 8 - w),
-        6, PERFECT, set(),
+        6, PERFECT | {"cut": 1}, set(),
     ),
     "takes the order shown for the verdict": (Client(lambda *_: 0, as_shown, lambda worth: 5), 6, SHOWN, BETTER),
     "the first shown wins": (
@@ -199,7 +202,21 @@ def test_measures_tell_judges_of_known_behaviour_apart():
 
 def test_measures_stand_beside_what_chance_gives():
     answers, _ = examine(Client(true_position, true_order), make_groups(2, n=4))
-    chances = (0, 1 / 24, 0, 1 / 2, 1 / 2, 1 / 2, 1 / 2, 1 / 4, 4 / 4, 0, None)  # always position 2: 2 1 0 1
+    chances = (
+        0,
+        1 / 24,
+        0,
+        1 / 2,
+        1 / 2,
+        1 / 2,
+        1 / 2,
+        1 / 4,
+        4 / 4,
+        0,
+        None,
+        1 / 2,
+        1 / 2,
+    )  # always position 2: 2 1 0 1
     assert {name: one.chance for name, one in results(answers).items() if name in NAMES} == dict(
         zip(NAMES, chances, strict=True)
     )
@@ -236,6 +253,7 @@ def test_measures_find_the_opinion_behind_the_habits_of_a_judge():
     }  # fmt: skip
     assert {name: measured[name] for name in expected} == expected
     assert min(leads) <= measured["soft_opinion"] <= max(leads)
+    assert (measured["padded"], measured["cut"]) == (1 / 2, 0), "it says A to all of them"
     audit = make_audit(answers, calls)
     assert "on 0 of 5. This judge's words cannot be told from guessing: do not train with them." in verdict(audit)
     assert "Its probabilities can: use beyond/ratings_soft.yaml or beyond/pairs_soft.yaml." in verdict(audit)
@@ -322,8 +340,9 @@ def test_each_query_takes_as_many_questions_as_documented_and_numbers_candidates
     _, calls = examine(client, make_groups(12))
     kinds = Counter((question.query_id, question.kind) for question in client.questions[2:])  # after two trials
     each = {(f"q{i}", kind): n for i in range(12) for kind, n in (("look", 4), ("pair", 10), ("score", N))}
-    assert kinds == each | {(f"q{i}", "insert"): N for i in range(6)}
-    assert len(calls) == kinds.total() == 12 * 22 + 6 * 8
+    each |= {(f"q{i}", kind): n for i in range(6) for kind, n in (("insert", N), ("pair", 14))}
+    assert kinds == each
+    assert len(calls) == kinds.total() == 12 * 22 + 6 * 12
     crossed = 0
     for question in client.questions:
         blocks = question.responses.get("{CANDIDATE_BLOCKS}") or question.responses.get("{RESPONSE_BLOCKS}", ())
@@ -406,8 +425,9 @@ def test_failures_are_left_out_of_the_measures():
     assert list(measured["lists_tau"].values) == ["q0", "q2"]
     assert list(measured["pairs_flip"].values) == ["q1", "q2"]
     assert list(measured["ratings_lists"].values) == ["q0"]
+    assert list(measured["cut"].values) == ["q1", "q2"]
     failed = sum(call.failed for call in calls)
-    assert failed == 2 + 2 + 5 + 1
+    assert failed == 2 + 2 + 5 + 1 + 1
     assert form_of(calls) == Form(len(calls), failed, failed, len(calls) - failed, 0)
 
 
@@ -434,7 +454,7 @@ class Sloppy(Client):
 def test_costs_count_answers_without_the_form_by_kind_but_not_transport_retries():
     client = Sloppy(true_position, true_order)
     client.prose = lambda question, seed: question.kind == "look" and seed == 0
-    asked = {"insert": 4 * N, "look": 4 * 4, "pair": 4 * 10, "score": 4 * N}
+    asked = {"insert": 4 * N, "look": 4 * 4, "pair": 4 * 14, "score": 4 * N}
     answers, calls = examine(client, make_groups(4))
     forms = {kind: Form(n, 0, 0, n, n if kind == "look" else 0) for kind, n in asked.items()}
     assert {cost.kind: cost.form for cost in costs(calls)} == forms
@@ -443,7 +463,7 @@ def test_costs_count_answers_without_the_form_by_kind_but_not_transport_retries(
         examine(client, make_groups(4), max_attempts=1)
     client.prose = lambda question, seed: question.kind == "pair"
     answers, calls = examine(client, make_groups(4), max_attempts=1)
-    assert {cost.kind: cost.form for cost in costs(calls)}["pair"] == Form(40, 40, 0, 40, 40)
+    assert {cost.kind: cost.form for cost in costs(calls)}["pair"] == Form(56, 56, 0, 56, 56)
     assert (values(answers)["pairs_flip"], values(answers)["lists_tau"]) == (None, 1), "no verdicts of pairs"
 
 

@@ -39,7 +39,7 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path
     out = tmp_path / "deep" / "audit"
     printed = command(*REFERENCE, "--queries", 4, "--output_dir", out, "--seed", 3)
     assert printed.err == ""
-    assert printed.out.startswith("[price] 4 queries: 104 questions, about ")
+    assert printed.out.startswith("[price] 4 queries: 120 questions, about ")
     assert "embedded rubric judge" in printed.out
     assert "Clearly better than chance on 5 of 5." in printed.out
     assert "The samples are references of the data set." in " ".join(printed.out.split())
@@ -53,7 +53,7 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path
     assert found["measures"]["lists_tau"]["value"] == found["measures"]["soft_labels"]["value"] == 1
     assert len(found["measures"]["put_back"]["values"]) == 4
     calls = {kind: cost["form"]["questions"] for kind, cost in found["cost"].items()}
-    assert calls == {"insert": 28, "look": 16, "pair": 4 * 8, "score": 28}
+    assert calls == {"insert": 28, "look": 16, "pair": 4 * 12, "score": 28}
     assert all(cost["form"]["first_answers"] == calls[kind] for kind, cost in found["cost"].items())
     assert len(found["put_back"]) == 4 * 7
     assert [len(look["lists"]) for look in found["looks"]] == [4] * 4
@@ -65,7 +65,7 @@ def test_main_announces_the_tokens_that_the_judge_then_counts(command, tmp_path,
     printed = command(*REFERENCE, "--queries", 4, "--output_dir", tmp_path).out
     announced, most = re.search(r"about ([\d,]+) prompt and ([\d,]+) completion", printed).groups()
     assert "a token counts as 3 characters here; in English it has about 4, which costs a quarter less" in printed
-    asked, answered = re.search(r"asked: 104 requests, ([\d,]+) prompt.* ([\d,]+) completion", printed).groups()
+    asked, answered = re.search(r"asked: 120 requests, ([\d,]+) prompt.* ([\d,]+) completion", printed).groups()
     announced, most, asked, answered = (int(text.replace(",", "")) for text in (announced, most, asked, answered))
     assert announced * 3 / 4 == pytest.approx(asked, rel=0.01)
     assert answered <= most <= 1.5 * answered

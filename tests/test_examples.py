@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,24 +33,33 @@ from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.store.gains import compare
 
 PATH = ROOT / "examples" / "one_group.py"
-HEAVY = ("torch", "transformers", "trl", "datasets", "openai")
-RUN = f"""
-import runpy, sys
-runpy.run_path(sys.argv[1], run_name="__main__")
-print("loaded", [name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
-"""
 
 
 @pytest.fixture(scope="module")
 def printed():
-    done = subprocess.run([sys.executable, "-c", RUN, PATH], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stderr == "loaded []\n", "it starts at once because it loads no heavy library"
-    return done.stdout
+    bare = [sys.executable, "-I", "-S", PATH]  # without the environment's libraries: it needs none
+    return subprocess.run(bare, capture_output=True, text=True, cwd="/", timeout=60, check=True).stdout
 
 
 @pytest.fixture(scope="module")
 def example():
     return runpy.run_path(str(PATH))
+
+
+def test_the_headers_of_the_examples_name_what_uv_must_install():
+    for path in (ROOT / "examples").glob("*.py"):
+        header = re.match(r"# /// script\n((?:#.*\n)+)# ///\n", path.read_text())[1]
+        script = tomllib.loads(re.sub("^# ?", "", header, flags=re.MULTILINE))
+        imported = {
+            word.partition(".")[0] for word in re.findall(r"^(?:from|import) (\S+)", path.read_text(), re.MULTILINE)
+        }
+        if path == PATH:
+            assert script["dependencies"] == []
+        elif "rankbuffer_trl" in imported:
+            source = script["tool"]["uv"]["sources"]["rankbuffer-trl"]["path"]
+            assert script["dependencies"] == ["rankbuffer-trl"] and (path.parent / source / "pyproject.toml").is_file()
+        else:
+            assert {*script["dependencies"]} == imported - sys.stdlib_module_names
 
 
 def block(printed: str, title: str) -> list[str]:

@@ -2,31 +2,27 @@
 
 import ast
 import re
-import runpy
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import packages_distributions
 
 import pytest
-import setuptools
 import yaml
 from conftest import ROOT
 from helpers.programs import PAGES, text_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from setuptools import find_packages
 
 from rankbuffer_trl import __version__
 
 
 @pytest.fixture(scope="module")
 def package() -> dict:
-    """What setup.py says to setuptools."""
-    found: list[dict] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", lambda **kwargs: found.append(kwargs))
-        runpy.run_path(str(ROOT / "setup.py"))
-    return found[0]
+    """What pyproject.toml says of the package."""
+    return tomllib.loads(text_of("pyproject.toml"))["project"]
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -39,7 +35,7 @@ def lock() -> dict[str, Requirement]:
 
 
 def test_the_lock_is_exact_and_within_the_ranges(package):
-    locked, ranges = lock(), package["install_requires"] + package["extras_require"]["lab"]
+    locked, ranges = lock(), package["dependencies"] + package["optional-dependencies"]["lab"]
     assert locked.keys() == names(ranges)
     for text in ranges:
         wanted = Requirement(text)
@@ -48,25 +44,32 @@ def test_the_lock_is_exact_and_within_the_ranges(package):
         assert operator == "==" and wanted.specifier.contains(version), text
         assert wanted.extras == exact.extras
         assert all(one.operator in (">=", "<", "<=", "!=") for one in wanted.specifier), f"{text} is no range"
+    named = re.findall(r"`(\S+==\S+)`", text_of("docs/train.md"))
+    assert named and {*named} <= {*text_of("requirements.txt").splitlines()}
 
 
 def test_the_extras_are_those_that_pages_and_messages_name(package):
-    assert package["extras_require"].keys() == {"trackio", "wandb", "vllm", "evaluation", "lab", "dev"}
+    assert package["optional-dependencies"].keys() == {"trackio", "wandb", "vllm", "evaluation", "lab", "dev"}
     named = {name for page in PAGES for name in re.findall(r"(?:\.|rankbuffer-trl)\[(\w+)\]", text_of(page))}
-    assert named and named <= package["extras_require"].keys()
+    assert named and named <= package["optional-dependencies"].keys()
 
 
 def test_the_makefile_installs_the_vllm_that_the_extra_names(package):
-    [text] = package["extras_require"]["vllm"]
+    text = package["optional-dependencies"]["vllm"][0]
     script = re.search(r"VLLM_VERSION := \$\(shell (sed .*)\)", (ROOT / "Makefile").read_text())[1]
     done = subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() in [one.version for one in Requirement(text).specifier if one.operator == ">="]
 
 
+def test_no_package_is_forgotten():
+    listed = tomllib.loads(text_of("pyproject.toml"))["tool"]["setuptools"]["packages"]
+    assert {*listed} == {*find_packages(str(ROOT), include=["rankbuffer_*"]), "rankbuffer_trl.recipes"}
+
+
 @pytest.mark.parametrize("folder", ["rankbuffer_trl", "rankbuffer_lab", "examples", "evaluation"])
 def test_every_library_that_is_imported_is_declared(package, folder):
     extra = {"rankbuffer_lab": "lab"}.get(folder, folder)
-    declared = names(package["install_requires"] + package["extras_require"].get(extra, []))
+    declared = names(package["dependencies"] + package["optional-dependencies"].get(extra, []))
     distributions = packages_distributions()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -77,7 +80,7 @@ def test_every_library_that_is_imported_is_declared(package, folder):
                     continue
                 owners = {canonicalize_name(name) for name in distributions.get(module, [module])}
                 # A library that is an extra of its own name may be missing, so only a function may import it.
-                extra = names(package["extras_require"].get(module, [])) if node.col_offset else set()
+                extra = names(package["optional-dependencies"].get(module, [])) if node.col_offset else set()
                 assert owners & (declared | extra), f"{path.relative_to(ROOT)} imports {module}"
 
 
@@ -85,7 +88,7 @@ def test_every_library_that_is_imported_is_declared(package, folder):
 def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "rankbuffer_trl", "recipes"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "rankbuffer_trl", "rankbuffer_lab", "recipes"):
         subprocess.run(["cp", "-r", ROOT / name, source], timeout=60, check=True)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path, source]
     subprocess.run(build, timeout=300, check=True)
@@ -116,12 +119,47 @@ def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
 # The files beside the code
 
 
-def test_the_workflow_runs_what_every_change_must_pass():
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    [job] = workflow["jobs"].values()
-    assert {"push", "pull_request"} <= workflow[True].keys()  # YAML 1.1 reads the key `on` as true
-    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+def test_the_workflows_run_make_targets_and_all_of_what_every_change_must_pass():
+    targets, runs = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.MULTILINE)), {}
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"} and workflow["concurrency"]["group"], path.name
+        commands = []
+        for job in workflow["jobs"].values():
+            assert (
+                job["timeout-minutes"] <= 120
+                and "write" not in {**job.get("permissions", {}), "id-token": ""}.values()
+            )
+            matrix = job.get("strategy", {}).get("matrix", {})
+            commands += matrix.get("command", []) + [one["command"] for one in matrix.get("include", [])]
+            commands += [step["run"] for step in job["steps"] if "run" in step]
+        runs[path.stem] = {word for line in commands if "make " in line for word in line.partition("make ")[2].split()}
+        assert runs[path.stem] <= targets, f"{path.name}: {runs[path.stem] - targets}"
+    assert runs.keys() == {"pull-request", "main", "schedule", "release"}
+    assert {"lint", "test", "test-lowest"} == runs["pull-request"]
+    assert set(re.findall(r"^make (.+)", text_of(".ci/run"), re.MULTILINE)) <= runs["main"]
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+
+
+def test_lowest_and_newest_come_from_the_ranges(package):
+    ranges = re.search(r"RANGES := (sed .*)", text_of("Makefile"))[1]
+    lowest = re.search(r"\$\(RANGES\) \| (sed .*) >", text_of("Makefile"))[1].replace("$$", "$")
+    for command, wanted in (
+        (ranges, package["dependencies"]),
+        (f"{ranges} | {lowest}", [re.sub(r">=([^,]+).*", r"==\1", text) for text in package["dependencies"]]),
+    ):
+        done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+        assert done.stdout.splitlines() == wanted
+
+
+def test_the_image_and_the_cloud_file_name_what_is_there():
+    image, cloud = text_of("Dockerfile"), text_of("recipes/launch/sky.yml")
+    named = re.findall(r"\b(?:recipes|docs)/[\w/]+\.\w+", image + cloud)
+    named += [word for line in re.findall(r"^COPY (.+)", image, re.MULTILINE) for word in line.split()[:-1]]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    task = yaml.safe_load(cloud)
+    assert all(task["envs"].values()), "SkyPilot asks for variables that are empty"
+    subprocess.run(["bash", "-n"], input=task["setup"] + task["run"], text=True, timeout=30, check=True)
 
 
 def test_citation_and_changelog_are_of_this_version_and_of_the_paper():

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import resource
+import runpy
 import signal
 import socket
 import threading
@@ -163,7 +164,7 @@ def test_everything_else_is_trls_client(server, run):
     with server() as (_, url):
         ours = separate(url, run)
         assert ours.base_url == url and ours.model == "policy"
-        assert ours.get_server_info()["model_config"]["logprobs_mode"] == "processed_logprobs"
+        ours.check_server()
         ours.reset_prefix_cache()
         with pytest.raises(AttributeError):
             _ = ours.no_such_thing
@@ -190,6 +191,13 @@ def test_known_to_us_holds_for_the_installed_trl(monkeypatch):
 
 
 # Faults
+
+
+def test_a_name_that_trl_drops_stops_only_rollouts_from_a_server(monkeypatch):
+    monkeypatch.delattr(vllm_client, "parse_logprobs")
+    names = runpy.run_module("rankbuffer_trl.training.rollouts")
+    with pytest.raises(ImportError, match="parse_logprobs"):
+        names["read_rollout"]({"choices": []}, 1)
 
 
 def test_generate_sends_a_refused_request_again(server, run):

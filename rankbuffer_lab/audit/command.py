@@ -31,7 +31,7 @@ from .fit import fit_judge, lasting_bound
 from .labels import read_labels, rows_to_label
 from .measures import MEASURES
 from .results import Audit, Cost, Form, estimates
-from .samples import INSERTED, ask_everything, insertions, pairs_of, questions, read_samples
+from .samples import FURTHER, ask_everything, insertions, length_questions, pairs_of, questions, read_samples
 from .terminal import print_audit
 
 
@@ -55,7 +55,7 @@ class AuditConfig(JudgeConfig):
             A file of eight responses of your policy per query, in any order: rows with `query_id` and `responses`.
         queries (`int`, *optional*, defaults to `50`):
             Number of queries to draw from the file of samples. A query with eight samples takes 22 questions. The
-            first six queries take eight more.
+            first six queries take twelve more.
         labels (`str`, *optional*):
             A file of 100 or more labels of your own: rows with `query_id`, `better` and `worse`. The file
             `pairs.jsonl` of an earlier audit has the pairs and the numbers of their samples.
@@ -191,8 +191,9 @@ def audit(config: AuditConfig) -> Audit:
     pairs = {group.query.id: pairs_of(group, config.seed) for group in groups}
     labels = read_labels(config.labels, pairs) if config.labels else []
     asked = [one for group in groups for one in questions(group, config.seed, config.probabilities).values()]
-    for group in groups[:INSERTED]:  # the order is not known yet, but the lengths are
-        asked += insertions(group, range(len(group.rollouts))).values()
+    for group in groups[:FURTHER]:
+        asked += length_questions(group, config.probabilities).values()
+        asked += insertions(group, range(len(group.rollouts))).values()  # in another order, but of the same lengths
     tokens = estimate_tokens(asked, config.judge_guard)
     announce(config.endpoint(), f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
 

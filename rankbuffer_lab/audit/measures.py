@@ -279,6 +279,22 @@ MEASURES = (
         better=0,
     ),
     Measure(
+        "padded",
+        "padded",
+        "share of samples that lose against themselves with idle sentences",
+        lambda a: a.padded,
+        lambda n: 0.5,
+        better=0,
+    ),
+    Measure(
+        "cut",
+        "cut",
+        "share of samples that lose against their own first half",
+        lambda a: a.cut,
+        lambda n: 0.5,
+        better=0,
+    ),
+    Measure(
         SOFT,
         "by probabilities",
         "share of pairs on which log odds and mean ratings agree",

@@ -12,7 +12,9 @@ the probabilities behind it. So the two readings differ in nothing else. Ratings
 `ratings_soft` asks. On the scale of `pointwise`, 1 and 10 often share a token, and nobody could tell how. A judge
 without probabilities rates from 0 to 10.
 
-For the first six queries, the judge then inserts each sample among the others, which stand as the lists ranked them.
+For the first six queries, the judge also compares the first sample with itself, once with idle sentences at its end
+and once cut in half, in both orders. Then it inserts each sample among the others, which stand as the lists ranked
+them.
 """
 
 import logging
@@ -55,7 +57,8 @@ logger = logging.getLogger(__name__)
 
 LISTS = 4
 FEWEST = 4
-INSERTED = 6
+FURTHER = 6  # queries with insertions, and with a sample that is padded and cut
+IDLE = "I hope that this helps. There is always more to say about such a question, and much depends on the case."
 
 Order = tuple[int, ...]
 Pair = tuple[int, int]
@@ -86,6 +89,9 @@ class QueryVerdicts:
         odds, crossed_odds (`Mapping[tuple[int, int], float]`, *optional*):
             The log odds that the first one of (shown first, shown second) is better, for the pairs of `looks` and of
             `crossed` with probabilities.
+        padded, cut (`float`, *optional*):
+            How often the first sample loses against itself with idle sentences, and against its first half: 0, 0.5 or
+            1. It is by the mean log odds of both orders if there are probabilities, else by the words.
     """
 
     looks: QueryLooks
@@ -93,6 +99,8 @@ class QueryVerdicts:
     put_back: Sequence[tuple[int, int | None]] = ()
     odds: Mapping[Pair, float] = field(default_factory=dict)
     crossed_odds: Mapping[Pair, float] = field(default_factory=dict)
+    padded: float | None = None
+    cut: float | None = None
 
     @property
     def n(self) -> int:
@@ -176,7 +184,7 @@ def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple, Question]:
-    """Make all questions about one group except the insertions, by a key such as `("list", (3, 0, 2, 1))`.
+    """Make the questions about each group, by a key such as `("list", (3, 0, 2, 1))`.
 
     With `soft`, pairs and ratings are asked for probabilities, too.
     """
@@ -192,14 +200,27 @@ def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple,
         asked["crossed", (first, second)] = replace(labelled, responses=blocks)
     most = MOST if soft else 10
     asked |= {("score", i): pointwise_question(group.query, group.rollouts[i].text, most=most) for i in ids}
-    if soft:
-        asked |= {key: Lenient(**vars(one) | {"soft": True}) for key, one in asked.items() if key[0] != "list"}
-    return asked
+    return asked | softened({key: one for key, one in asked.items() if key[0] != "list"}) if soft else asked
+
+
+def length_questions(group: RolloutGroup, soft: bool = False) -> dict[tuple, Question]:
+    """Make the questions whether the first sample is better than itself padded and cut, by the label of the sample."""
+    text = group.rollouts[0].text
+    changed = {"padded": f"{text}\n\n{IDLE}", "cut": text[: len(text) // 2].rstrip() or "."}
+    asked = {(what, "A"): pairwise_question(group.query, text, other, tie=False) for what, other in changed.items()}
+    asked |= {(what, "B"): pairwise_question(group.query, other, text, tie=False) for what, other in changed.items()}
+    return softened(asked) if soft else asked
+
+
+def softened(asked: Mapping[tuple, Question]) -> dict[tuple, Question]:
+    """Return the same questions with probabilities, where the server gives them."""
+    return {key: Lenient(**vars(one) | {"soft": True}) for key, one in asked.items()}
 
 
 def pair_question(group: RolloutGroup, pair: Pair) -> Question:
     """Ask which sample of a pair is better: the first one, which is `A`, or `B`."""
-    return pairwise_question(group.query, *(group.rollouts[i].text for i in pair), tie=False)
+    first, second = (group.rollouts[i].text for i in pair)
+    return pairwise_question(group.query, first, second, tie=False)
 
 
 def insertions(group: RolloutGroup, order: Sequence[int]) -> dict[tuple, Question]:
@@ -234,7 +255,18 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
         list(of("insert").items()),
         {pair: reading.log_odds("A", "B") for pair, reading in readings("pair").items()},
         {pair: reading.log_odds("B", "A") for pair, reading in readings("crossed").items()},
+        *(losses(of(what), readings(what)) for what in ("padded", "cut")),
     )
+
+
+def losses(words: Mapping[str, str | None], readings: Mapping[str, Reading]) -> float | None:
+    """Return how often a sample, named by its labels, loses against a change of itself; `None` if a verdict failed."""
+    if len(readings) == 2:
+        odds = readings["A"].log_odds("B", "A") + readings["B"].log_odds("A", "B")
+        return (1 + (odds > 0) - (odds < 0)) / 2
+    if len(words) < 2 or None in words.values():
+        return None
+    return sum(word != label for label, word in words.items()) / 2
 
 
 async def try_out(judge: Judge, question: Question) -> None:
@@ -295,12 +327,14 @@ async def ask_everything(
     if soft:
         soft = await gives_probabilities(make_judge, groups[0], log, seed)
     asked = {group.query.id: questions(group, seed, soft) for group in groups}
+    for group in groups[:FURTHER]:
+        asked[group.query.id] |= length_questions(group, soft)
     named = {f"{query_id} {key}": one for query_id, each in asked.items() for key, one in each.items()}
     answers = await ask_many(make_judge(), named, log, "asking the judge")
     said = {id: {key: answers.values.get(f"{id} {key}") for key in each} for id, each in asked.items()}
 
     inserted = {}
-    for group in groups[:INSERTED]:
+    for group in groups[:FURTHER]:
         if places := read_verdicts(group.query.id, said[group.query.id]).places:
             inserted[group.query.id] = insertions(group, sorted(range(len(places)), key=lambda i: places[i]))
     named = {f"{query_id} {key}": one for query_id, each in inserted.items() for key, one in each.items()}

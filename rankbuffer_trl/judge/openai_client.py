@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from httpx2 import Limits, ReadTimeout, Request, Response  # what openai is built on
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
 from .endpoint import Endpoint, read_key
 from .errors import ECHOED, TransportError, masked
+from .http import Limits, ReadTimeout, Request, Response
 from .judge import Asked
 from .ledger import Reply, Tally, Usage
 
@@ -174,7 +174,8 @@ class OpenAIClient:
             text = str(cause)[:MOST_WORDS] or "no connection, or no answer in time"
             return self._error(f"{type(cause).__name__}: {text}", "down")
         status = error.status_code
-        text = error.message.removeprefix(f"Error code: {status} - ")[:MOST_WORDS]
+        said = error.body.get("message") if isinstance(error.body, dict) else None
+        text = (said if isinstance(said, str) and said else f"Error code: {status}")[:MOST_WORDS]
         if 300 <= status < 400:
             text = (
                 f"a redirect to {error.response.headers.get('location', '')[:MOST_WORDS]}, which is not followed;"

@@ -101,12 +101,13 @@ def judge(prompt: str) -> str:
         rubrics, responses = split(body, "RESPONSES")
         of_group = re.search(r"\[<(\d+) integers", instruction)
         n, most = (int(of_group[1]), 100) if of_group else (2, 10)
-        pieces = re.split(r"^\[(?:[AB]|R\d+)\]$", responses, flags=re.MULTILINE)[1 : n + 1]
-        first, second, *others = (score(unquoted(piece.strip("\n")), rubrics) for piece in pieces)
+        pieces = re.split(r"^\[([AB]|R\d+)\]$", responses, flags=re.MULTILINE)[1 : 2 * n + 1]
+        qualities = [score(unquoted(piece.strip("\n")), rubrics) for piece in pieces[1::2]]
         if '{"scores":' in instruction:
-            return json.dumps({"scores": [round(most * quality) for quality in (first, second, *others)]})
+            return json.dumps({"scores": [round(most * quality) for quality in qualities]})
+        first, second = qualities
         tie = "tie" if '"tie"' in instruction else "A"
-        return json.dumps({"winner": tie if first == second else "A" if first > second else "B"})
+        return json.dumps({"winner": tie if first == second else pieces[0 if first > second else 2]})
     return answer_insertion(body)
 
 

@@ -1,13 +1,13 @@
 """Before a run: is every judge server there, does its context hold the prompts, and what will the run cost?
 
 The preflight reaches every server, checks model and context length, and asks one real question. Then it asks as many
-real questions at once as training does, and estimates the cost of the run from them. Its calls enter no ledger. It
-prints their cost.
+other real questions at once as training does, eight at least, and estimates the cost of the run from them. Its calls
+enter no ledger. It prints their cost.
 """
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -23,6 +23,8 @@ from ..rewards.method import RewardMethod
 from .plan import RunPlan
 from .scorer import stand_in
 
+SAMPLE = 8
+"""Least number of questions that tell the cost of a run."""
 MASKED = 1e-4
 """Probability on no valid answer, above which a server is taken to report probabilities before its grammar."""
 
@@ -159,24 +161,41 @@ def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
 
 
 async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Call], float]:
-    """Ask as many questions as can be in flight, about the first queries. Return the calls and their wall seconds.
+    """Ask as many questions as can be in flight, eight at least. Return the calls and their wall seconds.
 
     Raises:
         [`JudgeError`]: if they take longer than `judge_step_timeout`.
     """
     args = plan.args
     in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
+    asked = list(islice(unasked(plan), max(in_flight, SAMPLE)))
     started = time.perf_counter()
     try:
         async with asyncio.timeout(args.judge_step_timeout):
-            await judge.ask_all(islice(plan.first_questions(), in_flight))
+            await judge.ask_all(asked)
     except TimeoutError:
         answered = sum(call.outcome == "parsed" for call in judge.drain())
         raise JudgeError(
             f"the judge ({judge.client.name}) did not finish a sample within judge_step_timeout="
-            f"{args.judge_step_timeout:g} s: {answered} of {in_flight} questions were answered, so nothing was started"
+            f"{args.judge_step_timeout:g} s: {answered} of {len(asked)} questions were answered, so nothing was"
+            " started"
         ) from None
     return judge.drain(), time.perf_counter() - started
+
+
+def unasked(plan: RunPlan) -> Iterator[Question]:
+    """Yield the first questions of a run, each prompt once. The first of all was asked before, so it comes last.
+
+    A server answers a prompt that it has seen from its cache, much faster than those of the run.
+    """
+    first = next(plan.first_questions())
+    seen = {first.prompt()}
+    for question in plan.first_questions():
+        prompt = question.prompt()
+        if prompt not in seen:
+            seen.add(prompt)
+            yield question
+    yield first
 
 
 def report(plan: RunPlan) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 
 from accelerate import PartialState
 from aiohttp import ClientSession, TCPConnector
-from httpx2 import Limits
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError, Timeout
-from trl.generation.vllm_client import VLLMClient, parse_logprobs
+from trl.generation.vllm_client import VLLMClient
 
 from ..errors import RankBufferError
 from ..judge.errors import first_leaf, printable
+from ..judge.http import Limits
 from .distributed import for_others
 
 RETRIES = 8  # of one request, within 40 s
@@ -252,6 +252,8 @@ def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float = math.i
     Raises:
         `NO_ROLLOUT`: if it is none that the policy could have sampled.
     """
+    from trl.generation.vllm_client import parse_logprobs  # if TRL renames it, runs without a server still train
+
     (choice,) = answer["choices"]
     if choice.get("finish_reason") == "abort":
         raise ValueError("the rollout was aborted")

@@ -4,6 +4,7 @@ import argparse
 import re
 import runpy
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -57,8 +58,8 @@ def program(words: list[str]) -> tuple[str, list[str]] | None:
 
 def entry_points() -> dict[str, tuple[str, str]]:
     """Return module and function of the package's console scripts, by name."""
-    found = re.findall(r'"(rankbuffer-[\w-]+) = ([\w.]+):(\w+)"', text_of("setup.py"))
-    return {name: (module, function) for name, module, function in found}
+    scripts = tomllib.loads(text_of("pyproject.toml"))["project"]["scripts"]
+    return {name: tuple(place.split(":")) for name, place in scripts.items()}
 
 
 def start(name: str, arguments: list[str]) -> None:
