@@ -391,7 +391,11 @@ def test_build_trainer_names_a_policy_that_does_not_exist(tmp_path, data_file):
         script, args, model = parse(*words, "--model_name_or_path", name)
         with pytest.raises(SettingsError, match=f"^{message}.*$"):
             command.build_trainer(script, model, command.make_plan(script, args))
-    for more, message in (("--dataset_name=", "dataset_name is not set"), ("--dataset_streaming", "is not supp")):
+    for more, message in (
+        ("--dataset_name=", "dataset_name is not set"),
+        ("--dataset_streaming", "is not supp"),
+        ("--judge_view=transcript", "this run has none"),
+    ):
         with pytest.raises(SettingsError, match=message):
             command.make_plan(*parse(*words, more)[:2])
 

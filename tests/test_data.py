@@ -1,6 +1,7 @@
 """The training set: good files load, and every bad row or file is refused with its place, key and value."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,20 @@ def test_query_table_takes_a_prompt_as_text_and_a_row_without_id(tmp_path, load)
     shown = [{"prompt": row["prompt"], "query_id": id} for row, id in zip(full, ids, strict=True)]
     assert list(tables["texts"].prompts) == shown
     assert len(set(ids)) == 3 and tables["full"].ids == ["q0", "q1", "q2"]
+
+
+def test_query_table_passes_the_columns_on_that_it_does_not_read(tmp_path):
+    further = [{"solution": f"{i}", "when": datetime(2026, 1, 1 + i), "more": {"n": [i]}} for i in range(4)]
+    taken = {"models": ["a"] * 4, "images": ["x"], "ranked": False, "prompts": "?", "completions": "!"}
+    plain = [row | {"prompt": row["prompt"][1]["content"]} for row in good_rows(4)]
+    for name, rows in (("messages", good_rows(4)), ("texts", plain)):
+        dataset = Dataset.from_list([row | more | taken for row, more in zip(rows, further, strict=True)])
+        dataset.to_parquet(tmp_path / f"{name}.parquet")
+        for each in (dataset, load_queries(str(tmp_path / f"{name}.parquet")).select([2, 0, 3])):
+            table = QueryTable(each, anchors_needed=4)
+            expected = [further[int(id[1:])] | {"query_id": id, "prompt": table[id].prompt} for id in table.ids]
+            assert list(table.prompts) == expected
+        assert QueryTable(dataset).sha256 == QueryTable(Dataset.from_list(rows)).sha256, "a checkpoint still fits"
 
 
 def test_query_table_takes_texts_and_messages_in_one_file(tmp_path):

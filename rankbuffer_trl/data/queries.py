@@ -1,8 +1,8 @@
 """Load a training set, refuse rows that cannot be trained on, and look queries up by id.
 
-The trainer's own rows hold `prompt` and `query_id` only, because TRL copies them for every rollout. The process that
-scores looks rubrics and responses up here. The table is an Arrow file mapped into memory: 100,000 queries take the
-memory of an index, not of their texts.
+The trainer's own rows hold no rubrics and responses, because TRL copies rows for every rollout. The process that
+scores looks them up here. The table is an Arrow file mapped into memory: 100,000 queries take the memory of an index,
+not of their texts.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, IterableDataset, List, load_dataset
+from datasets import Dataset, IterableDataset, List, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from httpx import HTTPError
 from pyarrow import ArrowException
@@ -29,6 +29,8 @@ PAPER_SET = (
     " --output_file data/nectar_1000_no_rubrics.jsonl` and then recipes/generate_rubrics.py: docs/data.md has both"
 )
 COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
+# Names that mean something to TRL or to the rank reward, so that no column of them is passed on.
+TAKEN = ("prompts", "completions", "image", "images", "ranked")
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 # What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.
@@ -104,13 +106,14 @@ class QueryTable:
         dataset (`Dataset`):
             Columns `prompt` (a text or a list of messages), `rubrics` (list of `text` and `weight`), unless
             `anchors_needed` is 0 `responses` (list of text from worst to best), and, if the rows have ids, `query_id`
-            (text, unique). See [`normal_row`] for a prompt that is a text and for a row without an id.
+            (text, unique). See [`normal_row`] for a prompt that is a text and for a row without an id. Further columns
+            may have any type.
         anchors_needed (`int`, *optional*, defaults to `0`):
             Number of responses that every row must have: `K0`, or 0 for bootstrap.
 
     Attributes:
         sha256 (`str`):
-            Digest of all rows in their order. The order decides when a query is visited.
+            Digest of all rows in their order, without further columns. The order decides when a query is visited.
 
     Raises:
         [`DataError`]: for the first row that is not of this form.
@@ -126,6 +129,7 @@ class QueryTable:
     def __init__(self, dataset: Dataset, anchors_needed: int = 0):
         required = ["prompt", "rubrics"] + (["responses"] if anchors_needed else [])
         self._dataset = normalise(select(dataset, required))
+        self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*COLUMNS, *TAKEN)])
         self._row: dict[str, int] = {}
         contents = hashlib.sha256()
         for number, row in enumerate(checked(self._dataset, anchors_needed)):
@@ -150,8 +154,9 @@ class QueryTable:
 
     @property
     def prompts(self) -> Dataset:
-        """The rows with the columns `prompt` and `query_id` alone, for a trainer."""
-        return self._dataset.select_columns(["prompt", "query_id"])
+        """The rows for a trainer: `prompt`, `query_id`, and the columns that this package does not read itself."""
+        rows = self._dataset.select_columns(["prompt", "query_id"])
+        return concatenate_datasets([rows, self._further], axis=1) if self._further.column_names else rows
 
     @property
     def ids(self) -> list[str]:

@@ -6,14 +6,18 @@ after it. `none` accepts any text. Everything else is a regular expression that 
 
 A rollout that was cut off while it was thinking has no closed block, so it has no answer and is never judged. A
 rollout that was cut off in its answer is judged by the part that is there.
+
+A rollout of several turns, between which tools were called, is well formed if every turn of the policy is.
 """
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from ..errors import SettingsError
 from ..groups import storable
+from .views import from_policy, view_of
 
 
 class Answer(NamedTuple):
@@ -44,6 +48,21 @@ def read_answer(text: str, check: str = "none") -> Answer:
     return Answer(answer, bool(answer))
 
 
+def read_turn(message: dict, text: str, check: str) -> Answer:
+    """Apply a format check to one turn of the policy, whose whole text is `text`. The answer is without its calls.
+
+    A turn that calls a tool needs no answer, so no regular expression has to match it. `think` demands its closed
+    block all the same.
+    """
+    if not message.get("tool_calls"):
+        return read_answer(text, check)
+    thinks = check == "think"
+    whole = read_answer(text, check if thinks else "none")
+    beside = storable(completion_text([message]))
+    said = read_answer(beside.rpartition("</think>")[2]) if thinks else read_answer(beside, check)
+    return Answer(said.text if whole.text else "", whole.well_formed)
+
+
 class AnswerReader:
     """The reader that finds the answers in the arguments of a TRL reward function.
 
@@ -55,6 +74,11 @@ class AnswerReader:
             completions are read as TRL passes them.
         chat_template_kwargs (`dict`, *optional*):
             The arguments that the prompts are rendered with.
+        view (`str`, *optional*, defaults to `"answer"`):
+            What the judge sees of a rollout with tools, see [`view_of`]. `None` is for rollouts without tools, each of
+            which is one text.
+        limit (`int`, *optional*, defaults to `1000`):
+            Characters of each result of a tool that a transcript shows.
 
     Raises:
         [`SettingsError`]: if `check` is none of the three checks.
@@ -64,24 +88,58 @@ class AnswerReader:
         [Answer(text='Hello!', well_formed=True)]
     """
 
-    def __init__(self, check: str = "none", tokenizer: Any = None, chat_template_kwargs: dict | None = None):
+    def __init__(
+        self,
+        check: str = "none",
+        tokenizer: Any = None,
+        chat_template_kwargs: dict | None = None,
+        view: str | None = "answer",
+        limit: int = 1000,
+    ):
         check_format(check)
         self.check = check
         self.tokenizer = tokenizer
         self.chat_template_kwargs = chat_template_kwargs or {}
+        self.view = view
+        self.limit = limit
         self._begun: str | None = None
 
     def read(
-        self, prompts: Sequence, completions: Sequence, completion_ids: Sequence[list[int]] | None
+        self,
+        prompts: Sequence,
+        completions: Sequence,
+        completion_ids: Sequence[list[int]] | None,
+        masks: Sequence[list[int]] | None = None,
     ) -> list[Answer]:
-        """Return one [`Answer`] per completion, whose text the store and a request can hold."""
-        if self.tokenizer is None or completion_ids is None:
-            texts = [completion_text(completion) for completion in completions]
+        """Return one [`Answer`] per completion, whose text the store and a request can hold.
+
+        `masks` has 1 for each token that the policy wrote, and 0 for those of tools. Without it, a completion of
+        several messages is read as TRL passes it. TRL's parser drops a second block of thinking there.
+
+        Raises:
+            [`SettingsError`]: if a transcript is wanted of a completion that has no messages.
+        """
+        unknown: list[None] = [None] * len(completions)
+        rollouts = zip(prompts, completions, completion_ids or unknown, masks or unknown, strict=True)
+        return [self._read(*rollout) for rollout in rollouts]
+
+    def _read(
+        self, prompt: Any, completion: str | list[dict], ids: list[int] | None, mask: list[int] | None
+    ) -> Answer:
+        if self.view == "transcript" and isinstance(completion, str):
+            raise SettingsError("judge_view='transcript' needs prompts that are lists of messages, not plain texts")
+        whole = self.view is None or isinstance(completion, str)
+        messages: Any = [{"content": completion_text(completion)}] if whole else completion
+        own = [message for message in messages if from_policy(message)]
+        if self.tokenizer is None or ids is None or (mask is None and len(messages) > 1):
+            texts = [completion_text([message]) + ("(call)" if message.get("tool_calls") else "") for message in own]
         else:
-            texts = self.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
-            if self.check == "think":
-                texts = [self._begun_by_prompt(prompts[0]) + text for text in texts]
-        return [read_answer(storable(text), self.check) for text in texts]
+            parts = [ids] if mask is None else policy_turns(ids, mask)
+            begun = self._begun_by_prompt(prompt) if self.check == "think" else ""
+            texts = [begun + text for text in self.tokenizer.batch_decode(parts, skip_special_tokens=True)]
+        turns = [read_turn(message, storable(text), self.check) for message, text in zip(own, texts, strict=True)]
+        text = storable(view_of(self.view or "answer", messages, [turn.text for turn in turns], self.limit))
+        return Answer(text, bool(text) and all(turn.well_formed for turn in turns))
 
     def _begun_by_prompt(self, prompt: Any) -> str:
         """Return the thinking that the chat template puts at the end of the prompt, before the completion.
@@ -103,16 +161,22 @@ class AnswerReader:
         return self._begun
 
 
+def policy_turns(ids: Sequence[int], mask: Sequence[int]) -> list[list[int]]:
+    """Cut the token ids of a rollout into the turns of the policy, whose tokens have 1 in the mask."""
+    runs = groupby(zip(mask, ids, strict=True), key=lambda pair: pair[0])
+    return [[id for _, id in run] for own, run in runs if own]
+
+
 def format_reward(extracted_answer: Sequence[Answer], **kwargs) -> list[float]:
     """Return 1 for each completion that has the required format, else 0. In the paper its weight is 0.2."""
     return [float(answer.well_formed) for answer in extracted_answer]
 
 
 def completion_text(completion: str | list[dict]) -> str:
-    """Return the text of a completion. If TRL has split the thinking off, put it back in front."""
+    """Return the text that the policy wrote last. If TRL has split the thinking off, put it back in front."""
     if isinstance(completion, str):
         return completion
-    message = completion[-1]
+    message = next(message for message in reversed(completion) if from_policy(message))
     reasoning = message.get("reasoning_content")
     return (f"<think>{reasoning}</think>" if reasoning else "") + (message.get("content") or "")
 

@@ -52,6 +52,7 @@ BINDING = {
     "judge_guard": "how responses are quoted for the judge",
     "format_check": "what counts as an answer",
     "rubric_dropout": "the share of rubrics that a visit leaves out",
+    "judge_view": "what the judge sees of a rollout with tools",
     "queries": "the number of queries",
     "data_sha256": "the data",
     "seed": "the seed, and with it the order of the data",
@@ -275,6 +276,7 @@ def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries
         "judge_guard": args.judge_guard,
         "format_check": args.format_check,
         "rubric_dropout": args.rubric_dropout or None,  # as in a checkpoint that is older than this setting
+        "judge_view": None if args.judge_view == "answer" else [args.judge_view, args.judge_view_limit],
         "queries": len(queries),
         "data_sha256": queries.sha256,
         "seed": args.seed if args.data_seed is None else [args.seed, args.data_seed],

@@ -55,7 +55,7 @@ def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
         raise SettingsError(
             "dataset_streaming is not supported: queries are looked up by id, and an epoch visits each once"
         )
-
+    training_args.check_view(tools=False)
     splits = [script_args.dataset_train_split]
     if training_args.eval_strategy != "no":
         splits.append(script_args.dataset_test_split)

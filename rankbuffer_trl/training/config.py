@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
@@ -82,6 +82,13 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
             answer alone.
         format_weight (`float`, *optional*, defaults to `0.2`):
             Weight of the format reward (0 or 1). The rank reward in [-1, 1] has the weight 1.
+        judge_view (`str`, *optional*, defaults to `"answer"`):
+            What the judge sees of a rollout in which the policy called tools. `"answer"` is the answer in its last
+            turn, and a rollout that ends in a call has none. `"last_reply"` is the last text that the policy wrote in
+            any turn. `"transcript"` is all of it: turns, calls, and the results of the tools, quoted. Buffers, store
+            and report have the same text.
+        judge_view_limit (`int`, *optional*, defaults to `1000`):
+            Characters of each result of a tool that a transcript shows.
         reward_functions (`list`, *optional*):
             More reward functions of TRL, as JSON on the command line. Each item has `function` (the dotted path),
             `weight` (default 1.0) and, if the path names a function that makes the reward function, its `args`
@@ -145,6 +152,8 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     rollout_timeout: float | None = None
     format_check: str = "none"
     format_weight: float = 0.2
+    judge_view: Literal["answer", "last_reply", "transcript"] = "answer"
+    judge_view_limit: int = 1000
     reward_functions: list | str | None = None
     max_prompt_length: int | None = None
     hub_private_repo: bool = True
@@ -206,7 +215,7 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        check_at_least(self, format_weight=0)
+        check_at_least(self, format_weight=0, judge_view_limit=0)
         if not 0 <= self.rubric_dropout < 1:
             raise SettingsError(f"rubric_dropout must be at least 0 and below 1, got {self.rubric_dropout}")
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
@@ -323,6 +332,18 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         if price is not None and cost is not None and cost >= price:
             return f"the judge has cost {cost:,.2f}, judge_price_budget={price:,.2f}"
         return None
+
+    def check_view(self, tools: bool) -> None:
+        """Refuse a transcript of a run without tools. For such a run, `last_reply` is the same as `answer`.
+
+        Raises:
+            [`SettingsError`]: saying what to do.
+        """
+        if self.judge_view == "transcript" and not tools:
+            raise SettingsError(
+                "judge_view='transcript' shows calls of tools, and this run has none: leave judge_view out, or pass"
+                " tools or environment_factory to RankBufferTrainer"
+            )
 
     def reward_method(self) -> RewardMethod:
         """Build the reward method with its arguments.

@@ -86,7 +86,7 @@ class RankBufferTrainer(GRPOTrainer):
             The queries to evaluate on, in the same form. Evaluation reads buffers and writes none.
         reward_funcs (`list[Callable]`, *optional*):
             More reward functions, each with the weight 1; `reward_functions` of `args` names others, with weights. TRL
-            passes them the columns `query_id`, `split`, `epoch` and `extracted_answer`, an
+            passes them `query_id`, `split`, `epoch`, the further columns of the data set, and `extracted_answer`, an
             [`~rewards.format.Answer`] per completion.
         judge ([`Judge`], *optional*):
             The judge. Default: the judge that `args` describes.
@@ -95,7 +95,7 @@ class RankBufferTrainer(GRPOTrainer):
         plan (`RunPlan`, *optional*):
             The plan of the run, if it is made already. Default: what follows from `args` and the data.
         kwargs:
-            The other arguments of [`~trl.GRPOTrainer`].
+            The other arguments of [`~trl.GRPOTrainer`]. With `tools` or `environment_factory`, see `judge_view`.
 
     Raises:
         [`DataError`], [`StoreError`], [`SettingsError`]: before training. The message names the fault.
@@ -133,6 +133,7 @@ class RankBufferTrainer(GRPOTrainer):
         plan: RunPlan | None = None,
         **kwargs,
     ):
+        args.check_view(tools=bool(kwargs.get("tools") or kwargs.get("environment_factory")))
         plan = plan or RunPlan.of(args, train_dataset, eval_dataset)
         queries, eval_queries = plan.queries, plan.eval_queries
         self._train_queries = queries
@@ -166,7 +167,11 @@ class RankBufferTrainer(GRPOTrainer):
         given = [args.format_weight, *plan.weights]
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         self.dataset_name = dataset_name
-        self._answers = AnswerReader(args.format_check, self._tokenizer, args.chat_template_kwargs)
+        view = args.judge_view if self.tools else None
+        self._answers = AnswerReader(
+            args.format_check, self._tokenizer, args.chat_template_kwargs, view, args.judge_view_limit
+        )
+        self._masks: list[list[int]] | None = None  # of the last generation: which tokens the policy wrote
         self._any_prompt = queries[queries.ids[0]].prompt
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
@@ -258,9 +263,10 @@ class RankBufferTrainer(GRPOTrainer):
         started = time.perf_counter()
         generated = super()._generate(prompts)
         self._log_metric("rollouts/seconds", time.perf_counter() - started)
+        _, completion_ids, masks, completions, *_ = generated
+        self._masks = masks if self.tools else None
         if self.args.judge_during_generation:
-            _, completion_ids, _, completions, *_ = generated
-            answers = self._answers.read(prompts, completions, completion_ids)
+            answers = self._answers.read(prompts, completions, completion_ids, self._masks)
             self.rank_reward.all_arrived([answer.text for answer in answers])
         return generated
 
@@ -275,7 +281,7 @@ class RankBufferTrainer(GRPOTrainer):
         training = self.model.training
         # TRL passes the columns of a row to every reward function.
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
-        answers = self._answers.read(prompts, completions, completion_ids_list)
+        answers = self._answers.read(prompts, completions, completion_ids_list, self._masks)
         inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, answers, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.rank_only_ties:
