@@ -1,18 +1,19 @@
 """The rows of docs/results/first_light.md: a real policy that learned under a real judge, one row per method.
 
     python -m experiments.first_light.report --runs runs/first_light            # reads the folders of the runs
-    python -m experiments.first_light.report                                    # reads first_light.json again
+    python -m experiments.first_light.report                                    # reads first_light.json.gz again
 
 A run is a folder of `rankbuffer-train`. Its comparisons, of `recipes.small.compare`, are in `compared/NAME-SET`
-beside it, where SET is `trained` or `kept_apart`. The script prints tables, draws `first_light.png`, and prints one
-JSON line at the end.
+beside it, where SET is `trained` or `kept_apart`. What is kept has every answer with its reward. The script prints
+tables, draws `first_light.png`, and prints one JSON line at the end.
 """
 
 import argparse
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,8 +21,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from rankbuffer_lab.report.runs import open_runs
+from rankbuffer_trl.store import numbers
+
 HERE = Path(__file__).parent
-KEPT = HERE / "first_light.json"
+KEPT = HERE / "first_light.json.gz"
 LOGGED = {  # by step
     "tokens": "completions/mean_length",
     "cut": "completions/clipped_ratio",
@@ -57,7 +61,27 @@ def read_run(folder: Path) -> Row:
         files = {reader: folder.parent / "compared" / f"{folder.name}-{name}" / f"{reader}.json" for reader in READERS}
         found = {reader: json.loads(path.read_text()) for reader, path in files.items() if path.is_file()}
         compared[name] = {reader: {**each, "models": None} for reader, each in found.items()}
-    return {"steps": steps, "compared": compared}
+    return {"steps": steps, "compared": compared, "visits": read_visits(folder)}
+
+
+def read_visits(folder: Path) -> list[Row]:
+    """Return the visits of a run in the order of its steps, each with its answers and their rewards."""
+    with open_runs([folder]) as (run,):
+        texts = {
+            (id, response.id): response.text
+            for id in numbers.query_ids(run.store)
+            for response in numbers.responses(run.store, id)
+        }
+        return [
+            {
+                "query_id": group.query_id,
+                "epoch": group.epoch,
+                "step": group.step,
+                "rewards": [reward and round(reward, 4) for reward in group.rewards],
+                "answers": [texts.get((group.query_id, f"{group.step}-{i}"), "") for i in range(len(group.rewards))],
+            }
+            for group in numbers.groups(run.store)
+        ]
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -80,6 +104,29 @@ def training_table(rows: Mapping[str, Row]) -> Table:
         each += [f"{part(steps[key], first)} {part(steps[key], last)}" for key in ("reward_spread", "tied", "entropy")]
         tokens = sum(steps["prompt_tokens"]) + sum(steps["completion_tokens"])
         table.add_row(name, str(len(steps["tokens"])), *each, f"{tokens:,.0f}", f"{fmean(steps['seconds']):.0f}")
+    return table
+
+
+def visit_table(rows: Mapping[str, Row]) -> Table:
+    """Make the table of visits. Each compares the same prompts with their first visit.
+
+    The mean of ranks is the same at every visit, so the reward of a method that ranks says nothing here.
+    """
+    table = Table(
+        "row", "visit", "prompts", "reward at the first visit", "now", "risen", "deviation in a group", "words"
+    )
+    for name, row in rows.items():
+        first = {visit["query_id"]: visit for visit in row["visits"] if visit["epoch"] == 0}
+        for epoch in sorted({visit["epoch"] for visit in row["visits"]}):
+            visits = [visit for visit in row["visits"] if visit["epoch"] == epoch]
+            then, now = (
+                [fmean(v["rewards"]) for v in each] for each in ([first[v["query_id"]] for v in visits], visits)
+            )
+            risen = sum(a < b for a, b in zip(then, now, strict=True))
+            words = fmean(len(answer.split()) for visit in visits for answer in visit["answers"])
+            spread = fmean(stdev(visit["rewards"]) for visit in visits)
+            numbers = [f"{fmean(then):.3f}", f"{fmean(now):.3f}", str(risen), f"{spread:.3f}", f"{words:.1f}"]
+            table.add_row(name, str(epoch + 1), str(len(visits)), *numbers)
     return table
 
 
@@ -145,7 +192,8 @@ def draw_duels(axes: Axes, rows: Mapping[str, Row]) -> None:
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set_xlim(0, 1)
     axes.set_title("share of duels that the trained policy wins, by log odds", fontsize=10, loc="left")
-    axes.legend(fontsize=7, loc="lower right")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, loc="lower right")
 
 
 def figure(rows: Mapping[str, Row], path: Path) -> None:
@@ -169,11 +217,11 @@ def main() -> None:
     if arguments.runs:
         names = arguments.rows or sorted(path.parent.name for path in arguments.runs.glob("*/checkpoint-*"))
         rows = {name: read_run(arguments.runs / name) for name in dict.fromkeys(names)}
-        arguments.kept.write_text(json.dumps(rows) + "\n")
-    rows = json.loads(arguments.kept.read_text())
+        arguments.kept.write_bytes(gzip.compress(json.dumps(rows).encode(), mtime=0))
+    rows = json.loads(gzip.decompress(arguments.kept.read_bytes()))
     console = Console(width=150, highlight=False)
-    console.print(training_table(rows), duel_table(rows), plain_table(rows))
-    figure(rows, arguments.kept.with_suffix(".png"))
+    console.print(training_table(rows), visit_table(rows), duel_table(rows), plain_table(rows))
+    figure(rows, arguments.kept.parent / "first_light.png")
     found = {name: each for name, row in rows.items() if (each := row["compared"].get("kept_apart"))}
     wins = {name: {r: each["wins"] for r, each in readers.items()} for name, readers in found.items()}
     print(json.dumps({"benchmark": "first_light", "rows": list(rows), "wins": wins}))

@@ -1,0 +1,28 @@
+"""The kept numbers of the real runs: the tables that docs/results/first_light.md shows."""
+
+import json
+import sys
+
+from experiments.first_light import report
+
+
+def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
+    kept = tmp_path / "kept.json.gz"
+    kept.write_bytes(report.KEPT.read_bytes())
+    monkeypatch.setattr(sys, "argv", ["report", "--kept", str(kept)])
+    report.main()
+    *printed, line = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed if row.startswith("│")]
+    assert ["ratings_soft", "2", "40", "0.424", "0.591", "39", "0.094", "37.1"] in cells
+    assert json.loads(line)["rows"][0] == "ratings_soft"
+    assert (tmp_path / "first_light.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_was_kept_is_whole():
+    import gzip
+
+    for name, row in json.loads(gzip.decompress(report.KEPT.read_bytes())).items():
+        answers = [answer for visit in row["visits"] for answer in visit["answers"]]
+        rewards = [reward for visit in row["visits"] for reward in visit["rewards"]]
+        assert len(answers) == len(rewards) == 16 * len(row["steps"]["seconds"]) == 800, name
+        assert all(-1 <= reward <= 1 for reward in rewards)
