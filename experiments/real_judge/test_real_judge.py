@@ -1,3 +1,4 @@
+import gzip
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,8 @@ from experiments.real_judge.answers import BETTER, answers_of
 from experiments.real_judge.ask import ANCHORS, asked
 from experiments.real_judge.report import Verdict, count, parameters, read, readings
 from experiments.simulated_judge import RECORDED
+from rankbuffer_lab.audit.command import AuditConfig, audit
+from rankbuffer_lab.audit.results import verdict as verdict_of
 from rankbuffer_trl.judge import Reading
 
 RECORD = Path(__file__).with_name("qwen2.5-coder-1.5b.jsonl.gz")
@@ -118,3 +121,23 @@ def test_recorded_judge_is_fitted_to_the_record():
         stored |= {f"{kind} {name}": value for name, value in stored.pop(kind).items()}
     for name, value in ((name, value) for name, value in stored.items() if type(value) is float):
         assert fitted[name] == pytest.approx(value, rel=0.05, abs=0.005), name
+
+
+def test_the_audit_that_was_kept_asks_nobody_and_finds_an_opinion_in_probabilities_alone(tmp_path):
+    folder = RECORD.parent
+    (tmp_path / "answers.jsonl").write_bytes(gzip.decompress((folder / "audit_answers.jsonl.gz").read_bytes()))
+    found = audit(
+        AuditConfig(
+            dataset_name="recipes/small/everyday.jsonl",
+            samples=str(folder / "audit_samples.jsonl"),
+            queries=30,
+            judge_url="http://127.0.0.1:9/v1",  # nobody answers there
+            judge_model="judge",
+            judge_decoding="json_schema",
+            output_dir=str(tmp_path),
+        )
+    )
+    numbers = {name: round(result.value, 2) for name, result in found.measured.items()}
+    expected = {"soft_pairs_ratings": 0.78, "soft_words": 0.51, "padded": 0.5, "cut": 0.0}
+    assert {name: numbers[name] for name in expected} == expected
+    assert "Its probabilities can: use" in verdict_of(found) and not any(result.clear for result in found.counted)
