@@ -132,7 +132,7 @@ def visit_table(rows: Mapping[str, Row]) -> Table:
 
 def share(found: Mapping[str, Any]) -> str:
     """Return a share of wins with its interval."""
-    return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+    return f"{found['probability']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
 def duel_table(rows: Mapping[str, Row]) -> Table:
@@ -184,9 +184,15 @@ def draw_duels(axes: Axes, rows: Mapping[str, Row]) -> None:
             found = row["compared"][of_set].get(reader, {}).get("wins", {}).get("log odds")
             if found:
                 label = f"{SETS[of_set]}, {READERS[reader]}" if place == 0 else None
-                width = [[found["value"] - found["low"]], [found["high"] - found["value"]]]
+                width = [[found["probability"] - found["low"]], [found["high"] - found["probability"]]]
                 axes.errorbar(
-                    found["value"], place + offset, xerr=width, fmt="o", color=f"C{colour + 4}", label=label, capsize=3
+                    found["probability"],
+                    place + offset,
+                    xerr=width,
+                    fmt="o",
+                    color=f"C{colour + 4}",
+                    label=label,
+                    capsize=3,
                 )
     axes.axvline(0.5, color="#999999", linewidth=1)
     axes.set_yticks(range(len(rows)), list(rows))
