@@ -296,15 +296,20 @@ def sample(
     return [texts[i : i + settings.samples] for i in range(0, len(texts), settings.samples)]
 
 
+def rubrics_of(queries: Dataset) -> dict[str, list[tuple[int, str]]]:
+    """Return weight and text of the rubrics of each query."""
+    return {row["query_id"]: [(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]] for row in queries}
+
+
 def true_quality(queries: Dataset):
     """Return a function of query id and text that gives the rubric score without error, 0 to 100."""
-    rubrics = {row["query_id"]: [(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]] for row in queries}
+    rubrics = rubrics_of(queries)
     return lambda query_id, text: 100 * score(text, rubrics[query_id])
 
 
 def believed_quality(queries: Dataset, client: NoisyRubricJudge):
     """Return a function of query id and text that gives the rubric score in which a judge without noise believes."""
-    rubrics = {row["query_id"]: [(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]] for row in queries}
+    rubrics = rubrics_of(queries)
     return lambda query_id, text: 100 * client.believed(text, rubrics[query_id])
 
 
@@ -379,9 +384,8 @@ def measure_trait(settings: Settings) -> tuple[float, float]:
     if trait is None:
         return 0.0, 1.0
     queries = read_queries(settings)
-    rubrics = [[(rubric["weight"], rubric["text"]) for rubric in row["rubrics"]] for row in queries]
     found = sample_of(settings, queries)
-    values = [trait(text, of) for texts, of in zip(found, rubrics, strict=True) for text in texts]
+    values = [trait(text, of) for texts, of in zip(found, rubrics_of(queries).values(), strict=True) for text in texts]
     return fmean(values), stdev(values)
 
 

@@ -47,6 +47,7 @@ from rankbuffer_trl.judge import (
     pointwise_question,
 )
 from rankbuffer_trl.judge.probabilities import ProbabilityError
+from rankbuffer_trl.probes import sign
 from rankbuffer_trl.rewards.looks import balanced, look_questions, mean_places
 from rankbuffer_trl.rewards.presentation import shuffle
 from rankbuffer_trl.rewards.ratings_soft import MOST
@@ -184,7 +185,7 @@ def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple, Question]:
-    """Make the questions about each group, by a key such as `("list", (3, 0, 2, 1))`.
+    """Make the questions that every group is asked, by a key such as `("list", (3, 0, 2, 1))`.
 
     With `soft`, pairs and ratings are asked for probabilities, too.
     """
@@ -263,7 +264,7 @@ def losses(words: Mapping[str, str | None], readings: Mapping[str, Reading]) -> 
     """Return how often a sample, named by its labels, loses against a change of itself; `None` if a verdict failed."""
     if len(readings) == 2:
         odds = readings["A"].log_odds("B", "A") + readings["B"].log_odds("A", "B")
-        return (1 + (odds > 0) - (odds < 0)) / 2
+        return (1 + sign(odds)) / 2
     if len(words) < 2 or None in words.values():
         return None
     return sum(word != label for label, word in words.items()) / 2

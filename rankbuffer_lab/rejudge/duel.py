@@ -112,12 +112,20 @@ def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
     return Draw((first, last), chosen, again)
 
 
-def questions_of(drawn: Draw, queries: QueryTable | Mapping[str, Query]) -> dict[str, Question]:
-    """Return the questions by name: two per duel, `forth` and `back`, and one per insertion, `again`."""
+def duel_questions(
+    duels: Mapping[str, tuple[str, ResponseRow, ResponseRow]], queries: QueryTable | Mapping[str, Query]
+) -> dict[str, Question]:
+    """Return two questions per duel by name. `forth` shows the second response as B, and `back` shows it as A."""
     asked = {}
-    for name, (id, one, other) in drawn.duels.items():
+    for name, (id, one, other) in duels.items():
         asked[f"{name} forth"] = pairwise_question(queries[id], one.text, other.text, tie=False)
         asked[f"{name} back"] = pairwise_question(queries[id], other.text, one.text, tie=False)
+    return asked
+
+
+def questions_of(drawn: Draw, queries: QueryTable) -> dict[str, Question]:
+    """Return the questions by name: two per duel, and one per insertion, `again`."""
+    asked = duel_questions(drawn.duels, queries)
     for name, each in drawn.control.items():
         anchors = [anchor.text for anchor in each.anchors]
         asked[f"{name} again"] = insertion_question(queries[each.row.query_id], anchors, each.response.text)

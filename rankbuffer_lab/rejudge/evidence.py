@@ -127,7 +127,7 @@ class Watch:
     @property
     def e_value(self) -> float:
         """The e-value after the last pair."""
-        return self.rows()[-1]["e_value"] if self.rows() else 1.0
+        return next((row["e_value"] for row in reversed(self.rows())), 1.0)
 
     @property
     def alarm(self) -> int | None:

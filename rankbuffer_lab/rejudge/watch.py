@@ -32,7 +32,7 @@ from rankbuffer_trl.store.numbers import ResponseRow
 from rankbuffer_trl.store.places import LIVE_STORE
 
 from ..report.runs import Run, open_runs
-from .duel import Draw, points_of, questions_of
+from .duel import duel_questions, points_of
 from .evidence import Pair, Watch, read_watch
 from .replay import check_failures
 
@@ -59,7 +59,7 @@ class Side:
         if not self.rubrics:
             seen = {id: replace(query, rubrics=GENERIC) for id, query in seen.items()}
         pairs = {f"{self.name} {id} {old.id} {new.id}": (id, old, new) for id, old, new in drawn}
-        return questions_of(Draw((0, 1), pairs, {}), seen)
+        return duel_questions(pairs, seen)
 
     def tokens(self, questions: Mapping[str, Question]) -> tuple[float, float]:
         """Estimate the prompt and completion tokens of questions."""

@@ -23,7 +23,7 @@ from evaluation.config import EvaluationConfig
 from evaluation.engines import TransformersEngine, base_of
 from evaluation.files import write_json
 from evaluation.generate import check_label, label_path
-from rankbuffer_lab.rejudge.duel import share_of
+from rankbuffer_lab.rejudge.duel import points_of, share_of
 from rankbuffer_lab.rejudge.replay import check_failures
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.data.recipe import cost_line, run
@@ -31,7 +31,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Question, Totals, ask_many, pairwise_question
 from rankbuffer_trl.judge.config import VerdictConfig
-from rankbuffer_trl.probes import repeated_share
+from rankbuffer_trl.probes import repeated_share, sign
 from rankbuffer_trl.settings import check_at_least, documented
 
 WIDTH = 56
@@ -128,16 +128,16 @@ def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, t
 def score(verdicts: Mapping[str, tuple[str, float | None]]) -> dict[str, Any]:
     """Return how often the second policy wins. A pair needs both of its verdicts, and each query counts the same."""
     words, odds, leads = defaultdict(list), defaultdict(list), defaultdict(list)
-    for name, (forth, ahead) in verdicts.items():
-        pair, _, order = name.rpartition(" ")
-        if order == "back" or f"{pair} back" not in verdicts:
+    said = {name: word for name, (word, _) in verdicts.items()}
+    for pair in (name.removesuffix(" forth") for name in verdicts if name.endswith(" forth")):
+        if (won := points_of(pair, said)) is None:
             continue
-        back, behind = verdicts[f"{pair} back"]
+        (_, ahead), (_, behind) = verdicts[f"{pair} forth"], verdicts[f"{pair} back"]
         id = pair.rpartition(" ")[0]
-        words[id].append(((forth == "B") + (back == "A")) / 2)
+        words[id].append(won)
         if ahead is not None and behind is not None:
             leads[id].append((ahead - behind) / 2)
-            odds[id].append((leads[id][-1] > 0) + (leads[id][-1] == 0) / 2)
+            odds[id].append((1 + sign(leads[id][-1])) / 2)
     shares = {
         name: [fmean(each) for each in of.values()] for name, of in {"verdicts": words, "log odds": odds}.items()
     }
