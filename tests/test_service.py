@@ -5,9 +5,11 @@ import json
 import os
 import random
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -17,7 +19,7 @@ from helpers.forks import fork, wait
 from helpers.http_server import served
 
 from rankbuffer_trl.data.queries import QueryTable, load_queries
-from rankbuffer_trl.judge import JudgeError, RubricJudge
+from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.service import command
@@ -125,7 +127,7 @@ def test_a_group_that_fails_leaves_its_calls_alone(single, monkeypatch):
     assert left["calls"] and not (left["groups"] or left["buffers"] or left["responses"])
     answers = iter(())
     with monkeypatch.context() as patch, pytest.raises(StoreError):
-        patch.setattr(groups.store, "commit", lambda *_: groups.store.rewind(-1) or (_ for _ in ()).throw(StoreError))
+        patch.setattr(groups.store, "commit", Mock(side_effect=StoreError("the disk is full")))
         score_all(groups, [("a", "5 6 7")], steps=True)
     assert score_all(groups, [("a", "5 6 7")], steps=True)[0].rewards == (-1, 0, 1)
     slow = single(timeout=0.01)
@@ -164,7 +166,7 @@ def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog,
         for status, part, change in (
             (400, "there is no field 'text'; the fields are texts, query_id", {"text": TEXTS}),
             (400, "it has no 'texts'", {"content": b"{}"}),
-            (400, "it must be an object, got a list", {"content": b"[1]"}),
+            (400, "the body must be an object, got a list", {"content": b"[1]"}),
             (400, "the body is cut short or not JSON", {"content": b"{"}),
             (400, "the body is cut short or not JSON", {"content": b"[" * 100_000}),
             (400, "texts[1] must be a text, got 3", {"texts": ["a", 3]}),
@@ -198,7 +200,7 @@ def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog,
         status, answer = http.post(**whole, step=4)
         run = http.client.get("/health").json()["run"]
         assert (status, answer["run"], answer["query_id"], answer["step"]) == (200, run, "tea", 4)
-        assert answer["rewards"] == [1, 0, -1, -1] or len(answer["rewards"]) == 4
+        assert answer["rewards"] == pytest.approx([1, -1 / 3, -1, 1 / 3]) and answer["order"] == [[1], [3], [0]]
         assert http.post(**whole, step=4, run=run) == (200, answer)
         assert http.post(**whole | {"texts": TEXTS[:3]}, step=4)[0] == 409
         groups.judge.client.answer = unreachable
@@ -247,6 +249,11 @@ def test_a_group_that_two_clients_post_at_once_is_judged_once(single, serve):
 # As a process
 
 
+def run_command(*words: object) -> None:
+    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)  # pytest has put others there
+    command.main([*map(str, words), "--port", "0"])
+
+
 @pytest.fixture
 def process(tmp_path):
     """Start `rankbuffer-serve` in a fork, after `before`: gives its number, its address and its output."""
@@ -256,11 +263,7 @@ def process(tmp_path):
         log = tmp_path / f"log-{len(started)}"
         os.mkfifo(log)
 
-        def work():
-            before()
-            command.main([*map(str, words), "--port", "0"])
-
-        pid = fork(work, log)
+        pid = fork(lambda: (before(), run_command(*words)), log)
         lines = log.open()
         started.append((pid, lines))
         said = next((line for line in lines if line.startswith("[serve] 127.0.0.1 port ")), None)
@@ -294,7 +297,7 @@ def test_a_kill_between_judge_and_commit_costs_one_more_post(process, tmp_path, 
     answer = httpx.post(f"{second.url}/v1/groups", json=group, timeout=60).json()
     assert len(answer["rewards"]) == len(group["texts"]) and answer["run"] in second.said
     refused = tmp_path / "refused"
-    assert wait([fork(lambda: command.main([*map(str, words), "--port", "0"]), refused)]) == [1]
+    assert wait([fork(lambda: run_command(*words), refused)]) == [1]
     assert (
         f"rankbuffer-serve: {tmp_path / 'out' / LIVE_STORE} is in use by process {second.pid}" in refused.read_text()
     )
@@ -305,7 +308,7 @@ def test_a_kill_between_judge_and_commit_costs_one_more_post(process, tmp_path, 
     assert httpx.post(f"{third.url}/v1/groups", json=group, timeout=60).json() == answer
     assert contents(tmp_path / "out") == recorded
     rows = load_queries(str(QUICKSTART / "howto.jsonl"))
-    undisturbed = SingleGroups(RankBuffer(k0=3), command.ServeConfig("x").judge(), tmp_path / "undisturbed.sqlite")
+    undisturbed = SingleGroups(RankBuffer(k0=3), Judge(RubricJudge()), tmp_path / "undisturbed.sqlite")
     asyncio.run(undisturbed.score(QueryTable(rows, 3)[group["query_id"]], group["texts"], 5))
     assert contents(undisturbed.store) == recorded
     asyncio.run(undisturbed.close())

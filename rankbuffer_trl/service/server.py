@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from ..data.queries import DataError, QueryTable, normal_row, row_faults
-from ..decoding import decode, parse_json
+from ..decoding import checked, decode, parse_json
 from ..errors import RankBufferError
 from ..groups import Query
 from ..judge import JudgeError
@@ -148,8 +148,8 @@ class GroupServer:
         if request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType(text="the header Content-Type must be application/json")
         try:
-            body = parse_json(await request.read(), at="the body")
-            if isinstance(body, dict) and (unknown := sorted(body.keys() - kind.__annotations__)):
+            body = checked(parse_json(await request.read(), at="the body"), dict, "the body")
+            if unknown := sorted(body.keys() - kind.__annotations__):
                 raise ValueError(f"there is no field {unknown[0]!r}; the fields are {', '.join(kind.__annotations__)}")
             return decode(body, kind)
         except ValueError as error:
