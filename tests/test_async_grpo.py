@@ -1,15 +1,16 @@
 """The reward for TRL's asynchronous trainer: pickled, several groups at once, and in the trainer's real worker."""
 
 import asyncio
-import json
 import pickle
 import queue
-from dataclasses import dataclass
+from contextlib import closing
 from random import Random
 
 import pytest
+from accelerate import PartialState
 from aiohttp import web
-from conftest import by_number, group, numbers, scripted_judge
+from conftest import by_number, group, scripted_judge
+from conftest import numbers as query_of_numbers
 from datasets import Dataset
 from helpers.contents import contents
 from helpers.http_server import served
@@ -20,33 +21,16 @@ from trl.trainer.utils import is_async_callable
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.rubric_judge import RubricJudge
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.service.async_grpo import AsyncRankBufferReward
-from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import read_store
+from rankbuffer_trl.store import BufferStore, numbers
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-@dataclass
-class NumberJudge(RubricJudge):
-    """A judge for texts that are numbers, named by its path as `judge_client`."""
-
-    name = "number judge"
-
-    def answer(self, messages):
-        return by_number(messages), super().answer.__defaults__
-
-
-def rows(ids: str = "ab") -> Dataset:
-    rubrics = [{"text": "Is high.", "weight": 1}]
-    return Dataset.from_list(
-        [
-            {"prompt": [{"role": "user", "content": id}], "rubrics": rubrics, "responses": list(numbers().responses)}
-            for id in ids
-        ]
-    )
+def rows() -> Dataset:
+    references, rubrics = list(query_of_numbers().responses), [{"text": "Is high.", "weight": 1}]
+    prompts = [[{"role": "user", "content": id}] for id in "ab"]
+    return Dataset.from_dict({"prompt": prompts, "rubrics": [rubrics] * 2, "responses": [references] * 2})
 
 
 def asked(id: str, line: str) -> dict:
@@ -75,8 +59,9 @@ def test_a_reward_that_was_pickled_scores_groups_at_once(tmp_path, scorer, monke
     for step, (id, line) in enumerate(lines):
         known = oracle.score([group(reward.queries[names[id]], line, step)], step)
         assert rewards[step] == list(known.scores[0].rewards)
-    found, wanted = (sorted(row[2:] for row in contents(store)["groups"]) for store in (tmp_path, oracle.store))
-    assert found == wanted
+    mine, theirs = (contents(store)["groups"] for store in (tmp_path / "live.sqlite", oracle.store))
+    # but for the steps, which are also in the ids of anchors: b was scored beside a
+    assert sorted((row[0], *row[2:7]) for row in mine) == sorted((row[0], *row[2:7]) for row in theirs)
 
 
 def test_a_reward_refuses_mixed_groups_and_a_store_that_is_there(tmp_path):
@@ -109,7 +94,7 @@ def test_the_workers_process_records_each_group_that_it_rewards(tmp_path, tiny_p
     app.add_routes([web.post("/v1/completions", complete)])
     monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
     dataset = Dataset.from_list(howto[:3])
-    reward = AsyncRankBufferReward(dataset, JudgeConfig(), tmp_path / "live.sqlite", RankBuffer())
+    reward = AsyncRankBufferReward(dataset, JudgeConfig(), tmp_path / "live.sqlite")
     with served(app) as url:
         worker = async_rollout_worker.AsyncRolloutWorker(
             model_name="policy",
@@ -122,15 +107,24 @@ def test_the_workers_process_records_each_group_that_it_rewards(tmp_path, tiny_p
             vllm_server_url=url,
             queue_maxsize=40,
         )
-        worker.start()
+        PartialState()  # for the worker's log
+        samples = []
         try:
-            samples = []
-            while len(samples) < 28:
+            worker.start()
+            while len(samples) < 28:  # seven groups of three queries
                 try:
                     samples.append(worker.rollout_buffer.get(timeout=5))
                 except queue.Empty:
-                    worker.check_health(600)
+                    worker.check_health(stale_after_s=120)
         finally:
             worker.stop()
-    with BufferStore(tmp_path / "live.sqlite").rows("SELECT 1") and read_store(tmp_path / "live.sqlite") as store:
-        pass
+    with closing(BufferStore(tmp_path / "live.sqlite")) as store:  # which nobody has now
+        groups = numbers.groups(store)
+    assert [row.step for row in groups] == [*range(len(groups))] and len(groups) >= 7
+    visits = {id: [row.epoch for row in groups if row.query_id == id] for id in reward.queries.ids}
+    assert all(epochs == [*range(len(epochs))] for epochs in visits.values())
+    recorded = [sorted(row.rewards) for row in groups]
+    for first in range(0, 28, 4):
+        together = samples[first : first + 4]
+        assert len({sample.group_id for sample in together}) == 1
+        assert sorted(sample.metrics["rewards/rank_reward"] for sample in together) in recorded

@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -19,12 +19,13 @@ from helpers.forks import fork, wait
 from helpers.http_server import served
 
 from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.service import command
 from rankbuffer_trl.service.groups import ConflictError, SingleGroups
-from rankbuffer_trl.service.server import MOST_BYTES, MOST_CHARACTERS, MOST_TEXTS, GroupServer
+from rankbuffer_trl.service.server import MOST_BYTES, MOST_CHARACTERS, MOST_TEXTS, GroupServer, is_loopback
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.places import LIVE_STORE
 
@@ -246,6 +247,23 @@ def test_a_group_that_two_clients_post_at_once_is_judged_once(single, serve):
     assert contents(groups.store) == contents(alone.store)
 
 
+def test_a_host_that_others_reach_needs_a_token(monkeypatch):
+    monkeypatch.setenv("OTHER_TOKEN", " t0ken ")
+    for host, loopback in (
+        ("127.0.0.1", 1),
+        ("::1", 1),
+        ("localhost", 1),
+        ("0.0.0.0", 0),
+        ("::", 0),
+        ("a.b", 0),
+        ("", 0),
+    ):
+        assert is_loopback(host) == bool(loopback), host
+        with nullcontext() if loopback else pytest.raises(SettingsError, match="need a token"):
+            assert command.ServeConfig(output_dir="out", host=host, token_env="NO_TOKEN").token == ""
+        assert command.ServeConfig(output_dir="out", host=host, token_env="OTHER_TOKEN").token == "t0ken"
+
+
 # As a process
 
 
@@ -266,9 +284,12 @@ def process(tmp_path):
         pid = fork(lambda: (before(), run_command(*words)), log)
         lines = log.open()
         started.append((pid, lines))
-        said = next((line for line in lines if line.startswith("[serve] 127.0.0.1 port ")), None)
-        assert said, "it ended before it listened"
-        return SimpleNamespace(pid=pid, url=f"http://127.0.0.1:{said.split()[3].rstrip(',')}", said=said, lines=lines)
+        said = [next(lines, "")]
+        while said[-1] and not said[-1].startswith("[serve] 127.0.0.1 port "):
+            said.append(next(lines, ""))
+        assert said[-1], f"it ended before it listened: {said}"
+        port = said[-1].split()[3].rstrip(",")
+        return SimpleNamespace(pid=pid, url=f"http://127.0.0.1:{port}", said="".join(said), lines=lines)
 
     yield start
     for pid, lines in started:
@@ -290,6 +311,7 @@ def test_a_kill_between_judge_and_commit_costs_one_more_post(process, tmp_path, 
 
     killed = process(*words, before=kill_at_commit)
     assert ", 36 queries, run " in killed.said
+    assert "keys of the recipe without a meaning here: model_name_or_path, num_generations," in killed.said
     with pytest.raises(httpx.TransportError):
         httpx.post(f"{killed.url}/v1/groups", json=group, timeout=60)
     assert wait([killed.pid]) == [-signal.SIGKILL]
