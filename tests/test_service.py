@@ -260,8 +260,10 @@ def test_a_host_that_others_reach_needs_a_token(monkeypatch):
     ):
         assert is_loopback(host) == bool(loopback), host
         with nullcontext() if loopback else pytest.raises(SettingsError, match="need a token"):
-            assert command.ServeConfig(output_dir="out", host=host, token_env="NO_TOKEN").token == ""
-        assert command.ServeConfig(output_dir="out", host=host, token_env="OTHER_TOKEN").token == "t0ken"
+            command.ServeConfig(output_dir="out", host=host, token_env="NO_TOKEN").check_host()
+        given = command.ServeConfig(output_dir="out", host=host, token_env="OTHER_TOKEN")
+        given.check_host()
+        assert given.token == "t0ken"
 
 
 # As a process

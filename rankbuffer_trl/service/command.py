@@ -93,16 +93,23 @@ class ServeConfig(JudgeConfig):
         check_at_least(self, port=0)
         if self.port > 65535:
             raise SettingsError(f"port must be at most 65535, got {self.port}")
-        if not is_loopback(self.host) and not self.token:
-            raise SettingsError(
-                f"host {self.host} can be reached from other machines, so requests need a token: export one in"
-                f" {self.token_env}, or leave host out"
-            )
 
     @property
     def token(self) -> str:
         """The token, empty if there is none. It is no field, so that nothing prints it."""
         return os.environ.get(self.token_env, "").strip()
+
+    def check_host(self) -> None:
+        """Refuse to listen for other machines without a token.
+
+        Raises:
+            [`SettingsError`]: naming the variable.
+        """
+        if not is_loopback(self.host) and not self.token:
+            raise SettingsError(
+                f"host {self.host} can be reached from other machines, so requests need a token: export one in"
+                f" {self.token_env}, or leave host out"
+            )
 
     def reward_method(self) -> RewardMethod:
         """Build the reward method with its arguments.
@@ -141,6 +148,7 @@ async def serve(args: ServeConfig) -> None:
     Raises:
         [`RankBufferError`]: for all that the user can mend.
     """
+    args.check_host()
     method, judge, queries = args.reward_method(), args.judge(), None
     if args.dataset_name:
         rows = load_queries(args.dataset_name, args.dataset_config, args.dataset_train_split)
