@@ -170,6 +170,7 @@ def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog,
             (400, "the body must be an object, got a list", {"content": b"[1]"}),
             (400, "the body is cut short or not JSON", {"content": b"{"}),
             (400, "the body is cut short or not JSON", {"content": b"[" * 100_000}),
+            (400, "the body was cut off", {"headers": {"Content-Encoding": "gzip"}}),
             (400, "texts[1] must be a text, got 3", {"texts": ["a", 3]}),
             (400, f"texts must be 1 to {MOST_TEXTS} texts", {"texts": []}),
             (400, f"texts must be 1 to {MOST_TEXTS} texts", {"texts": ["x"] * (MOST_TEXTS + 1)}),
@@ -190,6 +191,7 @@ def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog,
             found, answer = http.post(**whole | change)
             assert (found, [*answer]) == (status, ["error"]) and part in answer["error"], (change, found, answer)
             assert "\n" not in answer["error"]
+        assert "a bug in" not in caplog.text
         with monkeypatch.context() as patch:
             patch.setattr(groups, "score", lambda *_: 1 / 0)
             assert http.post(**whole) == (

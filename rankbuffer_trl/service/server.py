@@ -152,6 +152,8 @@ class GroupServer:
             if unknown := sorted(body.keys() - kind.__annotations__):
                 raise ValueError(f"there is no field {unknown[0]!r}; the fields are {', '.join(kind.__annotations__)}")
             return decode(body, kind)
+        except (ConnectionError, web.RequestPayloadError):  # the client is gone, or says a wrong encoding
+            raise web.HTTPBadRequest(text="the body was cut off, or cannot be decoded") from None
         except ValueError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
 
