@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -285,6 +286,13 @@ def test_a_host_that_others_reach_needs_a_token(monkeypatch):
 
 
 # As a process
+
+
+def test_a_port_that_is_taken_ends_the_server_with_a_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as stop:
+        command.main(["--output_dir", str(tmp_path), "--port", str(taken.getsockname()[1])])
+    assert str(stop.value).startswith("rankbuffer-serve: [Errno ") and "address already in use" in str(stop.value)
+    BufferStore(tmp_path / LIVE_STORE).close()
 
 
 def run_command(*words: object) -> None:

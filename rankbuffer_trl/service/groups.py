@@ -43,7 +43,7 @@ class Scored:
         rewards (`tuple[float | None, ...]`):
             One reward per text; `None` where the judgment failed.
         order (`tuple[tuple[int, ...], ...]`):
-            The numbers of the texts from worst to best, in tiers of equal rank.
+            The numbers of the texts with an answer from worst to best, in tiers of equal rank.
     """
 
     step: int
