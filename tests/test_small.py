@@ -1,6 +1,7 @@
 """The recipe for a real policy and a real judge: its settings, and the comparison before and after."""
 
 import json
+from math import exp
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ from helpers.http_server import served
 from helpers.nectar_rows import Model
 
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge.probabilities import Reading
 from recipes.small import compare
 
 
@@ -61,18 +63,22 @@ def test_config_refuses_what_cannot_be_compared(tiny_policy, data_file, tmp_path
 
 
 def test_score_counts_pairs_and_queries():
-    verdicts = {
+    said = {
         **{"x 0 forth": ("B", 2.0), "x 0 back": ("A", -4.0)},  # wins both: +3
         **{"x 1 forth": ("A", -1.0), "x 1 back": ("A", -2.0)},  # wins one: +0.5
         **{"y 0 forth": ("A", -3.0), "y 0 back": ("B", 1.0)},  # loses both: -2
         "y 1 forth": ("B", 5.0),  # half a pair
+    }
+    verdicts = {
+        name: Reading(word, {"A": 1 / (1 + exp(odds)), "B": 1 / (1 + exp(-odds))}, 0.0, 0.0)
+        for name, (word, odds) in said.items()
     }
     found = compare.score(verdicts)
     assert found["pairs"] == 3 and found["first_shown_wins"] == 4 / 7
     words, odds = found["wins"]["verdicts"], found["wins"]["log odds"]
     assert (words.queries, words.probability) == (2, (0.75 + 0) / 2)
     assert (odds.queries, odds.probability) == (2, (1 + 0) / 2)
-    assert found["mean_log_odds"] == (1.75 - 2) / 2
+    assert found["mean_log_odds"] == pytest.approx((1.75 - 2) / 2)
 
 
 def test_measure_counts_tokens_ends_and_repeated_words():

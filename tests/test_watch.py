@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -9,7 +10,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from itertools import product
-from math import prod
+from math import log, prod
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,7 +31,9 @@ from rankbuffer_lab.report.charts import run_charts
 from rankbuffer_lab.report.report import headlines_of
 from rankbuffer_lab.report.runs import open_runs
 from rankbuffer_trl import files
+from rankbuffer_trl.judge import Reply
 from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.probabilities import without_doubt
 from rankbuffer_trl.store import StoreError, numbers
 from rankbuffer_trl.store.places import LIVE_STORE, REPORT, read_store
 
@@ -119,7 +122,7 @@ def test_next_pairs_are_uniform_over_queries_within_the_share_and_the_same_when_
     with closing(read_store(grown)) as store:
         ledger = numbers.totals_by(store, "step")
         for seed in range(12):
-            begun = Watch("", "", "", False, seed, 0.1, 0.05, [])
+            begun = Watch("", "", "", False, False, seed, 0.1, 0.05, [])
             pairs, texts, cause = next_pairs(store, sides, begun, SHARE, 99)
             assert len(pairs) > 15 and "allows no further pair" in cause
             drawn.update(pair.query_id for pair in pairs)
@@ -130,7 +133,7 @@ def test_next_pairs_are_uniform_over_queries_within_the_share_and_the_same_when_
                 assert sum(each.tokens for each in pairs[: place + 1]) <= allowed
             assert {pair.step for pair in pairs} == {1, 2}
             for place in (1, len(pairs) - 1):
-                again = Watch("", "", "", False, seed, 0.1, 0.05, pairs[:place])
+                again = Watch("", "", "", False, False, seed, 0.1, 0.05, pairs[:place])
                 assert next_pairs(store, sides, again, SHARE, 1)[0] == pairs[place : place + 1]
         judge, reader = (side.questions(texts) for side in sides)
         assert not judge.keys() & reader.keys() and len(judge) == len(reader) == 2 * len(set(texts))
@@ -150,6 +153,21 @@ class Contrary(NumberJudge):
     def answer(self, messages, tally):
         text, usage = super().answer(messages, tally)
         return text.translate({ord("A"): "B", ord("B"): "A"}), usage
+
+
+class Placed(NumberJudge):
+    """A judge that always names the first one shown. Its probabilities know better."""
+
+    name = "placed"
+
+    async def complete(self, messages, **more):
+        better, usage = await super().complete(messages, **more)
+        said = re.sub('"[AB]"', '"A"', better)
+        logprobs = without_doubt(said)
+        place = logprobs["content"][said.index('"A"') + 1]
+        chances = {"A": 0.8, "B": 0.2} if '"A"' in better else {"A": 0.6, "B": 0.4}
+        place["top_logprobs"] = [{"token": each, "logprob": log(chance)} for each, chance in chances.items()]
+        return Reply(said, usage, logprobs=logprobs)
 
 
 CONTRARY = ("--reader", json.dumps({"judge_client": f"{__name__}.Contrary"}))
@@ -204,6 +222,24 @@ def test_main_watches_a_run_that_has_ended_and_raises_the_alarm_on_the_page(comm
     assert "sees the same rubrics, so the two cannot part" in said and "ALARM" not in said
     same = found_in(tmp_path / "same.json")
     assert same["e_value"] == 1 and {pair["judge"] - pair["reader"] for pair in same["pairs"]} == {0}
+
+
+def test_main_reads_probabilities_where_the_words_name_a_place(command, tmp_path):
+    placed, soft = ("--judge_client", f"{__name__}.Placed"), ("--probabilities", "true")
+    file = tmp_path / "run" / REPORT / WATCH
+    command(*placed)
+    assert {pair["judge"] for pair in found_in(file)["pairs"]} == {0.5}
+    assert "was begun with another probabilities: " in command(*placed, *soft)
+    file.unlink()
+    command(*NUMBERS, *CONTRARY)
+    known = [(pair.old, pair.new, pair.judge) for pair in read_watch(file).pairs]
+    file.unlink()
+    command(*placed, *soft)
+    assert [(pair.old, pair.new, pair.judge) for pair in read_watch(file).pairs] == known
+    file.unlink()
+    assert "returns no logprobs, which this question needs" in command(*NUMBERS, *soft) and not file.exists()
+    command(*placed, *soft, "--mode", "duel", "--control", 0)
+    assert found_in(file.with_name("duel.json"))["won"]["probability"] > 0.6
 
 
 def test_read_watch_refuses_what_the_command_did_not_write(command, tmp_path):

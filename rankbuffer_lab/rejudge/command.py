@@ -66,6 +66,9 @@ class RejudgeConfig(JudgeConfig):
             Arguments of the method, as JSON on the command line. If the method is the run's, they change its own.
         duels (`int`, *optional*, defaults to `200`):
             Number of duels. Each takes two questions.
+        probabilities (`bool`, *optional*, defaults to `False`):
+            In duels and a watch, let the probabilities of both orders together name the winner, and not the words. For
+            a judge that often names the response that is shown first. Its server must give `top_logprobs`.
         control (`int`, *optional*, defaults to `200`):
             Number of first-epoch responses that are inserted again into their own buffer. 0 is no control.
         reader (`dict`, *optional*):
@@ -98,6 +101,7 @@ class RejudgeConfig(JudgeConfig):
     method: str | None = None
     method_args: dict | str | None = None
     duels: int = 200
+    probabilities: bool = False
     control: int = 200
     reader: dict | str | None = None
     reader_rubrics: bool = True
@@ -269,7 +273,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     """Compare responses of the first and the last epoch, and print the result. Return it, `None` after a dry run."""
     queries, judge = config.queries(), config.judge()
     drawn = draw(run.store, config.duels, config.control, config.seed)
-    questions = questions_of(drawn, queries)
+    questions = questions_of(drawn, queries, config.probabilities)
     tokens = estimate_tokens(questions.values(), judge.guard)
     what = f"{len(drawn.duels):,} duels in both orders, {len(drawn.control):,} insertions"
     recipe.announce(config.endpoint(), what, (len(questions), len(questions)), *tokens, config.log)
@@ -283,7 +287,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     if drawn.control:
         print(f"control, {len(drawn.control):,} first-epoch responses inserted again (50 % is right): {control}")
     found: dict[str, Any] = {"run": numbers.run_id(run.store), "judge": config.named, "seed": config.seed}
-    found |= {"epochs": drawn.epochs, "duels": n, "won": asdict(won)}
+    found |= {"epochs": drawn.epochs, "probabilities": config.probabilities, "duels": n, "won": asdict(won)}
     return found | {"insertions": len(drawn.control), "control": asdict(control)}
 
 

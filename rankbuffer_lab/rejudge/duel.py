@@ -8,7 +8,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean, stdev
 from typing import Any
@@ -17,6 +17,8 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, Question, insertion_question, pairwise_question
+from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.probes import sign
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.gains import Comparison, Visit, Z, compare
 from rankbuffer_trl.store.numbers import GroupRow, ResponseRow
@@ -113,19 +115,22 @@ def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
 
 
 def duel_questions(
-    duels: Mapping[str, tuple[str, ResponseRow, ResponseRow]], queries: QueryTable | Mapping[str, Query]
+    duels: Mapping[str, tuple[str, ResponseRow, ResponseRow]],
+    queries: QueryTable | Mapping[str, Query],
+    probabilities: bool = False,
 ) -> dict[str, Question]:
     """Return two questions per duel by name. `forth` shows the second response as B, and `back` shows it as A."""
     asked = {}
     for name, (id, one, other) in duels.items():
-        asked[f"{name} forth"] = pairwise_question(queries[id], one.text, other.text, tie=False)
-        asked[f"{name} back"] = pairwise_question(queries[id], other.text, one.text, tie=False)
+        for order, a, b in (("forth", one, other), ("back", other, one)):
+            question = pairwise_question(queries[id], a.text, b.text, tie=False)
+            asked[f"{name} {order}"] = replace(question, soft=probabilities)
     return asked
 
 
-def questions_of(drawn: Draw, queries: QueryTable) -> dict[str, Question]:
+def questions_of(drawn: Draw, queries: QueryTable, probabilities: bool = False) -> dict[str, Question]:
     """Return the questions by name: two per duel, and one per insertion, `again`."""
-    asked = duel_questions(drawn.duels, queries)
+    asked = duel_questions(drawn.duels, queries, probabilities)
     for name, each in drawn.control.items():
         anchors = [anchor.text for anchor in each.anchors]
         asked[f"{name} again"] = insertion_question(queries[each.row.query_id], anchors, each.response.text)
@@ -164,9 +169,16 @@ def read_answers(drawn: Draw, verdicts: Mapping[str, Any]) -> tuple[int, Compari
 
 
 def points_of(name: str, verdicts: Mapping[str, Any]) -> float | None:
-    """Return the share of the orders in which a duel's second response won, `None` without both verdicts."""
+    """Return the share of the orders in which a duel's second response won, `None` without both verdicts.
+
+    Verdicts with probabilities give 1 if the log odds of both orders together favour it, 1/2 if they favour neither.
+    """
     forth, back = verdicts.get(f"{name} forth"), verdicts.get(f"{name} back")
-    return None if forth is None or back is None else ((forth == "B") + (back == "A")) / 2
+    if forth is None or back is None:
+        return None
+    if isinstance(forth, Reading):
+        return (1 + sign(forth.log_odds("B", "A") + back.log_odds("A", "B"))) / 2
+    return ((forth == "B") + (back == "A")) / 2
 
 
 def visit_of(placed: list[tuple[Insertion, int]], positions: list[int]) -> Visit:

@@ -109,6 +109,7 @@ class Watch:
     judge: str
     reader: str
     reader_rubrics: bool
+    probabilities: bool
     seed: int
     tolerance: float
     false_alarm_rate: float

@@ -52,6 +52,7 @@ class Side:
     config: JudgeConfig
     rubrics: bool
     queries: QueryTable
+    probabilities: bool = False
 
     def questions(self, drawn: Sequence[Drawn]) -> dict[str, Question]:
         """Return two questions for each pair by name. Two judges may have one name, so the side is a part of it."""
@@ -59,7 +60,7 @@ class Side:
         if not self.rubrics:
             seen = {id: replace(query, rubrics=GENERIC) for id, query in seen.items()}
         pairs = {f"{self.name} {id} {old.id} {new.id}": (id, old, new) for id, old, new in drawn}
-        return duel_questions(pairs, seen)
+        return duel_questions(pairs, seen, self.probabilities)
 
     def tokens(self, questions: Mapping[str, Question]) -> tuple[float, float]:
         """Estimate the prompt and completion tokens of questions."""
@@ -134,7 +135,11 @@ def draw_pair(store: BufferStore, visited: Mapping[str, Mapping[int, int]], rand
 
 
 def ask(
-    pairs: Sequence[Pair], drawn: Sequence[Drawn], sides: Sequence[Side], log: Path, calls: dict[str, list[Call]]
+    pairs: Sequence[Pair],
+    drawn: Sequence[Drawn],
+    sides: Sequence[Side],
+    log: Path | None,
+    calls: dict[str, list[Call]],
 ) -> list[Pair]:
     """Ask both judges. Return the pairs with what was said and what that cost.
 
@@ -170,7 +175,8 @@ def watch(config: "RejudgeConfig") -> int:
     """
     queries, path = config.queries(), Path(config.run_dir)
     sides = [
-        Side(name, each, name == "judge" or config.reader_rubrics, queries) for name, each in config.judges().items()
+        Side(name, each, name == "judge" or config.reader_rubrics, queries, config.probabilities)
+        for name, each in config.judges().items()
     ]
     lock = (path if path.is_file() else path / LIVE_STORE).with_suffix(".lock")
     calls: dict[str, list[Call]] = defaultdict(list)
@@ -208,7 +214,7 @@ def begin(config: "RejudgeConfig", run: Run) -> Watch:
         [`SettingsError`]: if the file has the pairs of another run or of other settings, which must not be mixed.
     """
     judge, reader = (named(each) for each in config.judges().values())
-    rules = (config.reader_rubrics, config.seed, config.tolerance, config.false_alarm_rate)
+    rules = (config.reader_rubrics, config.probabilities, config.seed, config.tolerance, config.false_alarm_rate)
     new = Watch(numbers.run_id(run.store), judge, reader, *rules, pairs=[])
     old = read_watch(config.result) or new
     if differ := [each.name for each in fields(Watch)[:-1] if getattr(old, each.name) != getattr(new, each.name)]:

@@ -31,7 +31,8 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Question, Totals, ask_many, pairwise_question
 from rankbuffer_trl.judge.config import VerdictConfig
-from rankbuffer_trl.probes import repeated_share, sign
+from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.probes import repeated_share
 from rankbuffer_trl.settings import check_at_least, documented
 
 WIDTH = 56
@@ -109,8 +110,8 @@ def duels(config: CompareConfig, queries: Sequence[Query], before: Samples, afte
     return asked
 
 
-def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, tuple[str, float | None]]:
-    """Return who wins each duel, `A` or `B`, and the log odds of `B` if the server gives probabilities."""
+def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, str | Reading]:
+    """Return who wins each duel, `A` or `B`, as a [`Reading`] if the server gives probabilities."""
     log = Path(config.output_dir) / "duels.jsonl"
     first = dict(list(questions.items())[:1])
     tried = asyncio.run(ask_many(config.judge(), first, log, "asking for probabilities"))
@@ -120,30 +121,28 @@ def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, t
     failed = [call for call in answers.asked.values() if call.failed]
     check_failures(config.judge(), failed, len(asked), config.judge_max_failures)
     print(f"\njudge: {cost_line(config.endpoint(), Totals.of(list(answers.asked.values())))}")
-    if not soft:
-        return {name: (value, None) for name, value in answers.values.items()}
-    return {name: (reading.value, reading.log_odds("B", "A")) for name, reading in answers.values.items()}
+    return answers.values
 
 
-def score(verdicts: Mapping[str, tuple[str, float | None]]) -> dict[str, Any]:
+def score(verdicts: Mapping[str, str | Reading]) -> dict[str, Any]:
     """Return how often the second policy wins. A pair needs both of its verdicts, and each query counts the same."""
     words, odds, leads = defaultdict(list), defaultdict(list), defaultdict(list)
-    said = {name: word for name, (word, _) in verdicts.items()}
+    said = {name: each.value if isinstance(each, Reading) else each for name, each in verdicts.items()}
     for pair in (name.removesuffix(" forth") for name in verdicts if name.endswith(" forth")):
         if (won := points_of(pair, said)) is None:
             continue
-        (_, ahead), (_, behind) = verdicts[f"{pair} forth"], verdicts[f"{pair} back"]
         id = pair.rpartition(" ")[0]
         words[id].append(won)
-        if ahead is not None and behind is not None:
-            leads[id].append((ahead - behind) / 2)
-            odds[id].append((1 + sign(leads[id][-1])) / 2)
+        forth, back = verdicts[f"{pair} forth"], verdicts[f"{pair} back"]
+        if isinstance(forth, Reading) and isinstance(back, Reading):
+            odds[id].append(points_of(pair, verdicts))
+            leads[id].append((forth.log_odds("B", "A") + back.log_odds("A", "B")) / 2)
     shares = {
         name: [fmean(each) for each in of.values()] for name, of in {"verdicts": words, "log odds": odds}.items()
     }
     return {
         "pairs": sum(map(len, words.values())),
-        "first_shown_wins": fmean(word == "A" for word, _ in verdicts.values()),
+        "first_shown_wins": fmean(word == "A" for word in said.values()),
         "wins": {name: share_of(of) for name, of in shares.items() if of},
         "mean_log_odds": fmean(map(fmean, leads.values())) if leads else None,
     }
