@@ -2,8 +2,8 @@
 
     rankbuffer-serve --config paper/rankbuffer.yaml --dataset_name my_queries.jsonl --output_dir runs/served
 
-It reads the recipes of `rankbuffer-train` and names their keys that mean nothing here. It asks the judge one question
-before it listens. A SIGTERM finishes the open groups and refuses new ones; a second one ends it at once.
+It reads the recipes of `rankbuffer-train` and names the keys of this project that mean nothing here. It asks the judge
+one question before it listens. A SIGTERM finishes the open groups and refuses new ones; a second one ends it at once.
 """
 
 import asyncio
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser = RecipeParser((ServeConfig,), "rankbuffer-serve")
         (args,) = parser.parse_args_and_config(argv)
         if parser.unused:
-            print(f"[serve] keys of the recipe without a meaning here: {', '.join(parser.unused)}", flush=True)
+            print(f"[serve] not used here, from the recipe: {', '.join(parser.unused)}", flush=True)
         asyncio.run(serve(args))
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-serve: {' '.join(str(error).split())}")

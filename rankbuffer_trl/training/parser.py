@@ -124,7 +124,7 @@ class RecipeParser(TrlParser):
 
     Attributes:
         unused (`list[str]`):
-            The keys of the recipe that a training has and this program has not.
+            The keys of this project in the recipe that this program does not read. It skips those of TRL, too.
 
     Example:
         >>> RecipeParser().parse_args_and_config(["--config", "paper/rankbuffer.yaml", "--seed", "1"])
@@ -157,7 +157,7 @@ class RecipeParser(TrlParser):
             os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
             whole = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
             without = [key.lstrip("-") for key in self.set_defaults_with_config(**whole)[::2]]
-            self.unused = [key for key in without if key in KEYS]
+            self.unused = [key for key in without if key in OURS]
             unknown = [key for key in without if key not in KEYS]
         unknown += self.parse_known_args(words)[1]
         if unknown:
