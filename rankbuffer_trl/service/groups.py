@@ -161,8 +161,7 @@ class SingleGroups:
             await opened.start()
             (score,) = await opened.finish([group])
             records = [(group, score)] if training else []
-        finally:
-            await opened.cancel()  # of no effect after its end
+        finally:  # `finish` ends only when no question is in flight, also if it is cancelled
             calls = opened.judge.drain()
             await self._in_store(lambda: self.store.commit(step, records, calls, opened.phase))
         return Scored(step, score.rewards, score.order)

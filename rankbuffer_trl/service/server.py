@@ -195,7 +195,7 @@ class GroupServer:
 
     async def _rewind(self, request: web.Request) -> web.Response:
         body = await self._read(request, RewindRequest)
-        if self.open or self.draining:
-            raise ConflictError("a group is being scored, or the server is about to end: rewind before training")
+        if self.open:
+            raise ConflictError(f"{self.open} groups are being scored: rewind before the trainer goes on")
         await self.groups.rewind(body.step)
         return web.json_response({"run": await self.groups.run_id(), "step": body.step})
