@@ -273,6 +273,11 @@ def test_fit_judge_knows_judges_without_errors_and_judges_that_read_nothing():
         assert low <= fit.model.list_noise <= high and low <= fit.model.pair_noise <= high, noise
 
 
+def test_fit_judge_draws_no_spread_whose_exponential_overflows():
+    two_queries = audit(replace(JUDGE, list_noise=0.001, pair_noise=0.001), 2, seed=29)
+    assert max(draw.spread for draw in fit_judge(two_queries).draws) < 20, "186 without a limit"
+
+
 # labels
 
 

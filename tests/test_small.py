@@ -1,16 +1,20 @@
-"""The recipe for a real policy and a real judge: its settings, and the comparison before and after."""
+"""The recipe for a real policy and a real judge: its settings, its notebook, and the comparison before and after."""
 
 import json
+import re
+import shutil
 from math import exp
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, run_program
 from helpers.http_server import served
 from helpers.nectar_rows import Model
+from transformers import AutoTokenizer, GenerationConfig
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.judge.serve import make_app
 from recipes.small import compare
 
 
@@ -85,3 +89,25 @@ def test_measure_counts_tokens_ends_and_repeated_words():
     samples = {"x": [("a b c d a b c d", 8), ("one, two: three four five", 5)], "y": [("", 1), ("short", 8)]}
     expected = {"tokens": 5.5, "ended": 0.5, "repeated_4_grams": 0.2 / 4}
     assert compare.measure(samples, limit=8) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tiny_policy, tmp_path, monkeypatch):
+    path, key = ROOT / "examples" / "first_light.ipynb", "sk-not-to-be-seen"
+    cells = json.loads(path.read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), "what a run printed is kept"
+    policy, out = shutil.copytree(tiny_policy, tmp_path / "policy"), tmp_path / "out"
+    nul = AutoTokenizer.from_pretrained(policy).convert_tokens_to_ids("\u0100")  # an audit refuses it
+    GenerationConfig(suppress_tokens=[nul]).save_pretrained(policy)
+    values = dict(POLICY=policy, JUDGE_MODEL="rubric-judge", PROMPTS=2, STEPS=1, OUT=out, OPENAI_API_KEY=key)
+    with served(make_app()) as url:
+        for name, value in (values | {"JUDGE_URL": f"{url}/v1"}).items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.chdir(ROOT)
+        said = run_program(ROOT / "tests" / "helpers" / "notebook.py", path, timeout=500)
+    assert len(re.findall("^== ", said, re.MULTILINE)) == 2 + 2, "prompts before training, and prompts kept apart"
+    for line in ("its answer:", f"policy: {out}/run, after step 1", "by the log odds, after wins"):
+        assert line in said
+    assert key not in said
+    for name in ("audit/audit.json", "run/model.safetensors", "compared/with_rubrics.json", "report/index.html"):
+        assert (out / name).is_file(), name

@@ -24,8 +24,9 @@ over all disjoint `{i, j}` and `{k, l}` of a query. The weights make each two re
 
 **The intervals.** Terms of one query depend on each other, and queries do not. The covariance is therefore the
 sandwich that is clustered by query, with a correction for few queries. `Fit.draws` come from Student's t with this
-covariance. `kappa` cannot exceed 1, so a draw beyond 1 is moved to the most likely point with `kappa` 1. If the judge
-is so good or so bad that a parameter ends at its limit (`LOWEST`, `HIGHEST`), all draws have that limit.
+covariance. `kappa` cannot exceed 1, so a draw beyond 1 is moved to the most likely point with `kappa` 1. From few
+queries, some draws would be absurd, so none goes further than 8 widths of the prior from its centre. If the judge is
+so good or so bad that a parameter ends at its limit (`LOWEST`, `HIGHEST`), all draws have that limit.
 
 Nothing here tells how much of the settled opinion is right. [`lasting_bound`] does, from labels that the user gives.
 """
@@ -169,7 +170,8 @@ def _draws(
     normal = rng.multivariate_normal(np.zeros(len(at)), covariance, size=DRAWS)
     draws = centre + normal / np.sqrt(rng.chisquare(free, size=(DRAWS, 1)) / free)
     beyond = np.maximum(draws[:, IS_KAPPA] - 1, 0)
-    return draws - beyond * inverse[IS_KAPPA] / inverse[IS_KAPPA, IS_KAPPA]
+    draws = draws - beyond * inverse[IS_KAPPA] / inverse[IS_KAPPA, IS_KAPPA]
+    return np.clip(draws, CENTRE - 8 * WIDTH, CENTRE + 8 * WIDTH)
 
 
 def _model(theta: np.ndarray) -> JudgeModel:

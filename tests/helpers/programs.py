@@ -14,11 +14,8 @@ import pytest
 from conftest import ROOT
 from trl import TrlParser
 
-PAGES = sorted(
-    path.relative_to(ROOT)
-    for folder in (".", "docs/**", "recipes/**", "benchmarks", "experiments/**", "evaluation/**")
-    for path in ROOT.glob(f"{folder}/*.md")
-)
+WHERE = ("*.md", "docs/**/*.md", "recipes/**/*.md", "benchmarks/*.md", "experiments/**/*.md", "evaluation/**/*.md")
+PAGES = sorted(path.relative_to(ROOT) for where in (*WHERE, "examples/*.ipynb") for path in ROOT.glob(where))
 
 
 def text_of(page: Path | str) -> str:
