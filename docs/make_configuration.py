@@ -13,6 +13,7 @@ from pathlib import Path
 
 import rankbuffer_trl.rewards
 from rankbuffer_trl.judge.config import ClientConfig, FailureLimit, ServersConfig, VerdictConfig
+from rankbuffer_trl.service.command import ServeConfig
 from rankbuffer_trl.settings import described
 from rankbuffer_trl.training.config import RankBufferConfig
 
@@ -40,6 +41,7 @@ METHODS = """## Reward methods
 `method` is one of these names, or the dotted path of your own class ([how to write one](extending.md)). `method_args`
 holds the arguments of the method. A method with an argument `seed` gets the `seed` of the run.
 """
+SERVE = "`rankbuffer-serve` has these keys and those of the judge ([`other_trainers.md`](other_trainers.md))."
 NONE = ("No arguments.", "No further arguments.")
 
 
@@ -88,6 +90,7 @@ def page() -> str:
         HEAD.format(trl=TRL.format(version=version)),
         f"## The reward, prompts and answers, the start\n\n{table(RankBufferConfig)}\n",
         f"## The judge\n\n[`docs/judge.md`](judge.md) helps to choose.\n\n{table(*JUDGE)}\n",
+        f"## Rewards over HTTP\n\n{SERVE}\n\n{table(ServeConfig)}\n",
         METHODS,
         *method_sections(),
     ]

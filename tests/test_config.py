@@ -18,6 +18,7 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
+from rankbuffer_trl.service.command import ServeConfig
 from rankbuffer_trl.settings import described, documented
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.parser import RecipeParser
@@ -310,7 +311,16 @@ def test_documented_takes_the_help_from_the_docstring():
 
 
 def test_documented_defaults_are_those_of_the_fields():
-    for config in (RankBufferConfig, EvaluationConfig, AuditConfig, RejudgeConfig, RubricsConfig, ResponsesConfig):
+    known = (
+        RankBufferConfig,
+        EvaluationConfig,
+        AuditConfig,
+        RejudgeConfig,
+        RubricsConfig,
+        ResponsesConfig,
+        ServeConfig,
+    )
+    for config in known:
         defaults = {each.name: each.default for each in fields(config) if each.default is not MISSING}
         own = [cls for cls in config.__mro__ if not cls.__module__.startswith(("trl.", "transformers."))]
         texts = {name: kind for cls in own for name, (kind, _) in described(cls).items()}

@@ -197,6 +197,7 @@ def draw_duels(axes: Axes, rows: Mapping[str, Row]) -> None:
     axes.axvline(0.5, color="#999999", linewidth=1)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set_xlim(0, 1)
+    axes.invert_yaxis()  # the first row on top
     axes.set_title("share of duels that the trained policy wins, by log odds", fontsize=10, loc="left")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7, loc="lower right")

@@ -1,5 +1,7 @@
 """The parser of `rankbuffer-train`: YAML recipes that build on a base, and a help that begins with our own keys.
 
+`rankbuffer-serve` reads the same recipes. It has fewer keys, and names those that it does not use.
+
 A recipe is looked up beside the file that names it, then among the recipes of this package. So `paper/rankbuffer.yaml`
 and `recipes/paper/rankbuffer.yaml` are found from any folder.
 """
@@ -39,7 +41,8 @@ NO_DATA = (
     " --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py"
     " --config recipes/paper/rankbuffer.yaml"
 )
-USAGE = "rankbuffer-train [--config RECIPE.yaml] [--key value ...]"
+TRAINING = (ScriptArguments, RankBufferConfig, ModelConfig)
+KEYS = {field.name for group in TRAINING for field in fields(group)}
 
 
 def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) -> Path:
@@ -111,23 +114,32 @@ def given(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
 
 
 class RecipeParser(TrlParser):
-    """TRL's parser for the three groups of settings of a run, with recipes, and errors of one line.
+    """TRL's parser for the groups of settings of a program, with recipes, and errors of one line.
+
+    Args:
+        groups (`Sequence[type]`, *optional*):
+            The dataclasses of the settings. Default: the three of a training.
+        program (`str`, *optional*, defaults to `"rankbuffer-train"`):
+            The name of the program.
+
+    Attributes:
+        unused (`list[str]`):
+            The keys of this project in the recipe that this program does not read. It skips those of TRL, too.
 
     Example:
         >>> RecipeParser().parse_args_and_config(["--config", "paper/rankbuffer.yaml", "--seed", "1"])
     """
 
-    def __init__(self):
-        super().__init__(
-            (ScriptArguments, RankBufferConfig, ModelConfig), prog="rankbuffer-train", usage=USAGE, allow_abbrev=False
-        )
+    def __init__(self, groups: Sequence[type] = TRAINING, program: str = "rankbuffer-train"):
+        usage = f"{program} [--config RECIPE.yaml] [--key value ...]"
+        super().__init__(groups, prog=program, usage=usage, allow_abbrev=False)
+        self.unused: list[str] = []
+        self._trains = groups is TRAINING
         what = "show the keys of TRL and transformers, too"
         self.add_argument("--help_all", action="store_true", default=argparse.SUPPRESS, help=what)
 
-    def parse_args_and_config(
-        self, args: Iterable[str] | None = None
-    ) -> tuple[ScriptArguments, RankBufferConfig, ModelConfig]:
-        """Read the command line and the recipe that `--config` names. The command line wins.
+    def parse_args_and_config(self, args: Iterable[str] | None = None) -> tuple:
+        """Read the command line and the recipe that `--config` names, one object per group. The command line wins.
 
         Raises:
             [`SettingsError`]: for a recipe or a key that does not exist, or a value that cannot work.
@@ -137,14 +149,16 @@ class RecipeParser(TrlParser):
         if "--help_all" in words:
             print(super().format_help())
             self.exit()
-        if name is None and not words:  # else the first message is about a GPU that may be missing
+        if self._trains and name is None and not words:  # else the first message is about a GPU that may be missing
             raise SettingsError(NO_DATA)
         if name is not None:
             typed = {key: given(words, key)[0] for key in ("method", "method_args")}
             recipe = read_recipe(find_recipe(name))
             os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
             whole = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
-            unknown = self.set_defaults_with_config(**whole)[::2]
+            without = [key.lstrip("-") for key in self.set_defaults_with_config(**whole)[::2]]
+            self.unused = [key for key in without if key in OURS]
+            unknown = [key for key in without if key not in KEYS]
         unknown += self.parse_known_args(words)[1]
         if unknown:
             self.error(self._no_such_key(unknown[0].lstrip("-").partition("=")[0]))
@@ -160,12 +174,14 @@ class RecipeParser(TrlParser):
 
     def error(self, message: str):
         """Raise a [`SettingsError`] in place of the usage of several hundred options."""
-        raise SettingsError(f"{message.rstrip('?.')}. `rankbuffer-train --help` shows the keys")
+        raise SettingsError(f"{message.rstrip('?.')}. `{self.prog} --help` shows the keys")
 
     def format_help(self) -> str:
         """Return the help on the keys of this project, and on the most common ones of TRL."""
+        if not self._trains:
+            return super().format_help()
         short = argparse.ArgumentParser(
-            usage=USAGE,
+            usage=self.usage,
             description="Train a policy with GRPO and RankBuffer rewards. Each key can stand in a recipe, too.",
             epilog="--help_all shows the keys of TRL and transformers, too. docs/configuration.md describes all keys.",
             formatter_class=self.formatter_class,

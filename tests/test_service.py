@@ -1,0 +1,416 @@
+"""Rewards over HTTP: single groups leave what training leaves, whatever arrives at once, is sent again, or ends."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
+
+import httpx
+import pytest
+from aiohttp import web
+from conftest import QUICKSTART, by_number, group, numbers, scripted_judge, unreachable
+from helpers.contents import contents
+from helpers.forks import fork, wait
+from helpers.http_server import served
+
+from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
+from rankbuffer_trl.rewards.format import AnswerReader
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.service import command
+from rankbuffer_trl.service.groups import ConflictError, SingleGroups
+from rankbuffer_trl.service.server import (
+    MOST_BYTES,
+    MOST_CHARACTERS,
+    MOST_TEXTS,
+    GroupRequest,
+    GroupServer,
+    is_loopback,
+)
+from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.places import LIVE_STORE
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+QUERY = {
+    "query_id": "tea",
+    "prompt": "How long does tea steep?",
+    "rubrics": [{"text": "Says how long to wait: three minutes.", "weight": 5}],
+    "responses": ["no", "tea", "wait", "Wait three minutes."],
+}
+TEXTS = ["Wait three minutes.", "wait three", "", "no idea"]
+
+
+@pytest.fixture
+def single(tmp_path):
+    """Make `SingleGroups`, each with its own store or that of another one, which is closed then."""
+    made = []
+
+    def make(answer=by_number, again: SingleGroups | None = None, **limits) -> SingleGroups:
+        if again is not None:
+            made.remove(again)
+            asyncio.run(again.close())
+        path = tmp_path / f"single-{len(made)}.sqlite" if again is None else again.store.path
+        made.append(SingleGroups(RankBuffer(), scripted_judge(answer, max_attempts=1), path, **limits))
+        return made[-1]
+
+    yield make
+    for each in made:
+        asyncio.run(each.close())
+
+
+def score_all(groups: SingleGroups, visits: list[tuple[str, str]], steps: bool) -> list:
+    """Post groups at once: the queries by their names, and texts in one line. The steps count from 0."""
+
+    async def post():
+        each = (
+            groups.score(one.query, [r.text for r in one.rollouts], one.step if steps else None)
+            for one in (group(numbers(id), line, step) for step, (id, line) in enumerate(visits))
+        )
+        return await asyncio.gather(*each)
+
+    return asyncio.run(post())
+
+
+def test_single_groups_at_once_leave_what_a_scorer_leaves_one_by_one(single, scorer):
+    luck = random.Random(0)
+    visits = [
+        (luck.choice("abc"), " ".join(str(n) if n else "-" for n in luck.choices(range(60), k=5))) for _ in range(24)
+    ]
+    oracle = scorer(scripted_judge(by_number))
+    known = [oracle.score([group(numbers(id), line, step)], step) for step, (id, line) in enumerate(visits)]
+    for steps in (True, False):
+        groups = single()
+        outcomes = score_all(groups, visits, steps)
+        assert [one.rewards for one in outcomes] == [one.scores[0].rewards for one in known]
+        assert [one.order for one in outcomes] == [one.scores[0].order for one in known]
+        assert sorted(one.step for one in outcomes) == [*range(24)]
+        if steps:
+            assert contents(groups.store) == contents(oracle.store)
+        assert groups.store.spent == oracle.store.spent
+        assert not groups._visits, "no lock is left"
+
+
+def test_score_knows_what_is_recorded(single):
+    def ask(groups: SingleGroups, line: str, step: int | None, training: bool = True):
+        one = group(numbers(), line, 0)
+        return asyncio.run(groups.score(one.query, [rollout.text for rollout in one.rollouts], step, training))
+
+    def calls(groups: SingleGroups) -> int:
+        return len(contents(groups.store, ["calls"])["calls"])
+
+    groups = single()
+    first, second = ask(groups, "5 - 50 15", 3), ask(groups, "6 7 8 9", 7)
+    assert (first.step, second.step) == (3, 7)
+    groups = single(again=groups)  # a new process
+    asked = calls(groups)
+    assert ask(groups, "5 - 50 15", 3) == first and ask(groups, "6 7 8 9", 7) == second
+    assert ask(groups, "6 7 8 9", None) == second, "without a step, the last group counts"
+    assert calls(groups) == asked, "nothing was asked again"
+    for line, step in (("5 - 50 16", 3), ("5 - 50", 3), ("1 2 3 4", 6), ("5 - 50 15", 7)):
+        with pytest.raises(ConflictError, match=f"has a group of step 7, so other texts of step {step} are refused"):
+            ask(groups, line, step)
+    ranked = ask(groups, "5 - 50 15", 3, training=False)
+    assert calls(groups) > asked and len(ranked.rewards) == 4
+    assert ask(groups, "5 - 50 15", None).step == 8, "it is not the last group, so it is a new visit"
+    asyncio.run(groups.rewind(7))
+    assert ask(groups, "1 2 3 4", 7).step == 7
+    run = asyncio.run(groups.run_id())
+    asyncio.run(groups.rewind(0))
+    assert asyncio.run(groups.run_id()) not in ("", run) and contents(groups.store)["groups"] == []
+
+
+def test_a_group_that_fails_leaves_its_calls_alone(single, monkeypatch):
+    answers = iter([unreachable] * 9)
+    groups = single(lambda messages: next(answers, by_number)(messages))
+    with pytest.raises(JudgeError, match="failed 2 of"):
+        score_all(groups, [("a", "5 6 7")], steps=True)
+    left = contents(groups.store)
+    assert left["calls"] and not (left["groups"] or left["buffers"] or left["responses"])
+    answers = iter(())
+    with monkeypatch.context() as patch, pytest.raises(StoreError):
+        patch.setattr(groups.store, "commit", Mock(side_effect=StoreError("the disk is full")))
+        score_all(groups, [("a", "5 6 7")], steps=True)
+    assert score_all(groups, [("a", "5 6 7")], steps=True)[0].rewards == (-1, 0, 1)
+    slow, asked = single(timeout=0.01), []
+
+    async def never(messages, *, question, seed, tally):
+        tally.attempts += 1
+        asked.append(question)
+        if len(asked) == 6:
+            scoring.cancel()
+        await asyncio.Event().wait()
+
+    slow.judge.client.complete = never
+    with pytest.raises(JudgeError, match="did not finish"):
+        score_all(slow, [("a", "5 6 7")], steps=True)
+    slow.limits = (1.0, None)
+    loop = asyncio.new_event_loop()
+    scoring = loop.create_task(slow.score(numbers("b"), ["5", "6", "7"]))
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(scoring)
+    assert not asyncio.all_tasks(loop)
+    loop.close()
+    assert Counter((row[4], row[6]) for row in contents(slow.store)["calls"]) == {
+        ("a", "cancelled"): 3,
+        ("b", "cancelled"): 3,
+    }
+
+
+# Over HTTP
+
+
+@pytest.fixture
+def serve(single):
+    """Serve groups over HTTP: gives a function that posts."""
+
+    @contextmanager
+    def start(groups: SingleGroups, token: str = "", queries: QueryTable | None = None):
+        server = GroupServer(groups, AnswerReader(), queries, token)
+        with served(server.app()) as url, httpx.Client(base_url=url, timeout=60) as client:
+
+            def post(path: str = "groups", headers: dict | None = None, content: bytes | None = None, **body):
+                named = {"Content-Type": "application/json"} | (headers or {})
+                sent = json.dumps(body).encode() if content is None else content
+                answer = client.post(f"/v1/{path}", content=sent, headers=named)
+                return answer.status_code, answer.json()
+
+            yield SimpleNamespace(post=post, client=client, server=server)
+
+    return start
+
+
+def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog, monkeypatch):
+    groups, long = single(lambda messages: RubricJudge().answer(messages)[0]), "x" * (MOST_CHARACTERS + 1)
+    whole = QUERY | {"texts": TEXTS}
+    with serve(groups) as http:
+        for status, part, change in (
+            (400, "there is no field 'text'; the fields are texts, query_id", {"text": TEXTS}),
+            (400, "it has no 'texts'", {"content": b"{}"}),
+            (400, "the body must be an object, got a list", {"content": b"[1]"}),
+            (400, "the body is cut short or not JSON", {"content": b"{"}),
+            (400, "the body is cut short or not JSON", {"content": b"[" * 100_000}),
+            (400, "texts[1] must be a text, got 3", {"texts": ["a", 3]}),
+            (400, f"texts must be 1 to {MOST_TEXTS} texts", {"texts": []}),
+            (400, f"texts must be 1 to {MOST_TEXTS} texts", {"texts": ["x"] * (MOST_TEXTS + 1)}),
+            (400, "at most 200,000 characters", {"texts": ["x", long]}),
+            (400, "step must be from 0 to", {"step": -1}),
+            (400, "step must be from 0 to", {"step": 10**18}),
+            (400, "train must be true or false", {"train": 1}),
+            (400, "must have text and weight", {"rubrics": ["Is good."]}),
+            (400, "responses must hold at least 4 responses", {"responses": ["one"]}),
+            (400, "prompt must be a text or a list of messages", {"prompt": None}),
+            (403, "serves 127.0.0.1 and localhost alone", {"headers": {"Host": "rebound.example:8002"}}),
+            (403, "serves 127.0.0.1 and localhost alone", {"headers": {"Host": "127.0.0.1.example"}}),
+            (404, "404: Not Found", {"path": "nothing"}),
+            (409, f"not {'0' * 32!r}", {"run": "0" * 32}),
+            (413, "Maximum request body size", {"content": b" " * (MOST_BYTES + 1)}),
+            (415, "must be application/json", {"headers": {"Content-Type": "text/plain"}}),
+        ):
+            found, answer = http.post(**whole | change)
+            assert (found, [*answer]) == (status, ["error"]) and part in answer["error"], (change, found, answer)
+            assert "\n" not in answer["error"]
+        assert "a bug in" not in caplog.text
+        with monkeypatch.context() as patch:
+            patch.setattr(groups, "score", lambda *_: 1 / 0)
+            assert http.post(**whole) == (
+                500,
+                {"error": "an error inside rankbuffer-serve; its log has the traceback"},
+            )
+        assert "ZeroDivisionError" in caplog.text
+        assert not contents(groups.store)["groups"] and http.server.open == 0
+        status, answer = http.post(**whole, step=4)
+        run = http.client.get("/health").json()["run"]
+        assert (status, answer["run"], answer["query_id"], answer["step"]) == (200, run, "tea", 4)
+        assert answer["rewards"] == pytest.approx([1, -1 / 3, -1, 1 / 3]) and answer["order"] == [[1], [3], [0]]
+        assert http.post(**whole, step=4, run=run) == (200, answer)
+        assert http.post(**whole | {"texts": TEXTS[:3]}, step=4)[0] == 409
+        groups.judge.client.answer = unreachable
+        status, answer = http.post(**whole, step=5)
+        assert status == 502 and "more than judge_max_failures=0.25" in answer["error"]
+        assert answer["error"].endswith("Nothing of this group was recorded: post it again.")
+        assert [row[1] for row in contents(groups.store)["groups"]] == [4]
+        assert http.post("rewind", step=4)[0] == 200 and not contents(groups.store)["groups"]
+
+
+def test_read_takes_a_body_that_is_cut_off_for_a_fault_of_the_client(single):
+    server = GroupServer(single(), AnswerReader())
+    for fault in (ConnectionResetError("gone"), web.RequestPayloadError("no gzip")):
+        request = SimpleNamespace(content_type="application/json", read=AsyncMock(side_effect=fault))
+        with pytest.raises(web.HTTPBadRequest) as refusal:
+            asyncio.run(server._read(request, GroupRequest))
+        assert refusal.value.text == "the body was cut off, or cannot be decoded"
+
+
+def test_a_server_with_a_token_and_a_data_set(single, serve, rows, howto):
+    groups = single(lambda messages: RubricJudge().answer(messages)[0])
+    known, texts = howto[0], howto[1]["responses"]
+    with serve(groups, "s3cret-ü", QueryTable(rows, 4)) as http:
+        for sent in ({}, {"Authorization": "s3cret-ü".encode()}, {"Authorization": "Bearer s3cret-u"}):
+            status, answer = http.post(query_id=known["query_id"], texts=texts, headers=sent)
+            assert status == 401 and "s3cret" not in str(answer)
+        assert http.client.get("/health").json()["status"] == "ok"
+        right = {"Authorization": "Bearer s3cret-ü".encode(), "Host": "judge.example"}
+        status, by_id = http.post(query_id=known["query_id"], texts=texts, headers=right, step=1)
+        assert status == 200 and sorted(i for tier in by_id["order"] for i in tier) == [*range(len(texts))]
+        for status, part, body in (
+            (404, "no query 'nobody'", {"query_id": "nobody"}),
+            (404, "no query 'prompt-", {"prompt": "What?"}),
+            (400, "leave them out", {"query_id": known["query_id"], "rubrics": known["rubrics"]}),
+        ):
+            found, answer = http.post(**body, texts=texts, headers=right)
+            assert found == status and part in answer["error"]
+
+
+def test_a_group_that_two_clients_post_at_once_is_judged_once(single, serve):
+    groups = single(lambda messages: RubricJudge().answer(messages)[0])
+    with serve(groups) as http, ThreadPoolExecutor(4) as pool:
+        posts = [pool.submit(http.post, **QUERY, texts=TEXTS, step=0) for _ in range(4)]
+        answers = [each.result() for each in posts]
+    assert answers[0][0] == 200 and all(each == answers[0] for each in answers)
+    alone = single(lambda messages: RubricJudge().answer(messages)[0])
+    with serve(alone) as http:
+        http.post(**QUERY, texts=TEXTS, step=0)
+    assert contents(groups.store) == contents(alone.store)
+
+
+def test_a_host_that_others_reach_needs_a_token(monkeypatch):
+    monkeypatch.setenv("OTHER_TOKEN", " t0ken ")
+    for host, loopback in (
+        ("127.0.0.1", 1),
+        ("::1", 1),
+        ("localhost", 1),
+        ("0.0.0.0", 0),
+        ("::", 0),
+        ("a.b", 0),
+        ("", 0),
+    ):
+        assert is_loopback(host) == bool(loopback), host
+        with nullcontext() if loopback else pytest.raises(SettingsError, match="need a token"):
+            command.ServeConfig(output_dir="out", host=host, token_env="NO_TOKEN").check_host()
+        given = command.ServeConfig(output_dir="out", host=host, token_env="OTHER_TOKEN")
+        given.check_host()
+        assert given.token == "t0ken"
+
+
+# As a process
+
+
+def test_a_port_that_is_taken_ends_the_server_with_a_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as stop:
+        command.main(["--output_dir", str(tmp_path), "--port", str(taken.getsockname()[1])])
+    assert str(stop.value).startswith("rankbuffer-serve: [Errno ") and "address already in use" in str(stop.value)
+    BufferStore(tmp_path / LIVE_STORE).close()
+
+
+def run_command(*words: object) -> None:
+    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)  # pytest has put others there
+    command.main([*map(str, words), "--port", "0"])
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Start `rankbuffer-serve` in a fork, after `before`: gives its number, its address and its output."""
+    started = []
+
+    def start(*words: object, before=lambda: None):
+        log = tmp_path / f"log-{len(started)}"
+        os.mkfifo(log)
+
+        pid = fork(lambda: (before(), run_command(*words)), log)
+        lines = log.open()
+        started.append((pid, lines))
+        said = [next(lines, "")]
+        while said[-1] and not said[-1].startswith("[serve] 127.0.0.1 port "):
+            said.append(next(lines, ""))
+        assert said[-1], f"it ended before it listened: {said}"
+        port = said[-1].split()[3].rstrip(",")
+        return SimpleNamespace(pid=pid, url=f"http://127.0.0.1:{port}", said="".join(said), lines=lines)
+
+    yield start
+    for pid, lines in started:
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        lines.close()
+
+
+def test_a_kill_between_judge_and_commit_costs_one_more_post(process, tmp_path, howto):
+    (tmp_path / "recipe.yaml").write_text("base: quickstart/quickstart.yaml\nrubric_dropout: 0.2\n")
+    words = ("--config", tmp_path / "recipe.yaml", "--dataset_name", QUICKSTART / "howto.jsonl")
+    words += ("--output_dir", tmp_path / "out", "--method_args", '{"k0": 3}')
+    group = {"query_id": howto[0]["query_id"], "texts": howto[1]["responses"], "step": 5}
+
+    def kill_at_commit():
+        BufferStore.commit = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+
+    killed = process(*words, before=kill_at_commit)
+    assert ", 36 queries, run " in killed.said
+    assert "[serve] not used here, from the recipe: rubric_dropout\n" in killed.said
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"{killed.url}/v1/groups", json=group, timeout=60)
+    assert wait([killed.pid]) == [-signal.SIGKILL]
+    second = process(*words)
+    answer = httpx.post(f"{second.url}/v1/groups", json=group, timeout=60).json()
+    assert len(answer["rewards"]) == len(group["texts"]) and answer["run"] in second.said
+    refused = tmp_path / "refused"
+    assert wait([fork(lambda: run_command(*words), refused)]) == [1]
+    assert (
+        f"rankbuffer-serve: {tmp_path / 'out' / LIVE_STORE} is in use by process {second.pid}" in refused.read_text()
+    )
+    os.kill(second.pid, signal.SIGKILL)
+    assert wait([second.pid]) == [-signal.SIGKILL]
+    recorded = contents(tmp_path / "out")
+    third = process(*words)
+    assert httpx.post(f"{third.url}/v1/groups", json=group, timeout=60).json() == answer
+    assert contents(tmp_path / "out") == recorded
+    rows = load_queries(str(QUICKSTART / "howto.jsonl"))
+    undisturbed = SingleGroups(RankBuffer(k0=3), Judge(RubricJudge()), tmp_path / "undisturbed.sqlite")
+    asyncio.run(undisturbed.score(QueryTable(rows, 3)[group["query_id"]], group["texts"], 5))
+    assert contents(undisturbed.store) == recorded
+    asyncio.run(undisturbed.close())
+
+
+def test_a_sigterm_finishes_the_open_group(process, tmp_path):
+    (asked, tell), (gate, open_gate) = os.pipe(), os.pipe()
+    complete = RubricJudge.complete
+
+    async def gated(self, messages, *, question, seed, tally):
+        if question.query_id == "tea":
+            os.write(tell, b".")
+            await asyncio.get_running_loop().run_in_executor(None, os.read, gate, 1)
+        return await complete(self, messages, question=question, seed=seed, tally=tally)
+
+    def close_the_gate():
+        RubricJudge.complete = gated
+
+    running = process("--output_dir", tmp_path / "out", before=close_the_gate)
+    assert ", queries from requests, run " in running.said
+    with ThreadPoolExecutor(1) as pool:
+        post = pool.submit(httpx.post, f"{running.url}/v1/groups", json=QUERY | {"texts": TEXTS}, timeout=60)
+        os.read(asked, 1)
+        os.kill(running.pid, signal.SIGTERM)
+        assert next(running.lines) == "[serve] ends after 1 open groups\n"
+        assert httpx.get(f"{running.url}/health").json()["status"] == "draining"
+        for path, body, status, part in (
+            ("groups", QUERY | {"texts": TEXTS}, 503, "the server is about to end"),
+            ("rewind", {"step": 0}, 409, "1 groups are being scored"),
+        ):
+            refused = httpx.post(f"{running.url}/v1/{path}", json=body)
+            assert refused.status_code == status and part in refused.json()["error"]
+        os.write(open_gate, b"." * 1000)
+        answer = post.result()
+    assert answer.status_code == 200 and wait([running.pid]) == [0]
+    (recorded,) = contents(tmp_path / "out")["groups"]
+    assert json.loads(recorded[6]) == answer.json()["rewards"]
