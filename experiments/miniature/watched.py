@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from experiments.miniature.judge import NOISE, NoisyRubricJudge, Weakness
 from experiments.miniature.report import by_method
 from experiments.miniature.run import read_results
+from rankbuffer_lab.rejudge.command import RejudgeConfig
 from rankbuffer_lab.rejudge.evidence import Watch
 from rankbuffer_lab.rejudge.watch import Side, ask, next_pairs
 from rankbuffer_lab.report.runs import open_runs
@@ -30,7 +31,7 @@ from recipes.quickstart import policy
 
 READER_NOISE = 0.18  # of a reader that reads half as well as the judge
 SHARE = 1.0  # of the tokens of a run: so many that pairs do not run out, since delays are counted in pairs
-TOLERANCE, FALSE_ALARMS = 0.1, 0.05  # as in `rankbuffer-rejudge`
+TOLERANCE, FALSE_ALARMS = RejudgeConfig.tolerance, RejudgeConfig.false_alarm_rate
 
 
 class Reader(NoisyRubricJudge):
@@ -98,13 +99,11 @@ def main() -> None:
     table = Table("weakness, method", *(Column(name, justify="right") for name in ("runs", "alarms", "pairs", "step")))
     lines = {}
     for name, runs in found.items():
-        rows = [(each, each.rows()) for each in runs]
+        alarmed = [each for each in runs if each.alarm is not None]
+        steps = [each.alarm for each in alarmed]
         waits = [
-            next(i for i, row in enumerate(values, 1) if row["e_value"] >= 1 / FALSE_ALARMS)
-            for each, values in rows
-            if each.alarm is not None
+            next(i for i, row in enumerate(each.rows(), 1) if row["e_value"] >= 1 / FALSE_ALARMS) for each in alarmed
         ]
-        steps = [each.alarm for each in runs if each.alarm is not None]
         table.add_row(
             name, str(len(runs)), str(len(steps)), *(f"{median(of):g}" if of else "-" for of in (waits, steps))
         )

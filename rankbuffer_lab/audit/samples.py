@@ -46,7 +46,7 @@ from rankbuffer_trl.judge import (
     pairwise_question,
     pointwise_question,
 )
-from rankbuffer_trl.judge.probabilities import ProbabilityError
+from rankbuffer_trl.judge.probabilities import ProbabilityError, lead
 from rankbuffer_trl.probes import sign
 from rankbuffer_trl.rewards.looks import balanced, look_questions, mean_places
 from rankbuffer_trl.rewards.presentation import shuffle
@@ -263,8 +263,7 @@ def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
 def losses(words: Mapping[str, str | None], readings: Mapping[str, Reading]) -> float | None:
     """Return how often a sample, named by its labels, loses against a change of itself; `None` if a verdict failed."""
     if len(readings) == 2:
-        odds = readings["A"].log_odds("B", "A") + readings["B"].log_odds("A", "B")
-        return (1 + sign(odds)) / 2
+        return (1 + sign(lead(readings["A"], readings["B"]))) / 2
     if len(words) < 2 or None in words.values():
         return None
     return sum(word != label for label, word in words.items()) / 2

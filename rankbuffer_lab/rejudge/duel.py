@@ -17,7 +17,7 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, Question, insertion_question, pairwise_question
-from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.judge.probabilities import Reading, lead
 from rankbuffer_trl.probes import sign
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.gains import Comparison, Visit, Z, compare
@@ -177,7 +177,7 @@ def points_of(name: str, verdicts: Mapping[str, Any]) -> float | None:
     if forth is None or back is None:
         return None
     if isinstance(forth, Reading):
-        return (1 + sign(forth.log_odds("B", "A") + back.log_odds("A", "B"))) / 2
+        return (1 + sign(lead(forth, back))) / 2
     return ((forth == "B") + (back == "A")) / 2
 
 

@@ -72,6 +72,11 @@ class Reading(NamedTuple):
         return found._replace(chances={parse_json(each): chance for each, chance in found.chances.items()})
 
 
+def lead(forth: Reading, back: Reading) -> float:
+    """Return the log odds of the response that is `B` in one reading and `A` in the other, summed over both orders."""
+    return forth.log_odds("B", "A") + back.log_odds("A", "B")
+
+
 def alternatives(verdict: Verdict) -> tuple[str, dict[str, Any]]:
     """Return the one key of a verdict, and its alternatives as JSON spells them.
 

@@ -31,7 +31,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Question, Totals, ask_many, pairwise_question
 from rankbuffer_trl.judge.config import VerdictConfig
-from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.judge.probabilities import Reading, lead
 from rankbuffer_trl.probes import repeated_share
 from rankbuffer_trl.settings import check_at_least, documented
 
@@ -136,7 +136,7 @@ def score(verdicts: Mapping[str, str | Reading]) -> dict[str, Any]:
         forth, back = verdicts[f"{pair} forth"], verdicts[f"{pair} back"]
         if isinstance(forth, Reading) and isinstance(back, Reading):
             odds[id].append(points_of(pair, verdicts))
-            leads[id].append((forth.log_odds("B", "A") + back.log_odds("A", "B")) / 2)
+            leads[id].append(lead(forth, back) / 2)
     shares = {
         name: [fmean(each) for each in of.values()] for name, of in {"verdicts": words, "log odds": odds}.items()
     }
