@@ -17,7 +17,7 @@ from helpers.http_server import served
 from transformers import AutoTokenizer
 from trl.chat_template_utils import qwen3_chat_template
 from trl.experimental.async_grpo import async_rollout_worker
-from trl.trainer.utils import is_async_callable
+from trl.trainer import utils
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -25,6 +25,7 @@ from rankbuffer_trl.service.async_grpo import AsyncRankBufferReward
 from rankbuffer_trl.store import BufferStore, numbers
 
 pytestmark = pytest.mark.usefixtures("cache")
+needs_trl_1_16 = pytest.mark.skipif(not hasattr(utils, "is_async_callable"), reason="needs TRL 1.16")
 
 
 def rows() -> Dataset:
@@ -40,10 +41,11 @@ def asked(id: str, line: str) -> dict:
     return dict(prompts=prompts, completions=completions, completion_ids=[[1]] * len(completions), level=[3] * 5)
 
 
+@needs_trl_1_16
 def test_a_reward_that_was_pickled_scores_groups_at_once(tmp_path, scorer, monkeypatch):
     monkeypatch.setattr(JudgeConfig, "judge", lambda self: scripted_judge(by_number))
     reward = AsyncRankBufferReward(rows(), JudgeConfig(), tmp_path / "live.sqlite")
-    assert is_async_callable(reward) and not (tmp_path / "live.sqlite").exists()
+    assert utils.is_async_callable(reward) and not (tmp_path / "live.sqlite").exists()
     lines = [("a", "5 - 50 15"), ("a", "60 3 17 30"), ("b", "1 2 3 4"), ("a", "9 9 9 -")]
 
     async def score(reward) -> list[list[float | None]]:
@@ -64,6 +66,7 @@ def test_a_reward_that_was_pickled_scores_groups_at_once(tmp_path, scorer, monke
     assert sorted((row[0], *row[2:7]) for row in mine) == sorted((row[0], *row[2:7]) for row in theirs)
 
 
+@needs_trl_1_16
 def test_a_reward_refuses_mixed_groups_and_a_store_that_is_there(tmp_path):
     path = tmp_path / "live.sqlite"
     reward = AsyncRankBufferReward(rows(), JudgeConfig(), path)
@@ -78,6 +81,13 @@ def test_a_reward_refuses_mixed_groups_and_a_store_that_is_there(tmp_path):
     AsyncRankBufferReward(rows(), JudgeConfig(), path, resume=True)
 
 
+def test_a_trl_that_would_not_await_the_reward_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delattr(utils, "is_async_callable", raising=False)
+    with pytest.raises(SettingsError, match="AsyncRankBufferReward needs TRL"):
+        AsyncRankBufferReward(rows(), JudgeConfig(), tmp_path / "live.sqlite")
+
+
+@needs_trl_1_16
 @pytest.mark.slow  # the worker's process loads TRL anew
 def test_the_workers_process_records_each_group_that_it_rewards(tmp_path, tiny_policy, howto, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from trl.trainer import utils
 
 from ..data.queries import QueryTable, normal_row
 from ..errors import SettingsError
@@ -45,7 +46,7 @@ class AsyncRankBufferReward:
 
     Raises:
         [`DataError`]: if the data set cannot be trained on.
-        [`SettingsError`]: if the store exists and `resume` is not set.
+        [`SettingsError`]: if the store exists and `resume` is not set, or if TRL is older than 1.16.
 
     Example:
         >>> reward = AsyncRankBufferReward(dataset, JudgeConfig(judge_url=url, judge_model=name), "buffers.sqlite")
@@ -64,6 +65,8 @@ class AsyncRankBufferReward:
         timeout: float | None = None,
         resume: bool = False,
     ):
+        if not hasattr(utils, "is_async_callable"):  # an older one would not await this object
+            raise SettingsError("AsyncRankBufferReward needs TRL 1.16 or newer: install it")
         if not resume and Path(store).exists():
             raise SettingsError(f"{store} exists: set resume=True to go on with its buffers, or name another file")
         self.method = method or RankBuffer()
