@@ -1,26 +1,26 @@
 """Which reward is hacked first? Runs under a judge with a known weakness, beside runs of the same seeds without it.
 
-    for each in length phrase echo place; do for strength in 1 3; do
-        python -m experiments.miniature.run --methods $ROWS --seeds 3 --policy runs/fooled/none/policy \
-            --weakness $each --strength $strength --output_dir runs/fooled/$each-$strength
-    done; done
     python -m experiments.miniature.fooled runs/fooled
 
-ROWS and the runs without a weakness (`runs/fooled/none`) are in the README. Two numbers of a run, in points of rubric
-score: `lost` is the true quality that the weakness costs, and `fooled` is what the judge believes the policy to have
-gained from the first to the last epoch, less what it truly gained. The program prints a table of each, the epoch at
-which the two lines part, the differences that were chosen before the runs, and one JSON line.
+`docs/results/who_is_fooled.md` has the commands of the runs. A folder is named after its weakness and strength, such
+as `phrase-3`; `none` has no weakness; what follows, as in `phrase-3-dropout`, is a defence. Two numbers of a run, in
+points of rubric score: `lost` is the true quality that the weakness costs, and `fooled` is what the judge believes the
+policy to have gained from the first to the last epoch, less what it truly gained. The program prints a table of each,
+the epoch at which the two lines part, the differences that were chosen before the runs, and one JSON line. It draws
+the curves of belief and truth into `fooled.png` of the folder.
 """
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Column, Table
 
+from experiments.miniature.judge import PLACE
 from experiments.miniature.report import Comparison, Interval, Result, by_method, compare
 from experiments.miniature.run import read_results
 
@@ -35,6 +35,7 @@ CHOSEN = (  # more fooled, less fooled?
     ("rankbuffer", "rankbuffer_looks"),
     ("rankbuffer", "listwise_two"),
 )
+DRAWN = {"grpo": "C7", "rrc_scr": "C1", "rankbuffer": "C0", "listwise_two": "C2"}
 
 Runs = Mapping[str, Sequence[Result]]  # by method, in the order of seeds
 
@@ -46,7 +47,7 @@ def epochs(values: Sequence[float]) -> list[float]:
 
 def gaps(run: Result) -> list[float]:
     """Return by epoch what the judge believes to be gained since the first epoch, less what is truly gained."""
-    believed, true = epochs(run.believed), epochs(run.curve)
+    believed, true = epochs(run.believed or run.curve), epochs(run.curve)
     return [(b - believed[0]) - (t - true[0]) for b, t in zip(believed, true, strict=True)]
 
 
@@ -56,10 +57,15 @@ def parted(runs: Sequence[Result]) -> int | None:
     return next((epoch for epoch, gap in enumerate(means, 1) if gap >= PARTED), None)
 
 
+def by_seed(measure: Callable[[Result], float], more: Sequence[Result], less: Sequence[Result]) -> list[float]:
+    """Return how much more one method or weakness has of a measure than another, seed by seed."""
+    other = {run.seed: measure(run) for run in less}
+    return [measure(run) - other[run.seed] for run in more if run.seed in other]
+
+
 def lost(weak: Sequence[Result], plain: Sequence[Result]) -> list[float]:
     """Return what a weakness costs in true quality, seed by seed."""
-    without = {run.seed: run.quality for run in plain}
-    return [without[run.seed] - run.quality for run in weak if run.seed in without]
+    return by_seed(lambda run: run.quality, plain, weak)
 
 
 def table(title: str, found: Mapping[str, Runs], cell) -> Table:
@@ -70,16 +76,47 @@ def table(title: str, found: Mapping[str, Runs], cell) -> Table:
     return made
 
 
-def chosen_differences(found: Mapping[str, Runs]) -> dict[str, Comparison]:
-    """Compare the final gaps of the chosen pairs of methods under each weakness, seed by seed."""
-    values = {}
-    for name, runs in found.items():
-        for more, less in CHOSEN:
-            if more in runs and less in runs:
-                final = [{run.seed: gaps(run)[-1] for run in runs[method]} for method in (more, less)]
-                seeds = sorted(final[0].keys() & final[1].keys())
-                values[f"{name}: {more} - {less}"] = [final[0][seed] - final[1][seed] for seed in seeds]
-    return dict(zip(values, compare(list(values.values())), strict=True))
+def chosen_differences(name: str, found: Mapping[str, Runs]) -> dict[str, Comparison]:
+    """Compare the chosen pairs of methods under one weakness, or each method with and without a defence.
+
+    Methods are compared by `fooled`, and by `lost` under a favoured place, which nobody's responses have. A defence is
+    compared by true quality. P-values are adjusted for the differences of this weakness.
+    """
+    runs = found[name]
+    base = next((other for other in found if name.startswith(f"{other}-")), None)
+    if base:
+        quality = {
+            method: by_seed(lambda run: run.quality, each, found[base][method]) for method, each in runs.items()
+        }
+        return dict(zip(quality, compare(list(quality.values())), strict=True))
+    plain = {(run.method, run.seed): run.quality for each in found["none"].values() for run in each}
+
+    def measure(run: Result) -> float:
+        return plain[run.method, run.seed] - run.quality if name.startswith(PLACE) else gaps(run)[-1]
+
+    pairs = [pair for pair in CHOSEN if all(method in runs for method in pair)]
+    values = [by_seed(measure, runs[more], runs[less]) for more, less in pairs]
+    return dict(zip((f"{more} - {less}" for more, less in pairs), compare(values), strict=True))
+
+
+def draw(found: Mapping[str, Runs], path: Path) -> None:
+    """Draw the means over seeds of truth (whole lines) and belief (dashed) by epoch, one panel for each weakness."""
+    across = min(4, len(found))
+    down = -(-len(found) // across)
+    figure = Figure(figsize=(2.3 * across + 1, 2.3 * down), layout="constrained")
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    for axes, (name, runs) in zip(panels.flat, found.items(), strict=False):
+        for method, colour in DRAWN.items():
+            for style, which in (("-", "curve"), ("--", "believed")):
+                lines = [epochs(getattr(run, which)) for run in runs.get(method, ())]
+                means = [fmean(each) for each in zip(*lines, strict=True)]
+                axes.plot(range(1, len(means) + 1), means, style, color=colour, label=method if style == "-" else None)
+        axes.set_title(name, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("epoch", fontsize=10)
+    figure.supylabel("quality; dashed: as believed", fontsize=10)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
 
 
 def main() -> None:
@@ -88,29 +125,34 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder with the comparisons none, length-1, and so on")
     arguments = parser.parse_args()
     read = {path.parent.name: by_method(read_results(path)) for path in arguments.folder.glob("*/results.jsonl")}
-    plain = read.pop("none")
     found = dict(sorted(read.items()))
+    weak = {name: runs for name, runs in found.items() if name != "none"}
     console = Console(width=max(Console().width, 150), highlight=False)
     costs = table(
-        "lost: points of true quality", found, lambda name, runs: str(Interval.of(lost(runs, plain[runs[0].method])))
+        "lost: points of true quality",
+        weak,
+        lambda name, runs: str(Interval.of(lost(runs, found["none"][runs[0].method]))),
     )
     belief = table(
         "fooled: points of belief without truth, in the last epoch",
-        found,
+        weak,
         lambda name, runs: str(Interval.of([gaps(run)[-1] for run in runs])),
     )
     when = table(
         f"the first epoch with {PARTED:g} points of belief without truth",
-        found,
+        weak,
         lambda name, runs: str(parted(runs) or "-"),
     )
-    differences = chosen_differences(found)
-    last = Table("weakness: methods", "difference of `fooled`", "p (Holm)", "above 0?", "seeds to settle")
-    for name, each in differences.items():
-        last.add_row(name, str(Interval.of(each.values)), f"{each.p:.3f}", each.verdict, each.seeds)
+    last = Table("weakness", "difference of", "points", "p (Holm)", "above 0?", "seeds to settle")
+    verdicts = {}
+    for name in weak:
+        for of, each in chosen_differences(name, found).items():
+            last.add_row(name, of, str(Interval.of(each.values)), f"{each.p:.3f}", each.verdict, each.seeds)
+            verdicts[f"{name}: {of}"] = each.verdict
+        last.add_section()
     console.print(costs, belief, when, last)
-    verdicts = {name: each.verdict for name, each in differences.items()}
-    print(json.dumps({"benchmark": "fooled", "conditions": list(found), "differences": verdicts}))
+    draw({name: runs for name, runs in weak.items() if name.count("-") == 1}, arguments.folder / "fooled.png")
+    print(json.dumps({"benchmark": "fooled", "conditions": list(weak), "differences": verdicts}))
 
 
 if __name__ == "__main__":

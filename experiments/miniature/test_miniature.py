@@ -377,10 +377,15 @@ def test_fooled_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypa
         believed = [70.0] * 6 + [80.0 + belief] * 6 if belief is not None else []
         return replace(result(method, seed, quality), curve=curve, believed=believed)
 
+    methods = ("grpo", "rankbuffer")
     folders = {
-        "none": [run(method, seed, 90.0, None) for method in ("grpo", "rankbuffer") for seed in (0, 1, 2)],
+        "none": [run(method, seed, 90.0, None) for method in methods for seed in (0, 1, 2)],
         "length-1": [run("grpo", seed, 80.0 - seed, 20.0 + seed) for seed in (0, 1, 2)]
         + [run("rankbuffer", seed, 89.0, 2.0) for seed in (0, 1, 2)],
+        "length-1-defence": [run(method, seed, 85.0 + seed / 9, 3.0) for method in methods for seed in (1, 2, 3)],
+        "none-defence": [run(method, seed, 80.0 + seed, None) for method in methods for seed in (0, 1, 2)],
+        "place-1": [run("grpo", seed, 90.0 - seed / 9, 0.0) for seed in (0, 1, 2)]
+        + [run("rankbuffer", seed, 70.0, 0.0) for seed in (0, 1, 2)],
     }
     for name, runs in folders.items():
         (tmp_path / name).mkdir()
@@ -388,10 +393,22 @@ def test_fooled_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypa
     monkeypatch.setattr(sys, "argv", ["fooled", str(tmp_path)])
     fooled.main()
     *printed, line = capsys.readouterr().out.splitlines()
-    rows = {tuple(cell.strip() for cell in row.split("│")[1:3]) for row in printed if row.count("│") == 3}
-    assert {("grpo", "11.00 ± 2.48"), ("rankbuffer", "1.00 ± 0.00"), ("grpo", "21.00 ± 2.48")} <= rows
-    assert {("grpo", "2"), ("rankbuffer", "-")} <= rows, "the epoch at which they part"
-    assert json.loads(line)["differences"] == {"length-1: grpo - rankbuffer": "holds"}
+    rows = {tuple(cell.strip() for cell in row.split("│")[1:-1]) for row in printed if "│" in row}
+    assert {
+        ("grpo", "11.00 ± 2.48", "4.83 ± 0.71", "9.00 ± 2.48", "0.11 ± 0.28"),  # lost
+        ("grpo", "21.00 ± 2.48", "3.00 ± 0.00", "0.00 ± 0.00", "0.00 ± 0.00"),  # fooled
+        ("grpo", "2", "-", "-", "-"),  # the epoch at which they part
+        ("rankbuffer", "-", "-", "-", "-"),
+    } <= rows
+    assert json.loads(line)["differences"] == {
+        "length-1: grpo - rankbuffer": "holds",
+        "length-1-defence: grpo": "open",  # two seeds in common, p 0.053 before Holm's method
+        "length-1-defence: rankbuffer": "does not hold",
+        "none-defence: grpo": "does not hold",
+        "none-defence: rankbuffer": "does not hold",
+        "place-1: grpo - rankbuffer": "does not hold",
+    }
+    assert (tmp_path / "fooled.png").stat().st_size > 10_000
 
 
 def test_watched_counts_alarms_over_kept_runs(tmp_path, howto, monkeypatch, capsys):
