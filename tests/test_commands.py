@@ -52,6 +52,7 @@ TRAINING = Program(
         TRAIN + " --dry_run --format_check thnik": "format_check must be 'think', 'none' or a regular expression with",
     },
     name="rankbuffer-train",
+    kept=True,
 )
 PROGRAMS = {
     "rankbuffer-train": TRAINING,

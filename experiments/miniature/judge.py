@@ -62,6 +62,11 @@ class Weakness:
     mean: float = 0.0
     deviation: float = 1.0
 
+    @classmethod
+    def of(cls, name: str, strength: float, trait: tuple[float, float]) -> "Weakness | None":
+        """Return a weakness with mean and deviation of its trait, `None` if it has no name."""
+        return cls(name, strength, *trait) if name else None
+
     def worth(self, text: str, rubrics: Rubrics) -> float:
         """Return what the trait of a response adds to its look."""
         if self.name == PLACE:

@@ -195,9 +195,7 @@ class Run:
         shutil.rmtree(folder, ignore_errors=True)
         args = recipe_arguments(self)
         doubts = RECORDED if self.settings.doubts else None
-        weakness = (
-            Weakness(self.settings.weakness, self.settings.strength, *self.trait) if self.settings.weakness else None
-        )
+        weakness = Weakness.of(self.settings.weakness, self.settings.strength, self.trait)
         client = NoisyRubricJudge(self.mean, self.deviation, self.settings.noise, doubts, weakness)
         judge = Judge(client, guard=args.judge_guard)
         trainer = RankBufferTrainer(self.settings.policy, args=args, train_dataset=queries, judge=judge)

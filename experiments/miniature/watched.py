@@ -60,7 +60,7 @@ class InProcess:
 def sides_of(folder: Path, queries: QueryTable) -> list[Side]:
     """Return the judge of a comparison and the reader."""
     made = json.loads((folder / "settings.json").read_text())
-    weakness = Weakness(made["weakness"], made["strength"], *made["trait"]) if made["weakness"] else None
+    weakness = Weakness.of(made["weakness"], made["strength"], made["trait"])
     judge = NoisyRubricJudge(made["mean"], made["deviation"], NOISE, weakness=weakness)
     clients = {"judge": judge, "reader": Reader(made["mean"], made["deviation"], READER_NOISE)}
     return [Side(name, InProcess(client), rubrics=True, queries=queries) for name, client in clients.items()]

@@ -264,6 +264,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1 if LOCAL_RANK else f"rankbuffer-train: {error}")
     except RankBufferError as error:  # not OSError: after hours of training, its traceback is worth more than one line
         leave(error)
+    except KeyboardInterrupt:
+        again = "to continue: the same command with --resume_from_checkpoint true, if there is one"
+        sys.exit(1 if LOCAL_RANK else f"rankbuffer-train: interrupted. The last checkpoint is kept; {again}")
 
 
 if __name__ == "__main__":
