@@ -89,7 +89,7 @@ def test_verl_gathers_the_rollouts_of_a_uid(client):
 
     base = {"RewardManagerBase": RewardManagerBase}
     verl = client.load("verl_rewards", verl__experimental__reward_loop__reward_manager__base=base)
-    rollout = SimpleNamespace(n=4, val_kwargs=SimpleNamespace(n=4))
+    rollout = SimpleNamespace(n=4, val_kwargs=SimpleNamespace(n=2))
     tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(map(chr, ids.tolist())))
     config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
     manager = verl.RankBufferManager(config, tokenizer, None, reward_router_address=None)
@@ -106,10 +106,11 @@ def test_verl_gathers_the_rollouts_of_a_uid(client):
     def score(id: str, place: int, **extra):
         return manager.run_single(item(id, place, **extra))
 
-    for extra, recorded in (({"split": "test"}, 0), ({}, 2)):
+    in_pairs = {"a": [-1, 1, -1, 1], "b": [1, -1, -1, 1]}
+    for extra, wanted, recorded in (({"split": "test"}, in_pairs, 0), ({}, WANTED, 2)):
         found = in_turn(lambda id, place, extra=extra: score(id, place, **extra))
         for id, answers in found.items():
-            assert [one["reward_score"] for one in answers] == pytest.approx(WANTED[id])
+            assert [one["reward_score"] for one in answers] == pytest.approx(wanted[id])
         assert len(visits(client.groups)) == recorded
 
 
@@ -168,22 +169,64 @@ def test_verifiers_scores_a_group(client):
 
 def test_rank_rewards_waits_for_a_server_and_not_for_a_refusal(client, monkeypatch):
     rank_rewards, asked = client.load("rank_rewards"), []
-    monkeypatch.setattr(rank_rewards, "WAITS", (0, 0, 0))
+    monkeypatch.setattr(rank_rewards, "WAITS", (0, 0, 0, 0))
     with pytest.raises(RuntimeError, match="no query 'nobody'"):
         asyncio.run(rank_rewards.rank_rewards(["5"], query_id="nobody"))
+
+    others = iter(({"error": "ill"}, None, {"detail": "of a proxy"}, ["ill"], {"rewards": [0.5]}))
 
     async def ill(request: web.Request) -> web.Response:
         asked.append(await request.json())
         if len(asked) == 2:
             request.transport.close()
-        return web.json_response({"error": "ill", "rewards": [0.5]}, status=503 if len(asked) < 4 else 200)
+        return web.json_response(next(others), status=503 if len(asked) < 5 else 200)
 
     app = web.Application()
     app.add_routes([web.post("/v1/groups", ill)])
     with served(app) as url:
         monkeypatch.setattr(rank_rewards, "URL", url)
         assert asyncio.run(rank_rewards.rank_rewards(["5"], query_id="a")) == [0.5]
-    assert asked == [{"texts": ["5"], "query_id": "a"}] * 4
+    assert asked == [{"texts": ["5"], "query_id": "a"}] * 5
     with pytest.raises(RuntimeError, match=f"no rewards from {url}: ClientConnectorError"):
         asyncio.run(rank_rewards.rank_rewards(["5"], query_id="a"))
     assert rank_rewards.filled([None, None]) == [0, 0]
+
+
+def test_gathering_gives_each_rollout_its_own_end(client, monkeypatch):
+    rank_rewards = client.load("rank_rewards")
+
+    async def outcomes(ended, number: int = 3, cancelled: int | None = None) -> list:
+        """Gather groups of three, whose request ends with `ended`; cancel a rollout while the request is open."""
+        asked, gate = asyncio.Event(), asyncio.Event()
+
+        async def request(texts: list[str], **group) -> list[float]:
+            assert texts == ["0", "1", "2"] and group == {"query_id": "a"}
+            asked.set()
+            await gate.wait()
+            if isinstance(ended, BaseException):
+                raise ended
+            return ended
+
+        monkeypatch.setattr(rank_rewards, "rank_rewards", request)
+        gathering = rank_rewards.Gathering()
+        rollouts = [asyncio.create_task(gathering.reward("key", 3, str(i), query_id="a")) for i in range(number)]
+        if number == 3:
+            await asyncio.wait_for(asked.wait(), 30)
+        if cancelled is not None:
+            rollouts[cancelled].cancel()
+            await asyncio.wait(rollouts[cancelled : cancelled + 1])
+        gate.set()
+        await asyncio.wait(rollouts, timeout=30)
+        assert not gathering.groups
+        return ["cancelled" if one.cancelled() else str(one.exception() or one.result()) for one in rollouts]
+
+    for i in range(3):
+        wanted = ["0.0", "0.1", "0.2"]
+        wanted[i] = "cancelled"
+        assert asyncio.run(outcomes([0.0, 0.1, 0.2], cancelled=i)) == wanted
+    assert asyncio.run(outcomes(RuntimeError("no rewards"))) == ["no rewards"] * 3
+    assert asyncio.run(outcomes(asyncio.CancelledError())) == ["cancelled"] * 3
+    monkeypatch.setattr(rank_rewards, "GATHER", 0)
+    late = "only 2 of the 3 rollouts of key came within RANKBUFFER_GATHER=0 s"
+    assert asyncio.run(outcomes([], number=2)) == [late] * 2
+    assert asyncio.run(outcomes([0.0, 0.1, 0.2])) == ["0.0", "0.1", "0.2"], "a whole group has no limit"
