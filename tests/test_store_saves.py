@@ -130,6 +130,17 @@ def test_save_and_restore_work_whatever_the_folders_name(tmp_path):
         store.close()
 
 
+def test_rewind_that_cannot_set_the_store_aside_leaves_it_open(store, monkeypatch):
+    visit_all(store, "a", range(1))
+    before = contents(store)
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="cannot rewind"):
+        patch.setattr(Path, "rename", Mock(side_effect=PermissionError(13, "Permission denied")))
+        store.rewind(0)
+    assert contents(store) == before
+    store.rewind(0)
+    assert contents(store) == EMPTY
+
+
 @pytest.mark.parametrize("accident", ["the draft cannot be made", "os.replace", "os.fsync"])
 def test_save_that_fails_leaves_the_older_one_and_can_be_repeated(tmp_path, store, monkeypatch, accident):
     older, newer = tmp_path / "older", tmp_path / "newer"

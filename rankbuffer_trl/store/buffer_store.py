@@ -236,8 +236,10 @@ class BufferStore:
             return
         names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
         self._db.close()
-        self.path.rename(next(name for name in names if not name.exists()))
-        self._open_to_write()
+        try:
+            self.path.rename(next(name for name in names if not name.exists()))
+        finally:  # a store that cannot be moved is still the run's
+            self._open_to_write()
 
     def save(self, folder: str | Path) -> None:
         """Copy the whole store to `store.sqlite` in `folder`, durably: the old or the complete new file is there."""
