@@ -7,9 +7,11 @@ import random
 import signal
 import socket
 import sys
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from itertools import product
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 
@@ -25,6 +27,7 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
 from rankbuffer_trl.rewards.format import AnswerReader
+from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.service import command
 from rankbuffer_trl.service.groups import ConflictError, SingleGroups
@@ -55,12 +58,12 @@ def single(tmp_path):
     """Make `SingleGroups`, each with its own store or that of another one, which is closed then."""
     made = []
 
-    def make(answer=by_number, again: SingleGroups | None = None, **limits) -> SingleGroups:
+    def make(answer=by_number, again: SingleGroups | None = None, method=None, **limits) -> SingleGroups:
         if again is not None:
             made.remove(again)
             asyncio.run(again.close())
         path = tmp_path / f"single-{len(made)}.sqlite" if again is None else again.store.path
-        made.append(SingleGroups(RankBuffer(), scripted_judge(answer, max_attempts=1), path, **limits))
+        made.append(SingleGroups(method or RankBuffer(), scripted_judge(answer, max_attempts=1), path, **limits))
         return made[-1]
 
     yield make
@@ -100,6 +103,14 @@ def test_single_groups_at_once_leave_what_a_scorer_leaves_one_by_one(single, sco
         assert not groups._visits, "no lock is left"
 
 
+def test_score_counts_the_visits_of_a_query_whatever_the_method(single):
+    for name in ("rankbuffer", "pointwise"):
+        groups = single(lambda messages: RubricJudge().answer(messages)[0], method=load_method(name, {}, 0))
+        score_all(groups, [("a", "5 6"), ("b", "5 6"), ("a", "7 8"), ("a", "9 1")], steps=True)
+        found = list(groups.store.rows("SELECT query_id, epoch FROM groups ORDER BY step"))
+        assert found == [("a", 0), ("b", 0), ("a", 1), ("a", 2)], name
+
+
 def test_score_knows_what_is_recorded(single):
     def ask(groups: SingleGroups, line: str, step: int | None, training: bool = True):
         one = group(numbers(), line, 0)
@@ -127,6 +138,38 @@ def test_score_knows_what_is_recorded(single):
     run = asyncio.run(groups.run_id())
     asyncio.run(groups.rewind(0))
     assert asyncio.run(groups.run_id()) not in ("", run) and contents(groups.store)["groups"] == []
+    # The numbers are those of the store, as in a new process: only a recorded group uses one up.
+    assert [ask(groups, "1 2 3 4", None).step, ask(groups, "5 6 7 8", None).step] == [0, 1]
+    assert [ask(groups, "1 2 3 4", None, training=False).step for _ in range(2)] == [2, 2]
+    groups.judge.client.answer = unreachable
+    with pytest.raises(JudgeError):
+        ask(groups, "1 2 3 4", None)
+    groups.judge.client.answer = by_number
+    assert ask(groups, "1 2 3 4", None).step == 2
+
+
+def test_an_evaluation_waits_for_no_group(single):
+    groups = single()
+    complete = groups.judge.client.complete
+
+    async def play() -> list[int]:
+        asked, gate = asyncio.Event(), asyncio.Event()
+
+        async def gated(messages, **question):
+            asked.set()
+            await gate.wait()
+            return await complete(messages, **question)
+
+        groups.judge.client.complete = gated
+        visit = asyncio.create_task(groups.score(numbers(), ["5", "6"]))
+        await asked.wait()
+        groups.judge.client.complete = complete
+        evaluation = await asyncio.wait_for(groups.score(numbers(), ["7", "8"], training=False), 60)
+        assert not visit.done()
+        gate.set()
+        return [(await visit).step, evaluation.step]
+
+    assert asyncio.run(play()) == [0, 1]
 
 
 def test_a_group_that_fails_leaves_its_calls_alone(single, monkeypatch):
@@ -234,12 +277,47 @@ def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog,
         assert answer["rewards"] == pytest.approx([1, -1 / 3, -1, 1 / 3]) and answer["order"] == [[1], [3], [0]]
         assert http.post(**whole, step=4, run=run) == (200, answer)
         assert http.post(**whole | {"texts": TEXTS[:3]}, step=4)[0] == 409
+        other = {"prompt": "How long?", "rubrics": [{"text": "Is short.", "weight": 5}], "responses": [*"abcd"]}
+        for field, train in product(other, (True, False)):
+            status, found = http.post(**whole | {field: other[field], "train": train, "step": 4})
+            assert status == 409 and "'tea' had another prompt, other rubrics or other responses" in found["error"]
+        gate = threading.Event()
+        groups._thread.submit(gate.wait)  # as a commit does that waits for a reader of the file
+        try:
+            assert http.client.get("/health", timeout=30).json()["run"] == run
+        finally:
+            gate.set()
         groups.judge.client.answer = unreachable
         status, answer = http.post(**whole, step=5)
         assert status == 502 and "more than judge_max_failures=0.25" in answer["error"]
         assert answer["error"].endswith("Nothing of this group was recorded: post it again.")
         assert [row[1] for row in contents(groups.store)["groups"]] == [4]
         assert http.post("rewind", step=4)[0] == 200 and not contents(groups.store)["groups"]
+        groups.judge.client.answer = lambda messages: RubricJudge().answer(messages)[0]
+        assert http.post(**whole | other)[0] == 200, "a rewind forgets the query"
+
+
+def test_a_rewind_and_a_group_at_once_keep_runs_apart(single):
+    def request(**body):
+        return SimpleNamespace(content_type="application/json", read=AsyncMock(return_value=json.dumps(body).encode()))
+
+    async def play(first: str):
+        groups = single(lambda messages: RubricJudge().answer(messages)[0])
+        server = GroupServer(groups, AnswerReader())
+        await server._score(request(**QUERY, texts=TEXTS))
+        old = await groups.run_id()
+        both = {
+            "group": server._score(request(**QUERY | {"query_id": "late"}, texts=TEXTS, run=old)),
+            "rewind": server._rewind(request(step=0)),
+        }
+        names = sorted(both, key=first.__ne__)
+        ends = await asyncio.gather(*(both[name] for name in names), return_exceptions=True)
+        refused = [name for name, end in zip(names, ends, strict=True) if isinstance(end, ConflictError)]
+        recorded = [row[0] for row in contents(groups.store)["groups"]]
+        return refused, recorded, await groups.run_id() == old, server.open
+
+    assert asyncio.run(play("group")) == (["rewind"], ["late", "tea"], True, 0)
+    assert asyncio.run(play("rewind")) == (["group"], [], False, 0)
 
 
 def test_read_takes_a_body_that_is_cut_off_for_a_fault_of_the_client(single):
@@ -255,9 +333,10 @@ def test_a_server_with_a_token_and_a_data_set(single, serve, rows, howto):
     groups = single(lambda messages: RubricJudge().answer(messages)[0])
     known, texts = howto[0], howto[1]["responses"]
     with serve(groups, "s3cret-ü", QueryTable(rows, 4)) as http:
-        for sent in ({}, {"Authorization": "s3cret-ü".encode()}, {"Authorization": "Bearer s3cret-u"}):
-            status, answer = http.post(query_id=known["query_id"], texts=texts, headers=sent)
-            assert status == 401 and "s3cret" not in str(answer)
+        posts = ({"query_id": known["query_id"], "texts": texts}, {"path": "rewind", "step": 0})
+        for sent, body in product(("", "s3cret-ü", "Bearer s3cret-u", "Bearer s3cret-üx"), posts):
+            status, answer = http.post(**body, headers={"Authorization": sent.encode()} if sent else {})
+            assert status == 401 and "s3cret" not in str(answer), (sent, body)
         assert http.client.get("/health").json()["status"] == "ok"
         right = {"Authorization": "Bearer s3cret-ü".encode(), "Host": "judge.example"}
         status, by_id = http.post(query_id=known["query_id"], texts=texts, headers=right, step=1)
@@ -414,3 +493,14 @@ def test_a_sigterm_finishes_the_open_group(process, tmp_path):
     assert answer.status_code == 200 and wait([running.pid]) == [0]
     (recorded,) = contents(tmp_path / "out")["groups"]
     assert json.loads(recorded[6]) == answer.json()["rewards"]
+    os.read(asked, 1000), os.read(gate, 1000)  # what is left in the pipes
+    running = process("--output_dir", tmp_path / "again", before=close_the_gate)
+    with ThreadPoolExecutor(1) as pool:
+        post = pool.submit(httpx.post, f"{running.url}/v1/groups", json=QUERY | {"texts": TEXTS}, timeout=60)
+        os.read(asked, 1)
+        os.kill(running.pid, signal.SIGTERM)
+        assert next(running.lines) == "[serve] ends after 1 open groups\n"
+        os.kill(running.pid, signal.SIGTERM)
+        assert wait([running.pid]) == [-signal.SIGTERM], "the second one ends it at once"
+        with pytest.raises(httpx.TransportError):
+            post.result()

@@ -4,8 +4,8 @@
     num_rollouts_per_prompt: 8
 
 NeMo Gym verifies one rollout at a time, so each waits here for the others of its task. A row of the data has
-`query_id`. Export a `RANKBUFFER_GATHER` below the seconds between two visits of a task. If a rollout of the first never
-comes, the others then fail, and none of them is taken for one of the second.
+`query_id`. Export a `RANKBUFFER_GATHER` below the seconds between two visits of a task. If a rollout of the first one
+never comes, the others then fail, and none of them is taken for one of the second.
 """
 
 from nemo_gym.base_resources_server import (

@@ -10,10 +10,12 @@ buffers what they are in training:
 """
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -23,14 +25,14 @@ from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Judge
 from ..rewards.method import RewardMethod
 from ..store import BufferStore, numbers
-from ..training.scorer import phase, with_epoch
+from ..training.scorer import phase
 from ..training.step import OpenStep
 
 T = TypeVar("T")
 
 
 class ConflictError(RankBufferError, ValueError):
-    """A group that contradicts what is recorded."""
+    """A group that contradicts what is recorded, or what an earlier group said of its query."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,14 @@ class SingleGroups:
         self.method = method
         self.judge = judge
         self.limits = (max_failures, timeout)
-        # One thread has the store: SQLite has one transaction at a time, and a commit that waits stops no request.
+        # One thread has the store, since SQLite has one transaction at a time. A commit that waits for a reader of the
+        # file holds up all that needs the store, but not the event loop.
         self._thread = ThreadPoolExecutor(1, "store")
         self.store = self._thread.submit(BufferStore, store).result()
+        self.run = self._thread.submit(numbers.run_id, self.store).result()
         self._visits: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by query
-        self._next = 0  # the least number for a group without a step
+        self._queries: dict[str, bytes] = {}  # a digest of each query that was named
+        self._open: set[int] = set()  # the steps of groups that are not recorded yet
 
     async def score(
         self, query: Query, texts: Sequence[str], step: int | None = None, training: bool = True
@@ -95,37 +100,63 @@ class SingleGroups:
         A group that is recorded already is not judged again: its recorded outcome is returned. That is the group of
         this query and step, or without a step the query's last group if it has the same texts.
 
+        The step seeds the order in which the judge sees texts. So rewards can depend on the order in which groups
+        without a step arrive. They do not depend on evaluations, restarts or groups that failed before.
+
         Args:
             query (`Query`):
                 The query.
             texts (`Sequence[str]`):
                 The answers; an empty text is a rollout without an answer.
             step (`int`, *optional*):
-                The trainer's step. Default: one more than the highest step of the store.
+                The trainer's step. Default: one more than the highest step of the store and of groups that are open.
             training (`bool`, *optional*, defaults to `True`):
                 With `False`, only the calls are recorded, and no buffer changes.
 
         Raises:
-            [`ConflictError`]: if other texts are recorded under this step, or the query has a later visit.
+            [`ConflictError`]: if other texts are recorded under this step, the query has a later visit, or an earlier
+                group had another query under this id.
             [`JudgeError`]: if the judge fails too often, or takes too long. No group is recorded then.
         """
+        digest = hashlib.sha256(json.dumps(asdict(query), sort_keys=True).encode()).digest()
+        if self._queries.setdefault(query.id, digest) != digest:
+            raise ConflictError(
+                f"the query {query.id!r} had another prompt, other rubrics or other responses before, and its buffer"
+                " is for those: give each query an id of its own"
+            )
         lock = self._visits.setdefault(query.id, asyncio.Lock())
         async with lock if training else nullcontext():
             if training and (known := await self._in_store(lambda: self._recorded(query.id, texts, step))):
                 return known
             if step is None:
                 newest = await self._in_store(self.store.last_step)
-                step = max(self._next, 0 if newest is None else newest + 1)
-                self._next = step + 1
-            return await self._judged(query, texts, step, training)
+                step = 1 + max(self._open | {-1 if newest is None else newest})
+            if not training:
+                return await self._judged(query, texts, step, training)
+            self._open.add(step)
+            try:
+                return await self._judged(query, texts, step, training)
+            finally:
+                self._open.discard(step)
 
     async def rewind(self, step: int) -> None:
         """Drop what was recorded in `step` or later, for a trainer that goes on from there. No group may be open."""
-        await self._in_store(lambda: self.store.rewind(step))
+
+        def work() -> None:
+            try:
+                self.store.rewind(step)
+            finally:
+                self.run = numbers.run_id(self.store)
+
+        self._queries.clear()
+        await self._in_store(work)
 
     async def run_id(self) -> str:
-        """Return the random id of the run that is recorded. A new store, and a rewind to step 0, make a new one."""
-        return await self._in_store(lambda: numbers.run_id(self.store))
+        """Return the random id of the run that is recorded, once a rewind that was asked for has ended.
+
+        A new store, and a rewind to step 0, make a new one. `run` is the same without a wait.
+        """
+        return await self._in_store(lambda: self.run)
 
     async def close(self) -> None:
         """Close the judge's connections and the store."""
@@ -151,8 +182,8 @@ class SingleGroups:
         return [stored.get(f"{visit.step}-{i}", "") for i in range(len(visit.rewards))]
 
     async def _judged(self, query: Query, texts: Sequence[str], step: int, training: bool) -> Scored:
-        buffer = await self._in_store(lambda: self.store.load(query.id))
-        group = with_epoch(RolloutGroup(query, tuple(map(Rollout, range(len(texts)), texts)), step), buffer)
+        buffer, epoch = await self._in_store(lambda: (self.store.load(query.id), self.store.visits(query.id)))
+        group = RolloutGroup(query, tuple(map(Rollout, range(len(texts)), texts)), step, epoch)
         opened = OpenStep(
             self.method, self.judge, [group], [buffer], step, phase(training), *self.limits, self.store.spend
         )

@@ -159,19 +159,19 @@ class GroupServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         state = "draining" if self.draining else "ok"
-        return web.json_response({"status": state, "run": await self.groups.run_id(), "open": self.open})
+        return web.json_response({"status": state, "run": self.groups.run, "open": self.open})
 
     async def _score(self, request: web.Request) -> web.Response:
         body = await self._read(request, GroupRequest)
         query = self._query(body)
         texts = [answer.text for answer in self.reader.read([None] * len(body.texts), body.texts, None)]
-        run = await self.groups.run_id()
-        if body.run not in (None, run):
-            raise ConflictError(f"this server has the run {run}, not {body.run!r}")
         if self.draining:
             raise web.HTTPServiceUnavailable(text="the server is about to end: post the group to the next one")
-        self.open += 1
+        self.open += 1  # before it waits for anything, so that no rewind changes the run that it named
         try:
+            run = await self.groups.run_id()
+            if body.run not in (None, run):
+                raise ConflictError(f"this server has the run {run}, not {body.run!r}")
             scored = await self.groups.score(query, texts, body.step, body.train)
         finally:
             self.open -= 1
