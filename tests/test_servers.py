@@ -386,6 +386,23 @@ async def test_servers_end_the_wait(two, caplog):
     assert log(caplog)[1] == "no judge server was back within 0.3 s, so questions fail now"
 
 
+@played
+async def test_servers_end_the_wait_when_they_are_told(two, caplog):
+    judge = two.judge(1, wait=FOR_EVER)
+    questions = at_home(judge, two.lost, 3)
+    await calls(judge, questions)
+    await asyncio.to_thread(two.lost.close)
+    asked = asyncio.create_task(judge.ask_all(questions))
+    while not log(caplog):
+        await asyncio.sleep(0)
+    judge.client.end_waits()
+    assert await asked == await judge.ask_all(questions) == [None] * 3
+    await asyncio.to_thread(two.lost.open)
+    await until(judge, questions[0], two.lost)
+    await asyncio.to_thread(two.lost.close)
+    assert await judge.ask(questions[0]) is None, "nor in the next outage"
+
+
 @pytest.mark.parametrize("number", [1, 2])
 @played
 async def test_servers_that_were_never_there_are_not_waited_for(two, number):

@@ -26,6 +26,8 @@ from helpers.http_server import served
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
+from rankbuffer_trl.judge.errors import TransportError
+from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
@@ -459,6 +461,31 @@ def test_a_kill_between_judge_and_commit_costs_one_more_post(process, tmp_path, 
     asyncio.run(undisturbed.score(QueryTable(rows, 3)[group["query_id"]], group["texts"], 5))
     assert contents(undisturbed.store) == recorded
     asyncio.run(undisturbed.close())
+
+
+def test_a_sigterm_ends_the_wait_for_a_judge_that_is_down(process, tmp_path):
+    async def complete(self, messages, *, question, seed, tally, retry=True):
+        if question.query_id == "tea":
+            print("tea is asked", flush=True)
+            raise TransportError("connection refused", "down")
+        return await RubricJudge().complete(messages, question=question, seed=seed, tally=tally)
+
+    def one_that_dies():
+        command.check_judge, OpenAIClient.complete = AsyncMock(), complete
+
+    judge = ("--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "mine", "--judge_wait", 10**6)
+    running = process("--output_dir", tmp_path / "out", *judge, before=one_that_dies)
+
+    def post(id: str) -> int:
+        body = QUERY | {"query_id": id, "texts": TEXTS}
+        return httpx.post(f"{running.url}/v1/groups", json=body, timeout=60).status_code
+
+    assert post("coffee") == 200
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, "tea")
+        assert next(running.lines) == "tea is asked\n"
+        os.kill(running.pid, signal.SIGTERM)
+        assert waiting.result() == 502 and wait([running.pid]) == [0]
 
 
 def test_a_sigterm_finishes_the_open_group(process, tmp_path):

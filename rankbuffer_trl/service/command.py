@@ -4,6 +4,7 @@
 
 It reads the recipes of `rankbuffer-train` and names the keys of this project that mean nothing here. It asks the judge
 one question before it listens. A SIGTERM finishes the open groups and refuses new ones; a second one ends it at once.
+Groups that wait for a judge that is down fail at the first one.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from ..judge import Judge, Question
 from ..judge.config import JudgeConfig, read_object
 from ..judge.endpoint import check_seconds
 from ..judge.reach import check_servers
+from ..judge.servers import Servers
 from ..rewards.format import AnswerReader, check_format
 from ..rewards.method import RewardMethod, load_method
 from ..settings import check_at_least, documented
@@ -175,6 +177,8 @@ async def serve(args: ServeConfig) -> None:
         for number in signals:
             loop.remove_signal_handler(number)  # the next one ends the process at once
         print(f"[serve] ends after {server.open} open groups", flush=True)
+        if isinstance(judge.client, Servers):
+            judge.client.end_waits()  # whoever ends the server may have ended its judge
         await server.drain()
     finally:
         await runner.cleanup()
