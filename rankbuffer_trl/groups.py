@@ -86,14 +86,13 @@ def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
         epoch (`int`):
             The number of the pass over the data, which tells the visits of a query apart.
     """
-    luck = [Random(f"{seed}/{query.id}/{epoch}/{i}").random() for i in range(len(query.rubrics))]
-    drawn = list(zip(query.rubrics, luck, strict=True))
-    # A rubric that must hold has the luck 1 here, so it stays, and no other one is kept for its weight.
-    last = max(1.0 if rubric.must else each for rubric, each in drawn if rubric.weight > 0)
-    kept = (
-        rubric for rubric, each in drawn if rubric.must or each >= (min(share, last) if rubric.weight > 0 else share)
-    )
-    return replace(query, rubrics=tuple(kept))
+    lucks = [
+        1.0 if rubric.must else Random(f"{seed}/{query.id}/{epoch}/{i}").random()
+        for i, rubric in enumerate(query.rubrics)
+    ]
+    drawn = list(zip(query.rubrics, lucks, strict=True))
+    least = min(share, max(luck for rubric, luck in drawn if rubric.weight > 0))
+    return replace(query, rubrics=tuple(r for r, luck in drawn if luck >= (least if r.weight > 0 else share)))
 
 
 @dataclass(frozen=True)
