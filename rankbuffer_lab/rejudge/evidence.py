@@ -85,6 +85,8 @@ class Pair:
             The share of the new response by the judge of the run: 0, 1/2 or 1. `None` if a verdict is missing.
         reader (`float`, *optional*):
             The same by the reader.
+        estimate (`int`, *optional*, defaults to `0`):
+            What its questions were expected to cost.
     """
 
     query_id: str
@@ -95,6 +97,7 @@ class Pair:
     tokens: int
     judge: float | None = None
     reader: float | None = None
+    estimate: int = 0
 
     def __post_init__(self):
         if {self.judge, self.reader} - {None, 0, 0.5, 1}:
