@@ -215,7 +215,8 @@ class Stumbling(Contrary):
         return super().answer(messages, tally)
 
 
-CONTRARY = ("--reader", json.dumps({"judge_client": f"{__name__}.Contrary"}))
+CONTRARY_PATH = f"{__name__}.Contrary"
+CONTRARY = ("--reader", json.dumps({"judge_client": CONTRARY_PATH}))
 
 
 @pytest.fixture
@@ -263,6 +264,14 @@ def test_main_watches_a_run_that_has_ended_and_raises_the_alarm_on_the_page(comm
     assert not NumberJudge.asked and read_watch(file) == found, "there is nothing left to ask"
     line = command(*NUMBERS, *CONTRARY, "--seed", 1, "--tolerance", 0)
     assert "watch.json was begun with another seed, tolerance: " in line
+    newer = '{"version": "numbers-2"}'
+    assert "was begun with another judge_digest: " in command(*NUMBERS, *CONTRARY, "--judge_client_args", newer)
+    plain = json.dumps({"judge_client": CONTRARY_PATH, "judge_guard": False})
+    assert "was begun with another reader_digest: " in command(*NUMBERS, "--reader", plain)
+    older = {name: value for name, value in found_in(file).items() if "digest" not in name}
+    file.write_text(json.dumps(older))
+    command(*NUMBERS, *CONTRARY)
+    assert not NumberJudge.asked, "a file without digests is as good"
     said = command(*NUMBERS, "--output", tmp_path / "same.json")
     assert "sees the same rubrics, so the two cannot part" in said and "ALARM" not in said
     same = found_in(tmp_path / "same.json")
@@ -343,6 +352,8 @@ def test_main_waits_beside_a_live_run_and_goes_on_after_a_stop(command, grown, t
     assert "reader_share=0.02 of the tokens" in command(*NUMBERS, "--output", tmp_path / "x")
     change(live, "UPDATE run SET id = 'other'")
     assert "was begun with another run: " in command(*NUMBERS, *CONTRARY)
+    with open_runs([tmp_path / "run"]) as (run,):
+        assert run.watch is None
 
 
 def test_main_ends_with_a_line_if_a_judge_of_a_watch_fails_or_cannot_be(command, tmp_path, monkeypatch):

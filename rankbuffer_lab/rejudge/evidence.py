@@ -106,7 +106,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Watch:
-    """All pairs that a reader has read beside a run, and the settings that must not change meanwhile."""
+    """All pairs that a reader has read beside a run, and the settings that must not change meanwhile.
+
+    `judge_digest` and `reader_digest` tell two judges of one name apart. An older file has none of them.
+    """
 
     run: str
     judge: str
@@ -117,6 +120,8 @@ class Watch:
     tolerance: float
     false_alarm_rate: float
     pairs: list[Pair]
+    judge_digest: str = ""
+    reader_digest: str = ""
 
     def __post_init__(self):
         if not (0 <= self.tolerance < 1 and 0 < self.false_alarm_rate < 1):

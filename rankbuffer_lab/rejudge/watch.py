@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,9 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.data.rubrics import GENERIC
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import is_locked, replacing
-from rankbuffer_trl.judge import Call, Question, RubricJudge, Totals, ask_many
+from rankbuffer_trl.groups import Query
+from rankbuffer_trl.judge import Call, Question, RubricJudge, Totals, ask_many, pairwise_question
+from rankbuffer_trl.judge.batch import hash_question
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.store import BufferStore, numbers
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 WAIT = 60.0  # seconds between two looks at a run that trains
 BLOCK = 8  # pairs that are asked at once: few, because the run needs its judge
+SAMPLE = pairwise_question(Query("", [{"role": "user", "content": "?"}], GENERIC), "A", "B", tie=False)
 Drawn = tuple[str, ResponseRow, ResponseRow]  # a query, an old response and a new one
 
 
@@ -53,6 +57,11 @@ class Side:
     rubrics: bool
     queries: QueryTable
     probabilities: bool = False
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of one request of the judge: all that its settings change in a verdict, and no address or key."""
+        return hash_question(self.config.judge(), SAMPLE)
 
     def questions(self, drawn: Sequence[Drawn]) -> dict[str, Question]:
         """Return two questions for each pair by name. Two judges may have one name, so the side is a part of it."""
@@ -202,7 +211,7 @@ def watch(config: "RejudgeConfig") -> int:
     while not config.dry_run:
         trains = is_locked(lock)  # before the look, which then has the last step
         with open_runs([path]) as (run,):
-            begun = begin(config, run)
+            begun = begin(config, run, sides)
             pairs, drawn, cause = next_pairs(run.store, sides, begun, config.reader_share)
         if pairs:
             begun = replace(begun, pairs=begun.pairs + ask(pairs, drawn, sides, config.log, calls))
@@ -222,17 +231,21 @@ def watch(config: "RejudgeConfig") -> int:
     return 0
 
 
-def begin(config: "RejudgeConfig", run: Run) -> Watch:
+def begin(config: "RejudgeConfig", run: Run, sides: Sequence[Side]) -> Watch:
     """Return the watch as its file holds it, or a new one.
 
     Raises:
         [`SettingsError`]: if the file has the pairs of another run or of other settings, which must not be mixed.
     """
-    judge, reader = (named(each) for each in config.judges().values())
+    judge, reader = (named(side.config) for side in sides)
     rules = (config.reader_rubrics, config.probabilities, config.seed, config.tolerance, config.false_alarm_rate)
-    new = Watch(numbers.run_id(run.store), judge, reader, *rules, pairs=[])
+    new = Watch(numbers.run_id(run.store), judge, reader, *rules, [], *(side.digest for side in sides))
     old = read_watch(config.result) or new
-    if differ := [each.name for each in fields(Watch)[:-1] if getattr(old, each.name) != getattr(new, each.name)]:
+    old = replace(
+        old, **{name: getattr(old, name) or getattr(new, name) for name in ("judge_digest", "reader_digest")}
+    )
+    names = [each.name for each in fields(Watch) if each.name != "pairs"]
+    if differ := [name for name in names if getattr(old, name) != getattr(new, name)]:
         raise SettingsError(
             f"{config.result} was begun with another {', '.join(differ)}: repeat its settings, or name another file"
             " with --output"
@@ -242,7 +255,7 @@ def begin(config: "RejudgeConfig", run: Run) -> Watch:
 
 def announce(config: "RejudgeConfig", run: Run, sides: Sequence[Side]) -> None:
     """Print what the pairs that are due now will cost, and what is odd about the two judges."""
-    begun, due = begin(config, run), []
+    begun, due = begin(config, run, sides), []
     while (found := next_pairs(run.store, sides, begun, config.reader_share))[0]:  # if each costs what is expected
         begun = replace(begun, pairs=begun.pairs + found[0])
         due += found[1]
