@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from random import Random
 from statistics import fmean
 
 import pytest
@@ -83,12 +84,23 @@ def test_best_constant_is_the_position_in_the_middle():
         assert best_constant(n) == pytest.approx(distance), n
 
 
-@given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.integers(0, 5))
-def test_interval_lies_within_the_values_and_repeats(numbers, seed):
+@given(st.lists(st.floats(-1, 1), min_size=20, max_size=25), st.integers(0, 5))
+def test_interval_lies_within_many_values_and_repeats(numbers, seed):
     low, high = interval(numbers, seed, resamples=50)
     assert min(numbers) - 1e-9 <= low <= high <= max(numbers) + 1e-9
     assert interval(numbers, seed, resamples=50) == (low, high)
     assert interval(numbers[:1], seed) is None
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says_also_of_few_values():
+    for n in (2, 3, 5, 10):
+        covered = 0
+        for seed in range(600):
+            random = Random(seed)
+            low, high = interval([random.gauss(0.2, 1) for _ in range(n)], seed, resamples=150)
+            covered += low <= 0.2 <= high
+        assert 0.9 < covered / 600 < 0.98, n
+    assert interval([0.5] * 4, 0) == (0.5, 0.5)
 
 
 def test_interval_is_as_wide_as_theory_says():
