@@ -47,7 +47,7 @@ NONE = ("No arguments.", "No further arguments.")
 
 def fields(cls: type) -> list[dataclasses.Field]:
     """Return the fields that `cls` itself declares and that are arguments."""
-    return [f for f in dataclasses.fields(cls) if f.init and f.name in vars(cls).get("__annotations__", {})]
+    return [f for f in dataclasses.fields(cls) if f.init and f.name in inspect.get_annotations(cls)]
 
 
 def default(field: dataclasses.Field) -> str:

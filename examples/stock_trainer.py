@@ -13,6 +13,7 @@
 A judgment can fail, and a failure is no score: `RankBufferReward` then returns `None`. If the other reward had a value
 there, TRL would count the missing rank as 0, which is the reward of an average answer. So both return `None`, and TRL
 leaves the rollout out. Checkpoints of a stock trainer do not hold the buffers; those of `RankBufferTrainer` do.
+On a CPU, add `--use_cpu true --bf16 false`.
 """
 
 from pathlib import Path

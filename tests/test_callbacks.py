@@ -161,8 +161,7 @@ def test_informing_goes_on_without_what_fails(tmp_path, training, monkeypatch, c
     assert broken[1:] == ([True, False, True, False], [False, False], [True, False, True, True])
     warnings = [record.getMessage() for record in caplog.records if record.name.endswith("informing")]
     assert len(warnings) == len(BROKEN)
-    end = "goes on without it: ZeroDivisionError: integer division or modulo by zero"
-    assert all(line.endswith(end) for line in warnings)
+    assert all("goes on without it: ZeroDivisionError: " in line for line in warnings)
 
 
 def test_informing_lets_an_interrupt_pass():

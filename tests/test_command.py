@@ -171,6 +171,7 @@ def test_help_begins_with_our_keys_and_shows_all_on_request(capsys):
     assert {name for name in every if name.startswith("judge_")} < set(short)
     assert "adam_beta1" in whole and "adam_beta1" not in short
     assert len(pages[0].splitlines()) < 300 and "--judge-url" not in pages[0]
+    assert "--no_" not in pages[0], "it would stand beside the help of the opposite"
     assert "Weight of the format reward (0 or 1). (default: 0.2)" in " ".join(pages[0].split())
 
 
@@ -406,7 +407,9 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
     from transformers import AutoTokenizer
 
     command.check_template(tiny_policy, None)
-    command.check_template("nobody/nothing", None)  # the trainer names what is missing
+    for name, message in ((None, "model_name_or_path is not set"), ("nobody/nothing", "of nobody/nothing cannot be")):
+        with pytest.raises(SettingsError, match=message):
+            command.check_template(name, None)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "bare")

@@ -171,7 +171,7 @@ def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path
         b'{"prompt": "Why?"',
         b"7",
         b'{"prompt": "a\\u0000b"}',
-        b'{"prompt": ' + b"[" * 50_000,
+        b'{"prompt": ' + b"[" * 2_000_000,
         b'{"prompt": ' + b"9" * 5_000 + b"}",
         b'\xef\xbb\xbf{"prompt": "When?"}',
         b"\xef\xbb\xbf",

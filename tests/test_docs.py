@@ -24,6 +24,7 @@ from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rewards.method import load_method, method_names
 
+WIDTH = 156  # characters of a line outside tables and code
 FOLDERS = (
     "rankbuffer_trl|rankbuffer_lab|recipes|docs|accelerate_configs|benchmarks|experiments|tests|evaluation|examples"
 )
@@ -73,6 +74,13 @@ def fault_of(command: str) -> str:
     except SystemExit as refusal:
         return f"it ends with {refusal.code}"
     return f"it does not know {unknown}" if unknown else ""
+
+
+def test_no_line_of_prose_is_wider_than_a_reader_likes():
+    for page in PAGES:
+        code = re.split(r"^\s*```.*$", text_of(page), flags=re.MULTILINE)
+        wide = [line for part in code[::2] for line in part.splitlines() if len(line) > WIDTH and line[0] != "|"]
+        assert not wide, f"{page}: break {wide}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -303,6 +303,8 @@ TRAIN, DATA = ("two_nodes.sh", "train"), ("one_node.sh", "data", "in", "out")
         (["one_node.sh", "--judge_url=x"], {}, {}, "set JUDGE_URL=... and JUDGE_MODEL=... instead of", None),
         (["one_node.sh", "judge"], {"JUDGE_URL": HERE}, SERVED, "names a judge already: unset it", None),
         (["one_node.sh", "data", "in"], {}, {}, "name two files", None),
+        (["one_node.sh", "data", "in.jsonl", "out.jsonl"], {}, {}, "there is no file in.jsonl", None),
+        (["one_node.sh", "estimate"], {"REFUSES": "1"}, {}, "", "python"),
         (["slurm.sh"], SLURM | {"ADDRESS": "127.0.1."}, {}, "SERVE_HOST=127.0.1.0 is a loopback address", "srun"),
         (["slurm.sh"], {}, {}, "this is a script for sbatch", None),
         (["slurm.sh", "--output_dir", "runs/mine"], SLURM, {}, "set OUTPUT=... instead of --output_dir", None),
@@ -326,3 +328,9 @@ def test_a_fault_is_named_and_ends_everything(tmp_path, words, environment, ther
     started = {call.name for call in done.calls}
     order = ["scontrol", "srun", "python", "hf", "vllm", "engine", "accelerate"]
     assert max(started, key=order.index, default=None) in (reaches, "engine" if reaches == "vllm" else reaches)
+
+
+def test_help_is_the_comment_of_the_script_and_starts_nothing(tmp_path):
+    done = launch(tmp_path, "one_node.sh", "--help")
+    assert done.status == 0 and not done.calls
+    assert done.output.startswith("One machine with eight GPUs") and "set -euo" not in done.output

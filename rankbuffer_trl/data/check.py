@@ -177,7 +177,8 @@ def not_ready(found: Findings, tokens: TokenCounter, settings: CheckSettings) ->
     if few and settings.responses_needed:
         yield (
             f"NOT READY: {few:,} queries have fewer than {settings.k0} responses; recipes/generate_responses.py makes"
-            " them, or train with method_args: {bootstrap: true} and check with --no_responses"
+            " them, or train with method_args: {bootstrap: true} and check with --no_responses, or name a --method"
+            " that needs none"
         )
     if found.too_long and tokens.exact:
         yield (

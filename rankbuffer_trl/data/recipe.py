@@ -2,11 +2,13 @@
 
 import re
 import sys
+from argparse import SUPPRESS
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
+import yaml
 from datasets import disable_progress_bars
 from trl import TrlParser
 
@@ -15,6 +17,7 @@ from ..judge import Totals
 from ..judge.config import JudgeConfig
 from ..judge.endpoint import Endpoint
 from ..judge.reach import CHARACTERS_PER_TOKEN
+from ..settings import no_such_key
 from .output import beside, write_failures, write_provenance, write_rows
 
 Config = TypeVar("Config")
@@ -44,14 +47,19 @@ def read_settings(config_class: type[Config]) -> Config:
     Raises:
         [`SettingsError`]: for a key that does not exist or a value that cannot work.
     """
+    parser = TrlParser((config_class,))
+    parser.add_argument("--config", metavar="FILE.yaml", default=SUPPRESS, help="read settings from this file, too")
     try:
-        (config,) = TrlParser((config_class,)).parse_args_and_config()
+        (config,) = parser.parse_args_and_config()
+    except yaml.YAMLError as error:
+        raise SettingsError(f"the file of --config is not YAML: {' '.join(str(error).split())}") from error
     except ValueError as error:  # of TRL's parser, which lists what it does not know as `['--key', 'value']`
-        for key in re.findall(r"'--(\w+)", str(error)):
-            if key in ELSEWHERE:
-                cause = f"{key} is a setting of other programs and has no effect here: leave it out"
-                raise SettingsError(cause) from None
-        raise SettingsError(str(error)) from error
+        if not (unknown := re.search(r"\['--(\w+)", str(error))):
+            raise SettingsError(str(error)) from error
+        if (key := unknown[1]) in ELSEWHERE:
+            cause = f"{key} is a setting of other programs and has no effect here: leave it out"
+            raise SettingsError(cause) from None
+        raise SettingsError(no_such_key(key, [action.dest for action in parser._actions])) from None
     return config
 
 

@@ -7,6 +7,7 @@ The server answers `POST /v1/chat/completions`, `GET /v1/models` and `GET /healt
 """
 
 import argparse
+import sys
 import time
 
 from aiohttp import web
@@ -74,4 +75,9 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
     parser.add_argument("--port", type=int, default=8001, help="0 takes a free one")
     arguments = parser.parse_args()
-    web.run_app(make_app(), host=arguments.host, port=arguments.port)
+    try:
+        web.run_app(make_app(), host=arguments.host, port=arguments.port)
+    except (OSError, OverflowError) as error:
+        sys.exit(
+            f"{parser.prog}: cannot listen at {arguments.host}, port {arguments.port} ({error}): name another --port"
+        )

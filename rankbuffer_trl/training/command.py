@@ -38,7 +38,7 @@ from .parser import NO_DATA, RecipeParser
 from .plan import RunPlan
 from .preflight import report
 from .progress import run_progress
-from .trainer import RankBufferTrainer
+from .trainer import NO_POLICY, RankBufferTrainer
 
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))  # the number of this process on its machine
 
@@ -77,8 +77,6 @@ def build_trainer(script_args: ScriptArguments, model_args: ModelConfig, plan: R
     Raises:
         [`SettingsError`]: if the policy, the rollout server or the Hub cannot be reached.
     """
-    if not model_args.model_name_or_path:
-        raise SettingsError("model_name_or_path is not set: name the policy to train")
     plan.args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
@@ -168,12 +166,14 @@ def check_template(name: str | None, revision: str | None) -> None:
     """Check that the policy can read chats, before the judge is asked and the policy is loaded.
 
     Raises:
-        [`SettingsError`]: if its tokenizer has no chat template.
+        [`SettingsError`]: if there is no policy, or if its tokenizer cannot be loaded or has no chat template.
     """
+    if not name:
+        raise SettingsError(NO_POLICY)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-    except (OSError, ValueError):  # the same error comes when the policy is loaded, and is told there
-        return
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"the tokenizer of {name} cannot be loaded: {' '.join(str(error).split())}") from error
     if not tokenizer.chat_template:
         raise SettingsError(f"{name} has no chat template: take an instruction-tuned policy, or add a template")
 

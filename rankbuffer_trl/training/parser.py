@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 from ..errors import SettingsError
 from ..judge.config import JudgeConfig
 from ..paper import RECIPES
+from ..settings import no_such_key
 from .config import RankBufferConfig
 
 JUDGE = {field.name for field in fields(JudgeConfig)}
@@ -169,8 +169,7 @@ class RecipeParser(TrlParser):
 
     def _no_such_key(self, key: str) -> str:
         known = [field.name for group in self.dataclass_types for field in fields(group)]
-        near = get_close_matches(key, known)
-        return f"there is no key {key!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+        return no_such_key(key, known)
 
     def error(self, message: str):
         """Raise a [`SettingsError`] in place of the usage of several hundred options."""
@@ -190,7 +189,7 @@ class RecipeParser(TrlParser):
         for title, keys in SECTIONS.items():
             section = short.add_argument_group(title)
             for action in self._actions:
-                if action.dest in keys:
+                if action.dest in keys and not action.option_strings[0].startswith("--no_"):
                     once = copy(action)  # without its second spelling, `--output-dir`
                     once.option_strings = action.option_strings[:1]
                     section._add_action(once)

@@ -58,6 +58,7 @@ from .scorer import open_scorer
 
 logger = get_logger(__name__)
 
+NO_POLICY = "model_name_or_path is not set: name the policy to train"
 UNWRITABLE = (OSError, SafetensorError, StoreError)
 # What torch says when a file cannot be written. It has no error class for it, and most of its RuntimeErrors are bugs.
 TORCH_CANNOT_WRITE = (
@@ -133,6 +134,8 @@ class RankBufferTrainer(GRPOTrainer):
         plan: RunPlan | None = None,
         **kwargs,
     ):
+        if not model:
+            raise SettingsError(NO_POLICY)
         args.check_view(tools=bool(kwargs.get("tools") or kwargs.get("environment_factory")))
         plan = plan or RunPlan.of(args, train_dataset, eval_dataset)
         queries, eval_queries = plan.queries, plan.eval_queries

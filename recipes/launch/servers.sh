@@ -90,6 +90,10 @@ read_role() {
         ROLE=$1
         shift
         ;;
+    -h | --help) # the comment at the top of the script
+        sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "recipes/launch/${0##*/}"
+        exit
+        ;;
     -*) ;;
     ?*) die "$1 is no role: say judge, data or estimate, or nothing to train" ;;
     esac
@@ -217,6 +221,7 @@ make_data() {
     shift 2
     ((${#REST[@]} == 2)) || die "name two files: $0 data PROMPTS.jsonl TRAINING_SET.jsonl"
     prompts=${REST[0]} output=${REST[1]}
+    [[ $prompts != *.json* || -f $prompts ]] || die "there is no file $prompts"
     responses=${output%.*}_no_rubrics.${output##*.}
     local judge=(--judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL")
     need curl hf rankbuffer-data
@@ -240,6 +245,7 @@ make_data() {
 # estimate JUDGE_GPUS: the role `estimate`. Say what the training will cost, after a few questions to the judge.
 estimate() {
     need curl hf
+    python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run >/dev/null # refuses what cannot work
     provide_judge "$1"
     python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --preflight_only true
 }

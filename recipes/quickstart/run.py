@@ -126,6 +126,8 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
     trainer.add_callback(RunProgress(totals, training_args.endpoint().price))
     try:
         trainer.train()
+        if trainer.interrupted:
+            sys.exit(f"quickstart: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}")
         trainer.save_model()
     finally:
         trainer.close()
