@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_lab.audit.measures import (
     best_constant,
+    gain_of_means,
     interval,
     label_share,
     lists_tau,
@@ -77,6 +78,11 @@ def test_label_share_counts_each_sample_once_at_each_place_with_each_label():
 def test_tied_ratings_are_samples_whose_rating_another_one_has():
     assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, 3, 7]))) == 1 / 2
     assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, None, 7]))) is None
+
+
+def test_gain_of_means_is_negative_if_the_words_agree_better():
+    lists, up = [((0, 1, 2), (0, 1, 2)), ((2, 1, 0), (0, 1, 2))], [1, 2, 3]
+    assert gain_of_means(QueryVerdicts(QueryLooks("q", lists, [], up, up[::-1]))) == pytest.approx(-1 - 1)
 
 
 def test_best_constant_is_the_position_in_the_middle():
