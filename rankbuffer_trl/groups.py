@@ -73,8 +73,8 @@ class Query:
 def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
     """Return a query without the rubrics that one visit leaves out. The same arguments leave out the same rubrics.
 
-    Each rubric is left out with the probability `share`, on its own. One with a weight above 0 and
-    all that must hold always stay.
+    Each rubric is left out with the probability `share`, on its own. All that must hold stay. If no weight above 0
+    would stay, the luckiest such rubric does.
 
     Args:
         query (`Query`):
@@ -86,10 +86,13 @@ def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
         epoch (`int`):
             The number of the pass over the data, which tells the visits of a query apart.
     """
-    luck = [Random(f"{seed}/{query.id}/{epoch}/{i}").random() for i in range(len(query.rubrics))]
-    drawn = list(zip(query.rubrics, luck, strict=True))
-    last = max(each for rubric, each in drawn if rubric.weight > 0)
-    return replace(query, rubrics=tuple(rubric for rubric, each in drawn if rubric.must or each >= min(share, last)))
+    lucks = [
+        1.0 if rubric.must else Random(f"{seed}/{query.id}/{epoch}/{i}").random()
+        for i, rubric in enumerate(query.rubrics)
+    ]
+    drawn = list(zip(query.rubrics, lucks, strict=True))
+    least = min(share, max(luck for rubric, luck in drawn if rubric.weight > 0))
+    return replace(query, rubrics=tuple(r for r, luck in drawn if luck >= (least if r.weight > 0 else share)))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from random import Random
 from statistics import fmean
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_lab.audit.measures import (
     best_constant,
+    gain_of_means,
     interval,
     label_share,
     lists_tau,
@@ -78,17 +80,33 @@ def test_tied_ratings_are_samples_whose_rating_another_one_has():
     assert tied_ratings(QueryVerdicts(QueryLooks("q", [], [], [3, 5, None, 7]))) is None
 
 
+def test_gain_of_means_is_negative_if_the_words_agree_better():
+    lists, up = [((0, 1, 2), (0, 1, 2)), ((2, 1, 0), (0, 1, 2))], [1, 2, 3]
+    assert gain_of_means(QueryVerdicts(QueryLooks("q", lists, [], up, up[::-1]))) == pytest.approx(-1 - 1)
+
+
 def test_best_constant_is_the_position_in_the_middle():
     for n, distance in ((2, 1 / 2), (3, 2 / 3), (4, 4 / 4), (7, 12 / 7)):
         assert best_constant(n) == pytest.approx(distance), n
 
 
-@given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.integers(0, 5))
-def test_interval_lies_within_the_values_and_repeats(numbers, seed):
+@given(st.lists(st.floats(-1, 1), min_size=20, max_size=25), st.integers(0, 5))
+def test_interval_lies_within_many_values_and_repeats(numbers, seed):
     low, high = interval(numbers, seed, resamples=50)
     assert min(numbers) - 1e-9 <= low <= high <= max(numbers) + 1e-9
     assert interval(numbers, seed, resamples=50) == (low, high)
     assert interval(numbers[:1], seed) is None
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says_also_of_few_values():
+    for n in (2, 3, 5, 10):
+        covered = 0
+        for seed in range(600):
+            random = Random(seed)
+            low, high = interval([random.gauss(0.2, 1) for _ in range(n)], seed, resamples=150)
+            covered += low <= 0.2 <= high
+        assert 0.9 < covered / 600 < 0.98, n
+    assert interval([0.5] * 4, 0) == (0.5, 0.5)
 
 
 def test_interval_is_as_wide_as_theory_says():

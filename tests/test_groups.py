@@ -27,6 +27,10 @@ def test_drop_rubrics_keeps_a_rubric_that_is_no_fault():
     drawn = [drop_rubrics(replace(FIVE, rubrics=rubrics), 0.9, 0, epoch).rubrics for epoch in range(50)]
     assert all(any(rubric.weight > 0 for rubric in kept) for kept in drawn)
     assert any(rubric.weight < 0 for kept in drawn for rubric in kept)
+    for rescued in (Rubric("Is 4.", 1), Rubric("Is 4.", 1, must=True)):  # each one always stays
+        query = replace(FIVE, rubrics=(Rubric("Is 0.", -1), rescued))
+        stays = [len(drop_rubrics(query, 0.5, 0, epoch).rubrics) > 1 for epoch in range(2000)]
+        assert abs(fmean(stays) - 0.5) < 0.04, "a fault falls by its own luck alone"
     must = (*FIVE.rubrics[:4], Rubric("Is 4.", 1, must=True))
     drawn = [drop_rubrics(replace(FIVE, rubrics=must), 0.9, 0, epoch).rubrics for epoch in range(20)]
     assert all(kept[-1].must for kept in drawn) and min(map(len, drawn)) <= 2

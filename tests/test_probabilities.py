@@ -131,6 +131,8 @@ def test_read_chances_of_numbers_that_share_a_token():
     expected = dict.fromkeys(range(11), 0.0) | {10: 0.4, 1: 0.05, 8: 0.3, 9: 0.2}
     assert ten.chances == pytest.approx({n: chance / 0.95 for n, chance in expected.items()})
     assert (ten.outside, ten.shared) == pytest.approx((0.05, 0))
+    unlisted = read_chances(NUMBERS, 10, spelled('{"score": ', ("1", first), ("0", second | {"0": 0.6}), "}"))
+    assert (unlisted.outside, unlisted.shared) == pytest.approx((0.05 + 0.5 * 0.2, 0)), "of the half that said 1"
     eight = read_chances(NUMBERS, 8, spelled('{"score": ', ("8", first), "}"))
     assert eight.chances == pytest.approx(dict.fromkeys(range(11), 0.0) | {8: 0.6, 9: 0.4})
     assert (eight.outside, eight.shared) == pytest.approx((0, 0.5))
@@ -292,7 +294,10 @@ def test_pairs_soft_counts_a_pair_whose_two_judgments_succeed(qualities, seed, s
     group, case = make(qualities), (seed, share)
 
     def answer(prompt):
-        return (opinion(prompt, 1.0)[0], None) if fails(case, *SHOWN.findall(prompt)) else opinion(prompt, 1.0)
+        shown = SHOWN.findall(prompt)
+        habit = random.Random(f"{seed} {sorted(shown)}").uniform(-2, 2)  # for one place, whichever response is there
+        found, told = opinion(prompt, habit)
+        return found, None if fails(case, *shown) else told
 
     leads = {rollout.id: [] for rollout in group.answered}
     for a, b in combinations(group.answered, 2):

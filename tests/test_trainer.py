@@ -4,6 +4,8 @@ import json
 import math
 import re
 import sqlite3
+from collections import defaultdict
+from statistics import fmean
 from types import SimpleNamespace
 
 import pandas
@@ -18,6 +20,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import drop_rubrics
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
+from rankbuffer_trl.probes import probe
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
@@ -237,15 +240,19 @@ def test_rubric_dropout_draws_the_rubrics_of_a_visit_for_all_of_its_rollouts(tra
     trainer.train()
     trainer.evaluate()
     store = trainer.rank_reward.scorer.store
-    calls, dropped = totals_by_visit(store), 0
+    calls, dropped, words = totals_by_visit(store), 0, defaultdict(list)
     for row in groups(store):
         query = drop_rubrics(queries[row.query_id], 0.6, 3, row.epoch)
-        answered = sum(response.step == row.step for response in responses(store, row.query_id))
-        assert calls[row.query_id, row.step].calls == answered * len(query.rubrics)
+        texts = [response.text for response in responses(store, row.query_id) if response.step == row.step]
+        assert calls[row.query_id, row.step].calls == len(texts) * len(query.rubrics)
+        words[row.step] += [probe(text, queries[row.query_id].rubrics)["rubric_words"] for text in texts]
         dropped += len(queries[row.query_id].rubrics) - len(query.rubrics)
     evaluated = totals_by(store, "query_id", "eval")[queries.ids[0]].calls
     assert evaluated % len(queries[queries.ids[0]].rubrics) == 0 < evaluated, "an evaluation has all rubrics"
     assert dropped > 18
+    logged = [entry["probe/rubric_words"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == pytest.approx([fmean(words[step]) for step in sorted(words)]), "all rubrics, as in the report"
+    assert any(logged)
 
 
 def test_run_reads_its_data_once(tmp_path, quickstart, data_file, monkeypatch):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
 from math import log, prod
 from pathlib import Path
@@ -31,7 +32,7 @@ from rankbuffer_lab.report.charts import run_charts
 from rankbuffer_lab.report.report import headlines_of
 from rankbuffer_lab.report.runs import open_runs
 from rankbuffer_trl import files
-from rankbuffer_trl.judge import Reply
+from rankbuffer_trl.judge import Reply, TransportError, Usage
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.probabilities import without_doubt
 from rankbuffer_trl.store import StoreError, numbers
@@ -115,31 +116,58 @@ def grown(tmp_path_factory) -> Path:
     return folder
 
 
-def test_next_pairs_are_uniform_over_queries_within_the_share_and_the_same_when_drawn_one_by_one(grown, tmp_path):
+def read(store, sides, seed: int, share: float = SHARE, cost=lambda place: 1, most: int = 99):
+    """The pairs of a watch that asks `most` at once, and their texts. A pair costs `cost` times what is expected."""
+    begun, texts = Watch("", "", "", False, False, seed, 0.1, 0.05, []), []
+    while True:
+        pairs, drawn, cause = next_pairs(store, sides, begun, share)
+        if not pairs:
+            assert "allows no further pair" in cause
+            return begun.pairs, texts
+        assert len(pairs) <= 8 and (begun.pairs or len(pairs) == 1)
+        texts += drawn[:most]
+        for pair in pairs[:most]:
+            begun.pairs.append(replace(pair, tokens=pair.tokens * cost(len(begun.pairs))))
+
+
+def test_next_pairs_are_uniform_over_queries_and_responses_within_the_share(grown, tmp_path):
     table = table_of(tmp_path / "data.jsonl", QUERIES)
     sides = [Side("judge", JudgeConfig(), True, table), Side("reader", JudgeConfig(), False, table)]
     drawn: Counter[str] = Counter()
     with closing(read_store(grown)) as store:
         ledger = numbers.totals_by(store, "step")
         for seed in range(12):
-            begun = Watch("", "", "", False, False, seed, 0.1, 0.05, [])
-            pairs, texts, cause = next_pairs(store, sides, begun, SHARE, 99)
-            assert len(pairs) > 15 and "allows no further pair" in cause
+            pairs, texts = read(store, sides, seed)
+            assert len(pairs) > 15
             drawn.update(pair.query_id for pair in pairs)
             for place, (pair, (id, old, new)) in enumerate(zip(pairs, texts, strict=True)):
                 assert (id, old.id, new.id) == (pair.query_id, pair.old, pair.new)
+                drawn.update({f"old {old.id[-1]}", f"new {new.id[-1]}"})
                 assert old.step == 0 and new.step == pair.step == pair.epoch > 0, "the newest visit at that time"
                 allowed = SHARE * sum(ledger[step].spent_tokens for step in range(pair.step + 1))
                 assert sum(each.tokens for each in pairs[: place + 1]) <= allowed
             assert {pair.step for pair in pairs} == {1, 2}
-            for place in (1, len(pairs) - 1):
-                again = Watch("", "", "", False, False, seed, 0.1, 0.05, pairs[:place])
-                assert next_pairs(store, sides, again, SHARE, 1)[0] == pairs[place : place + 1]
         judge, reader = (side.questions(texts) for side in sides)
         assert not judge.keys() & reader.keys() and len(judge) == len(reader) == 2 * len(set(texts))
         assert "Is high." in next(iter(judge.values())).prompt() and "Is high." not in str(list(reader.values()))
-    each = sum(drawn.values()) / QUERIES
-    assert len(drawn) == QUERIES and all(each / 2 < count < 2 * each for count in drawn.values())
+    for kind, count in (("q", QUERIES), ("old", 4), ("new", 4)):
+        found = {name: number for name, number in drawn.items() if name.startswith(kind)}
+        each = sum(found.values()) / count
+        assert len(found) == count and all(each / 2 < number < 2 * each for number in found.values()), found
+
+
+def test_next_pairs_stay_within_the_share_if_answers_cost_more_than_expected_in_rounds_of_any_size(grown, tmp_path):
+    table = table_of(tmp_path / "data.jsonl", QUERIES)
+    sides = [Side(name, JudgeConfig(), True, table) for name in ("judge", "reader")]
+    with closing(read_store(grown)) as store:
+        whole = store.totals().spent_tokens
+        for seed, factor in product(range(2), (1, 20)):
+            pairs, _ = read(store, sides, seed, 0.1, lambda place, factor=factor: factor)
+            spent = sum(pair.tokens for pair in pairs)
+            assert 0.1 * whole - 3 * max(pair.tokens for pair in pairs) < spent < 0.1 * whole, (seed, factor)
+        for dearer in (1, 4):  # each pair costs more than the one before it
+            late, one, three = (read(store, sides, 0, 0.1, lambda n, d=dearer: 1 + n // d, most) for most in (8, 1, 3))
+            assert {pair.step for pair in late[0]} == {1, 2} and late == one == three, dearer
 
 
 # The command
@@ -170,7 +198,25 @@ class Placed(NumberJudge):
         return Reply(said, usage, logprobs=logprobs)
 
 
-CONTRARY = ("--reader", json.dumps({"judge_client": f"{__name__}.Contrary"}))
+class Thinking(NumberJudge):
+    """A judge whose answers cost much more than their characters let expect."""
+
+    def answer(self, messages, tally):
+        return super().answer(messages, tally)[0], Usage(1500, 0, 2500)
+
+
+class Stumbling(Contrary):
+    """A reader whose first answer alone fails."""
+
+    def answer(self, messages, tally):
+        if not self.asked:
+            self.asked.append("")
+            raise TransportError("it is late")
+        return super().answer(messages, tally)
+
+
+CONTRARY_PATH = f"{__name__}.Contrary"
+CONTRARY = ("--reader", json.dumps({"judge_client": CONTRARY_PATH}))
 
 
 @pytest.fixture
@@ -218,6 +264,14 @@ def test_main_watches_a_run_that_has_ended_and_raises_the_alarm_on_the_page(comm
     assert not NumberJudge.asked and read_watch(file) == found, "there is nothing left to ask"
     line = command(*NUMBERS, *CONTRARY, "--seed", 1, "--tolerance", 0)
     assert "watch.json was begun with another seed, tolerance: " in line
+    newer = '{"version": "numbers-2"}'
+    assert "was begun with another judge_digest: " in command(*NUMBERS, *CONTRARY, "--judge_client_args", newer)
+    plain = json.dumps({"judge_client": CONTRARY_PATH, "judge_guard": False})
+    assert "was begun with another reader_digest: " in command(*NUMBERS, "--reader", plain)
+    older = {name: value for name, value in found_in(file).items() if "digest" not in name}
+    file.write_text(json.dumps(older))
+    command(*NUMBERS, *CONTRARY)
+    assert not NumberJudge.asked, "a file without digests is as good"
     said = command(*NUMBERS, "--output", tmp_path / "same.json")
     assert "sees the same rubrics, so the two cannot part" in said and "ALARM" not in said
     same = found_in(tmp_path / "same.json")
@@ -240,6 +294,15 @@ def test_main_reads_probabilities_where_the_words_name_a_place(command, tmp_path
     assert "returns no logprobs, which this question needs" in command(*NUMBERS, *soft) and not file.exists()
     command(*placed, *soft, "--mode", "duel", "--control", 0)
     assert found_in(file.with_name("duel.json"))["won"]["probability"] > 0.6
+
+
+def test_main_counts_the_tokens_that_a_judge_spends_and_not_those_expected(command, tmp_path, grown):
+    command(*NUMBERS, "--reader", json.dumps({"judge_client": f"{__name__}.Thinking"}), "--reader_share", 0.1)
+    pairs = read_watch(tmp_path / "run" / REPORT / WATCH).pairs
+    with closing(read_store(grown)) as store:
+        allowed = 0.1 * store.totals().spent_tokens
+    assert {pair.tokens for pair in pairs} == {2 * 13 + 2 * 4000} and len(pairs) > 1
+    assert sum(pair.tokens for pair in pairs) < allowed
 
 
 def test_read_watch_refuses_what_the_command_did_not_write(command, tmp_path):
@@ -289,15 +352,17 @@ def test_main_waits_beside_a_live_run_and_goes_on_after_a_stop(command, grown, t
     assert "reader_share=0.02 of the tokens" in command(*NUMBERS, "--output", tmp_path / "x")
     change(live, "UPDATE run SET id = 'other'")
     assert "was begun with another run: " in command(*NUMBERS, *CONTRARY)
+    with open_runs([tmp_path / "run"]) as (run,):
+        assert run.watch is None
 
 
 def test_main_ends_with_a_line_if_a_judge_of_a_watch_fails_or_cannot_be(command, tmp_path, monkeypatch):
     failing = json.dumps({"judge_client": f"{__name__}.Contrary", "judge_client_args": {"fail": True}})
     line = command(*NUMBERS, "--reader", failing)
     assert "more than judge_max_failures=0.25 allows" in line and not (tmp_path / "run" / REPORT / WATCH).exists()
-    asked = len(NumberJudge.asked)
+    asked = {*NumberJudge.asked}
     command(*NUMBERS, *CONTRARY)
-    assert asked and not NumberJudge.asked, "the answers of the judge that did not fail are kept"
+    assert asked and not asked & {*NumberJudge.asked}, "the answers of the judge that did not fail are kept"
     for reader, part in (
         ('{"judge_modle": "x"}', "reader has no setting 'judge_modle'; it has judge_url, judge_model,"),
         ('{"judge_model": "x"}', "reader: judge_model is 'x' but judge_url is not set"),
@@ -312,6 +377,11 @@ def test_main_ends_with_a_line_if_a_judge_of_a_watch_fails_or_cannot_be(command,
     assert "the embedded judge reads nothing else" in command("--reader_rubrics", "false")
     for name, value in (("reader_share", 0), ("tolerance", 1), ("tolerance", -1), ("false_alarm_rate", 1)):
         assert f"rejudge: {name} " in command(*NUMBERS, f"--{name}", value)
+    command(
+        *NUMBERS, "--reader", json.dumps({"judge_client": f"{__name__}.Stumbling"}), "--output", tmp_path / "x.json"
+    )
+    readers = [pair.reader for pair in read_watch(tmp_path / "x.json").pairs]
+    assert readers[0] is None and readers.count(None) == 1, "one failure of two questions is no reason to stop"
     lenient = json.dumps(json.loads(failing) | {"judge_max_failures": 1})
     said = command(*NUMBERS, "--reader", lenient, "--output", tmp_path / "none.json")
     assert "no pair has all of its verdicts" in said and found_in(tmp_path / "none.json")["e_value"] == 1

@@ -70,8 +70,9 @@ def watch(run: Path, sides: list[Side], share: float) -> Watch:
     """Read a whole run."""
     begun = Watch(run.name, "judge", "reader", True, False, 0, TOLERANCE, FALSE_ALARMS, pairs=[])
     with open_runs([run]) as (opened,):
-        pairs, drawn, _ = next_pairs(opened.store, sides, begun, share, most=100_000)
-    return replace(begun, pairs=ask(pairs, drawn, sides, None, defaultdict(list)))
+        while (found := next_pairs(opened.store, sides, begun, share))[0]:
+            begun = replace(begun, pairs=begun.pairs + ask(*found[:2], sides, None, defaultdict(list)))
+    return begun
 
 
 def watches(folder: Path, share: float) -> Iterator[tuple[str, str, Watch]]:

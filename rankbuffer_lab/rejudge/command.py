@@ -209,8 +209,7 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     name, method = config.reward_method(run.manifest)
     queries = config.queries(method.responses_needed)
     settings = run.manifest.get("config", {})
-    dropout = settings.get("rubric_dropout", 0.0), settings.get("seed", 0)
-    visits = read_visits(run.store, queries, config.sample, config.epochs, config.seed, dropout)
+    visits = read_visits(run.store, queries, config.sample, config.epochs, config.seed, dropout_of(run))
     recorded = recorded_totals(run, visits)
     same_method = name == run.manifest.get("method")
     judge = config.judge()
@@ -240,6 +239,12 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     found["measures"] = measure(visits, scores, config.seed)
     print(*replay_lines(found), sep="\n")
     return found
+
+
+def dropout_of(run: Run) -> tuple[float, int]:
+    """Return the `rubric_dropout` of a run and its seed, which tell the rubrics that a visit had."""
+    settings = run.manifest.get("config", {})
+    return settings.get("rubric_dropout", 0.0), settings.get("seed", 0)
 
 
 def recorded_totals(run: Run, visits: Visits) -> Totals:
@@ -273,7 +278,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     """Compare responses of the first and the last epoch, and print the result. Return it, `None` after a dry run."""
     queries, judge = config.queries(), config.judge()
     drawn = draw(run.store, config.duels, config.control, config.seed)
-    questions = questions_of(drawn, queries, config.probabilities)
+    questions = questions_of(drawn, queries, config.probabilities, dropout_of(run))
     tokens = estimate_tokens(questions.values(), judge.guard)
     what = f"{len(drawn.duels):,} duels in both orders, {len(drawn.control):,} insertions"
     recipe.announce(config.endpoint(), what, (len(questions), len(questions)), *tokens, config.log)

@@ -85,6 +85,8 @@ class Pair:
             The share of the new response by the judge of the run: 0, 1/2 or 1. `None` if a verdict is missing.
         reader (`float`, *optional*):
             The same by the reader.
+        estimate (`int`, *optional*, defaults to `0`):
+            What its questions were expected to cost.
     """
 
     query_id: str
@@ -95,6 +97,7 @@ class Pair:
     tokens: int
     judge: float | None = None
     reader: float | None = None
+    estimate: int = 0
 
     def __post_init__(self):
         if {self.judge, self.reader} - {None, 0, 0.5, 1}:
@@ -103,7 +106,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Watch:
-    """All pairs that a reader has read beside a run, and the settings that must not change meanwhile."""
+    """All pairs that a reader has read beside a run, and the settings that must not change meanwhile.
+
+    `judge_digest` and `reader_digest` tell two judges of one name apart. An older file has none of them.
+    """
 
     run: str
     judge: str
@@ -114,6 +120,8 @@ class Watch:
     tolerance: float
     false_alarm_rate: float
     pairs: list[Pair]
+    judge_digest: str = ""
+    reader_digest: str = ""
 
     def __post_init__(self):
         if not (0 <= self.tolerance < 1 and 0 < self.false_alarm_rate < 1):

@@ -2,19 +2,20 @@
 
 `evidence.py` says what is tested, and how a pair is drawn. This file decides when: the steps of the run are gone
 through in their order, and after each step pairs are drawn as long as the tokens so far stay below a share of those in
-the run's ledger. So a reader that comes late draws after the same steps as one that was there from the beginning. All
-that is known stands in the result, which is written whole after each round of questions. A copy of the store is read,
-as for a report, and the lock of the run is looked at, never taken.
+the run's ledger. What a pair waits for is a function of the pairs before it, see [`needed`]. So a reader that comes
+late draws after the same steps as one that was there from the beginning, if the answers cost the same. All that is
+known stands in the result, which is written whole after each round of questions. A copy of the store is read, as for a
+report, and the lock of the run is looked at, never taken.
 """
 
 import asyncio
 import json
 import random
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,9 @@ from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.data.rubrics import GENERIC
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import is_locked, replacing
-from rankbuffer_trl.judge import Call, Question, RubricJudge, Totals, ask_many
+from rankbuffer_trl.groups import Query
+from rankbuffer_trl.judge import Call, Question, RubricJudge, Totals, ask_many, pairwise_question
+from rankbuffer_trl.judge.batch import hash_question
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.store import BufferStore, numbers
@@ -40,7 +43,8 @@ if TYPE_CHECKING:
     from .command import RejudgeConfig
 
 WAIT = 60.0  # seconds between two looks at a run that trains
-LIVE, ENDED = 8, 64  # pairs of a round: few while the run needs its judge
+BLOCK = 8  # pairs that are asked at once: few, because the run needs its judge
+SAMPLE = pairwise_question(Query("", [{"role": "user", "content": "?"}], GENERIC), "A", "B", tie=False)
 Drawn = tuple[str, ResponseRow, ResponseRow]  # a query, an old response and a new one
 
 
@@ -53,6 +57,11 @@ class Side:
     rubrics: bool
     queries: QueryTable
     probabilities: bool = False
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of one request of the judge: all that its settings change in a verdict, and no address or key."""
+        return hash_question(self.config.judge(), SAMPLE)
 
     def questions(self, drawn: Sequence[Drawn]) -> dict[str, Question]:
         """Return two questions for each pair by name. Two judges may have one name, so the side is a part of it."""
@@ -67,10 +76,30 @@ class Side:
         return estimate_tokens(questions.values(), self.config.judge_guard)
 
 
+def first_of_block(number: int) -> int:
+    """Return the number of the first pair of a block. The first pair is a block, then every `BLOCK` pairs are one."""
+    return max(0, (number - 1) // BLOCK * BLOCK + 1)
+
+
+def needed(pairs: Sequence[Pair]) -> int:
+    """Return how many tokens a watch must be allowed before the pair that comes after `pairs` is drawn.
+
+    Pairs of earlier blocks count with what they cost. Those of the same block may be without answers. So each counts
+    with its estimate, or with the dearest pair of earlier blocks if that is more, whether or not it has answers. As
+    much as the dearest of all is held back for the next pair, since a pair's tokens must not decide whether it is
+    drawn. So a block can cost more than is allowed only if one of its pairs costs more than any pair before the block.
+    """
+    first = first_of_block(len(pairs))
+    spent = [pair.tokens for pair in pairs[:first]]
+    dearest = max(spent, default=0)
+    held = [max(pair.estimate, dearest) for pair in pairs[first:]]
+    return sum(spent) + sum(held) + max(held, default=dearest)
+
+
 def next_pairs(
-    store: BufferStore, sides: Sequence[Side], begun: Watch, share: float, most: int
+    store: BufferStore, sides: Sequence[Side], begun: Watch, share: float
 ) -> tuple[list[Pair], list[Drawn], str]:
-    """Draw the next pairs.
+    """Draw the next pairs, of one block at most.
 
     Args:
         store (`BufferStore`):
@@ -80,36 +109,31 @@ def next_pairs(
         begun (`Watch`):
             The pairs so far, and the seed.
         share (`float`):
-            What all pairs may cost, in tokens, as a share of the run's ledger up to the step of the draw. As much as
-            the dearest pair is held back, since a pair's tokens must not decide whether it is drawn. The first pair
-            has no such reserve.
-        most (`int`):
-            Number of pairs, at most.
+            What all pairs may cost, in tokens, as a share of the run's ledger up to the step of the draw.
 
     Returns:
         `tuple[list, list, str]`: the pairs with an estimate of their tokens, their texts, and why there are no more.
     """
-    pairs: list[Pair] = []
-    texts: list[Drawn] = []
-    spent = [pair.tokens for pair in begun.pairs]
-    last = begun.pairs[-1].step if begun.pairs else 0
+    pairs, texts, asked = list(begun.pairs), [], len(begun.pairs)
+    last = pairs[-1].step if pairs else 0
     ledger, allowed = numbers.totals_by(store, "step"), 0.0
     visited: dict[str, dict[int, int]] = defaultdict(dict)  # the epoch by step, of each query
     for step, rows in groupby(numbers.groups(store), key=lambda row: row.step):
         allowed += share * ledger.get(step, Totals()).spent_tokens
         for row in rows:
             visited[row.query_id][step] = row.epoch
-        while step >= last and len(pairs) < most and sum(spent) + max(spent, default=0) < allowed:
-            drawn = draw_pair(store, visited, random.Random(f"{begun.seed} {len(spent)}"))
+        while step >= last and first_of_block(len(pairs)) <= asked and needed(pairs) < allowed:
+            drawn = draw_pair(store, visited, random.Random(f"{begun.seed} {len(pairs)}"))
             if drawn is None:
                 break
             id, old, new = drawn
-            spent.append(round(sum(sum(side.tokens(side.questions([drawn]))) for side in sides)))
-            pairs.append(Pair(id, old.id, new.id, step, visited[id][new.step], spent[-1]))
+            estimate = round(sum(sum(side.tokens(side.questions([drawn]))) for side in sides))
+            pairs.append(Pair(id, old.id, new.id, step, visited[id][new.step], estimate, estimate=estimate))
             texts.append(drawn)
+    cause = f"reader_share={share:g} of the tokens in the run's ledger allows no further pair"
     if draw_pair(store, visited, random.Random(0)) is None:
-        return pairs, texts, "no query of the run has two visits with answers, so there is nothing to compare"
-    return pairs, texts, f"reader_share={share:g} of the tokens in the run's ledger allows no further pair"
+        cause = "no query of the run has two visits with answers, so there is nothing to compare"
+    return pairs[asked:], texts, cause
 
 
 def draw_pair(store: BufferStore, visited: Mapping[str, Mapping[int, int]], random_: random.Random) -> Drawn | None:
@@ -155,7 +179,8 @@ def ask(
         answers = asyncio.run(ask_many(client, side.questions(drawn), log, f"asking the {side.name}"))
         calls[side.name] += answers.asked.values()
         failed = [call for call in calls[side.name] if call.failed]
-        check_failures(client, failed, len(calls[side.name]), side.config.judge_max_failures)
+        if len(failed) > 1:  # the first round is one pair, and one failure of two questions is chance
+            check_failures(client, failed, len(calls[side.name]), side.config.judge_max_failures)
         verdicts |= answers.values
         asked |= answers.asked
     found = []
@@ -186,9 +211,8 @@ def watch(config: "RejudgeConfig") -> int:
     while not config.dry_run:
         trains = is_locked(lock)  # before the look, which then has the last step
         with open_runs([path]) as (run,):
-            begun = begin(config, run)
-            most = LIVE if trains else ENDED
-            pairs, drawn, cause = next_pairs(run.store, sides, begun, config.reader_share, most)
+            begun = begin(config, run, sides)
+            pairs, drawn, cause = next_pairs(run.store, sides, begun, config.reader_share)
         if pairs:
             begun = replace(begun, pairs=begun.pairs + ask(pairs, drawn, sides, config.log, calls))
             write(config.result, begun)
@@ -207,17 +231,21 @@ def watch(config: "RejudgeConfig") -> int:
     return 0
 
 
-def begin(config: "RejudgeConfig", run: Run) -> Watch:
+def begin(config: "RejudgeConfig", run: Run, sides: Sequence[Side]) -> Watch:
     """Return the watch as its file holds it, or a new one.
 
     Raises:
         [`SettingsError`]: if the file has the pairs of another run or of other settings, which must not be mixed.
     """
-    judge, reader = (named(each) for each in config.judges().values())
+    judge, reader = (named(side.config) for side in sides)
     rules = (config.reader_rubrics, config.probabilities, config.seed, config.tolerance, config.false_alarm_rate)
-    new = Watch(numbers.run_id(run.store), judge, reader, *rules, pairs=[])
+    new = Watch(numbers.run_id(run.store), judge, reader, *rules, [], *(side.digest for side in sides))
     old = read_watch(config.result) or new
-    if differ := [each.name for each in fields(Watch)[:-1] if getattr(old, each.name) != getattr(new, each.name)]:
+    old = replace(
+        old, **{name: getattr(old, name) or getattr(new, name) for name in ("judge_digest", "reader_digest")}
+    )
+    names = [each.name for each in fields(Watch) if each.name != "pairs"]
+    if differ := [name for name in names if getattr(old, name) != getattr(new, name)]:
         raise SettingsError(
             f"{config.result} was begun with another {', '.join(differ)}: repeat its settings, or name another file"
             " with --output"
@@ -227,10 +255,13 @@ def begin(config: "RejudgeConfig", run: Run) -> Watch:
 
 def announce(config: "RejudgeConfig", run: Run, sides: Sequence[Side]) -> None:
     """Print what the pairs that are due now will cost, and what is odd about the two judges."""
-    pairs, drawn, _ = next_pairs(run.store, sides, begin(config, run), config.reader_share, sys.maxsize)
+    begun, due = begin(config, run, sides), []
+    while (found := next_pairs(run.store, sides, begun, config.reader_share))[0]:  # if each costs what is expected
+        begun = replace(begun, pairs=begun.pairs + found[0])
+        due += found[1]
     for side in sides:
-        asked = side.questions(drawn)
-        what = f"{side.name} {named(side.config)}, {len(pairs):,} pairs that are due"
+        asked = side.questions(due)
+        what = f"{side.name} {named(side.config)}, {len(due):,} pairs that are due"
         recipe.announce(side.config.endpoint(), what, (len(asked), len(asked)), *side.tokens(asked), config.log)
     print(f"[price] while the run goes on, both together take {config.reader_share:g} of its judge's tokens at most")
     if sides[0].config == sides[1].config:

@@ -5,6 +5,7 @@ main process scores each group once. Then every process gets the rewards of its 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from accelerate import PartialState
@@ -137,7 +138,9 @@ class GroupReward:
             with informing("the metrics of a step"):
                 metrics = step_metrics(judged, outcome) if judged else {}
             with informing("the probes of a step"):
-                metrics |= probe_metrics(judged, outcome.scores)
+                queries = self.queries if training else self.eval_queries  # with all rubrics, as in the report
+                whole = [replace(group, query=queries[group.query.id]) for group in judged]
+                metrics |= probe_metrics(whole, outcome.scores)
             with informing("progress/beats_last_visit"):
                 window = newest_window(self.scorer.store) if judged and training else None
                 if window is not None and window.probability is not None:
