@@ -11,7 +11,7 @@ from statistics import fmean
 
 import aiohttp
 
-URL = os.environ.get("RANKBUFFER_URL", "http://127.0.0.1:8002")
+URL = os.environ.get("RANKBUFFER_URL", "http://127.0.0.1:8003")
 TOKEN = os.environ.get("RANKBUFFER_TOKEN", "")
 WAITS = (1, 5, 30, 60, 120)  # seconds until a group is posted again; the server judges it once
 GATHER = float(os.environ.get("RANKBUFFER_GATHER", "1800"))  # seconds until a group that is not whole is given up

@@ -66,7 +66,7 @@ class ServeConfig(JudgeConfig):
             Seconds for judging one group, above which it fails. Default: no limit.
         host (`str`, *optional*, defaults to `"127.0.0.1"`):
             Address to listen on. Any but that of this machine itself needs a token.
-        port (`int`, *optional*, defaults to `8002`):
+        port (`int`, *optional*, defaults to `8003`):
             Port to listen on. 0 takes a free one.
         token_env (`str`, *optional*, defaults to `"RANKBUFFER_TOKEN"`):
             Environment variable with the token that requests must have. If it is not set, none is needed.
@@ -82,7 +82,7 @@ class ServeConfig(JudgeConfig):
     format_check: str = "none"
     judge_step_timeout: float | None = None
     host: str = "127.0.0.1"
-    port: int = 8002
+    port: int = 8003
     token_env: str = "RANKBUFFER_TOKEN"
 
     def __post_init__(self):
@@ -166,12 +166,17 @@ async def serve(args: ServeConfig) -> None:
     runner = web.AppRunner(server.app(), access_log=None)
     try:
         await runner.setup()
-        await web.TCPSite(runner, args.host, args.port).start()
+        try:
+            await web.TCPSite(runner, args.host, args.port).start()
+        except OSError as error:
+            where = f"{args.host}, port {args.port}"
+            raise SettingsError(f"cannot listen at {where} ({error}): name another port") from error
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, ended.set)
         about = f"{len(queries)} queries" if queries else "queries from requests"
+        about += f", format_check {args.format_check}"
         print(f"[serve] {args.host} port {runner.addresses[0][1]}, {about}, run {await groups.run_id()}", flush=True)
         await ended.wait()
         for number in signals:
