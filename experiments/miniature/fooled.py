@@ -12,6 +12,7 @@ the curves of belief and truth into `fooled.png` of the folder.
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -151,7 +152,8 @@ def main() -> None:
             verdicts[f"{name}: {of}"] = each.verdict
         last.add_section()
     console.print(costs, belief, when, last)
-    draw({name: runs for name, runs in weak.items() if name.count("-") == 1}, arguments.folder / "fooled.png")
+    bare = {name: runs for name, runs in weak.items() if re.fullmatch(r"(?!none)\w+-\d+", name)}
+    draw(bare, arguments.folder / "fooled.png")
     print(json.dumps({"benchmark": "fooled", "conditions": list(weak), "differences": verdicts}))
 
 
