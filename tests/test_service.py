@@ -390,7 +390,8 @@ def test_a_port_that_is_taken_ends_the_server_with_a_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as stop:
         command.main(["--output_dir", str(tmp_path), "--port", str(taken.getsockname()[1])])
     said = str(stop.value)
-    assert said.startswith("rankbuffer-serve: cannot listen at 127.0.0.1, port ") and said.endswith("name another port")
+    assert said.startswith("rankbuffer-serve: cannot listen at 127.0.0.1, port ")
+    assert said.endswith("name another port")
     BufferStore(tmp_path / LIVE_STORE).close()
 
 
