@@ -421,13 +421,14 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_main_under_a_launcher_shows_one_line_of_ours_and_no_traceback_of_ours(tmp_path, processes):
+def test_main_under_a_launcher_shows_one_line_of_ours_and_no_traceback_of_ours(tmp_path, tiny_policy, processes):
     """What accelerate and torch add is theirs; docs/faults.md shows it."""
     name = {1: "single", 2: "zero3_cpu2"}[processes]
     words = [
         *("-m", "accelerate.commands.launch", "--config_file", f"accelerate_configs/{name}.yaml", "--quiet"),
         *("--main_process_port", "0", "recipes/train_rankbuffer.py", "--config", "quickstart/quickstart.yaml"),
         *("--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "x", "--output_dir", str(tmp_path / "run")),
+        *("--model_name_or_path", str(tiny_policy)),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(

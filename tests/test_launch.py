@@ -168,7 +168,7 @@ def test_one_gpu_gives_the_memory_of_a_judge_elsewhere_to_the_rollouts(tmp_path)
 
 def test_a_policy_that_is_served_already_writes_the_responses_and_a_judge_may_want_a_key(tmp_path):
     environment = {"SAMPLER_URL": "http://10.0.0.8/v1", "JUDGE_URL": AWAY}
-    done = launch(tmp_path, "one_node.sh", "data", "in.jsonl", "out.jsonl", there={9001: "401"}, **environment)
+    done = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", there={9001: "401"}, **environment)
     assert done.status == 0 and done.of("vllm") == done.of("hf") == []
     assert f"the training checks whether it serves {JUDGE}" in done.output
     responses, rubrics = done.of("python")
