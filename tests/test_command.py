@@ -407,7 +407,10 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
     from transformers import AutoTokenizer
 
     command.check_template(tiny_policy, None)
-    for name, message in ((None, "model_name_or_path is not set"), ("nobody/nothing", "of nobody/nothing cannot be")):
+    for name, message in (
+        (None, "model_name_or_path is not set"),
+        ("nobody/nothing", "the tokenizer nobody/nothing cannot be loaded"),
+    ):
         with pytest.raises(SettingsError, match=message):
             command.check_template(name, None)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)

@@ -12,7 +12,6 @@ the curves of belief and truth into `fooled.png` of the folder.
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -77,6 +76,11 @@ def table(title: str, found: Mapping[str, Runs], cell) -> Table:
     return made
 
 
+def defended(name: str, found: Mapping[str, Runs]) -> str | None:
+    """Return the comparison whose weakness this one has, with a defence besides; `None` if it has no defence."""
+    return next((other for other in found if name.startswith(f"{other}-")), None)
+
+
 def chosen_differences(name: str, found: Mapping[str, Runs]) -> dict[str, Comparison]:
     """Compare the chosen pairs of methods under one weakness, or each method with and without a defence.
 
@@ -84,8 +88,7 @@ def chosen_differences(name: str, found: Mapping[str, Runs]) -> dict[str, Compar
     compared by true quality. P-values are adjusted for the differences of this weakness.
     """
     runs = found[name]
-    base = next((other for other in found if name.startswith(f"{other}-")), None)
-    if base:
+    if base := defended(name, found):
         quality = {
             method: by_seed(lambda run: run.quality, each, found[base][method]) for method, each in runs.items()
         }
@@ -152,8 +155,7 @@ def main() -> None:
             verdicts[f"{name}: {of}"] = each.verdict
         last.add_section()
     console.print(costs, belief, when, last)
-    bare = {name: runs for name, runs in weak.items() if re.fullmatch(r"(?!none)\w+-\d+", name)}
-    draw(bare, arguments.folder / "fooled.png")
+    draw({name: runs for name, runs in weak.items() if not defended(name, found)}, arguments.folder / "fooled.png")
     print(json.dumps({"benchmark": "fooled", "conditions": list(weak), "differences": verdicts}))
 
 

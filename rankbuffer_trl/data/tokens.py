@@ -1,10 +1,29 @@
 """Count the tokens of a text with a tokenizer, or estimate them without one."""
 
 import math
+from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
 from ..groups import Messages
 from ..judge.reach import CHARACTERS_PER_TOKEN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer by its name or path.
+
+    Raises:
+        [`SettingsError`]: if it cannot be loaded.
+    """
+    from transformers import AutoTokenizer  # slow to import, and not needed for an estimate
+
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError) as error:
+        cause = " ".join(str(error).split())
+        raise SettingsError(f"the tokenizer {name} cannot be loaded: {cause}") from error
 
 
 class TokenCounter:
@@ -25,15 +44,7 @@ class TokenCounter:
     def __init__(self, tokenizer: str | None = None):
         self.name = tokenizer or f"estimated, {CHARACTERS_PER_TOKEN} characters each"
         self.exact = tokenizer is not None
-        self._tokenizer = None
-        if tokenizer is not None:
-            from transformers import AutoTokenizer  # slow to import, and not needed for an estimate
-
-            try:
-                self._tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-            except (OSError, ValueError) as error:
-                cause = " ".join(str(error).split())
-                raise SettingsError(f"the tokenizer {tokenizer} cannot be loaded: {cause}") from error
+        self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer)
 
     def text(self, text: str) -> int:
         """Count the tokens of a plain text."""

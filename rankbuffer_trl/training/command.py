@@ -23,10 +23,10 @@ from pathlib import Path
 
 from datasets import disable_progress_bars
 from huggingface_hub import get_token
-from transformers import AutoTokenizer
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
 from ..data.queries import DataError, MissingFileError, load_queries
+from ..data.tokens import load_tokenizer
 from ..errors import RankBufferError, SettingsError
 from ..store import StoreError
 from .batches import Batches
@@ -170,11 +170,7 @@ def check_template(name: str | None, revision: str | None) -> None:
     """
     if not name:
         raise SettingsError(NO_POLICY)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"the tokenizer of {name} cannot be loaded: {' '.join(str(error).split())}") from error
-    if not tokenizer.chat_template:
+    if not load_tokenizer(name, revision).chat_template:
         raise SettingsError(f"{name} has no chat template: take an instruction-tuned policy, or add a template")
 
 
