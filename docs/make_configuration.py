@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import rankbuffer_trl.rewards
-from rankbuffer_trl.judge.config import ClientConfig, FailureLimit, ServersConfig, VerdictConfig
+from rankbuffer_trl.judge.config import BudgetConfig, ClientConfig, FailureLimit, ServersConfig, VerdictConfig
 from rankbuffer_trl.service.command import ServeConfig
 from rankbuffer_trl.settings import described
 from rankbuffer_trl.training.config import RankBufferConfig
@@ -20,7 +20,7 @@ from rankbuffer_trl.training.config import RankBufferConfig
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "configuration.md"
 ENTRY = re.compile(r"^(\w+) \(`([^)]*)\):\n((?:    .*\n|\n)+)", re.MULTILINE)
-JUDGE = (ServersConfig, ClientConfig, VerdictConfig, FailureLimit)
+JUDGE = (ServersConfig, ClientConfig, VerdictConfig, FailureLimit, BudgetConfig)
 TRL = "https://huggingface.co/docs/trl/v{version}/en"
 HEAD = """# Configuration
 

@@ -283,6 +283,9 @@ def test_over_budget_counts_all_attempts(tmp_path):
     more = spent + Totals(spent_completion_tokens=1)
     assert config(tmp_path, **prices).over_budget(more).startswith("the judge has cost 10.00")
     assert config(tmp_path).over_budget(spent) is None
+    for cached, over in ((800_001, False), (800_000, True), (0, True)):  # at a quarter of the price
+        with_cached = more + Totals(spent_prompt_tokens=600_000, spent_cached_tokens=cached)
+        assert bool(config(tmp_path, **prices, judge_cached_price=0.5).over_budget(with_cached)) == over, cached
 
 
 # Resume, and the end

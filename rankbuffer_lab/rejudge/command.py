@@ -225,9 +225,8 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     found |= {"epochs": config.epochs, "seed": config.seed, "dataset": config.dataset_name}
     if config.method is None and not config.method_args:  # another method may read other columns
         found["same_data"] = queries.sha256 == run.manifest.get("data_sha256")
-    prices = Endpoint(
-        prompt_price=settings.get("judge_prompt_price"), completion_price=settings.get("judge_completion_price")
-    )
+    priced = ("prompt_price", "cached_price", "completion_price")
+    prices = Endpoint(**{each: settings.get(f"judge_{each}") for each in priced})  # type: ignore[arg-type]
     found["recorded"] = {key: run.manifest.get(key) for key in ("judge", "judge_guard", "method", "method_args")}
     found["recorded"] |= {"totals": recorded.as_dict(), "price": prices.price(recorded)}
     spent = Totals.of(calls)

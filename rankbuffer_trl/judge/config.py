@@ -10,6 +10,7 @@ from ..errors import SettingsError
 from ..settings import check_arguments, check_at_least, check_own_fields, documented, load_path, parse_json
 from .endpoint import Endpoint
 from .judge import ChatClient, Judge
+from .ledger import Totals
 from .rubric_judge import RubricJudge
 from .servers import Servers
 
@@ -43,7 +44,10 @@ class ServersConfig:
         judge_concurrency (`int`, *optional*, defaults to `64`):
             Requests in flight at once, per server.
         judge_prompt_price (`float`, *optional*):
-            Price of a million prompt tokens, for the cost that is shown. Cached tokens count in full.
+            Price of a million prompt tokens, for the cost that is shown and for `judge_price_budget`.
+        judge_cached_price (`float`, *optional*):
+            Price of a million prompt tokens that the server had cached, as hosted judges have. Default: the full
+            price.
         judge_completion_price (`float`, *optional*):
             Price of a million completion tokens.
     """
@@ -58,6 +62,7 @@ class ServersConfig:
     judge_max_attempts: int = 3
     judge_concurrency: int = Endpoint.concurrency
     judge_prompt_price: float | None = None
+    judge_cached_price: float | None = None
     judge_completion_price: float | None = None
 
     def __post_init__(self):
@@ -195,6 +200,49 @@ class VerdictConfig(ClientConfig):
 @dataclass
 class JudgeConfig(FailureLimit, VerdictConfig):
     """Configuration of a judge: all settings of the classes above."""
+
+
+@documented
+@dataclass
+class BudgetConfig(JudgeConfig):
+    r"""
+    Configuration of what a judge may take in the folder of a run.
+
+    Parameters:
+        judge_token_budget (`int`, *optional*):
+            Judge tokens after which a training stops with a checkpoint, as after a SIGTERM, and the service ends.
+            Prompt and completion tokens of all attempts count: those of evaluations and first questions, and all that
+            was taken in this `output_dir` before. With a used-up budget nothing starts. Default: no limit.
+        judge_price_budget (`float`, *optional*):
+            Price of these tokens that counts in the same way. It needs `judge_prompt_price` and
+            `judge_completion_price`.
+    """
+
+    judge_token_budget: int | None = None
+    judge_price_budget: float | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        for key in ("judge_token_budget", "judge_price_budget"):
+            if getattr(self, key) is not None and not getattr(self, key) > 0:
+                raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")
+        if self.judge_price_budget is not None and None in (self.judge_prompt_price, self.judge_completion_price):
+            raise SettingsError("judge_price_budget needs judge_prompt_price and judge_completion_price")
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether there is an end when the judge has taken a number of tokens."""
+        return self.judge_token_budget is not None or self.judge_price_budget is not None
+
+    def over_budget(self, spent: Totals) -> str | None:
+        """Say which budget the judge has used up, `None` if none is."""
+        tokens, price = self.judge_token_budget, self.judge_price_budget
+        if tokens is not None and spent.spent_tokens >= tokens:
+            return f"the judge has taken {spent.spent_tokens:,} tokens, judge_token_budget={tokens:,}"
+        cost = self.endpoint().price(spent)
+        if price is not None and cost is not None and cost >= price:
+            return f"the judge has cost {cost:,.2f}, judge_price_budget={price:,.2f}"
+        return None
 
 
 def read_object(key: str, value: dict | str | None) -> dict | None:

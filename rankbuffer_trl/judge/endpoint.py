@@ -40,6 +40,8 @@ class Endpoint:
             Seconds for which questions are held when all servers are down.
         prompt_price (`float`, *optional*):
             Price of a million prompt tokens.
+        cached_price (`float`, *optional*):
+            Price of a million prompt tokens that the server had cached. Default: `prompt_price`.
         completion_price (`float`, *optional*):
             Price of a million completion tokens.
         role (`str`, *optional*, defaults to `"judge"`):
@@ -69,12 +71,13 @@ class Endpoint:
     concurrency: int = 64
     wait: float = 600.0
     prompt_price: float | None = None
+    cached_price: float | None = None
     completion_price: float | None = None
     role: str = "judge"
 
     def __post_init__(self):
-        least = {"max_retries": 0, "concurrency": 1, "wait": 0, "prompt_price": 0, "completion_price": 0}
-        check_at_least(self, f"{self.role}_", **least)
+        least = {"max_retries": 0, "concurrency": 1, "wait": 0}
+        check_at_least(self, f"{self.role}_", **least, prompt_price=0, cached_price=0, completion_price=0)
         check_seconds(f"{self.role}_timeout", self.timeout)
         url, model, variable = (f"{self.role}_{name}" for name in ("url", "model", "api_key_env"))
         check_variable(self.api_key_env, variable)
@@ -88,10 +91,13 @@ class Endpoint:
             raise SettingsError(f"{model} is {self.model!r} but {url} is not set: say where it is served")
 
     def price(self, totals: Totals) -> float | None:
-        """Return what all attempts cost at the two prices; `None` if neither price is set."""
+        """Return what all attempts cost; `None` if neither the price of prompts nor that of completions is set."""
         if self.prompt_price is None and self.completion_price is None:
             return None
-        prompt = totals.spent_prompt_tokens * (self.prompt_price or 0)
+        full = self.prompt_price or 0
+        cached = min(totals.spent_cached_tokens, totals.spent_prompt_tokens)  # whatever a server says
+        prompt = (totals.spent_prompt_tokens - cached) * full
+        prompt += cached * (full if self.cached_price is None else self.cached_price)
         return (prompt + totals.spent_completion_tokens * (self.completion_price or 0)) / 1e6
 
 

@@ -80,6 +80,7 @@ class Config(TypedDict, total=False):
     rubric_dropout: float
     save_only_model: bool
     judge_prompt_price: float | None
+    judge_cached_price: float | None
     judge_completion_price: float | None
 
 

@@ -12,8 +12,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from trl import GRPOConfig
 
 from ..errors import SettingsError
-from ..judge import Totals
-from ..judge.config import JudgeConfig, read_object
+from ..judge.config import BudgetConfig, read_object
 from ..judge.endpoint import check_seconds, check_url
 from ..rewards.format import check_format
 from ..rewards.functions import load_functions
@@ -28,11 +27,11 @@ SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # t
 
 @documented
 @dataclass
-class RankBufferConfig(JudgeConfig, GRPOConfig):
+class RankBufferConfig(BudgetConfig, GRPOConfig):
     r"""
     Configuration class for the [`RankBufferTrainer`].
 
-    It adds the parameters below and those of [`JudgeConfig`] to the parameters of TRL's [`~trl.GRPOConfig`]. The
+    It adds the parameters below and those of [`BudgetConfig`] to the parameters of TRL's [`~trl.GRPOConfig`]. The
     defaults of TRL stay as they are. Where the paper gives a value, the new defaults have it, with these exceptions:
     prompts have no limit (`max_prompt_length`), responses are quoted in prompts (`judge_guard`), and the judge is the
     embedded one. No format is required (`format_check`).
@@ -59,13 +58,6 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
 
         > Parameters that control what the run may cost
 
-        judge_token_budget (`int`, *optional*):
-            Judge tokens after which the run stops with a checkpoint, as after a SIGTERM. Prompt and completion tokens
-            of all attempts count: those of evaluations, and all that the run took before a resume. A run whose budget
-            is used up is not resumed. Default: no limit.
-        judge_price_budget (`float`, *optional*):
-            Price of these tokens above which the run stops with a checkpoint. It needs `judge_prompt_price` and
-            `judge_completion_price`.
         judge_step_timeout (`float`, *optional*):
             Seconds for judging one step after its last rollout, above which the run stops with an error. `judge_wait`
             counts. Default: nine tenths of `ddp_timeout`, because the other processes give up after `ddp_timeout`.
@@ -146,8 +138,6 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
     rank_only_ties: bool = False
     rubric_dropout: float = 0.0
     judge_during_generation: bool = True
-    judge_token_budget: int | None = None
-    judge_price_budget: float | None = None
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
     format_check: str = "none"
@@ -226,11 +216,6 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
         check_format(self.format_check)
         for key in SHARES_OF_DDP_TIMEOUT:
             check_seconds(key, getattr(self, key))
-        for key in ("judge_token_budget", "judge_price_budget"):
-            if getattr(self, key) is not None and getattr(self, key) <= 0:
-                raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")
-        if self.judge_price_budget is not None and None in (self.judge_prompt_price, self.judge_completion_price):
-            raise SettingsError("judge_price_budget needs judge_prompt_price and judge_completion_price")
         if self.reward_weights is not None:
             raise SettingsError(
                 "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
@@ -317,21 +302,6 @@ class RankBufferConfig(JudgeConfig, GRPOConfig):
                 f" one generation lasts steps_per_generation * num_iterations / gradient_accumulation_steps ="
                 f" {self.steps_in_generation:g} steps. Choose a multiple of it."
             )
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether the run stops when the judge has taken a number of tokens."""
-        return self.judge_token_budget is not None or self.judge_price_budget is not None
-
-    def over_budget(self, spent: Totals) -> str | None:
-        """Say which budget the judge has used up, `None` if none is."""
-        tokens, price = self.judge_token_budget, self.judge_price_budget
-        if tokens is not None and spent.spent_tokens >= tokens:
-            return f"the judge has taken {spent.spent_tokens:,} tokens, judge_token_budget={tokens:,}"
-        cost = self.endpoint().price(spent)
-        if price is not None and cost is not None and cost >= price:
-            return f"the judge has cost {cost:,.2f}, judge_price_budget={price:,.2f}"
-        return None
 
     def check_view(self, tools: bool) -> None:
         """Refuse a transcript of a run without tools. For such a run, `last_reply` is the same as `answer`.

@@ -19,12 +19,12 @@ import yaml
 from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
 from ..errors import SettingsError
-from ..judge.config import JudgeConfig
+from ..judge.config import BudgetConfig
 from ..paper import RECIPES
 from ..settings import no_such_key
 from .config import RankBufferConfig
 
-JUDGE = {field.name for field in fields(JudgeConfig)}
+JUDGE = {field.name for field in fields(BudgetConfig)}
 OURS = {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE
 COMMON = (  # of TRL and transformers
     "dataset_name model_name_or_path output_dir resume_from_checkpoint num_generations max_completion_length"
