@@ -11,7 +11,7 @@ import pandas
 import pytest
 from helpers.sampled import AtStep, interrupt_at, train
 from helpers.scripted import contents
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl
 
 from rankbuffer_trl.store.export import FILE
 from rankbuffer_trl.store.gains import newest_window
@@ -51,6 +51,18 @@ def test_stop_early_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, t
     trainer.train()
     assert trainer.interrupted and trainer.state.global_step == 3
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+
+
+def test_stop_early_stops_at_the_end_of_a_generation_and_for_a_budget_before_the_last_step():
+    callback = StopEarly(lambda step: step % 2 == 0, over_budget=lambda: "it is used up")
+    for received, stops in ((None, [2]), (0.0, [2, 4])):
+        callback.received, stopped = received, []
+        for step in range(1, 5):
+            state = SimpleNamespace(global_step=step, max_steps=4, is_world_process_zero=True)
+            callback.on_step_end(SimpleNamespace(save_strategy="no"), state, control := TrainerControl())
+            assert control.should_save == control.should_training_stop
+            stopped += [step] * control.should_save
+        assert stopped == stops
 
 
 def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypatch):

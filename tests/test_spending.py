@@ -5,6 +5,7 @@ import os
 import signal
 import struct
 from functools import partial
+from pathlib import Path
 
 import pytest
 from conftest import by_number, group, numbers, scripted_judge
@@ -30,7 +31,7 @@ def tokens(store: BufferStore) -> tuple[int, int, int]:
     return spent.spent_prompt_tokens, spent.spent_cached_tokens, spent.spent_completion_tokens
 
 
-def test_spent_only_grows_until_a_new_run_begins(tmp_path):
+def test_spent_only_grows_until_somebody_deletes_the_file(tmp_path):
     live = tmp_path / "live.sqlite"
     store = BufferStore(live)
     visit_all(store, "a", range(1))
@@ -48,17 +49,28 @@ def test_spent_only_grows_until_a_new_run_begins(tmp_path):
     store.close()
     live.rename(tmp_path / "damaged.sqlite")  # as docs/faults.md advises
     store = BufferStore(live)
-    assert tokens(store) == (0, 0, 0), "another run"
+    for change in (lambda: store.restore(tmp_path / "saved"), lambda: store.rewind(0), lambda: store.rewind(0)):
+        change()
+        assert tokens(store) == all_of_it, "another run, the same one again, and new ones"
+        store.spend(Usage())
     store.restore(tmp_path / "saved")
-    assert tokens(store) == all_of_it, "the same run again"
+    store.close()
+    live.with_suffix(".spent").unlink()
+    store = BufferStore(live)
+    assert tokens(store) == (400, 120, 28), "a run that goes on counts its ledger"
+    store.spend(TOKENS)  # the first question of a new run
     store.rewind(0)
-    assert tokens(store) == (0, 0, 0), "a new run"
-    store.spend(TOKENS)  # before its first commit
-    store.rewind(0)
-    assert tokens(store) == (0, 0, 0), "another new run"
+    assert tokens(store) == TOKENS
+    store.close()
+
+
+def test_commit_waits_until_the_record_is_on_the_disk(tmp_path, monkeypatch):
+    store, synced = BufferStore(tmp_path / "live.sqlite"), []
+    store.commit(0, [], [])
     store.spend(TOKENS)
-    store.restore(tmp_path / "saved")
-    assert tokens(store) == (400, 120, 28), "a run from elsewhere counts its ledger"
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
+    store.commit(1, [], [])
+    assert synced == [tmp_path / "live.spent"]
     store.close()
 
 
@@ -78,9 +90,13 @@ def test_spent_names_a_damaged_record(tmp_path):
 
 
 def test_spend_between_two_replies_loses_neither_to_a_kill(tmp_path):
-    """Four processes are killed inside a step that is never committed, at the reply after the tenth of each."""
+    """Five starts without a checkpoint are killed inside their first step, at the reply after the tenth of each.
+
+    Another start finds the budget used up.
+    """
     replies = mmap.mmap(-1, 8)  # shared with the processes
-    for legs in range(1, 5):
+    for legs in range(1, 6):
+        start_of(tmp_path, None, judge_token_budget=5 * 10 * (TOKENS.prompt + TOKENS.completion))
 
         def leg(last=11 * legs):
             def answer(messages):
@@ -91,30 +107,36 @@ def test_spend_between_two_replies_loses_neither_to_a_kill(tmp_path):
                 replies[:] = struct.pack("q", number + 1)
                 return by_number(messages)
 
-            made = GroupScorer(RankBuffer(), scripted_judge(answer), BufferStore(tmp_path / "live.sqlite"))
+            made = GroupScorer(RankBuffer(), scripted_judge(answer), BufferStore(tmp_path / LIVE_STORE))
+            made.first_question(numbers())
+            made.store.rewind(0)
             made.score([group(numbers(), " ".join(map(str, range(20))), step=0)], step=0)
 
         _, status = os.waitpid(fork(leg, tmp_path / "log"), 0)
         assert os.WTERMSIG(status) == signal.SIGKILL, (tmp_path / "log").read_text()
-        store = BufferStore(tmp_path / "live.sqlite")
+        store = BufferStore(tmp_path / LIVE_STORE)
         assert tokens(store) == tuple(10 * legs * count for count in TOKENS) and store.totals().attempts == 0
         store.close()
+    with pytest.raises(
+        SettingsError, match=rf"nothing was started: .* delete {tmp_path}/.*live\.spent to count from 0"
+    ):
+        start_of(tmp_path, None, judge_token_budget=5 * 10 * (TOKENS.prompt + TOKENS.completion))
 
 
 class Spent:
-    """The tokens that the embedded judge has really taken. The first question of a run is not asked."""
+    """The tokens that the embedded judge has really taken. It fails if `fails` is 1, or 2 after the next reply."""
 
     def __init__(self, monkeypatch):
-        self.tokens, self.fails = 0, False
+        self.tokens, self.fails = 0, 0
         answer = RubricJudge.answer
 
         def counted(judge, messages):
             text, usage = answer(judge, messages)
             self.tokens += usage.prompt + usage.completion
-            return ("no verdict" if self.fails else text), usage
+            failing, self.fails = self.fails == 1, min(self.fails, 1)
+            return ("no verdict" if failing else text), usage
 
         monkeypatch.setattr(RubricJudge, "answer", counted)
-        monkeypatch.setattr(GroupScorer, "first_question", lambda scorer, query: None)
 
 
 def train(folder, policy, rows, resume=None, callback=None, **changes):
@@ -145,18 +167,19 @@ def test_check_budget_counts_what_each_leg_has_spent_and_refuses_a_used_up_one(
     while real.tokens < budget:
         legs.append(real.tokens)
         assert len(legs) < 20
-        real.fails = len(legs) % 2
+        real.fails = 2 * (len(legs) % 2)
         with pytest.raises(JudgeError if real.fails else KeyboardInterrupt):
             run(resume=True, callback=AtStep(3, interrupt), judge_token_budget=budget)
     assert len(legs) >= 3
 
-    live, taken, real.fails = tmp_path / "cut" / LIVE_STORE, real.tokens, False
+    live, taken, real.fails = tmp_path / "cut" / LIVE_STORE, real.tokens, 0
     before = contents(live)
     for start in (run, lambda **kwargs: start_of(tmp_path / "cut", **kwargs)):  # the trainer, and the command
-        with pytest.raises(
-            SettingsError, match=rf"has taken {taken:,} tokens.*so nothing was started: raise the budget"
-        ):
-            start(resume=True, judge_token_budget=taken)
+        for resume in (True, None):
+            with pytest.raises(
+                SettingsError, match=rf"has taken {taken:,} tokens.*so nothing was started: raise the budget"
+            ):
+                start(resume=resume, judge_token_budget=taken)
     assert real.tokens == taken and contents(live) == before
     assert run(resume=True, judge_token_budget=taken + 1), "one token is left, so one more step is taken"
     assert f"judge_token_budget={taken + 1:,}: stopping after step 3 with a checkpoint" in caplog.text

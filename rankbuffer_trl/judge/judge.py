@@ -136,8 +136,8 @@ class Judge:
         self.calls: list[Call] = []
 
     def asker(self, method: str = "", on_call: Callable[[Call], None] | None = None) -> "Judge":
-        """Return a judge with the same client and settings, but with its own ledger, method and watcher."""
-        return Judge(self.client, self.max_attempts, self.guard, method or self.method, on_call)
+        """Return a judge with the same client, settings and count, but with its own ledger, method and watcher."""
+        return Judge(self.client, self.max_attempts, self.guard, method or self.method, on_call, self.on_spent)
 
     async def ask(self, question: Asked) -> Any | None:
         """Return the parsed verdict of `question`, or `None` if there is none.

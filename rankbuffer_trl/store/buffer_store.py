@@ -197,7 +197,7 @@ class BufferStore:
 
     @property
     def spent(self) -> Totals:
-        """All that the judge has taken in this run: at least the ledger, and what was taken back or abandoned."""
+        """All that the judge has taken in this folder: at least the ledger, and what was taken back or abandoned."""
         return self._spending.totals
 
     def _open_to_write(self) -> None:
@@ -225,7 +225,6 @@ class BufferStore:
         with self._errors("rewind"):
             if step == 0:
                 self._set_aside()
-                self._spending.forget()
             with self._transaction():
                 visited = "SELECT query_id FROM groups WHERE step >= ?"  # by index; the others have none on the step
                 for table in ("responses", "buffers"):

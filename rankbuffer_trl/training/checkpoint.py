@@ -22,6 +22,7 @@ from ..data.queries import QueryTable
 from ..errors import SettingsError
 from ..files import fingerprint, replacing, sync
 from ..judge import Judge, Totals
+from ..judge.config import BudgetConfig
 from ..rewards.method import RewardMethod
 from ..store import StoreError
 from ..store.buffer_store import STORE
@@ -210,18 +211,33 @@ def check_resumable(
     return saved["step"]
 
 
-def check_budget(checkpoint: Path, args: RankBufferConfig) -> None:
-    """Refuse to resume when a budget of the judge is used up. The end of the next step would find that too late.
+def spent_before(output_dir: str | Path, store: str | Path | None) -> Totals:
+    """Return what the judge has taken in a folder, and at least what the ledger of a store or a checkpoint has."""
+    spending = Spending(Path(output_dir) / LIVE_STORE)
+    if store is None:
+        return spending.begin(None).totals
+    with closing(read_store(store)) as saved:
+        return spending.begin(saved).totals
+
+
+def check_budget(args: BudgetConfig, output_dir: str | Path, store: str | Path | None) -> None:
+    """Refuse to start when a budget of the judge is used up. The end of the next step would find that too late.
+
+    Args:
+        args (`BudgetConfig`):
+            The settings.
+        output_dir (`str` or `Path`):
+            The folder of the run.
+        store (`str` or `Path`, *optional*):
+            The checkpoint or the store from which the run goes on.
 
     Raises:
-        [`SettingsError`]: naming the budget.
+        [`SettingsError`]: naming the budget, and the file to delete for a new count.
     """
-    if not args.has_budget:
-        return
-    with closing(read_store(checkpoint)) as saved:
-        spent = Spending(Path(args.output_dir) / LIVE_STORE).begin(saved).totals
-    if cause := args.over_budget(spent):
-        raise SettingsError(f"{cause}, so nothing was started: raise the budget to resume from {checkpoint}")
+    if args.has_budget and (cause := args.over_budget(spent_before(output_dir, store))):
+        file = (Path(output_dir) / LIVE_STORE).with_suffix(".spent")
+        count = f"count the ledger of {store} alone" if store else "count from 0"
+        raise SettingsError(f"{cause}, so nothing was started: raise the budget, or delete {file} to {count}")
 
 
 def hash_file(path: Path) -> str:

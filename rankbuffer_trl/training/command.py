@@ -152,13 +152,14 @@ def find_start(args: RankBufferConfig, faults: dict[Path, str | None], steps: in
     """
     wanted = str(args.resume_from_checkpoint)
     if wanted.lower() in ("none", "false"):
+        check_budget(args, args.output_dir, None)
         return None, 0
     path = newest_checkpoint(args.output_dir, faults) if wanted.lower() == "true" else Path(wanted)
     if torn := why_torn(path, faults):
         raise StoreError(f"{path} is not a whole checkpoint: {torn}")
     step = read_manifest(path)["step"]
     if step < steps:
-        check_budget(path, args)
+        check_budget(args, args.output_dir, path)
     return str(path), step
 
 

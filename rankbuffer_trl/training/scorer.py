@@ -41,9 +41,10 @@ class StepScore:
     hidden: float = 0.0
 
 
-def stand_in(query: Query, G: int) -> RolloutGroup:
-    """Make a group to ask about before there are rollouts, of reference responses (best first) or made-up texts."""
-    texts = query.responses[::-1] or ("Let me explain step by step.", "I do not know.")
+def stand_in(query: Query, G: int, texts: Sequence[str] = ()) -> RolloutGroup:
+    """Make a group to ask about before there are rollouts, of texts from worst to best, or else of made-up ones."""
+    made_up = (*(rubric.text for rubric in query.rubrics), "I do not know.", "Let me explain step by step.")
+    texts = (texts or query.responses or made_up)[::-1]
     return RolloutGroup(query, tuple(Rollout(i, texts[i % len(texts)]) for i in range(G)), step=0, epoch=0)
 
 
@@ -240,13 +241,14 @@ class GroupScorer:
         return {group.query.id for group in groups if self.store.has_group(group.query.id, step)}
 
     def first_question(self, query: Query) -> None:
-        """Ask the judge one real question about `query`. The call does not enter the ledger.
+        """Ask the judge one real question about `query`. The call does not enter the ledger. Its tokens were spent.
 
         Raises:
             [`JudgeError`]: if there is no valid answer in time.
         """
         question = self.method.first_questions(stand_in(query, G=2))[0]
-        self.run(self.judge.first_question(question, self.step_timeout))
+        judge = Judge(self.judge.client, self.judge.max_attempts, self.judge.guard, on_spent=self.store.spend)
+        self.run(judge.first_question(question, self.step_timeout))
 
     def run(self, coroutine: Coroutine) -> Any:
         """Run a coroutine on the judge's event loop and wait for it. An interrupt cancels it."""

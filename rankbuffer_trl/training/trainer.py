@@ -394,9 +394,11 @@ class RankBufferTrainer(GRPOTrainer):
                     " from another checkpoint"
                 )
             if step < self._batches.steps:
-                check_budget(checkpoint, self.args)
+                check_budget(self.args, self.args.output_dir, checkpoint)
             set_torn_aside(self.args.output_dir, faults)
             self.rank_reward.restart(checkpoint / FOLDER)
+        else:
+            check_budget(self.args, self.args.output_dir, None)
         self.rank_reward.scorer.first_question(self._train_queries[self._train_queries.ids[0]])
         if not checkpoint:
             self.rank_reward.restart()
