@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -463,6 +464,21 @@ def test_a_kill_between_judge_and_commit_costs_one_more_post(process, tmp_path, 
     asyncio.run(undisturbed.score(QueryTable(rows, 3)[group["query_id"]], group["texts"], 5))
     assert contents(undisturbed.store) == recorded
     asyncio.run(undisturbed.close())
+
+
+def test_a_used_up_budget_ends_the_server_after_its_group_and_lets_none_start(process, tmp_path, howto):
+    words = ("--config", QUICKSTART / "quickstart.yaml", "--dataset_name", QUICKSTART / "howto.jsonl")
+    words += ("--output_dir", tmp_path / "out", "--judge_token_budget", 2000)
+    server = process(*words)
+    group = {"query_id": howto[0]["query_id"], "texts": howto[1]["responses"]}
+    assert httpx.post(f"{server.url}/v1/groups", json=group, timeout=60).status_code == 200
+    assert re.fullmatch(r"\[serve\] .* judge_token_budget=2,000: ends after 0 open groups\n", next(server.lines))
+    assert wait([server.pid]) == [0]
+    assert wait([fork(lambda: run_command(*words), tmp_path / "refused")]) == [1]
+    assert "so nothing was started: raise the budget, or delete" in (tmp_path / "refused").read_text()
+    store = BufferStore(tmp_path / "out" / LIVE_STORE)
+    assert store.spent.spent_tokens > store.totals().spent_tokens, "the first question is in no ledger"
+    store.close()
 
 
 def test_a_sigterm_ends_the_wait_for_a_judge_that_is_down(process, tmp_path):

@@ -21,8 +21,8 @@ from datasets import disable_progress_bars
 from ..data.queries import QueryTable, load_queries
 from ..errors import RankBufferError, SettingsError
 from ..groups import Query, Rubric
-from ..judge import Judge, Question
-from ..judge.config import JudgeConfig, read_object
+from ..judge import Judge, Question, Usage
+from ..judge.config import BudgetConfig, read_object
 from ..judge.endpoint import check_seconds
 from ..judge.reach import check_servers
 from ..judge.servers import Servers
@@ -30,6 +30,7 @@ from ..rewards.format import AnswerReader, check_format
 from ..rewards.method import RewardMethod, load_method
 from ..settings import check_at_least, documented
 from ..store.places import LIVE_STORE
+from ..training.checkpoint import check_budget
 from ..training.parser import RecipeParser
 from ..training.scorer import stand_in
 from .groups import SingleGroups
@@ -38,11 +39,11 @@ from .server import GroupServer, is_loopback
 
 @documented
 @dataclass
-class ServeConfig(JudgeConfig):
+class ServeConfig(BudgetConfig):
     r"""
     Configuration of the rewards over HTTP.
 
-    It adds the parameters below to those of [`JudgeConfig`]. `judge_max_failures` is the share of each group.
+    It adds the parameters below to those of [`BudgetConfig`]. `judge_max_failures` is the share of each group.
 
     Parameters:
         output_dir (`str`):
@@ -151,14 +152,23 @@ async def serve(args: ServeConfig) -> None:
         [`RankBufferError`]: for all that the user can mend.
     """
     args.check_host()
+    store = Path(args.output_dir) / LIVE_STORE
+    check_budget(args, args.output_dir, store if store.is_file() else None)
     method, judge, queries = args.reward_method(), args.judge(), None
     if args.dataset_name:
         rows = load_queries(args.dataset_name, args.dataset_config, args.dataset_train_split)
         queries = QueryTable(rows, anchors_needed=method.responses_needed)
     try:
-        await check_judge(judge, method, queries, args.judge_step_timeout)
-        store = Path(args.output_dir) / LIVE_STORE
+        spent: list[Usage] = []
+        first = Judge(judge.client, judge.max_attempts, judge.guard, on_spent=spent.append)
+        await check_judge(first, method, queries, args.judge_step_timeout)
+        if args.has_budget and not sum(map(sum, spent)):
+            raise SettingsError(
+                "the judge server reports no token counts, so a budget cannot end the service: unset it"
+            )
         groups = SingleGroups(method, judge, store, args.judge_max_failures, args.judge_step_timeout)
+        for tokens in spent:
+            groups.store.spend(tokens)
     except BaseException:
         await judge.client.close()
         raise
@@ -178,10 +188,13 @@ async def serve(args: ServeConfig) -> None:
         about = f"{len(queries)} queries" if queries else "queries from requests"
         about += f", format_check {args.format_check}"
         print(f"[serve] {args.host} port {runner.addresses[0][1]}, {about}, run {await groups.run_id()}", flush=True)
+        budget = asyncio.create_task(server.until(lambda: args.over_budget(groups.store.spent)))
+        budget.add_done_callback(lambda task: ended.set())
         await ended.wait()
+        cause = budget.done() and budget.result()
         for number in signals:
             loop.remove_signal_handler(number)  # the next one ends the process at once
-        print(f"[serve] ends after {server.open} open groups", flush=True)
+        print(f"[serve] {f'{cause}: ' if cause else ''}ends after {server.open} open groups", flush=True)
         if isinstance(judge.client, Servers):
             judge.client.end_waits()  # whoever ends the server may have ended its judge
         await server.drain()

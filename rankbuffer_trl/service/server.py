@@ -117,6 +117,11 @@ class GroupServer:
         async with self._closed:
             await self._closed.wait_for(lambda: not self.open)
 
+    async def until(self, holds: Callable[[], T]) -> T:
+        """Wait until this holds when a group closes, and return its value."""
+        async with self._closed:
+            return await self._closed.wait_for(holds)
+
     @web.middleware
     async def _answer(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
