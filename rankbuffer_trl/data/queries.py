@@ -129,6 +129,7 @@ class QueryTable:
     def __init__(self, dataset: Dataset, anchors_needed: int = 0):
         required = ["prompt", "rubrics"] + (["responses"] if anchors_needed else [])
         self._dataset = normalise(select(dataset, required))
+        self._written = dataset.select_columns(["responses"]) if "responses" in dataset.column_names else None
         self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*COLUMNS, *TAKEN)])
         self._row: dict[str, int] = {}
         contents = hashlib.sha256()
@@ -151,6 +152,11 @@ class QueryTable:
                 f"no query {query_id!r} in the data set that was given for rubrics and responses"
             ) from None
         return Query.from_row(self._dataset[number])
+
+    def written(self, query_id: str) -> tuple[str, ...]:
+        """Return the responses that the data set has for a query, also if no method needs them: unchecked."""
+        found = self._written[self._row[query_id]]["responses"] if self._written else None
+        return tuple(text for text in found if not text_fault(text)) if isinstance(found, list) else ()
 
     @property
     def prompts(self) -> Dataset:

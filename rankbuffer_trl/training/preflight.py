@@ -2,24 +2,28 @@
 
 The preflight reaches every server, checks model and context length, and asks one real question. Then it asks as many
 other real questions at once as training does, eight at least, and estimates the cost of the run from them. Its calls
-enter no ledger. It prints their cost.
+enter no ledger. It prints their cost. If the run starts after it, they count as spent.
 """
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from ..errors import SettingsError
 from ..groups import Query
-from ..judge import Call, Judge, JudgeError, Question, Reading, Totals
+from ..judge import Call, Judge, JudgeError, Question, Reading, Totals, Usage
 from ..judge.errors import printable
 from ..judge.guard import LONGEST
 from ..judge.judge import Asked, explain
 from ..judge.openai_client import OpenAIClient
 from ..judge.reach import CHARACTERS_PER_TOKEN, check_servers, context_for, longest_need, longest_of, servers_of
 from ..rewards.method import RewardMethod
+from ..store import BufferStore
+from ..store.places import LIVE_STORE
 from .plan import RunPlan
 from .scorer import stand_in
 
@@ -29,12 +33,14 @@ MASKED = 1e-4
 """Probability on no valid answer, above which a server is taken to report probabilities before its grammar."""
 
 
-async def preflight(plan: RunPlan) -> list[str]:
+async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = None) -> list[str]:
     """Check the judge of a run and estimate what it costs.
 
     Args:
         plan (`RunPlan`):
             The plan of the run. With `preflight_only` the lines show a whole prompt and its answer.
+        on_spent (`Callable[[Usage], None]`, *optional*):
+            Called with the tokens of every reply.
 
     Returns:
         `list[str]`: lines for people.
@@ -43,7 +49,8 @@ async def preflight(plan: RunPlan) -> list[str]:
         [`JudgeError`]: if a server cannot be reached, does not serve the model, cannot hold a prompt that is certain
         to come, or fails more questions than `judge_max_failures` allows.
     """
-    args, judge = plan.args, plan.args.judge()
+    args, made = plan.args, plan.args.judge()
+    judge = Judge(made.client, made.max_attempts, made.guard, on_spent=on_spent)
     lines = []
     try:
         servers = servers_of(judge)
@@ -59,7 +66,7 @@ async def preflight(plan: RunPlan) -> list[str]:
         lines += found
         if args.preflight_only:
             lines += shown_whole(question.chat(judge.guard), firsts[0])
-        sample, seconds = await ask_sample(judge, plan)
+        asked, sample, seconds = await ask_sample(judge, plan)
     finally:
         await judge.client.close()
     totals, cost = Totals.of(sample), Totals.of([*firsts, *sample])
@@ -70,7 +77,7 @@ async def preflight(plan: RunPlan) -> list[str]:
         f" again; this check cost {cost.spent_tokens:,} tokens"
     )
     if not totals.spent_tokens:
-        lines.append("the judge server reports no token counts, so the cost of the run is not known")
+        lines.append("the judge server reports no token counts, so those below are estimated by characters")
         if args.has_budget:
             raise SettingsError("the judge server reports no token counts, so a budget cannot end the run: unset it")
     if totals.failures and totals.failures / len(sample) > args.judge_max_failures:
@@ -79,7 +86,7 @@ async def preflight(plan: RunPlan) -> list[str]:
             f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"
             f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}"
         )
-    return [*lines, *plan.cost(totals, seconds)]
+    return [*lines, *await asyncio.to_thread(plan.cost, asked, totals, seconds)]  # it has an event loop of its own
 
 
 async def ask_first(judge: Judge, question: Question, timeout: float | None) -> tuple[list[Call], list[str]]:
@@ -88,7 +95,7 @@ async def ask_first(judge: Judge, question: Question, timeout: float | None) -> 
     Returns the calls, and a line for each server whose probabilities were read.
     """
     clients = servers_of(judge) if question.soft else []
-    asked = [Judge(client, judge.max_attempts, judge.guard) for client in clients] or [judge]
+    asked = [Judge(client, judge.max_attempts, judge.guard, on_spent=judge.on_spent) for client in clients] or [judge]
     answers = [await each.first_question(question, timeout) for each in asked]
     readings = [reading for reading, _ in answers] if clients else []
     lines = [probabilities(client, reading) for client, reading in zip(clients, readings, strict=True)]
@@ -160,8 +167,8 @@ def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
     return replace(question, responses=empty)
 
 
-async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Call], float]:
-    """Ask as many questions as can be in flight, eight at least. Return the calls and their wall seconds.
+async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Question], list[Call], float]:
+    """Ask as many questions as can be in flight, eight at least. Return them, the calls and their wall seconds.
 
     Raises:
         [`JudgeError`]: if they take longer than `judge_step_timeout`.
@@ -180,7 +187,7 @@ async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Call], float]:
             f"{args.judge_step_timeout:g} s: {answered} of {len(asked)} questions were answered, so nothing was"
             " started"
         ) from None
-    return judge.drain(), time.perf_counter() - started
+    return asked, judge.drain(), time.perf_counter() - started
 
 
 def unasked(plan: RunPlan) -> Iterator[Question]:
@@ -199,6 +206,11 @@ def unasked(plan: RunPlan) -> Iterator[Question]:
 
 
 def report(plan: RunPlan) -> None:
-    """Run [`preflight`] and print its lines."""
-    for line in asyncio.run(preflight(plan)):
+    """Run [`preflight`] and print its lines. If the run starts after it, record its tokens in the run's folder."""
+    if plan.args.only_checks:
+        lines = asyncio.run(preflight(plan))
+    else:
+        with closing(BufferStore(Path(plan.args.output_dir) / LIVE_STORE)) as store:
+            lines = asyncio.run(preflight(plan, store.spend))
+    for line in lines:
         print(f"[preflight] {line}")

@@ -1,0 +1,47 @@
+"""Play some visits before there is a run, to learn what the questions of each visit cost.
+
+Buffers grow, so a later visit asks longer questions than the first one, and other kinds of questions. The embedded
+judge answers here, which costs nothing.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from ..buffer import AnchorBuffer
+from ..groups import Rollout, RolloutGroup
+from ..judge import Call, Judge, Question, RubricJudge
+from ..rewards.method import RewardMethod
+from ..rewards.must import score_group
+
+
+class Listener(Judge):
+    """The embedded judge. It keeps the questions that it is asked."""
+
+    def __init__(self, asked: list[Question]):
+        super().__init__(RubricJudge(), max_attempts=1)
+        self.asked = asked
+
+    async def put(self, question: Any) -> tuple[Any | None, Call]:
+        """See [`Judge.put`]."""
+        self.asked.append(question)
+        return await super().put(question)
+
+
+def rehearse(method: RewardMethod, groups: Sequence[RolloutGroup], visits: int) -> list[list[Question]]:
+    """Return the questions of each visit. Later visits draw their rollouts from those of the first one."""
+    buffers: dict[str, AnchorBuffer | None] = {}
+
+    async def play(epoch: int) -> list[Question]:
+        asked: list[Question] = []
+        for group in groups:
+            id, texts = group.query.id, [rollout.text for rollout in group.rollouts]
+            if epoch:
+                texts = random.Random(f"{id} {epoch}").choices(texts, k=len(texts))
+            visit = RolloutGroup(group.query, tuple(map(Rollout, range(len(texts)), texts)), epoch, epoch)
+            score = await score_group(method, visit, buffers.get(id), Listener(asked))
+            buffers[id] = score.after or buffers.get(id)
+        return asked
+
+    return [asyncio.run(play(epoch)) for epoch in range(visits)]
