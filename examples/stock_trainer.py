@@ -10,9 +10,9 @@
     python examples/stock_trainer.py --output_dir runs/stock --model_name_or_path Qwen/Qwen3-0.6B \
         --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge
 
-A judgment can fail, and a failure is no score: `RankBufferReward` then returns `None`. If the other reward had a value
-there, TRL would count the missing rank as 0, which is the reward of an average answer. So both return `None`, and TRL
-leaves the rollout out. Checkpoints of a stock trainer do not hold the buffers; those of `RankBufferTrainer` do.
+A judgment can fail, and a failure is no score: `RankBufferReward` then returns `None`. `beside` lets the other reward
+return `None` there too, so TRL leaves the rollout out. Checkpoints of a stock trainer do not hold the buffers; those
+of `RankBufferTrainer` do.
 On a CPU, add `--use_cpu true --bf16 false`.
 """
 
@@ -30,22 +30,14 @@ parser.set_defaults(reward_weights=[1.0, 0.2])  # of the rank in [-1, 1], and of
 args, model, judge = parser.parse_args_and_config()
 queries = load_queries(str(DATA))
 rank = RankBufferReward(queries, judge.judge(), Path(args.output_dir) / "buffers.sqlite", args.num_generations)
-unscored: list[bool] = []  # of the rollouts that TRL asks about; it calls the functions one after the other
 
 
-def rank_reward(**columns) -> list[float | None]:
-    rewards = rank(**columns)
-    unscored[:] = [reward is None for reward in rewards]
-    return rewards
-
-
-def length_reward(completions, **columns) -> list[float | None]:
-    lengths = [min(len(completion[0]["content"]) / LONG, 1.0) for completion in completions]
-    return [None if left_out else -length for length, left_out in zip(lengths, unscored, strict=True)]
+def length_reward(completions, **columns) -> list[float]:
+    return [-min(len(completion[0]["content"]) / LONG, 1.0) for completion in completions]
 
 
 trainer = GRPOTrainer(
-    model.model_name_or_path, reward_funcs=[rank_reward, length_reward], args=args, train_dataset=queries
+    model.model_name_or_path, reward_funcs=rank.beside(length_reward), args=args, train_dataset=queries
 )
 trainer.train()
 trainer.save_model()

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import sys
 from types import ModuleType, SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -100,7 +101,8 @@ def test_verl_gathers_the_rollouts_of_a_uid(client):
             "responses": torch.tensor([*ids, 0, 0, 0]),
             "attention_mask": torch.tensor([1, 1, *[1] * len(ids), 0, 0, 0]),
         }
-        row = {"uid": f"uid-{id}", "extra_info": {"query_id": id} | extra}
+        uid = f"{id}-{place // 2}" if extra else id  # verl draws one for each group
+        row = {"uid": uid, "extra_info": {"query_id": id} | extra}
         return Data(["an earlier sequence", SimpleNamespace(batch=batch, non_tensor_batch=row)])
 
     def score(id: str, place: int, **extra):
@@ -151,7 +153,8 @@ def test_nemo_gym_gathers_the_rollouts_of_a_task(client):
 
     def verify(id: str, place: int):
         response = SimpleNamespace(output_text=TEXTS[id][place])
-        return server.verify(gym.RankBufferRequest(response=response, query_id=id, _ng_task_index=ord(id)))
+        names = {"query_id": id, "_ng_group_id": f"visit-{id}", "_ng_rollout_index": place, "_ng_group_attempt": 1}
+        return server.verify(gym.RankBufferRequest(response=response, **names))
 
     found = in_turn(verify)
     assert {id: [one.reward for one in answers] for id, answers in found.items()} == {
@@ -227,6 +230,33 @@ def test_gathering_gives_each_rollout_its_own_end(client, monkeypatch):
     assert asyncio.run(outcomes(RuntimeError("no rewards"))) == ["no rewards"] * 3
     assert asyncio.run(outcomes(asyncio.CancelledError())) == ["cancelled"] * 3
     monkeypatch.setattr(rank_rewards, "GATHER", 0)
-    late = "only 2 of the 3 rollouts of key came within RANKBUFFER_GATHER=0 s"
-    assert asyncio.run(outcomes([], number=2)) == [late] * 2
+    assert asyncio.run(outcomes([], number=1)) == ["only 1 of the 3 rollouts of key came within RANKBUFFER_GATHER=0 s"]
     assert asyncio.run(outcomes([0.0, 0.1, 0.2])) == ["0.0", "0.1", "0.2"], "a whole group has no limit"
+
+
+def test_gathering_judges_the_rollouts_that_came_and_refuses_late_ones(client, monkeypatch):
+    rank_rewards, late = client.load("rank_rewards"), "the rollout came too late: attempt {} of the group a is closed"
+    monkeypatch.setattr(rank_rewards, "rank_rewards", AsyncMock(side_effect=lambda texts, **_: [*map(float, texts)]))
+    gathering = rank_rewards.Gathering()
+
+    def rewards(key: str, line: str) -> asyncio.Future:
+        """Let rollouts, each its number, attempt and text, come at once to a group of four."""
+        rollouts = [[*map(int, rollout)] for rollout in line.split()]
+        calls = (gathering.reward(key, 4, str(text), n, attempt) for n, attempt, text in rollouts)
+        return asyncio.gather(*calls, return_exceptions=True)
+
+    async def play() -> None:
+        old = rewards("a", "001 102 203")
+        await asyncio.sleep(0)
+        monkeypatch.setattr(rank_rewards, "GATHER", 0.01)
+        *came, older = await rewards("a", "314 215 215 101")
+        assert came == [4, 5, 5] and str(older) == late.format(0)
+        assert [*map(str, await old)] == ["a later attempt of the group a began"] * 3
+        assert [*map(str, await rewards("a", "012 302"))] == [late.format(1), late.format(0)]
+        alone, mixed = await rewards("b", "001 002")
+        assert str(alone).startswith("only 1 of the 4 rollouts of b came") and "two texts came" in str(mixed)
+        monkeypatch.setattr(rank_rewards, "KNOWN", 1)
+        assert await rewards("c", "007 108") == [7, 8] and [*gathering.attempts] == ["b", "c"]
+
+    asyncio.run(play())
+    assert not gathering.groups

@@ -145,6 +145,7 @@ def test_config_refuses_a_bad_value_in_one_line_and_shows_no_key():
         (JudgeConfig, {"judge_timeout": None}, "judge_timeout must be a finite number, got None"),
         (AuditConfig, {"dataset_name": "a.jsonl", "queries": "5"}, "queries must be an integer, got a str"),
         (EvaluationConfig, {"models": ["a"], "engine": "x"}, "engine must be one of 'vllm', 'transformers', got 'x'"),
+        (ServeConfig, {"output_dir": "out", "judge_step_timeout": 0.0}, "judge_step_timeout must be above 0 seconds"),
         (OpenAIClient, key_in_url, "judge_url has a user, a query or a key"),
     ):
         assert refusal(config, values).startswith(words), values

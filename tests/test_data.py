@@ -156,11 +156,11 @@ def test_iterate_says_how_many_rows_it_could_read():
 # The table
 
 
-@pytest.mark.parametrize("column", ["prompt", "rubrics", "responses"])
+@pytest.mark.parametrize("column", ["prompt", "responses"])
 def test_query_table_names_a_missing_column(column):
     with pytest.raises(DataError, match=f"no column '{column}'.*its columns are") as error:
         QueryTable(Dataset.from_list(without(column, good_rows())), anchors_needed=4)
-    hint = {"rubrics": "generate_rubrics.py makes", "responses": "generate_responses.py .*bootstrap"}.get(column, "")
+    hint = {"responses": "generate_responses.py .*bootstrap"}.get(column, "")
     assert error.match(hint) and ("generate" in str(error.value)) == bool(hint)
 
 

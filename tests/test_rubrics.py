@@ -15,6 +15,7 @@ import generate_rubrics
 import pytest
 from aiohttp import web
 from conftest import ROOT
+from datasets import Dataset
 from helpers.http_server import served
 from helpers.nectar_rows import RUBRICS, Model, asked_queries, raw_row, rubrics_text
 from hypothesis import given
@@ -22,8 +23,8 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.data.nectar import to_row
 from rankbuffer_trl.data.output import beside, write_rows
-from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.data.rubrics import GENERIC, SYSTEM, USER, read_rubrics, rubric_chat
+from rankbuffer_trl.data.queries import GENERIC, DataError, QueryTable, generic_row, load_queries
+from rankbuffer_trl.data.rubrics import SYSTEM, USER, read_rubrics, rubric_chat
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, VerdictError
 
@@ -305,6 +306,20 @@ def test_generate_rubrics_gives_generic_ones_without_a_server_or_responses(tmp_p
     assert generate_rubrics.main(settings(str(tmp_path / "in.jsonl"), tmp_path, None, generic=True)) == 0
     assert QueryTable(load_queries(str(tmp_path / "out.jsonl")))["a"].rubrics == GENERIC
     assert [rubric.weight for rubric in GENERIC] == [5, 5, 3, 2, 1] and last_step(tmp_path)["generic"] is True
+
+
+@pytest.mark.parametrize("rank", ["0", "3"])
+def test_query_table_gives_prompts_alone_the_generic_rubrics_and_warns_once(caplog, monkeypatch, rank):
+    generic_row.cache_clear()
+    monkeypatch.setenv("RANK", rank)
+    prompts = Dataset.from_list([{"prompt": "Why?"}, {"prompt": "How?"}])
+    table, again = QueryTable(prompts), QueryTable(prompts)
+    assert table[table.ids[1]].rubrics == GENERIC
+    assert caplog.text.count("the columns ['prompt'] has no rubrics") == (rank == "0")
+    written = [{"text": each.text, "weight": each.weight} for each in GENERIC]
+    assert again.sha256 == QueryTable(prompts.add_column("rubrics", [written] * 2)).sha256
+    with pytest.raises(DataError, match="rubrics must be a non-empty list"):
+        QueryTable(prompts.add_column("rubrics", [written, None]))
 
 
 def test_generate_rubrics_refuses_rows_before_anything_is_asked(tmp_path, howto):

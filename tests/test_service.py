@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
 from itertools import product
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
@@ -19,14 +20,18 @@ from unittest.mock import AsyncMock, Mock
 import httpx
 import pytest
 from aiohttp import web
-from conftest import QUICKSTART, by_number, group, numbers, scripted_judge, unreachable
+from conftest import QUICKSTART, ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
+from helpers.faulty_server import completion
 from helpers.forks import fork, wait
 from helpers.http_server import served
 
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data.output import write_rows
+from rankbuffer_trl.data.queries import GENERIC, QueryTable, generic_row, load_queries, normal_row
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
+from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.errors import TransportError
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.format import AnswerReader
@@ -151,6 +156,33 @@ def test_score_knows_what_is_recorded(single):
     assert ask(groups, "1 2 3 4", None).step == 2
 
 
+def test_a_restart_knows_the_query_of_each_recorded_group(single):
+    other = {"prompt": [{"role": "user", "content": "another"}]}
+
+    def ask(step: int, fits: bool = True, training: bool = True, **change):
+        with nullcontext() if fits else pytest.raises(ConflictError, match="'a' had another prompt, other rubrics"):
+            asyncio.run(groups.score(replace(numbers("a"), **change), ["5", "6"], step, training))
+
+    groups = single()
+    ask(9, training=False, **other)
+    groups = single(again=groups)
+    ask(0)  # an evaluation binds no later process
+    notes = groups.store.path.with_suffix(".queries")
+    notes.write_text(notes.read_text() + '\n["b", "cut')  # by a power cut
+    groups = single(again=groups)
+    for change in (other, {"responses": numbers().responses[:-1]}, {"rubrics": GENERIC}):
+        ask(1, fits=False, **change)
+    ask(1)
+    for step, fits in ((1, False), (0, True)):
+        asyncio.run(groups.rewind(step))
+        ask(1, fits, **other)
+    groups = single(again=groups)
+    ask(2, fits=False)
+    notes.unlink()  # as of a store from before there were notes
+    groups = single(again=groups)
+    ask(2)
+
+
 def test_an_evaluation_waits_for_no_group(single):
     groups = single()
     complete = groups.judge.client.complete
@@ -266,13 +298,11 @@ def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog,
             assert (found, [*answer]) == (status, ["error"]) and part in answer["error"], (change, found, answer)
             assert "\n" not in answer["error"]
         assert "a bug in" not in caplog.text
-        with monkeypatch.context() as patch:
-            patch.setattr(groups, "score", lambda *_: 1 / 0)
-            assert http.post(**whole) == (
-                500,
-                {"error": "an error inside rankbuffer-serve; its log has the traceback"},
-            )
-        assert "ZeroDivisionError" in caplog.text
+        for bug in (ZeroDivisionError, TimeoutError):
+            with monkeypatch.context() as patch:
+                patch.setattr(groups, "score", Mock(side_effect=bug))
+                said = {"error": "an error inside rankbuffer-serve; its log has the traceback"}
+                assert http.post(**whole) == (500, said) and bug.__name__ in caplog.text
         assert not contents(groups.store)["groups"] and http.server.open == 0
         status, answer = http.post(**whole, step=4)
         run = http.client.get("/health").json()["run"]
@@ -298,6 +328,11 @@ def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog,
         assert http.post("rewind", step=4)[0] == 200 and not contents(groups.store)["groups"]
         groups.judge.client.answer = lambda messages: RubricJudge().answer(messages)[0]
         assert http.post(**whole | other)[0] == 200, "a rewind forgets the query"
+        generic_row.cache_clear()
+        plain = {"prompt": "Why?", "responses": [*"abcd"], "texts": TEXTS}
+        assert [http.post(**plain, query_id=id)[0] for id in "ab"] == [200, 200]
+        assert caplog.text.count("a group has no rubrics, so the judge goes by five") == 1
+    assert GroupRequest(["x" * MOST_CHARACTERS] * MOST_TEXTS)
 
 
 def test_a_rewind_and_a_group_at_once_keep_runs_apart(single):
@@ -398,7 +433,7 @@ def test_a_port_that_is_taken_ends_the_server_with_a_line(tmp_path):
 
 def run_command(*words: object) -> None:
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)  # pytest has put others there
-    command.main([*map(str, words), "--port", "0"])
+    command.main(["--port", "0", *map(str, words)])
 
 
 @pytest.fixture
@@ -414,11 +449,11 @@ def process(tmp_path):
         lines = log.open()
         started.append((pid, lines))
         said = [next(lines, "")]
-        while said[-1] and not said[-1].startswith("[serve] 127.0.0.1 port "):
+        while said[-1] and not said[-1].startswith("[serve] 127.0.0."):
             said.append(next(lines, ""))
         assert said[-1], f"it ended before it listened: {said}"
-        port = said[-1].split()[3].rstrip(",")
-        return SimpleNamespace(pid=pid, url=f"http://127.0.0.1:{port}", said="".join(said), lines=lines)
+        _, host, _, port = said[-1].split(",")[0].split()
+        return SimpleNamespace(pid=pid, url=f"http://{host}:{port}", said="".join(said), lines=lines)
 
     yield start
     for pid, lines in started:
@@ -481,6 +516,69 @@ def test_a_used_up_budget_ends_the_server_after_its_group_and_lets_none_start(pr
     store.close()
 
 
+def test_each_setting_of_the_command_arrives_where_it_works(process, tmp_path):
+    """A setting that is new has to be set here, to another value than its default."""
+    asked: list[tuple[str, list[dict]]] = []
+
+    async def complete(request: web.Request) -> web.Response:
+        asked.append((request.headers["Authorization"], (await request.json())["messages"]))
+        return completion(RubricJudge().answer(asked[-1][1])[0])
+
+    class Noting(SingleGroups):
+        def __init__(self, method, judge, *rest):
+            client = judge.client.clients[0]
+            print(client.endpoint, client.decoding, client.free_tokens, judge.max_attempts, rest[1:], flush=True)
+            super().__init__(method, judge, *rest)
+
+    def note():
+        os.environ |= {"JUDGE_KEY": "k3y", "OWN_TOKEN": "t0ken"}
+        command.SingleGroups = Noting
+
+    row = {key: QUERY[key] for key in ("query_id", "prompt", "rubrics")}
+    (tmp_path / "sets").mkdir()
+    write_rows(tmp_path / "sets" / "held.jsonl", [row])
+    parts = [{"config_name": n, "data_files": [{"split": "held", "path": "held.jsonl"}]} for n in ("other", "mine")]
+    (tmp_path / "sets" / "README.md").write_text(f"---\nconfigs: {json.dumps(parts)}\n---\n")
+    judge, method = web.Application(), {"looks": 4, "seed": 10}
+    judge.add_routes([web.post("/v1/chat/completions", complete)])
+    with served(judge) as url:
+        with socket.create_server(("127.0.0.2", 0)) as free:
+            port = free.getsockname()[1]
+        endpoint = Endpoint((f"{url}/v1",), "mine", "JUDGE_KEY", {"top_k": 7}, 77.0, 2, 9, 66.0, 2.0, 0.5, 4.0)
+        given = {f"judge_{name}": value for name, value in vars(endpoint).items() if name not in ("urls", "role")}
+        given |= {"judge_url": [*endpoint.urls], "judge_decoding": "json_schema", "judge_free_tokens": 99}
+        given |= {
+            "judge_max_attempts": 2,
+            "judge_max_failures": 0.75,
+            "judge_step_timeout": 88.0,
+            "judge_guard": False,
+        }
+        given |= {"judge_token_budget": 10**9, "judge_price_budget": 1e9}
+        given |= {"dataset_name": str(tmp_path / "sets"), "dataset_config": "mine", "dataset_train_split": "held"}
+        given |= {"method": "listwise", "method_args": {"looks": 4}, "seed": 10, "format_check": "think"}
+        given |= {"output_dir": str(tmp_path / "out"), "host": "127.0.0.2", "port": port, "token_env": "OWN_TOKEN"}
+        known = {each.name: each.default for each in fields(command.ServeConfig)}
+        assert given.keys() == known.keys() - {"judge_client", "judge_client_args"}, "these name another judge"
+        assert all(given[name] != known[name] for name in given)
+        (tmp_path / "all.yaml").write_text(json.dumps(given))  # which is YAML, too
+        running = process("--config", tmp_path / "all.yaml", "--port", port, before=note)
+        assert f"{endpoint} json_schema 99 2 (0.75, 88.0)\n" in running.said
+        assert running.url == f"http://127.0.0.2:{port}"
+        asked.clear()
+        body = {"query_id": "tea", "texts": [f"<think>a plan</think>{text}" for text in TEXTS]}
+        for token, status in (("none", 401), ("another", 401), ("t0ken", 200)):
+            headers = {"Authorization": f"Bearer {token}"}
+            assert httpx.post(f"{running.url}/v1/groups", json=body, headers=headers, timeout=60).status_code == status
+        os.kill(running.pid, signal.SIGINT)
+        assert next(running.lines) == "[serve] ends after 0 open groups\n" and wait([running.pid]) == [0]
+    client = ScriptedClient(lambda messages: RubricJudge().answer(messages)[0])
+    groups = SingleGroups(load_method("listwise", method, 0), Judge(client, guard=False), tmp_path / "alone.sqlite")
+    asyncio.run(groups.score(Query.from_row(normal_row(row)), TEXTS))
+    asyncio.run(groups.close())
+    assert sorted(map(str, asked)) == sorted(str(("Bearer k3y", messages)) for messages in client.seen)
+    assert len(contents(tmp_path / "out")["groups"]) == 1
+
+
 def test_a_sigterm_ends_the_wait_for_a_judge_that_is_down(process, tmp_path):
     async def complete(self, messages, *, question, seed, tally, retry=True):
         if question.query_id == "tea":
@@ -504,6 +602,47 @@ def test_a_sigterm_ends_the_wait_for_a_judge_that_is_down(process, tmp_path):
         assert next(running.lines) == "tea is asked\n"
         os.kill(running.pid, signal.SIGTERM)
         assert waiting.result() == 502 and wait([running.pid]) == [0]
+
+
+HALF_HEAD = "POST /v1/groups HTTP/1.1\r\nHost: localhost\r\n"
+HALF_BODY = HALF_HEAD + 'Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"texts":'
+
+
+def half_request(url: str, sent: str) -> socket.socket:
+    half = socket.create_connection(url.removeprefix("http://").split(":"), timeout=60)
+    half.sendall(sent.encode())
+    return half
+
+
+def test_half_a_request_ends_by_itself(process, tmp_path, monkeypatch):
+    monkeypatch.setattr("rankbuffer_trl.service.server.LONGEST_READ", 0.2)
+    running = process("--output_dir", tmp_path / "out")
+    for sent, said in ((HALF_HEAD, b""), (HALF_BODY, b"HTTP/1.1 408 ")):
+        with half_request(running.url, sent) as half:
+            assert half.recv(13) == said
+
+
+def test_a_sigterm_ends_beside_a_silent_judge_and_half_requests(process, tmp_path, monkeypatch):
+    complete = RubricJudge.complete
+
+    async def silent(self, messages, *, question, seed, tally):
+        if question.query_id == "tea":
+            tally.attempts += 1
+            print("tea is asked", flush=True)
+            await asyncio.Event().wait()
+        return await complete(self, messages, question=question, seed=seed, tally=tally)
+
+    monkeypatch.setattr(RubricJudge, "complete", silent)
+    monkeypatch.setattr("rankbuffer_trl.service.server.DRAIN", 0.5)
+    # the process has 25 seconds in all; without its own limits, it waits for ever, or for 30 or 60 seconds
+    running = process("--output_dir", tmp_path / "out", before=lambda: signal.alarm(25))
+    with ThreadPoolExecutor(1) as pool, half_request(running.url, HALF_HEAD), half_request(running.url, HALF_BODY):
+        post = pool.submit(httpx.post, f"{running.url}/v1/groups", json=QUERY | {"texts": TEXTS}, timeout=60)
+        assert next(running.lines) == "tea is asked\n"
+        os.kill(running.pid, signal.SIGTERM)
+        assert wait([running.pid]) == [0] and post.result().status_code == 503
+    left = contents(tmp_path / "out")
+    assert {row[6] for row in left["calls"]} == {"cancelled"} and not left["groups"]
 
 
 def test_a_sigterm_finishes_the_open_group(process, tmp_path):

@@ -22,6 +22,7 @@ from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.probes import probe
 from rankbuffer_trl.rewards.format import AnswerReader
+from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.numbers import groups, responses, totals_by, totals_by_visit
@@ -200,11 +201,20 @@ def test_reward_is_a_plain_callable_for_a_stock_trainer(tmp_path, tiny_policy, r
 
 
 def test_reward_takes_prompts_that_are_texts_without_ids(tmp_path, tiny_policy, rows):
-    texts = rows.map(lambda row: {"prompt": row["prompt"][0]["content"]}).remove_columns("query_id")
-    train_stock(tmp_path, tiny_policy, texts, max_steps=1)
+    texts = rows.map(lambda row: {"prompt": row["prompt"][0]["content"]}).select_columns("prompt")
+    train_stock(tmp_path, tiny_policy, texts, Listwise(2), max_steps=1)
     found = {row[0] for row in contents(tmp_path / "buffers.sqlite")["groups"]}
     assert found and found < set(QueryTable(texts).ids)
     assert all(re.fullmatch("prompt-[0-9a-f]{16}", id) for id in found)
+
+
+def test_beside_takes_functions_that_trl_calls_itself():
+    async def later(**columns):
+        return []
+
+    for other in (later, "a/model", torch.nn.Linear(1, 1), SimpleNamespace):
+        with pytest.raises(SettingsError, match="beside takes functions"):
+            RankBufferReward.beside(None, other)
 
 
 def test_rank_only_ties_ranks_the_groups_that_the_other_rewards_leave_tied(training):

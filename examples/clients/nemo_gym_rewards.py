@@ -3,9 +3,10 @@
     entrypoint: nemo_gym_rewards.py
     num_rollouts_per_prompt: 8
 
-NeMo Gym verifies one rollout at a time, so each waits here for the others of its task. A row of the data has
-`query_id`. Export a `RANKBUFFER_GATHER` below the seconds between two visits of a task. If a rollout of the first one
-never comes, the others then fail, and none of them is taken for one of the second.
+NeMo Gym verifies one rollout at a time, so each waits here for the others of its group. A row of the data has
+`query_id`. The trainer sends what later versions of NeMo Gym demand of groups: `_ng_group_id`, which is new at each
+visit of a task, `_ng_rollout_index`, and `_ng_group_attempt` if it samples a group again. A task alone cannot tell the
+rollouts of two visits apart.
 """
 
 from nemo_gym.base_resources_server import (
@@ -27,15 +28,18 @@ class RankBufferConfig(BaseResourcesServerConfig):
 class RankBufferRequest(BaseVerifyRequest):
     model_config = ConfigDict(extra="allow", populate_by_name=True)
     query_id: str
-    task_index: int | None = Field(default=None, alias="_ng_task_index")
+    group_id: str = Field(alias="_ng_group_id")
+    rollout_index: int = Field(alias="_ng_rollout_index")
+    group_attempt: int = Field(default=0, alias="_ng_group_attempt")
 
 
 class RankBufferServer(SimpleResourcesServer):
     config: RankBufferConfig
 
     async def verify(self, body: RankBufferRequest) -> BaseVerifyResponse:
-        key, size = (body.task_index, body.query_id), self.config.num_rollouts_per_prompt
-        reward = await gathering.reward(key, size, body.response.output_text, query_id=body.query_id)
+        size, member = self.config.num_rollouts_per_prompt, body.rollout_index
+        visit = body.group_id, size, body.response.output_text, member, body.group_attempt
+        reward = await gathering.reward(*visit, query_id=body.query_id)
         return BaseVerifyResponse(**body.model_dump(), reward=reward)
 
 

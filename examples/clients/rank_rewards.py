@@ -14,7 +14,8 @@ import aiohttp
 URL = os.environ.get("RANKBUFFER_URL", "http://127.0.0.1:8003")
 TOKEN = os.environ.get("RANKBUFFER_TOKEN", "")
 WAITS = (1, 5, 30, 60, 120)  # seconds until a group is posted again; the server judges it once
-GATHER = float(os.environ.get("RANKBUFFER_GATHER", "1800"))  # seconds until a group that is not whole is given up
+GATHER = float(os.environ.get("RANKBUFFER_GATHER", "1800"))  # seconds until a group is judged as it is
+KNOWN = 100_000  # keys of groups that are remembered, to refuse what comes late
 
 
 async def rank_rewards(texts: list[str], **group) -> list[float | None]:
@@ -47,29 +48,49 @@ def filled(rewards: list[float | None]) -> list[float]:
 
 
 class Gathering:
-    """Gather texts that arrive one by one to whole groups, and give each its reward."""
+    """Gather texts that arrive one by one to whole groups, and give each its reward.
+
+    After `GATHER` seconds a group is judged without the rollouts that are missing, if two are there. A rollout that
+    comes later is refused. So a key names one visit of a query, and no other visit may have it.
+    """
 
     def __init__(self):
-        self.groups = {}
+        self.groups = {}  # the open ones, by key
+        self.attempts = {}  # the last attempt of each key
 
-    async def reward(self, key: object, size: int, text: str, **group) -> float:
-        if key not in self.groups:
-            texts, whole = [], asyncio.Event()
+    async def reward(self, key, size: int, text: str, member: int | None = None, attempt: int = 0, **group) -> float:
+        """Return the reward of a text. `member` is its number in the group; a later `attempt` replaces the group."""
+        last = self.attempts.get(key, -1)
+        if attempt < last or (attempt == last and key not in self.groups):
+            raise RuntimeError(f"the rollout came too late: attempt {attempt} of the group {key} is closed")
+        if attempt > last:
+            if key in self.groups:
+                self.groups.pop(key)[1].set()  # its rollouts fail
+            self.attempts[key] = attempt
+            if len(self.attempts) > KNOWN:
+                del self.attempts[next(iter(self.attempts))]
+            texts, whole = {}, asyncio.Event()
             rewards = asyncio.create_task(self._rewards(key, size, texts, whole, group))
             self.groups[key] = texts, whole, rewards
         texts, whole, rewards = self.groups[key]
-        texts.append(text)
-        place = len(texts) - 1
+        member = len(texts) if member is None else member
+        if texts.setdefault(member, text) != text:
+            raise RuntimeError(f"two texts came as rollout {member} of the group {key}: give each visit its own key")
         if len(texts) == size:
             del self.groups[key]
             whole.set()
-        return (await asyncio.shield(rewards))[place]  # a rollout that is cancelled leaves the others theirs
+        return (await asyncio.shield(rewards))[member]  # a rollout that is cancelled leaves the others theirs
 
-    async def _rewards(self, key: object, size: int, texts: list[str], whole: asyncio.Event, group: dict):
+    async def _rewards(self, key: object, size: int, texts: dict[int, str], whole: asyncio.Event, group: dict):
         with suppress(TimeoutError):
             await asyncio.wait_for(whole.wait(), GATHER)
-        if len(texts) < size:  # the next visit may have the same key, and must not be mixed with this one
+        if len(texts) < size:
+            if whole.is_set():
+                raise RuntimeError(f"a later attempt of the group {key} began")
             del self.groups[key]
-            came = f"only {len(texts)} of the {size} rollouts of {key} came"
-            raise RuntimeError(f"{came} within RANKBUFFER_GATHER={GATHER:g} s")
-        return filled(await rank_rewards(texts, **group))
+            if len(texts) < 2:
+                raise RuntimeError(
+                    f"only 1 of the {size} rollouts of {key} came within RANKBUFFER_GATHER={GATHER:g} s"
+                )
+        rewards = await rank_rewards(list(texts.values()), **group)
+        return dict(zip(texts, filled(rewards), strict=True))

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankbuffer_trl.data import recipe
-from rankbuffer_trl.data.queries import QueryTable
-from rankbuffer_trl.data.rubrics import GENERIC
+from rankbuffer_trl.data.queries import GENERIC, QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import is_locked, replacing
 from rankbuffer_trl.groups import Query

@@ -18,7 +18,7 @@ from ..judge.reach import context_for
 from ..judge.verdicts import max_tokens
 from ..settings import check_at_least
 from .lint import SAME, THERE, TWO, odd_rubrics
-from .queries import checked
+from .queries import checked, generic_row
 from .tokens import TokenCounter
 
 
@@ -100,8 +100,9 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
     prompts: set[str] = set()
     wordy = Query("", [], ())
     every = max(1, -(-len(dataset) // settings.sample))
+    generic = {} if "rubrics" in dataset.column_names else generic_row("the data set")
     for number, row in enumerate(checked(dataset, rubrics_needed=False)):
-        query = Query.from_row(row)
+        query = Query.from_row(row | generic)
         count(found, query)
         if query.text in prompts:
             found.same_prompt.append(query.id)

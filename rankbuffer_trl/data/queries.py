@@ -7,8 +7,11 @@ not of their texts.
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,9 @@ from pyarrow import ArrowException
 
 from ..decoding import shorten
 from ..errors import RankBufferError
-from ..groups import Query
+from ..groups import Query, Rubric
+
+logger = logging.getLogger(__name__)
 
 Fault = tuple[str, str, object]
 HINT = "; `rankbuffer-data check` lists all faults of a file by line"
@@ -35,6 +40,15 @@ BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 # What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.
 UNREADABLE = (OSError, ValueError, StopIteration, ArrowException, DatasetsError, HTTPError)
+
+GENERIC = (
+    Rubric("Does what the query asks, in full, and keeps to every constraint that it states.", 5),
+    Rubric("Is correct: facts, reasoning, numbers and code hold up, and nothing is made up.", 5),
+    Rubric("Is specific and useful to the person who asked, with detail where it matters.", 3),
+    Rubric("Is clearly written and well organised, in a fitting tone and form.", 2),
+    Rubric("Is no longer than it needs to be, without filler or repetition.", 1),
+)
+"""Rubrics for any query. They do not say what matters for one query, so expect a weaker reward."""
 
 
 class DataError(RankBufferError, ValueError):
@@ -104,10 +118,10 @@ class QueryTable:
 
     Args:
         dataset (`Dataset`):
-            Columns `prompt` (a text or a list of messages), `rubrics` (list of `text` and `weight`), unless
-            `anchors_needed` is 0 `responses` (list of text from worst to best), and, if the rows have ids, `query_id`
-            (text, unique). See [`normal_row`] for a prompt that is a text and for a row without an id. Further columns
-            may have any type.
+            Columns `prompt` (a text or a list of messages), `rubrics` (list of `text` and `weight`; without the
+            column, all queries have the generic ones), unless `anchors_needed` is 0 `responses` (list of text from
+            worst to best), and, if the rows have ids, `query_id` (text, unique). See [`normal_row`] for a prompt that
+            is a text and for a row without an id. Further columns may have any type.
         anchors_needed (`int`, *optional*, defaults to `0`):
             Number of responses that every row must have: `K0`, or 0 for bootstrap.
 
@@ -127,14 +141,16 @@ class QueryTable:
     """
 
     def __init__(self, dataset: Dataset, anchors_needed: int = 0):
-        required = ["prompt", "rubrics"] + (["responses"] if anchors_needed else [])
+        names = dataset.column_names
+        self._generic = {} if "rubrics" in names else generic_row(f"the data set with the columns {names}")
+        required = ["prompt", *(["rubrics"] if "rubrics" in names else []), *(["responses"] if anchors_needed else [])]
         self._dataset = normalise(select(dataset, required))
         self._written = dataset.select_columns(["responses"]) if "responses" in dataset.column_names else None
         self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*COLUMNS, *TAKEN)])
         self._row: dict[str, int] = {}
         contents = hashlib.sha256()
-        for number, row in enumerate(checked(self._dataset, anchors_needed)):
-            contents.update(json.dumps(row, sort_keys=True).encode())
+        for number, row in enumerate(checked(self._dataset, anchors_needed, rubrics_needed=not self._generic)):
+            contents.update(json.dumps(row | self._generic, sort_keys=True).encode())
             self._row[row["query_id"]] = number
         self.sha256 = contents.hexdigest()
 
@@ -151,7 +167,7 @@ class QueryTable:
             raise DataError(
                 f"no query {query_id!r} in the data set that was given for rubrics and responses"
             ) from None
-        return Query.from_row(self._dataset[number])
+        return Query.from_row(self._dataset[number] | self._generic)
 
     def written(self, query_id: str) -> tuple[str, ...]:
         """Return the responses that the data set has for a query, also if no method needs them: unchecked."""
@@ -177,7 +193,6 @@ def select(dataset: Dataset, required: list[str]) -> Dataset:
         [`DataError`]: naming the column that is missing, the recipe that makes it, and the columns found.
     """
     hints = {
-        "rubrics": " (recipes/generate_rubrics.py makes them)",
         "responses": " (recipes/generate_responses.py makes them; or choose a method that needs none, such as"
         " method_args: {bootstrap: true})",
     }
@@ -186,6 +201,17 @@ def select(dataset: Dataset, required: list[str]) -> Dataset:
             hint = hints.get(column, "")
             raise DataError(f"the data set has no column {column!r}{hint}; its columns are {dataset.column_names}")
     return dataset.select_columns([c for c in ("query_id", *required) if c in dataset.column_names])
+
+
+@cache
+def generic_row(whose: str) -> dict[str, list]:
+    """Return the generic rubrics as the part of a row. Warn once in a run that queries have no others."""
+    if os.environ.get("RANK", "0") == "0":
+        logger.warning(
+            f"{whose} has no rubrics, so the judge goes by five that fit any query. Expect a weaker reward:"
+            " recipes/generate_rubrics.py writes rubrics for each query"
+        )
+    return {"rubrics": [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC]}
 
 
 def normalise(dataset: Dataset) -> Dataset:

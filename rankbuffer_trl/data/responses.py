@@ -11,8 +11,7 @@ from typing import Any
 
 from ..groups import Messages, Query, Rollout
 from ..judge import Chat, Question, VerdictError, ranking_question
-from .queries import text_fault
-from .rubrics import GENERIC
+from .queries import GENERIC, text_fault
 
 SEED_STEP = 1000
 """Distance between the seeds of two samples. A repeat adds 1 to the seed and must not reach the next sample's."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..groups import Query, Rubric
+from ..groups import Query
 from ..judge import Chat, VerdictError
 from ..judge.guard import defuse, show
 from ..judge.questions import fill
@@ -28,15 +28,6 @@ LEAST, MOST = 3, 5
 """Number of rubrics in an answer."""
 LONGEST_ANSWER = 100_000
 """Characters. 1,024 tokens have far fewer."""
-
-GENERIC = (
-    Rubric("Does what the query asks, in full, and keeps to every constraint that it states.", 5),
-    Rubric("Is correct: facts, reasoning, numbers and code hold up, and nothing is made up.", 5),
-    Rubric("Is specific and useful to the person who asked, with detail where it matters.", 3),
-    Rubric("Is clearly written and well organised, in a fitting tone and form.", 2),
-    Rubric("Is no longer than it needs to be, without filler or repetition.", 1),
-)
-"""Rubrics for any query. They do not say what matters for one query, so expect a weaker reward."""
 
 
 def rubric_chat(

@@ -3,8 +3,8 @@
     rankbuffer-serve --config paper/rankbuffer.yaml --dataset_name my_queries.jsonl --output_dir runs/served
 
 It reads the recipes of `rankbuffer-train` and names the keys of this project that mean nothing here. It asks the judge
-one question before it listens. A SIGTERM finishes the open groups and refuses new ones; a second one ends it at once.
-Groups that wait for a judge that is down fail at the first one.
+one question before it listens. A SIGTERM refuses new groups and leaves the open ones a few seconds. A second one ends
+it at once. Groups that wait for a judge that is down fail at the first one.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ async def check_judge(judge: Judge, method: RewardMethod, queries: QueryTable | 
 
 
 async def serve(args: ServeConfig) -> None:
-    """Check data and judge, then serve until a SIGTERM or Ctrl-C, and finish the groups that are open then.
+    """Check data and judge, then serve until a SIGTERM or Ctrl-C, which leaves the open groups a few seconds.
 
     Raises:
         [`RankBufferError`]: for all that the user can mend.
@@ -173,7 +173,7 @@ async def serve(args: ServeConfig) -> None:
         await judge.client.close()
         raise
     server = GroupServer(groups, AnswerReader(args.format_check), queries, args.token)
-    runner = web.AppRunner(server.app(), access_log=None)
+    runner = server.runner()
     try:
         await runner.setup()
         try:
@@ -212,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if parser.unused:
             print(f"[serve] not used here, from the recipe: {', '.join(parser.unused)}", flush=True)
         asyncio.run(serve(args))
+        os._exit(0)  # all is closed, and to take down torch can take longer than `docker stop` waits
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-serve: {' '.join(str(error).split())}")
 

@@ -14,17 +14,18 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from ..errors import RankBufferError
+from ..files import sync
 from ..groups import Query, Rollout, RolloutGroup
-from ..judge import Judge
-from ..rewards.method import RewardMethod
-from ..store import BufferStore, numbers
+from ..judge import Call, Judge
+from ..rewards.method import GroupScore, RewardMethod
+from ..store import BufferStore, StoreError, numbers
 from ..training.scorer import phase
 from ..training.step import OpenStep
 
@@ -51,6 +52,12 @@ class Scored:
     step: int
     rewards: tuple[float | None, ...]
     order: tuple[tuple[int, ...], ...]
+
+
+def digest_of(query: Query) -> str:
+    """Return a digest of a query. Empty values do not count, so a field that a later version adds changes none."""
+    filled = asdict(query, dict_factory=lambda pairs: {name: value for name, value in pairs if value})
+    return hashlib.sha256(json.dumps(filled, sort_keys=True).encode()).hexdigest()
 
 
 class SingleGroups:
@@ -89,7 +96,9 @@ class SingleGroups:
         self.store = self._thread.submit(BufferStore, store).result()
         self.run = self._thread.submit(numbers.run_id, self.store).result()
         self._visits: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by query
-        self._queries: dict[str, bytes] = {}  # a digest of each query that was named
+        self._notes = store.with_suffix(".queries")
+        self._noted: dict[str, str] = self._thread.submit(self._read_notes).result()
+        self._queries = dict(self._noted)  # a digest of each query that was named
         self._open: set[int] = set()  # the steps of groups that are not recorded yet
 
     async def score(
@@ -118,11 +127,11 @@ class SingleGroups:
                 group had another query under this id.
             [`JudgeError`]: if the judge fails too often, or takes too long. No group is recorded then.
         """
-        digest = hashlib.sha256(json.dumps(asdict(query), sort_keys=True).encode()).digest()
+        digest = digest_of(query)
         if self._queries.setdefault(query.id, digest) != digest:
             raise ConflictError(
                 f"the query {query.id!r} had another prompt, other rubrics or other responses before, and its buffer"
-                " is for those: give each query an id of its own"
+                " is for those: give each query an id of its own, or name a new folder"
             )
         lock = self._visits.setdefault(query.id, asyncio.Lock())
         async with lock if training else nullcontext():
@@ -147,8 +156,9 @@ class SingleGroups:
                 self.store.rewind(step)
             finally:
                 self.run = numbers.run_id(self.store)
+                self._noted = self._read_notes()
+                self._queries = dict(self._noted)
 
-        self._queries.clear()
         await self._in_store(work)
 
     async def run_id(self) -> str:
@@ -194,8 +204,35 @@ class SingleGroups:
             records = [(group, score)] if training else []
         finally:  # `finish` ends only when no question is in flight, also if it is cancelled
             calls = opened.judge.drain()
-            await self._in_store(lambda: self.store.commit(step, records, calls, opened.phase))
+            await self._in_store(lambda: self._record(step, records, calls, opened.phase))
         return Scored(step, score.rewards, score.order)
+
+    def _record(
+        self, step: int, records: list[tuple[RolloutGroup, GroupScore]], calls: list[Call], phase: str
+    ) -> None:
+        """Commit a group. The digest of its query is on the disk first, so no kill leaves a group without it."""
+        for group, _ in records:
+            query_id, digest = group.query.id, digest_of(group.query)
+            if self._noted.get(query_id) == digest:
+                continue
+            try:
+                with self._notes.open("a", encoding="utf-8") as file:
+                    file.write(f"\n{json.dumps([query_id, digest])}")  # ends a line that was cut short
+                sync(self._notes)
+            except OSError as error:
+                raise StoreError(f"cannot write {self._notes}: {error}") from error
+            self._noted[query_id] = digest
+        self.store.commit(step, records, calls, phase)
+
+    def _read_notes(self) -> dict[str, str]:
+        """Return the digests of the queries that have a recorded group, as this process and others noted them."""
+        visited = {*numbers.query_ids(self.store)}
+        content = self._notes.read_text(encoding="utf-8", errors="replace") if self._notes.is_file() else ""
+        found = {}
+        for line in content.splitlines():
+            with suppress(ValueError, TypeError):
+                id, found[id] = json.loads(line)
+        return {id: digest for id, digest in found.items() if id in visited}
 
     async def _in_store(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from ..data.queries import DataError, QueryTable, normal_row, row_faults
+from ..data.queries import DataError, QueryTable, generic_row, normal_row, row_faults
 from ..decoding import checked, decode, parse_json
 from ..errors import RankBufferError
 from ..groups import Query
@@ -34,6 +34,11 @@ MOST_CHARACTERS = 200_000
 """Characters of a text."""
 LAST_STEP = 10**18
 """The first number that is no step."""
+LONGEST_READ = 30.0
+"""Seconds for the head of a request, and for its body. A connection may be idle as long."""
+DRAIN = 5.0
+"""Seconds that open groups have at the end. `docker stop` kills after 10."""
+ENDS = "the server is about to end: post the group to the next one"
 LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 """The header `Host` of a request to this machine. A page that rebinds a name of its own to it sends that name."""
 STATUS = {ConflictError: 409, JudgeError: 502, RankBufferError: 503}
@@ -101,8 +106,17 @@ class GroupServer:
         self.queries = queries
         self.token = token
         self.draining = False
-        self.open = 0
+        self._limits: set[asyncio.Timeout] = set()  # of the open groups, without an end until the server drains
         self._closed = asyncio.Condition()  # notified when a group is
+
+    @property
+    def open(self) -> int:
+        """The number of open groups."""
+        return len(self._limits)
+
+    def runner(self) -> web.AppRunner:
+        """Make the runner, which closes connections that say nothing. Its end does not wait for half requests."""
+        return web.AppRunner(self.app(), access_log=None, keepalive_timeout=LONGEST_READ, shutdown_timeout=1.0)
 
     def app(self) -> web.Application:
         """Make the aiohttp application."""
@@ -112,8 +126,10 @@ class GroupServer:
         return app
 
     async def drain(self) -> None:
-        """Take no new group, and wait for those that are open."""
+        """Take no new group, and give those that are open [`DRAIN`] seconds. The others are not recorded."""
         self.draining = True
+        for limit in self._limits:
+            limit.reschedule(asyncio.get_running_loop().time() + DRAIN)
         async with self._closed:
             await self._closed.wait_for(lambda: not self.open)
 
@@ -153,10 +169,14 @@ class GroupServer:
         if request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType(text="the header Content-Type must be application/json")
         try:
-            body = checked(parse_json(await request.read(), at="the body"), dict, "the body")
+            async with asyncio.timeout(LONGEST_READ):
+                content = await request.read()
+            body = checked(parse_json(content, at="the body"), dict, "the body")
             if unknown := sorted(body.keys() - kind.__annotations__):
                 raise ValueError(f"there is no field {unknown[0]!r}; the fields are {', '.join(kind.__annotations__)}")
             return decode(body, kind)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text=f"the body was not there within {LONGEST_READ:g} s") from None
         except (ConnectionError, web.RequestPayloadError):  # the client is gone, or says a wrong encoding
             raise web.HTTPBadRequest(text="the body was cut off, or cannot be decoded") from None
         except ValueError as error:
@@ -171,15 +191,21 @@ class GroupServer:
         query = self._query(body)
         texts = [answer.text for answer in self.reader.read([None] * len(body.texts), body.texts, None)]
         if self.draining:
-            raise web.HTTPServiceUnavailable(text="the server is about to end: post the group to the next one")
-        self.open += 1  # before it waits for anything, so that no rewind changes the run that it named
+            raise web.HTTPServiceUnavailable(text=ENDS)
+        limit = asyncio.timeout(None)
+        self._limits.add(limit)  # before it waits for anything, so that no rewind changes the run that it named
         try:
-            run = await self.groups.run_id()
-            if body.run not in (None, run):
-                raise ConflictError(f"this server has the run {run}, not {body.run!r}")
-            scored = await self.groups.score(query, texts, body.step, body.train)
+            async with limit:
+                run = await self.groups.run_id()
+                if body.run not in (None, run):
+                    raise ConflictError(f"this server has the run {run}, not {body.run!r}")
+                scored = await self.groups.score(query, texts, body.step, body.train)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise web.HTTPServiceUnavailable(text=ENDS) from None
         finally:
-            self.open -= 1
+            self._limits.discard(limit)
             async with self._closed:
                 self._closed.notify_all()
         return web.json_response({"run": run, "query_id": query.id, **asdict(scored)})
@@ -188,6 +214,7 @@ class GroupServer:
         row = normal_row({"query_id": body.query_id, "prompt": body.prompt})
         if self.queries is None:
             row |= {"rubrics": body.rubrics, "responses": body.responses}
+            row |= generic_row("a group") if body.rubrics is None else {}
             for fault in row_faults(row, "the group", {}, self.groups.method.responses_needed):
                 raise web.HTTPBadRequest(text=fault)
             return Query.from_row(row)

@@ -6,7 +6,10 @@ main process scores each group once. Then every process gets the rewards of its 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
+from inspect import iscoroutinefunction, isfunction
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from accelerate.logging import get_logger
@@ -278,14 +281,15 @@ class GroupReward:
 class RankBufferReward:
     """A reward function for a stock `GRPOTrainer`. Its rewards are ranks in [-1, 1], and `None` for unscored rollouts.
 
-    Use it as the only reward function. TRL counts the `None` of one reward function as 0 if another one has a value;
-    [`RankBufferTrainer`] does not. A stock trainer does not say whether it evaluates. So give evaluation rows a column
-    `split` with another value than `train`, or they will update the buffers.
+    TRL counts the `None` of one reward function as 0 if another one has a value; [`RankBufferTrainer`] does not. So
+    pass further reward functions through [`RankBufferReward.beside`]. A stock trainer does not say whether it
+    evaluates. So give evaluation rows a column `split` with another value than `train`, or they will update the
+    buffers.
 
     Args:
         dataset (`Dataset`):
-            The queries, with the columns of `docs/data.md`. The rows that the trainer gets need `prompt` and, if
-            the queries have ids, `query_id` only.
+            The queries, with the columns of `docs/data.md`; methods without references need `prompt` alone. The rows
+            that the trainer gets need `prompt` and, if the queries have ids, `query_id` only.
         judge (`Judge`):
             The judge. Used on the main process alone.
         store (`str` or `Path`):
@@ -325,6 +329,7 @@ class RankBufferReward:
     ):
         method = method or RankBuffer()
         self.reader = reader or AnswerReader()
+        self._unscored: list[bool] = []  # of the rollouts of the last call
         self._reward = GroupReward(
             QueryTable(dataset, anchors_needed=method.responses_needed),
             lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout),
@@ -346,7 +351,7 @@ class RankBufferReward:
     ) -> list[float | None]:
         """Return one reward per completion of this process. A collective: every process must call it."""
         rows = zip(prompts, query_id or [None] * len(prompts), strict=True)
-        return self._reward(
+        rewards = self._reward(
             completions,
             [normal_row({"prompt": prompt, "query_id": name})["query_id"] for prompt, name in rows],
             self.reader.read(prompts, completions, completion_ids),
@@ -356,6 +361,31 @@ class RankBufferReward:
             log_metric=log_metric,
             log_extra=log_extra,
         )
+        self._unscored = [reward is None for reward in rewards]
+        return rewards
+
+    def beside(self, *others: Callable) -> list[Callable]:
+        """Return `reward_funcs` of a stock trainer: this object, then `others`, which are functions.
+
+        An unscored rollout gets `None` from all of them, so TRL leaves it out. Else TRL would count its rank as 0,
+        which is the rank of an average answer.
+
+        Raises:
+            [`SettingsError`]: if one of `others` is not a function, or is asynchronous.
+        """
+
+        def masked(other: Callable) -> Callable:
+            if not isfunction(other) or iscoroutinefunction(other):
+                raise SettingsError(f"beside takes functions that are not async, got {other!r}: wrap it in one")
+
+            @wraps(other)  # TRL logs a reward under the name of its function
+            def reward(**columns: Any) -> list[float | None]:
+                values = zip(other(**columns), self._unscored, strict=True)  # TRL has just called this object
+                return [None if unscored else value for value, unscored in values]
+
+            return reward
+
+        return [self, *map(masked, others)]
 
     def close(self) -> None:
         """Close the store and the judge's connections."""
