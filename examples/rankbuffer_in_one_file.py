@@ -86,7 +86,7 @@ async def rank_group(J: "Judge", x: dict, y: list[str], A: Buffer | None, e: int
     if A is None:  # one ranking of the whole group gives both the rewards and the first anchors
         sigma = await J.rank(x, y, answered)
         if sigma is None:
-            return [None] * len(y), None
+            return rank_rewards([], y), None
         if len(sigma) > 1:
             A = first_buffer([y[i] for i in sigma], settings.K0)
         return rank_rewards([[i] for i in sigma], y), A

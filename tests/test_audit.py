@@ -12,10 +12,11 @@ import pytest
 from helpers.opinions import shares, spelled
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from rankbuffer_lab.audit.command import costs, form_of
-from rankbuffer_lab.audit.figure import audit_figure
+from rankbuffer_lab.audit.figure import _measure_panel, audit_figure
 from rankbuffer_lab.audit.fit import Estimate, Fit
 from rankbuffer_lab.audit.measures import MEASURES, pairs_with_lists
 from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
@@ -500,7 +501,18 @@ def test_verdict_says_on_what_and_by_what_rule():
     assert "on 4 of 5. Not on: put back." in said(Client(lambda *shown: 0, true_order))
     blind = said(Client(lambda *shown: 0, as_shown, lambda worth: 5))
     assert "on 0 of 5. This judge cannot be told from guessing" in blind
-    assert said(good, queries=1).startswith("One query is too few")
+    assert said(good, queries=5).startswith("Too few queries to tell anything")
+
+
+def test_too_few_queries_are_said_in_place_of_an_interval():
+    audit = make_audit(*examine(Client(true_position, true_order), make_groups(5)))
+    assert audit.as_dict()["measures"]["pairs_flip"]["too_few"]
+    console = Console(width=119, file=io.StringIO())
+    console.print(measure_table(audit))
+    assert re.search(r"put back +1\.00 +too few queries +0\.12 +-", console.file.getvalue())
+    axes = Figure().subplots()
+    _measure_panel(axes, [result for result in audit.results if result.main])
+    assert all(each.get_text().endswith("too few queries") for each in axes.get_yticklabels())
 
 
 def test_the_model_of_the_judge_is_shown_with_its_meaning_and_its_alarm():

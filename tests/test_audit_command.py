@@ -37,9 +37,9 @@ REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)
 
 def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path):
     out = tmp_path / "deep" / "audit"
-    printed = command(*REFERENCE, "--queries", 4, "--output_dir", out, "--seed", 3)
+    printed = command(*REFERENCE, "--queries", 6, "--output_dir", out, "--seed", 3)
     assert printed.err == ""
-    assert printed.out.startswith("[price] 4 queries: 120 questions, about ")
+    assert printed.out.startswith("[price] 6 queries: 180 questions, about ")
     assert "embedded rubric judge" in printed.out
     assert "Clearly better than chance on 5 of 5." in printed.out
     assert "The samples are references of the data set." in " ".join(printed.out.split())
@@ -47,16 +47,16 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(command, tmp_path
     assert (out / "audit.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     found = json.loads((out / "audit.json").read_text())
     assert found["config"]["seed"] == 3
-    assert (found["queries"], found["clearly_better"], found["of"]) == (4, 5, 5)
+    assert (found["queries"], found["clearly_better"], found["of"]) == (6, 5, 5)
     assert (found["references"], found["model"], found["advice"]) == (True, None, None)
     assert list(found["measures"]) == [measure.name for measure in MEASURES]
     assert found["measures"]["lists_tau"]["value"] == found["measures"]["soft_labels"]["value"] == 1
-    assert len(found["measures"]["put_back"]["values"]) == 4
+    assert len(found["measures"]["put_back"]["values"]) == 6
     calls = {kind: cost["form"]["questions"] for kind, cost in found["cost"].items()}
-    assert calls == {"insert": 28, "look": 16, "pair": 4 * 12, "score": 28}
+    assert calls == {"insert": 42, "look": 24, "pair": 6 * 12, "score": 42}
     assert all(cost["form"]["first_answers"] == calls[kind] for kind, cost in found["cost"].items())
-    assert len(found["put_back"]) == 4 * 7
-    assert [len(look["lists"]) for look in found["looks"]] == [4] * 4
+    assert len(found["put_back"]) == 6 * 7
+    assert [len(look["lists"]) for look in found["looks"]] == [4] * 6
 
 
 def test_main_announces_the_tokens_that_the_judge_then_counts(command, tmp_path, monkeypatch):

@@ -95,18 +95,17 @@ def test_interval_lies_within_many_values_and_repeats(numbers, seed):
     low, high = interval(numbers, seed, resamples=50)
     assert min(numbers) - 1e-9 <= low <= high <= max(numbers) + 1e-9
     assert interval(numbers, seed, resamples=50) == (low, high)
-    assert interval(numbers[:1], seed) is None
 
 
 def test_interval_covers_the_truth_about_as_often_as_it_says_also_of_few_values():
-    for n in (2, 3, 5, 10):
+    for n in (6, 10):
         covered = 0
         for seed in range(600):
             random = Random(seed)
             low, high = interval([random.gauss(0.2, 1) for _ in range(n)], seed, resamples=150)
             covered += low <= 0.2 <= high
         assert 0.9 < covered / 600 < 0.98, n
-    assert interval([0.5] * 4, 0) == (0.5, 0.5)
+    assert [interval([0.5] * n, 0) for n in (0, 1, 3, 5, 6)] == [None] * 4 + [(0.5, 0.5)]
 
 
 def test_interval_is_as_wide_as_theory_says():

@@ -35,7 +35,7 @@ def judged(prompt: str):
     return json.dumps({"score": int(number % 2 == 0 if even else number <= 8)})
 
 
-def played(method, group, buffer=None):
+def played(method, group, buffer=None, judged=judged):
     judge = scripted_judge(lambda messages: judged(messages[0]["content"]))
     return asyncio.run(score_group(method, group, buffer, judge)), judge
 
@@ -61,6 +61,21 @@ def test_score_group_puts_who_breaks_a_rubric_below_all_who_keep_it(method):
     assert not names & {group.rollouts[i].text for i in (*bad, unknown)}
     assert len(judge.calls) <= count_calls(method, group, True)[1] + 99 * isinstance(method, RankBufferBatch)
     assert sum(call.kind == "must" for call in judge.calls) == 2 * 8 == len(must_questions(group))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("above", [(0, 8), (2, 2)], ids=["kept", "unknown"])
+def test_score_group_has_no_reward_below_rollouts_of_which_none_was_scored(method, above):
+    def silent(prompt: str):
+        about = {"0.r0", "8.r1"} & set(SHOWN.findall(unguarded(prompt)))
+        return TransportError("connection refused") if about and "through 1>" not in prompt else judged(prompt)
+
+    group = make((*above, None, 5, 7), RULED)
+    score, judge = played(method, group, judged=silent)
+    assert score.rewards == (None, None, -1, None, None) and score.order == ()
+    for one in group.answered if hasattr(method, "early_questions") else ():
+        early = method.early_questions(replace(group, rollouts=(one,)), None)
+        assert all(question.chat(judge.guard) in judge.client.seen for question in early)
 
 
 def test_score_group_leaves_a_score_as_it_is_where_all_rubrics_are_kept():

@@ -261,6 +261,7 @@ def test_duration_and_short_are_in_the_unit_that_people_use():
 # The probabilities of a method that reads them
 
 SURE = spelled('{"', "score", '": ', ("8", {"8": 0.75, "7": 0.25}), "}")
+CAPPED = spelled('{"', "score", '": ', ("8", {"8": 0.507}), "}")
 OPEN = spelled('{"', "score", '": ', ("8", {"8": 0.6, "7": 0.2, "x": 0.2}), "}")
 
 
@@ -270,6 +271,7 @@ def test_preflight_says_of_each_server_which_probabilities_it_reports(tmp_path, 
         vllm_like(4096, lambda: saying('{"score": 8}', logprobs=SURE)) as (masked, asked),
         vllm_like(4096, lambda: saying('{"score": 8}', logprobs=OPEN)) as (raw, others),
         vllm_like(4096, lambda: saying('{"score": 8}')) as (none, _),
+        vllm_like(4096, lambda: saying('{"score": 8}', logprobs=CAPPED)) as (capped, _),
     ):
         text = check(settings(tmp_path, [masked, raw], judge_decoding="json_schema", **soft), queries)
         assert f"{masked} reports them, 0.0% on no valid answer" in text
@@ -281,6 +283,8 @@ def test_preflight_says_of_each_server_which_probabilities_it_reports(tmp_path, 
         with pytest.raises(JudgeError, match=r"nothing was started.* returns no logprobs") as error:
             check(settings(tmp_path, [raw, none], **soft), queries)
         assert none in str(error.value) and "instruction-tuned" not in str(error.value)
+        with pytest.raises(JudgeError, match=r"nothing was started.* lists 1 tokens in its logprobs, too few"):
+            check(settings(tmp_path, [raw, capped], **soft), queries)
         hard = check(settings(tmp_path, raw, method="pointwise", judge_concurrency=2), queries)
         assert "probabilities" not in hard and "logprobs" not in others[-1]
 

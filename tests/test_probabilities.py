@@ -23,7 +23,7 @@ from rankbuffer_trl.judge import (
     pointwise_question,
     ranking_question,
 )
-from rankbuffer_trl.judge.probabilities import LEAST, ProbabilityError, read_chances
+from rankbuffer_trl.judge.probabilities import LEAST, UNSEEN, ProbabilityError, read_chances
 from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict, winner_verdict
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.pairs_soft import PairsSoft
@@ -143,7 +143,7 @@ def test_read_chances_of_numbers_that_share_a_token():
 def test_reading_is_the_same_after_json():
     for verdict, value, token in ((DIGITS, 8, "8"), (A_OR_B, "A", '"A"')):
         (key,) = verdict.properties
-        places = ((token, {token: 0.5, "x": 0.25}),)
+        places = ((token, {token: 0.5, "x": 0.5}),)
         reading = read_chances(verdict, value, spelled(f'{{"{key}": ', *places, "}"))
         assert Reading.of(json.loads(json.dumps(reading.as_dict()))) == reading, key
 
@@ -156,10 +156,31 @@ def test_read_chances_counts_the_word_and_what_is_not_listed():
     assert reading.log_odds("A", "B") == pytest.approx(math.log(4 / 3)) == -reading.log_odds("B", "A")
     sure = read_chances(A_OR_B, "A", spelled('{"winner": "', "A", '"}'))
     assert sure.log_odds("A", "B") == pytest.approx(-math.log(LEAST)) and sure.outside == 0
+    many = {str(n): 0.1 for n in range(9)} | {f"x{i}": 5e-4 for i in range(11)}  # so 9 has at most 5e-4
+    assert read_chances(DIGITS, 8, spelled('{"score": ', ("8", many))).outside == pytest.approx(0.1)
     masked = place("A", {"A": 0.5, "B": 0.5})
     masked["top_logprobs"] += [{"token": "C", "logprob": -math.inf}, {"token": "D", "logprob": -9999.0}]
     reading = read_chances(A_OR_B, "A", {"content": [*spelled('{"winner": "')["content"], masked]})
     assert reading.chances == {"A": 0.5, "B": 0.5} and reading.outside == pytest.approx(0)
+
+
+@given(st.lists(st.floats(0, 12), min_size=13, max_size=13), st.integers(0, 13), st.sampled_from([0, 1, 20]))
+def test_read_chances_are_right_to_a_hundredth_however_few_tokens_a_server_lists(weights, most, junk):
+    """A server may list the said token alone, the likeliest ones, or what its grammar allows."""
+    words = shares({w: x - junk * (w > "9") for w, x in zip("0123456789xyz", weights, strict=True)})
+    said = max("0123456789", key=words.get)
+    listed = dict(sorted(words.items(), key=lambda item: -item[1])[:most])
+    at = place(said, listed) | {"logprob": math.log(words[said])}
+    at["top_logprobs"] += [{"token": "w", "logprob": -9999.0}] * (most % 2)  # as padding, or masked
+    listed[said] = words[said]
+    truth = {n: words[str(n)] / sum(words[each] for each in "0123456789") for n in range(10)}
+    try:
+        reading = read_chances(DIGITS, int(said), {"content": [*spelled('{"score": ')["content"], at]})
+    except ProbabilityError as error:
+        assert f"lists {len(listed) + most % 2} tokens" in str(error) and len(listed.keys() - set("xyz")) < 10
+        assert 1 - sum(listed.values()) > UNSEEN * sum(listed[each] for each in listed.keys() - set("xyz"))
+    else:
+        assert all(abs(reading.chances[n] - truth[n]) <= UNSEEN + 1e-9 for n in truth)
 
 
 def test_read_chances_refuses_what_is_no_probability_of_this_answer():
@@ -257,16 +278,13 @@ def test_read_chances_of_recorded_replies():
 # What a judge does when probabilities are lost
 
 
-def test_a_judge_asks_the_same_again_when_probabilities_are_lost():
+def test_a_judge_is_not_asked_again_when_probabilities_are_lost():
     question = replace(pairwise_question(QUERY, "3.a", "4.b", tie=False), soft=True)
-    good = '{"winner": "A"}'
-    answers = iter([(good, None), ("Hello!", None), (good, None), good])
+    answers = iter(["Hello!", ('{"winner": "A"}', None)])
     judge = scripted_judge(lambda messages: next(answers), max_attempts=4)
     reading, call = ask(judge, question)
-    assert reading.value == "A" and (call.attempts, call.malformed) == (4, 3)
-    assert [len(messages) for messages in judge.client.seen] == [1, 1, 3, 3], "only a malformed answer is named"
-    reading, call = ask(scripted_judge(lambda messages: (good, None)), question)
     assert reading is None and call.outcome == "malformed" and "returns no logprobs" in call.error
+    assert (call.attempts, call.malformed) == (2, 2), "only a malformed answer is asked for again"
 
 
 # The methods: what the word ties, the probabilities order

@@ -263,7 +263,7 @@ def test_bootstrap_takes_rewards_and_anchors_from_one_ranking(ranks, empty, k0, 
     assert [call.kind for call in judge.calls] == ["bootstrap"] * asked
     assert (score.before, score.positions) == (None, {})
     if asked and fate == DOWN:
-        assert score.rewards == (None,) * 8
+        assert score.rewards == tuple(-1 if i in empty else None for i in range(8))
         assert (score.order, score.after, score.fine_ranked) == ((), None, False)
         return
     same(score.rewards, slow_rewards({i: (0, quality[i]) for i in valid}, 8, empty))

@@ -45,14 +45,14 @@ def test_main_shows_asks_in_both_orders_and_continues(tiny_policy, data_file, tm
             assert (
                 shown.count("\n== ") == 1 and "by the verdicts, after wins 50 %" in shown and "log odds" not in shown
             )
-        # In each run, one question is tried three times for probabilities. The 12 duels are asked once.
-        assert len(judge.bodies) == 2 * 3 + 12 and sum("logprobs" in body for body in judge.bodies) == 2 * 3
+        # In each run, one question is asked for probabilities. The 12 duels are asked once.
+        assert len(judge.bodies) == 2 + 12 and sum("logprobs" in body for body in judge.bodies) == 2
         bare = config(tiny_policy, data_file, tmp_path, judge_url=f"{url}/v1", judge_model="writer", no_rubrics=True)
         before = len(judge.bodies)
         assert compare.main(bare) == 0
         prompts = [body["messages"][0]["content"] for body in judge.bodies]
     assert all("RUBRICS" in prompt and "weighted" in prompt for prompt in prompts[:before])
-    assert not any("rubrics" in prompt.lower().replace("a rubric", "") for prompt in prompts[before + 3 :])
+    assert not any("rubrics" in prompt.lower().replace("a rubric", "") for prompt in prompts[before + 1 :])
     found = json.loads((tmp_path / "with_rubrics.json").read_text())
     assert found["pairs"] == 6 and found["first_shown_wins"] == 1 and found["mean_log_odds"] is None
     assert found["measures"]["before"] == found["measures"]["after"]

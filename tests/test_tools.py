@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from types import SimpleNamespace
 
 import pytest
@@ -242,6 +243,9 @@ def test_answer_reader_reads_several_turns_from_messages():
         assert found == [Answer(text, well_formed)], (check, view, messages)
     with pytest.raises(SettingsError, match=r"^judge_view='transcript' needs prompts that are lists of messages"):
         AnswerReader(view="transcript").read(["?"], ["plain"], None)
+    for role in ("user", "function", None):
+        with pytest.raises(SettingsError, match=f"^a rollout has a message of the role {role!r}"):
+            AnswerReader().read(["?"], [[says("a"), TOLD | {"role": role}]], None)
 
 
 def test_answer_reader_knows_that_the_prompt_of_each_turn_began_the_thinking():
@@ -254,7 +258,8 @@ def test_answer_reader_knows_that_the_prompt_of_each_turn_began_the_thinking():
         assert found == [Answer("b", well_formed)], first
 
 
-NASTY = st.sampled_from(["[", ">", "[turn 2]", '[result of "a"]', "> ", "\n", "\r", "\u2028", "\u200b", " ", "a"])
+OTHERS = "\uff3b\ufe47\uff1e\ufe65\u2800"  # brackets of other widths, and a blank
+NASTY = st.sampled_from(["[", ">", *OTHERS, "[turn 2]", '[result of "a"]', "> ", *"\n\r\u2028\u200b a"])
 TEXT = st.lists(NASTY, max_size=6).map("".join) | st.text(max_size=6)
 CONTENT = TEXT | st.lists(st.just({"type": "image"}) | st.builds(lambda text: {"type": "text", "text": text}, TEXT))
 
@@ -265,10 +270,11 @@ def test_transcript_has_no_line_of_one_side_that_passes_for_the_others(replies, 
     turns = [{"role": "assistant", "content": reply, "tool_calls": [call]} for reply in replies]
     messages = [message for turn in turns for message in (turn, TOLD | {"name": name, "content": content})]
     lines = "\n".join(transcript(messages, replies, limit)).split("\n")
-    heads = [line for line in lines if visible(line).lstrip().startswith("[")]
+    seen = [unicodedata.normalize("NFKC", visible(line).replace("\u2800", " ")).lstrip() for line in lines]
+    heads = [line for line, head in zip(lines, seen, strict=True) if head.startswith("[")]
     assert [head.split()[0] for head in heads if "left out" not in head] == ["[turn", "[call", "[result"] * len(turns)
     told = content if isinstance(content, str) else "\n".join(part.get("text", "(image)") for part in content)
-    quoted = [line for line in lines if visible(line).lstrip().startswith(">")]
+    quoted = [line for line, head in zip(lines, seen, strict=True) if head.startswith(">")]
     assert quoted == quote(told[:limit]).splitlines() * len(turns)
     assert sum(head.endswith("left out]") for head in heads) == len(turns) * (len(told) > limit)
     assert all(line in ("", visible(line)) for line in lines)

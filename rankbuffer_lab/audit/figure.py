@@ -24,7 +24,7 @@ def audit_figure(path: Path, audit: Audit) -> None:
     figure = Figure(figsize=(16.0 if audit.estimates else 11.0, 4.4), layout="constrained")
     left, middle, *right = figure.subplots(1, 3 if audit.estimates else 2)
     _put_back_panel(left, audit.moves)
-    _measure_panel(middle, [*audit.counted, *(soft for soft in [audit.measured.get(SOFT)] if soft)])
+    _measure_panel(middle, [each for each in audit.results if each.values and (each.main or each.name == SOFT)])
     for axes in right:
         _model_panel(axes, audit.estimates or {})
     figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.looks)} queries", fontsize=10)
@@ -65,7 +65,7 @@ def _measure_panel(axes: Axes, results: Sequence[Result]) -> None:
     for row, result in enumerate(reversed(results)):
         flip = (lambda x: x) if result.better > 0 else (lambda x: 1 - x)
         ends = [flip(x) for x in (result.low, result.high) if x is not None]
-        colour = GOOD if result.clear else UNCLEAR
+        colour = CHANCE if result.too_few else GOOD if result.clear else UNCLEAR
         value, chance = flip(result.value), flip(result.chance)
         axes.plot([chance, chance], [row - 0.3, row + 0.3], color=CHANCE, linewidth=2.5, solid_capstyle="butt")
         axes.plot(ends, [row] * len(ends), color=colour, linewidth=3, alpha=0.45, solid_capstyle="butt")
@@ -73,7 +73,8 @@ def _measure_panel(axes: Axes, results: Sequence[Result]) -> None:
         axes.annotate(f"{value:.2f}", (1.02, row), xycoords=axes.get_yaxis_transform(), va="center", color=colour)
         low = min([low, value, chance, *ends])
     labels = [result.label if result.better > 0 else f"1 - {result.label}" for result in reversed(results)]
-    axes.set_yticks(range(len(results)), labels)
+    few = ["\ntoo few queries" * result.too_few for result in reversed(results)]
+    axes.set_yticks(range(len(results)), map(str.__add__, labels, few))
     axes.set(title="Main measures and chance", xlim=(low - 0.08, 1.08), ylim=(-0.6, len(results) - 0.4))
     axes.set_xlabel("share or tau; right is better")
     for colour, marker, label in ((GOOD, "o", "clear"), (UNCLEAR, "o", "not clear"), (CHANCE, "|", "chance")):

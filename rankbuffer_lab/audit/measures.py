@@ -12,7 +12,7 @@ from scipy.special import ndtri, stdtrit
 
 from rankbuffer_trl.probes import sign, tau_b
 
-from .results import SOFT, SOFT_GAIN, Result
+from .results import FEWEST, SOFT, SOFT_GAIN, Result
 from .samples import LISTS, Order, Pair, QueryVerdicts
 
 RESAMPLES = 1000
@@ -25,12 +25,12 @@ def ranks(order: Order) -> list[int]:
 
 
 def interval(values: Sequence[float], seed: int, resamples: int = RESAMPLES) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of the mean of `values`, one per query; `None` for fewer than two.
+    """Return the 95 % bootstrap interval of the mean of `values`, one per query; `None` for fewer than `FEWEST`.
 
     Resamples of few values spread too little. So with fewer than 20 the interval is widened about the mean, as by
     Student's t: normal values are then covered in 92 to 96 %. It may then reach beyond the range of a measure.
     """
-    if (n := len(values)) < 2:
+    if (n := len(values)) < FEWEST:
         return None
     rng = random.Random(seed)
     means = [fmean(rng.choices(values, k=n)) for _ in range(resamples)]

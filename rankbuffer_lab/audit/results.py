@@ -18,6 +18,8 @@ REFERENCES = (
 SOFT, SOFT_GAIN = "soft_pairs_ratings", "soft_gain"
 """The measures that say whether a judge's probabilities tell responses apart, and better than its words do."""
 SOFT_RECIPES = "beyond/ratings_soft.yaml or beyond/pairs_soft.yaml"
+FEWEST = 6
+"""Queries with values that an interval takes. Values of fewer are often all equal, and would look exact."""
 ALARMED = "ALARM: lists and pairs settle on different opinions"
 
 
@@ -39,7 +41,7 @@ class Result:
         values (`dict[str, float]`):
             The value by query id. A query whose verdicts do not allow a value is missing.
         low (`float`, *optional*):
-            Lower end of the 95 % interval of the mean; `None` for fewer than two queries.
+            Lower end of the 95 % interval of the mean; `None` for too few queries.
         high (`float`, *optional*):
             Upper end of that interval.
         chance (`float`, *optional*):
@@ -67,6 +69,11 @@ class Result:
         return self.name.startswith("soft_")
 
     @property
+    def too_few(self) -> bool:
+        """Whether there are values, but of too few queries for an interval."""
+        return bool(self.values) and self.low is None
+
+    @property
     def clear(self) -> bool:
         """Whether the value is clearly better than chance: the whole interval lies on the better side."""
         if self.low is None or self.high is None or self.chance is None:
@@ -77,7 +84,8 @@ class Result:
     def as_dict(self) -> dict:
         """Return the fields by name, for `audit.json`."""
         numbers = asdict(self)
-        return {"value": self.value, "clear": self.clear, "queries": len(self.values), **numbers}
+        about = {"value": self.value, "clear": self.clear, "queries": len(self.values), "too_few": self.too_few}
+        return about | numbers
 
 
 @dataclass(frozen=True)
@@ -231,13 +239,13 @@ class Audit:
 
     @property
     def counted(self) -> list[Result]:
-        """The main measures that have values."""
-        return [result for result in self.results if result.main and result.values]
+        """The main measures that have an interval."""
+        return [result for result in self.measured.values() if result.main]
 
     @property
     def measured(self) -> dict[str, Result]:
-        """The measures that have values, by name."""
-        return {result.name: result for result in self.results if result.values}
+        """The measures that have an interval, by name."""
+        return {result.name: result for result in self.results if result.low is not None}
 
     def as_dict(self) -> dict:
         """Return all numbers, for `audit.json`."""
@@ -262,10 +270,10 @@ class Audit:
 def verdict(audit: Audit) -> str:
     """Say the result in words. A measure counts if its whole interval is on the better side of chance."""
     counted = audit.counted
+    if not counted and any(result.too_few for result in audit.results):
+        return f"Too few queries to tell anything: an interval takes {FEWEST} with verdicts."
     if not counted:
         return "Nothing could be measured: the judge gave no verdicts to measure."
-    if all(result.low is None for result in counted):
-        return "One query is too few to tell anything: an interval takes two or more."
     soft = audit.measured.get(SOFT)
     unclear = [result.label for result in counted if not result.clear]
     said = f"Clearly better than chance on {len(counted) - len(unclear)} of {len(counted)}."

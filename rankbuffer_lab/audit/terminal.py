@@ -44,13 +44,13 @@ def measure_table(audit: Audit) -> Table:
         if first := result.main or result.name == SOFT:
             table.add_section()
         mark, style = ("yes" if result.clear else "no", "" if result.clear else "bold red") if first else ("", "")
-        if first and not result.values:
+        if first and result.low is None:
             mark, style = "-", "dim"
         span = "-" if result.low is None else f"{result.low:.2f} to {result.high:.2f}"
         table.add_row(
             result.label if first else f"  {result.label}",
             number(result.value),
-            span,
+            "too few queries" if result.too_few else span,
             number(result.chance),
             f"[{style}]{mark}[/]" if style else mark,
             result.meaning,

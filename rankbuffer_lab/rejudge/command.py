@@ -262,7 +262,8 @@ def replay_lines(found: Mapping[str, Any]) -> list[str]:
     if not found.get("same_data", True):
         lines.append("the data set differs from that of the run")
     for name, one in found["measures"].items():
-        span = "" if one["low"] is None else f" ({one['low']:.3f} to {one['high']:.3f})"
+        few = " (too few queries for an interval)" if one["queries"] else ""
+        span = few if one["low"] is None else f" ({one['low']:.3f} to {one['high']:.3f})"
         value = "-" if one["value"] is None else f"{one['value']:.3f}"
         lines.append(f"{name.replace('_', ' '):32} {value}{span}")
     for side in ("recorded", "replayed"):

@@ -27,10 +27,10 @@ from functools import lru_cache
 # Every part takes time in proportion to the text, however many brackets and underscores a response writes.
 MARKER = re.compile(
     r"<(?=[|\uff5c]\S|\]\w|/?\w+\|>)"  # bars, full-width ones (DeepSeek), and <]...[> (MiniMax)
-    r"|<(?=/?(?:[^\W_]+:)?[^\W_]*_\w*>)"
+    r"|<(?=/?(?:[^\W_]+:)?[^\W_]*[_\u2581][\w\u2581]*>)"
     r"(?!\w+_(?:t|ptr|list|map|set|view|traits|lock|mutex|variable|resource|location|allocator|error)>)"
     r"|<(?=/?(?:\w+:)?(?:s|unk|pad|cls|sep|mask|[bes]o[a-z]|think|tools?|turn|channel|role|image|audio|AI|\u7528\u6237"
-    r"|unused\d+)(?::\w+)?>)"
+    r"|assistant|(?:unused|ctrl)\d+|0x[\dA-F]{2})(?::\w+)?>)"
     r"|<(?=</?[A-Z]+>>)"
     r"|\[(?=\|\w+\|\])"
     r"|\[(?=/?(?:[A-Z]+_[A-Z_\d]+|INST|USER|THINK|ARGS|IMG|AUDIO|PREFIX|MIDDLE|SUFFIX|[gs]?MASK|[BE]O[ST]|PAD|UNK"

@@ -170,7 +170,9 @@ class Judge:
                 except VerdictError as fault:
                     tally.malformed += 1
                     error = f"{fault}; {CUT_OFF}" if reply.cut_off else str(fault)
-                    if not question.afresh and not isinstance(fault, ProbabilityError):
+                    if isinstance(fault, ProbabilityError):
+                        break
+                    if not question.afresh:
                         messages = messages[:opening] + [
                             {"role": "assistant", "content": defuse(answer.strip()[:REPEATED]) or "(no answer)"},
                             {"role": "user", "content": REPEAT.format(error=defuse(str(fault)[:REPEATED]))},

@@ -27,10 +27,15 @@ LISTED = 20
 """Likeliest tokens to ask for: the most that OpenAI's interface and a vLLM server without further settings give."""
 SLACK = 1e-3  # by which probabilities may exceed 1; servers round them
 LEAST = 1e-6  # of an alternative in log odds, because a token that is not listed has no logarithm
+UNSEEN = 0.01
+"""Share of a verdict that alternatives beyond the server's list may hold: a mean of 0 to 10 is off by 0.1 at most."""
 
 
 class ProbabilityError(VerdictError):
-    """Probabilities that cannot be read. The judge cannot mend that, so it is asked the same question again."""
+    """Probabilities that cannot be read. The judge cannot mend that, so it is not asked again.
+
+    Its temperature is 0, so it would say the same. At another one, only answers without a doubt would be left.
+    """
 
 
 class Reading(NamedTuple):
@@ -102,8 +107,8 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
             The log probabilities of the reply, in the server's form.
 
     Raises:
-        [`ProbabilityError`]: if they are missing, are no probabilities, belong to another answer or are on no
-        alternative.
+        [`ProbabilityError`]: if they are missing, are no probabilities, belong to another answer, are on no
+        alternative, or if alternatives that are not listed may hold more than `UNSEEN` of the verdict.
     """
     key, spelled = alternatives(verdict)
     tokens = read_tokens(logprobs)
@@ -111,8 +116,8 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
     heads = [head.span() for head in re.finditer(rf'"{key}"\s*:', said)]
     base, start = heads[-1] if heads else (0, len(said))
     chances = dict.fromkeys(spelled.values(), 0.0)
-    outside, shared, path, end = 0.0, 0.0, 1.0, 0
-    decided: list[Any] = []
+    outside, shared, unseen, path, end, fewest = 0.0, 0.0, 0.0, 1.0, 0, LISTED
+    decided = list(chances)
     for token, listed in tokens:
         before, end = end, end + len(token)
         if end <= start or not token:  # a token without text, such as the end of an answer, decides nothing
@@ -121,10 +126,12 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
         known = sum(chance for _, chance in likely)
         if known > 1 + SLACK:
             raise ProbabilityError(f"the probabilities at the token {token!r} add up to {known:.4g}")
-        outside += path * max(0.0, 1 - known)
-        further = 0.0
+        unlisted = max(0.0, 1 - known)
+        outside += path * unlisted
+        further, missing = 0.0, set(decided)
         for name, chance in likely:
             left = possible(said[base:before] + name, key, spelled) if name else []
+            missing.difference_update(left)
             if len(left) == 1:
                 chances[left[0]] += path * chance
             elif not left:
@@ -133,6 +140,9 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
                 further += path * chance
             else:
                 shared += path * chance
+        if missing:  # each is at most as likely as the least token of the list; some servers fill it up with zeros
+            least = min((chance for _, chance in likely if chance), default=1.0)
+            unseen, fewest = unseen + path * min(unlisted, len(missing) * least), min(fewest, len(likely))
         path = further
         decided = possible(said[base:end], key, spelled)
         if len(decided) < 2:
@@ -142,6 +152,11 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
     total = sum(chances.values())
     if not total:
         raise ProbabilityError("the judge's logprobs give no probability to any valid answer")
+    if (share := unseen / (total + unseen)) > UNSEEN:
+        raise ProbabilityError(
+            f"the judge's server lists {fewest} tokens in its logprobs, too few: others may hold {share:.1%} of this"
+            f" verdict. Use a server that gives `top_logprobs: {LISTED}`"
+        )
     return Reading(value, {each: chance / total for each, chance in chances.items()}, outside, shared)
 
 

@@ -35,7 +35,9 @@ async def score_group(
 
     If all rollouts keep them, the rewards are those of the method. Else rewards move to [0, 1] where they are kept,
     and to [-1, -0.5] where one is broken. A rollout has no reward if a judgment about it failed, unless another one
-    found a break. The arguments are those of [`RewardMethod`].
+    found a break. If all of them break a rubric, they have their places among themselves. Else a place below the
+    others says something only if one of those that keep the rubrics is scored: without it, no answer has a reward.
+    The arguments are those of [`RewardMethod`].
     """
     questions = must_questions(group)
     if not questions:
@@ -49,8 +51,10 @@ async def score_group(
     score = await method.score(without(group, broken | unknown), buffer, judge)
     if kept == found.keys():
         return score
-    # Those of which nothing is known are scored here for nothing: some methods have asked about them already.
+    # Those without a reward are scored here for nothing: some methods have asked about them already.
     below = await method.score(without(group, kept), buffer, judge)
+    if broken != found.keys() and all(score.rewards[i] is None for i in kept):
+        return replace(score, rewards=tuple(None if i in found else r for i, r in enumerate(score.rewards)))
     rewards = list(score.rewards)
     for i in found:
         reward = None if i in unknown else below.rewards[i] if i in broken else rewards[i]

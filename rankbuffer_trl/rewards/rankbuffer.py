@@ -141,7 +141,7 @@ class RankBuffer:
     async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
         """Score the first group of a query without reference responses: one ranking gives both rewards and anchors.
 
-        With fewer than two answers there is nothing to rank. If the judgment fails, the group is unscored. In both
+        With fewer than two answers there is nothing to rank. If the judgment fails, no answer is scored. In both
         cases the query still has no buffer, and its next visit tries again.
         """
         if len(group.answered) < 2:
@@ -149,7 +149,7 @@ class RankBuffer:
             return GroupScore(self._rewards(group, order), order)
         verdict = await judge.ask(ranking_question(group.query, group.answered, kind="bootstrap"))
         if verdict is None:
-            return GroupScore((None,) * len(group.rollouts))
+            return GroupScore(self._rewards(group, ()))
         sigma = sort(group.answered, verdict)
         order = tuple((rollout.id,) for rollout in sigma)
         buffer = bootstrap_buffer(sigma, self.k0, group.known_epoch, group.step).visited()

@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..errors import SettingsError
 from ..judge.guard import quote, visible
 
-LIKE_OURS = re.compile(r"^(?=\s*[\[>])")
+# With fullwidth and other forms that NFKC makes brackets of, also after characters that show a blank.
+LIKE_OURS = re.compile("^(?=[\\s\u2800\U0001d159]*[\\[>\ufe47\ufe65\uff1e\uff3b])")
 
 
 def view_of(view: str, messages: Sequence[dict], replies: Sequence[str], limit: int) -> str:
@@ -35,8 +37,15 @@ def view_of(view: str, messages: Sequence[dict], replies: Sequence[str], limit: 
 
 
 def from_policy(message: dict) -> bool:
-    """Return whether the policy wrote a message."""
-    return message.get("role") != "tool"
+    """Return whether the policy wrote a message, and not a tool.
+
+    Raises:
+        [`SettingsError`]: if neither did. The judge would take the words of another role for the policy's.
+    """
+    role = message.get("role", "assistant")
+    if role not in ("assistant", "tool"):
+        raise SettingsError(f"a rollout has a message of the role {role!r}: give it the role 'tool', or leave it out")
+    return role == "assistant"
 
 
 def transcript(messages: Sequence[dict], replies: Sequence[str], limit: int) -> Iterator[str]:

@@ -105,7 +105,7 @@ CONTROL_TOKENS = (
     *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),  # gpt-oss
     *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),  # Phi, GLM
     *("<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|start_of_role|>"),  # Command, Granite
-    *("<reserved_106>", "<extra_id_0>"),
+    *("<reserved_106>", "<extra_id_0>", "<0x0A>", "<ctrl99>", "<assistant>", "<\u2581pad\u2581>"),
     *("<|turn>", "<turn|>", "<channel|>", "<tool_call|>"),  # Gemma 4
     *("[gMASK]", "<sop>", "<eop>"),  # GLM
     *("[|system|]", "[|user|]", "[|endofturn|]"),  # EXAONE
