@@ -70,6 +70,7 @@ class EvaluationReport:
             for second in self.results
             if second != first
             for benchmark, result in self.results[first].items()
+            if benchmark in self.results[second]
             for metric, rows in result.scores.rows.items()
             if (theirs := self.results[second][benchmark].scores.rows.get(metric)) is not None
         ]
