@@ -31,7 +31,6 @@ from rankbuffer_trl.judge.verdicts import VerdictError, order_verdict, position_
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 
 PROGRAM = ROOT / "examples" / "rankbuffer_in_one_file.py"
-PROMPTS = ROOT / "rankbuffer_trl" / "judge" / "prompts"
 TURNS = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}, {"role": "user", "content": "{K}"}]
 JUDGE = ScriptedJudge()
 FAILING = (4, 0.1)  # a case of `unreliable` for training
@@ -96,12 +95,6 @@ def test_rank_group_gives_the_rewards_buffers_and_prompts_of_the_package(visits,
 
 
 # The judge
-
-
-def test_the_prompts_are_those_of_the_package():
-    for name in ("coarse", "order_only", "fine"):
-        assert getattr(one, name.upper()) + "\n" == (PROMPTS / f"{name}.txt").read_text(), name
-
 
 ANSWERS = st.lists(
     st.sampled_from(

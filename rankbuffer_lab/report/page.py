@@ -20,14 +20,9 @@ from .charts import SOURCE_COLOURS, SOURCE_LABELS
 from .tables import Row
 
 FILES = files(__package__)
-KINDS = {  # the columns of the judgments by kind: the key of a row, and the heading above its values
-    "calls": "calls",
-    "failures": "failed",
-    "attempts": "requests",
-    "tokens": "tokens",
-    "tokens_per_call": "tokens / call",
-    "seconds_per_attempt": "seconds / request",
-}
+# The judgments by kind: the key of each column in a row, and the heading above its values.
+KINDS = {"calls": "calls", "failures": "failed", "attempts": "requests", "tokens": "tokens"}
+KINDS |= {"tokens_per_call": "tokens / call", "seconds_per_attempt": "seconds / request"}
 OPENING = ("quality", "watch", "gains", "reach")  # the charts that stand at the top of a run
 # The script fills this figure, since it shows text of a policy.
 EXAMPLE = (
