@@ -162,10 +162,79 @@ def update_buffer(A: Buffer, sigma: list[list[str]], unknown: set[int], e: int, 
 
 # The judge: a question goes in, a checked verdict comes out, or `None`. A failure is never a score.
 
-PROMPTS = Path(__file__).parent.parent / "rankbuffer_trl" / "judge" / "prompts"  # word for word those of the paper
-COARSE, ORDER_ONLY, FINE = (
-    (PROMPTS / f"{name}.txt").read_text().rstrip("\n") for name in ("coarse", "order_only", "fine")
-)
+# The prompts are word for word those of the paper.
+
+COARSE = """\
+You are a strict response-quality judge. The anchors below are
+already ordered from WORST to BEST.
+Place the candidate response into exactly one insertion position
+using the query and weighted rubrics.
+
+Position semantics for {K} anchors:
+- 0: candidate is worse than A0
+- i (1 <= i < {K}): candidate belongs between A(i-1) and Ai
+- {K}: candidate is better than A{K-1}
+
+QUERY
+{QUERY}
+
+RUBRICS
+{WEIGHTED_RUBRICS}
+
+ORDERED ANCHORS (worst to best)
+{ORDERED_ANCHOR_BLOCKS}
+
+CANDIDATE
+{CANDIDATE_RESPONSE}
+
+Return JSON only: {"position": <integer from 0 through {K}>}"""
+
+ORDER_ONLY = """\
+You are a strict response-quality judge. The anchors below are
+already ordered from WORST to BEST. Place the candidate response
+into exactly one insertion position using the query and weighted
+rubrics.
+
+Position semantics for K anchors:
+- 0: candidate is worse than A0
+- i (1 <= i < K): candidate belongs between A(i-1) and Ai
+- K: candidate is better than A(K-1)
+
+QUERY
+{QUERY}
+
+RUBRICS
+{WEIGHTED_RUBRICS}
+
+ORDERED ANCHORS (worst to best)
+[A0]
+...
+[A(K-1)]
+
+CANDIDATE
+{CANDIDATE_RESPONSE}
+
+Return JSON only: {"position": <integer from 0 through K>}"""
+
+FINE = """\
+You are a strict response-quality judge. Rank only the candidate
+responses below from WORST to BEST.
+Use the query and weighted rubrics. Every candidate ID must
+occur exactly once.
+
+QUERY
+{QUERY}
+
+RUBRICS
+{WEIGHTED_RUBRICS}
+
+CANDIDATES
+{CANDIDATE_BLOCKS}
+
+Return JSON only. `order` must be a permutation of
+{CANDIDATE_IDS}, from worst to best:
+{"order": {CANDIDATE_IDS}}"""
+
 REPEAT = "That is not a valid answer: {}. Answer the same question again with the JSON object alone."
 
 

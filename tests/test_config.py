@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from evaluation.config import EvaluationConfig
 from rankbuffer_lab.audit.command import AuditConfig
-from rankbuffer_lab.rejudge.command import RejudgeConfig
+from rankbuffer_lab.rejudge.config import RejudgeConfig
 from rankbuffer_trl.data.recipe import read_settings
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge

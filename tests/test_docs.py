@@ -144,7 +144,17 @@ def test_the_contexts_of_the_judge_page_are_what_the_package_estimates():
                 assert need(fit, length, guard) <= int(context.replace(",", "")) < need(fit + 1, length, guard)
 
 
-# Code that runs
+# Code that stands in a file, and code that runs
+
+
+def test_each_line_of_code_that_method_and_beyond_quote_is_in_its_file():
+    quoted, file = {}, None
+    for line in (text_of("docs/method.md") + text_of("docs/beyond.md")).splitlines():
+        if line.startswith("#") or line.endswith("` | the code |"):
+            file = re.search(r"`(rankbuffer_trl/[\w/]+\.py)`", line)
+        elif file and (cell := re.search(r" \| `([^`]+)` \|$", line)):
+            quoted[line] = "".join(cell[1].replace("\\|", "|").split()) in "".join(text_of(file[1]).split())
+    assert len(quoted) > 50 and [line for line, found in quoted.items() if not found] == []
 
 
 def test_the_readme_shows_what_one_group_prints(capsys):

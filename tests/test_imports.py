@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 
+import grimp
 import pytest
 from conftest import ROOT
 
@@ -15,6 +17,12 @@ def test_the_trainer_loads_neither_plots_nor_the_laboratory():
     roots = {name.partition(".")[0] for name in loaded.stdout.split()}
     assert {"rankbuffer_trl", "trl"} <= roots
     assert not roots & {"matplotlib", "rankbuffer_lab"}
+
+
+def test_no_modules_import_each_other_not_even_for_types():
+    roots = ("rankbuffer_trl", "rankbuffer_lab", "evaluation", "experiments")
+    graph = grimp.build_graph(*roots, exclude_type_checking_imports=False, cache_dir=None)
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 def test_sql_is_in_the_store_alone():

@@ -5,6 +5,7 @@ import json
 import random
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,7 +15,7 @@ from helpers.faulty_server import GOOD, completion
 from helpers.http_server import served
 
 from rankbuffer_trl.groups import Query, Rollout, Rubric
-from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, TransportError, Usage, openai_client
+from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, Tally, TransportError, Usage, openai_client
 from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
 from rankbuffer_trl.judge.openai_client import OpenAIClient
@@ -189,6 +190,17 @@ def test_first_question_names_endpoint_and_cause(question, answer, fragments):
     assert judge.drain() == []
 
 
+def test_first_question_asks_for_a_server_only_where_there_is_one(query):
+    class InProcess(ScriptedClient):
+        async def complete(self, *args, tally, **kwargs):
+            return await super().complete(*args, tally=Tally(), **kwargs)
+
+    for client in (RubricJudge(), InProcess(unreachable)):  # the embedded judge has nothing to read
+        with pytest.raises(JudgeError, match=r"Last cause: .* This judge asks no server: ") as error:
+            asyncio.run(Judge(client).first_question(coarse(replace(query, rubrics=()), ["bad", "good"], "Hm.")))
+        assert "Is the server up" not in str(error.value)
+
+
 # Over HTTP
 
 
@@ -240,7 +252,7 @@ def test_client_names_the_address_where_nobody_listens_and_frees_its_slot(questi
         judge = Judge(OpenAIClient(url, "a-model", max_retries=0, concurrency=1))
         with pytest.raises(JudgeError) as error:
             asyncio.run(judge.first_question(question))
-        assert f"a-model at {url}" in str(error.value) and "Connect" in str(error.value)
+        assert all(each in str(error.value) for each in (f"a-model at {url}", "Connect", "Is the server up"))
         assert judge.drain() == []
         judge = Judge(OpenAIClient(url, "a-model", max_retries=0, concurrency=1))
         assert ask_all(judge, [question] * 5) == [None] * 5

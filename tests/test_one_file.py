@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import re
 import runpy
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -217,8 +219,10 @@ def test_the_answer_of_a_rollout_comes_after_its_thinking():
         assert one.format_reward([completion]) == [float(answer != "")], content
 
 
-def test_the_program_trains_with_a_judge_behind_http(tmp_path, tiny_policy, data_file, monkeypatch):
-    paths = []
+def test_a_copy_of_the_program_alone_trains_with_a_judge_behind_http(tmp_path, tiny_policy, data_file, monkeypatch):
+    assert not re.search(r"^\s*(from|import) (rankbuffer_|\.)", PROGRAM.read_text(), re.MULTILINE)
+    copy, paths = shutil.copy(PROGRAM, tmp_path), []
+    monkeypatch.chdir(tmp_path)
 
     @web.middleware
     async def noting(request, handler):
@@ -227,17 +231,17 @@ def test_the_program_trains_with_a_judge_behind_http(tmp_path, tiny_policy, data
 
     app = make_app()
     app.middlewares.append(noting)
-    command = f"one --dataset_name {data_file} --output_dir {tmp_path} --model_name_or_path {tiny_policy}"
+    command = f"one --dataset_name {data_file} --output_dir {tmp_path / 'run'} --model_name_or_path {tiny_policy}"
     command += " --judge_model rubric-judge --max_steps 1 --per_device_train_batch_size 8 --num_generations 4"
     command += " --max_completion_length 8 --use_cpu true --bf16 false --report_to none --disable_tqdm true"
     with served(app) as url:
         monkeypatch.setattr(sys, "argv", [*command.split(), "--judge_url", f"{url}/v1"])
-        ended = runpy.run_path(str(PROGRAM), run_name="__main__")
+        ended = runpy.run_path(copy, run_name="__main__")
     assert set(paths) == {"/v1/chat/completions"}
     assert ended["trainer"].reward_weights.tolist() == pytest.approx([1.0, 0.2])
-    saved = json.loads((tmp_path / "buffers.json").read_text())
+    saved = json.loads((tmp_path / "run" / "buffers.json").read_text())
     assert len(saved) == 2 and {len(each["a"]) for each in saved.values()} <= {4, 5, 6, 7, 8}
-    assert (tmp_path / "model.safetensors").is_file()
+    assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
 # Several processes

@@ -27,7 +27,8 @@ from helpers.truth import quality, truth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_lab.rejudge.command import RejudgeConfig, main
+from rankbuffer_lab.rejudge.command import main
+from rankbuffer_lab.rejudge.config import RejudgeConfig
 from rankbuffer_lab.rejudge.duel import draw, questions_of, read_answers, share_of, visit_of
 from rankbuffer_lab.rejudge.replay import compare_group, measure, price_of, read_visits, replay
 from rankbuffer_lab.report.report import headlines_of

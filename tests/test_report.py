@@ -18,9 +18,9 @@ from helpers.reports import HOSTILE, anchor_rows, record, record_hostile
 from huggingface_hub import ModelCard
 from transformers import TrainerState
 
-from rankbuffer_lab.report import tables
+from rankbuffer_lab.report import browser, chart, page, report, tables
 from rankbuffer_lab.report.browser import query_pages, visits_of
-from rankbuffer_lab.report.chart import Chart, panels, plain, thousands
+from rankbuffer_lab.report.chart import Chart, column, panels, plain, thousands
 from rankbuffer_lab.report.charts import advantage_chart, run_charts, score_chart
 from rankbuffer_lab.report.command import main
 from rankbuffer_lab.report.page import escape, format_number, pack
@@ -150,6 +150,58 @@ def test_files_beside_the_page_hold_what_the_charts_show(run, tmp_path):
             rows = list(csv.DictReader(file))
         assert rows == [{key: "" if v is None else str(v) for key, v in row.items()} for row in table]
     store.close()
+
+
+def test_values_stand_under_their_own_headings_whatever_else_a_row_has(store):
+    rows = [dict(reversed([*row.items(), ("new", 1)])) for row in tables.kind_table(store)]
+    heads = {"calls": "calls", "failures": "failed", "attempts": "requests", "tokens": "tokens"}
+    heads |= {"tokens_per_call": "tokens / call", "seconds_per_attempt": "seconds / request"}
+    lines = page.kinds_html(rows).split("</tr>")[:-1]
+    cells = [re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", line) for line in lines]
+    values = [[row["kind"], *(format_number(row[key]) for key in heads)] for row in rows]
+    assert cells == [["judgment", *heads.values()], *values] and len(rows) > 1
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """Three points of a curve, and three visits of a query."""
+    for module, name in (
+        (chart, "POINTS"),
+        (page, "POINTS"),
+        (report, "POINTS"),
+        (browser, "VISITS"),
+        (page, "VISITS"),
+    ):
+        monkeypatch.setattr(module, name, 3)
+
+
+def test_a_page_beyond_its_limits_has_a_sample_and_says_so(store, shown, limits):
+    section = report.section_of(shown(), None, None, 4000, None, browser_mb=0)
+    (entry,), (packed,) = section.index["queries"], section.pages
+    kept, visits = json.loads(zlib.decompress(base64.b64decode(packed))), visits_of(store, entry["id"])
+    assert entry["id"] == section.index["example"]["query"] and entry["visits"] == 4
+    assert kept["visits"] == [visits[0], *visits[2:]] and [each["number"] for each in kept["visits"]] == [1, 3, 4]
+    wanted = {anchor["id"] for visit in kept["visits"] for anchor in visit["before"] + visit["after"]}
+    steps = {each["step"] for each in kept["visits"]}
+    stored = numbers.responses(store, entry["id"])
+    assert kept["texts"] == {r.id: r.text for r in stored if r.initial or r.id in wanted or r.step in steps}
+    said = page.run_html(0, section)
+    assert "the first visit and the last 2 visits of 1 of 4 queries, which are drawn at random" in said
+    assert "All 8 rows are in reward.csv in the folder charts" in said
+    assert page.kinds_html(tables.kind_table(store)) in said, "sums are exact"
+
+
+def test_charts_beyond_their_limit_draw_means_of_all_rows_and_keep_their_sums(store, request):
+    whole = {each.name: each for each in run_charts(store, [])}
+    request.getfixturevalue("limits")
+    for each in run_charts(store, []):
+        assert (each.caption, each.csv()) == (whole[each.name].caption, whole[each.name].csv())
+        for axes in each.figure.axes if each.name != "composition" else ():  # it has six epochs at most
+            drawn = [len(line.get_xdata()) for line in axes.lines] + [len(bars) for bars in axes.containers]
+            assert max(drawn, default=0) <= 3 and all(len(area.get_paths()[0]) < 30 for area in axes.collections)
+    rewards = tables.reward_table(store)
+    means = [pytest.approx(fmean(row["spread"] for row in rewards[i : i + 3])) for i in (0, 3, 6)]
+    assert column(rewards, "spread") == means and column([{"x": None}] * 3 + [{"x": 5}] * 3, "x")[1:] == [5] * 2
 
 
 def test_chart_csv_and_svg_take_names_as_they_are(store):
@@ -291,7 +343,7 @@ def test_example_of_is_in_the_middle_or_shows_the_largest_change_of_a_score(run,
         quality = (lambda query_id, text, sign=sign: sign * float(text)) if sign else None
         example = example_of(shown(), quality)
         found = texts[example["query"]]
-        assert example["shown"] == [(0, found[0][0]), (len(found) - 1, found[-1][0])]
+        assert example["shown"] == [(0, found[0][0]), (-1, found[-1][0])], "the first visit and the last one"
         if sign:
             assert "whose score rose most" in example["caption"]
             assert sign * rises[example["query"]] == max(sign * rise for rise in rises.values())

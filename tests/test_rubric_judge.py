@@ -259,7 +259,7 @@ def test_rubric_judge_is_deterministic_and_counts_tokens(queries):
     def complete(question, prompt, seed):
         tally, messages = Tally(), [{"role": "user", "content": prompt}]
         answer, usage, *_ = asyncio.run(RubricJudge().complete(messages, question=question, seed=seed, tally=tally))
-        assert (tally.server, tally.attempts, tally.spent) == ("embedded rubric judge", 1, Usage())
+        assert (tally.server, tally.attempts, tally.spent) == ("", 1, Usage())
         assert tally.seconds > 0
         return answer, usage
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankbuffer_trl.data import recipe
 from rankbuffer_trl.data.queries import GENERIC, QueryTable
@@ -34,12 +34,10 @@ from rankbuffer_trl.store.numbers import ResponseRow
 from rankbuffer_trl.store.places import LIVE_STORE
 
 from ..report.runs import Run, open_runs
+from .config import RejudgeConfig, named
 from .duel import duel_questions, points_of
 from .evidence import Pair, Watch, read_watch
 from .replay import check_failures
-
-if TYPE_CHECKING:
-    from .command import RejudgeConfig
 
 WAIT = 60.0  # seconds between two looks at a run that trains
 BLOCK = 8  # pairs that are asked at once: few, because the run needs its judge
@@ -191,7 +189,7 @@ def ask(
     return found
 
 
-def watch(config: "RejudgeConfig") -> int:
+def watch(config: RejudgeConfig) -> int:
     """Let a reader read beside a run until no process trains it any more. Return the exit code.
 
     Raises:
@@ -230,7 +228,7 @@ def watch(config: "RejudgeConfig") -> int:
     return 0
 
 
-def begin(config: "RejudgeConfig", run: Run, sides: Sequence[Side]) -> Watch:
+def begin(config: RejudgeConfig, run: Run, sides: Sequence[Side]) -> Watch:
     """Return the watch as its file holds it, or a new one.
 
     Raises:
@@ -252,7 +250,7 @@ def begin(config: "RejudgeConfig", run: Run, sides: Sequence[Side]) -> Watch:
     return old
 
 
-def announce(config: "RejudgeConfig", run: Run, sides: Sequence[Side]) -> None:
+def announce(config: RejudgeConfig, run: Run, sides: Sequence[Side]) -> None:
     """Print what the pairs that are due now will cost, and what is odd about the two judges."""
     begun, due = begin(config, run, sides), []
     while (found := next_pairs(run.store, sides, begun, config.reader_share))[0]:  # if each costs what is expected
@@ -288,8 +286,3 @@ def line_of(begun: Watch) -> str:
         f"{start}, epoch {new['epoch']}: of {new['pairs']:,} pairs, the new response wins {100 * new['judge']:.0f} %"
         f" by the judge and {100 * new['reader']:.0f} % by the reader; {begun.verdict}"
     )
-
-
-def named(config: JudgeConfig) -> str:
-    """Return the name of a judge, without an address."""
-    return config.judge_model or config.judge_client or "the embedded rubric judge"

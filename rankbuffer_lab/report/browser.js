@@ -33,7 +33,7 @@ async function showExample(figure) {
   figure.querySelector("bdi").textContent = visible(example.query);
   prompt.textContent = visible(page.prompt ?? "");
   example.shown.forEach(([number, id], i) => {
-    const { step, epoch } = page.visits[number];
+    const { step, epoch } = page.visits.at(number);
     const head = figure.querySelectorAll("h4")[i], score = page.quality?.[`${step}-${id}`];
     head.textContent = `epoch ${epoch}, step ${step}`;
     if (score !== undefined) head.textContent += `, ${run.index.measure} ${score}`;
@@ -44,9 +44,10 @@ async function showExample(figure) {
 
 function list(numbers) {
   found = numbers;
-  const total = run.index.queries.length;
+  const total = run.index.queries.length, of = run.index.of;
   const more = found.length > SHOWN ? `, the first ${SHOWN} are listed` : "";
-  $("found").textContent = `${found.length} of ${total} queries${more}`;
+  const drawn = of > total ? `, drawn from ${of}` : "";
+  $("found").textContent = `${found.length} of ${total} queries${drawn}${more}`;
   $("queries").replaceChildren(...found.slice(0, SHOWN).map((number) => {
     const entry = run.index.queries[number];
     const item = element("li");
@@ -123,13 +124,13 @@ async function openQuery(number) {
 }
 
 function showVisit(number) {
-  const { page } = query, last = page.visits.length;
+  const { page } = query, last = page.visits.length, all = run.index.queries[query.number].visits;
   visit = Math.max(0, Math.min(number, last));
   $("visit").value = visit;
   const now = page.visits[visit];
   const title = now
-    ? `visit ${visit + 1} of ${last}: step ${now.step}, epoch ${now.epoch}`
-    : `after visit ${last}, the newest buffer`;
+    ? `visit ${now.number} of ${all}: step ${now.step}, epoch ${now.epoch}`
+    : `after visit ${all}, the newest buffer`;
   $("when").textContent = title;
   $("visit").setAttribute("aria-valuetext", title);
   $("earlier").disabled = visit === 0;

@@ -1,12 +1,14 @@
 """The data of the page's buffer browser: for each query its visits, the buffer before and after each, and texts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.numbers import AnchorRow
+
+VISITS = 50  # visits of a query that the page keeps: the first and the last ones
 
 
 def visits_of(store: BufferStore, query_id: str) -> list[dict[str, Any]]:
@@ -18,12 +20,14 @@ def visits_of(store: BufferStore, query_id: str) -> list[dict[str, Any]]:
     versions = {version.step: version.anchors for version in numbers.buffers(store, query_id=query_id)}
     # The store has no version of a buffer before its first visit: the data set's responses are its anchors then.
     initial = numbers.initial_anchors(store, query_id=query_id).get(query_id, [])
-    visits, buffer = [], [AnchorRow(id, "initial", 0, 0) for id in initial]
+    visits: list[dict[str, Any]] = []
+    buffer = [AnchorRow(id, "initial", 0, 0) for id in initial]
     for group in numbers.groups(store, query_id=query_id):
         before = buffer if group.k else []
         buffer = versions.get(group.step, before)
         visits.append(
             {
+                "number": len(visits) + 1,
                 "step": group.step,
                 "epoch": group.epoch,
                 "before": [asdict(anchor) for anchor in before],
@@ -41,8 +45,9 @@ def query_pages(
     queries: QueryTable | None = None,
     quality: Callable[[str, str], float] | None = None,
     limit: int = 4000,
+    ids: Iterable[str] | None = None,
 ) -> Iterator[tuple[dict, dict]]:
-    """Yield index entry and page of each query in the order of their first visits, both ready for JSON.
+    """Yield index entry and page of each query, both ready for JSON. Of many visits, keep the first and the last ones.
 
     Args:
         store (`BufferStore`):
@@ -53,15 +58,21 @@ def query_pages(
             A measure `quality(query_id, text)` to show next to each response.
         limit (`int`, *optional*, defaults to `4000`):
             Number of characters of a response that are kept.
+        ids (`Iterable[str]`, *optional*):
+            The queries. Default: all, in the order of their first visits.
     """
-    for id in numbers.query_ids(store):
+    for id in numbers.query_ids(store) if ids is None else ids:
         query = queries[id] if queries is not None and id in queries else None
         visits, responses = visits_of(store, id), numbers.responses(store, id)
         index = {"id": id, "prompt": query.text[:200] if query else "", "visits": len(visits)}
+        visits = visits[:1] + visits[1:][1 - VISITS :]
         index["anchors"] = len(visits[-1]["after"])
         spreads = [len(set(visit["positions"].values())) for visit in visits]
         index["spread"] = max(spreads)  # of all visits, the most intervals in which responses were placed
         index["widest"] = max(range(len(visits)), key=lambda number: (spreads[number], number))
+        steps = {visit["step"] for visit in visits}
+        anchors = {anchor["id"] for visit in visits for anchor in (*visit["before"], *visit["after"])}
+        responses = [each for each in responses if each.initial or each.step in steps or each.id in anchors]
         page: dict[str, Any] = {
             "prompt": query.text if query else None,
             "rubrics": [asdict(rubric) for rubric in query.rubrics] if query else [],

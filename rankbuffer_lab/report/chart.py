@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -18,6 +19,7 @@ from .tables import Row
 
 BLUE, GREEN, RED, GOLD, GREY = "#3d7ea6", "#2e8b57", "#b5485d", "#c9a227", "#9aa5b1"
 PURPLE, ORANGE, TEAL, SLATE = "#8265a7", "#c77b3b", "#4aa3a2", "#7d8794"
+POINTS = 400  # places of a line or of bars; a page with a point for each of 100,000 steps opens in no browser
 INK, LINE = "#2b3036", "#dfe3e8"  # the page replaces these two by the colours of its theme
 STYLE = {
     "text.color": INK,
@@ -97,9 +99,19 @@ def save(path: Path, content: bytes) -> None:
         draft.write_bytes(content)
 
 
+def window(table: Sequence[Row]) -> int:
+    """Return how many rows one point stands for, so that there are at most `POINTS`."""
+    return max(1, -(-len(table) // POINTS))
+
+
 def column(table: Sequence[Row], name: str) -> list[float]:
-    """Return one column, with `nan` where there is no value, which leaves a gap in a line."""
-    return [float("nan") if row[name] is None else row[name] for row in table]
+    """Return one column to draw, with `nan` where there is no value, which leaves a gap in a line.
+
+    Of a table with more than `POINTS` rows it returns the means of windows of rows.
+    """
+    size, values = window(table), [row[name] for row in table]
+    windows = ([each for each in values[i : i + size] if each is not None] for i in range(0, len(values), size))
+    return [fmean(known) if len(known) > 1 else known[0] if known else float("nan") for known in windows]
 
 
 def clean(text: str) -> str:

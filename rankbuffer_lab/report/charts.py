@@ -32,6 +32,7 @@ from .chart import (
     panels,
     plain,
     thousands,
+    window,
 )
 from .tables import LEVEL, Row, advantage_bins, distinct, joined, trailing_means
 
@@ -95,19 +96,21 @@ def cost_chart(
 ) -> Chart:
     """Draw a cost by step, stacked from its parts (column, label), and its sum so far."""
     figure, (top, bottom) = panels(2, sharex=True)
-    steps, low = column(table, "step"), [0.0] * len(table)
+    costs = [sum(row[key] for key, _ in parts) for row in table]
+    steps = column(table, "step")
+    low = [0.0] * len(steps)
     for (key, label), colour in zip(parts, (BLUE, "#a9c6da", GOLD), strict=False):
         high = [a + b for a, b in zip(low, column(table, key), strict=True)]
         top.fill_between(steps, low, high, step="mid", color=colour, linewidth=0, label=label)
         low = high
-    bottom.plot(steps, list(accumulate(low)), color=INK)
+    bottom.plot(steps, column([{"so far": cost} for cost in accumulate(costs)], "so far"), color=INK)
     top.set(ylabel=f"{unit} per step", ylim=(0, None))
     bottom.set(xlabel="training step", ylabel=f"{unit} so far", ylim=(0, None))
     for axes in (top, bottom):
         axes.yaxis.set_major_formatter(thousands)
     if len(parts) > 1:
         legend(top)
-    return Chart(name, title, f"{sum(low):,.0f} {unit} in all. {caption}", figure, table)
+    return Chart(name, title, f"{sum(costs):,.0f} {unit} in all. {caption}", figure, table)
 
 
 def judge_charts(table: Sequence[Row]) -> list[Chart]:
@@ -133,24 +136,25 @@ def judge_charts(table: Sequence[Row]) -> list[Chart]:
 def failure_chart(table: Sequence[Row]) -> Chart:
     """Draw the judgments that failed and the requests that were repeats."""
     figure, (axes,) = panels()
-    steps = column(table, "step")
-    repeats = [row["attempts"] - row["calls"] - row["failures"] for row in table]
-    axes.bar(steps, column(table, "failures"), width=1.0, color=RED, label="judgments that failed after all attempts")
+    table = [row | {"repeats": row["attempts"] - row["calls"] - row["failures"]} for row in table]
+    steps, failures, repeats = (column(table, name) for name in ("step", "failures", "repeats"))
+    axes.bar(steps, failures, width=window(table), color=RED, label="judgments that failed after all attempts")
     axes.plot(steps, repeats, color=GOLD, label="requests that were repeated")
-    axes.set(xlabel="training step", ylabel="per step", ylim=(0, max(1, *repeats, *column(table, "failures"))))
+    axes.set(xlabel="training step", ylabel="per step", ylim=(0, max(1, *repeats, *failures)))
     legend(axes)
-    failed, calls = sum(column(table, "failures")), sum(column(table, "calls"))
-    caption = f"{failed:,.0f} of {failed + calls:,.0f} judgments failed, {sum(repeats):,.0f} requests were repeated."
+    failed, calls, again = (sum(row[name] for row in table) for name in ("failures", "calls", "repeats"))
+    caption = f"{failed:,.0f} of {failed + calls:,.0f} judgments failed, {again:,.0f} requests were repeated."
     return Chart("failures", "Judge: failures", caption, figure, table)
 
 
 def growth_chart(table: Sequence[Row]) -> Chart:
     """Draw anchors by source (figure "Dynamic buffer evolution", a)."""
     figure, (axes,) = panels()
-    epochs, low = column(table, "epoch"), [0.0] * len(table)
+    epochs, width = column(table, "epoch"), 0.8 * window(table)
+    low = [0.0] * len(epochs)
     for source in present(table):
         values = column(table, source)
-        axes.bar(epochs, values, bottom=low, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source], width=0.8)
+        axes.bar(epochs, values, bottom=low, color=SOURCE_COLOURS[source], label=SOURCE_LABELS[source], width=width)
         low = [a + b for a, b in zip(low, values, strict=True)]
     axes.set(xlabel="end of epoch", ylabel="anchors per query")
     legend(axes)
@@ -197,11 +201,12 @@ def insertion_chart(table: Sequence[Row]) -> Chart:
     """Draw where rollouts are placed among the anchors."""
     figure, (axes,) = panels()
     placed = [row for row in table if row["placed"]]
-    low = [0.0] * len(placed)
+    steps = column(placed, "step")
+    low = [0.0] * len(steps)
     for name, colour in zip(INSERTION_BINS, INSERTION_COLOURS, strict=True):
         high = [a + b for a, b in zip(low, column(placed, name), strict=True)]
         label = {"below": "below all", "above": "above all"}.get(name, name.replace("quarter", "quarter "))
-        axes.fill_between(column(placed, "step"), low, high, step="mid", color=colour, linewidth=0, label=label)
+        axes.fill_between(steps, low, high, step="mid", color=colour, linewidth=0, label=label)
         low = high
     axes.set(xlabel="training step", ylabel="share of rollouts", ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -230,21 +235,21 @@ def occupancy_chart(table: Sequence[Row]) -> Chart:
 def maintenance_chart(table: Sequence[Row]) -> Chart:
     """Draw the anchors that were added and pruned in each epoch, by source."""
     figure, (axes,) = panels()
-    epochs = column(table, "epoch")
+    epochs, width = column(table, "epoch"), 0.8 * window(table)
     for sign, kind in ((1, "added"), (-1, "pruned")):
-        low = [0.0] * len(table)
+        low = [0.0] * len(epochs)
         for source in SOURCES:
-            values = [sign * row[f"{kind}_{source}"] for row in table]
+            values = [sign * value for value in column(table, f"{kind}_{source}")]
             if any(values):
                 axes.bar(
-                    epochs, values, bottom=low, color=SOURCE_COLOURS[source], width=0.8, label=SOURCE_LABELS[source]
+                    epochs, values, bottom=low, color=SOURCE_COLOURS[source], width=width, label=SOURCE_LABELS[source]
                 )
                 low = [a + b for a, b in zip(low, values, strict=True)]
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="epoch", ylabel="pruned | added")
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")
     legend(axes)
-    added, pruned = sum(column(table, "added")), sum(column(table, "pruned"))
+    added, pruned = (sum(row[name] for row in table) for name in ("added", "pruned"))
     caption = f"{added:,.0f} anchors were added over all queries and {pruned:,.0f} pruned."
     return Chart("maintenance", "Buffers: anchors added and pruned", caption, figure, table)
 

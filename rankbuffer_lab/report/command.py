@@ -11,7 +11,7 @@ from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.store.places import report_folder
 
-from .report import write_report
+from .report import BROWSER_MB, write_report
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,6 +34,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--text_limit", type=int, default=4000, help="characters of a response that the page keeps")
     parser.add_argument(
+        "--browser_mb",
+        type=float,
+        default=BROWSER_MB,
+        help="megabytes of queries that the buffer browser of a run may have; it draws queries beyond them at random",
+    )
+    parser.add_argument(
         "--judge_prompt_price", type=float, help="price of a million prompt tokens, to show what the judge cost"
     )
     parser.add_argument("--judge_completion_price", type=float, help="price of a million completion tokens")
@@ -51,7 +57,7 @@ def main() -> None:
             name, config, split = arguments.dataset_name, arguments.dataset_config, arguments.dataset_train_split
             queries = QueryTable(load_queries(name, config, split))
         prices = Endpoint(prompt_price=arguments.judge_prompt_price, completion_price=arguments.judge_completion_price)
-        options = (arguments.step, arguments.evaluation, arguments.text_limit, prices.price)
+        options = arguments.step, arguments.evaluation, arguments.text_limit, prices.price, arguments.browser_mb
         page = write_report(arguments.run_dir, output, queries, *options)
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-report: {error}")

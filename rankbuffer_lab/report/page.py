@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
-from .chart import Chart, clean
+from .browser import VISITS
+from .chart import POINTS, Chart, clean
 from .charts import SOURCE_COLOURS, SOURCE_LABELS
 from .tables import Row
 
 FILES = files(__package__)
+# The judgments by kind: the key of each column in a row, and the heading above its values.
+KINDS = {"calls": "calls", "failures": "failed", "attempts": "requests", "tokens": "tokens"}
+KINDS |= {"tokens_per_call": "tokens / call", "seconds_per_attempt": "seconds / request"}
 OPENING = ("quality", "watch", "gains", "reach")  # the charts that stand at the top of a run
 # The script fills this figure, since it shows text of a policy.
 EXAMPLE = (
@@ -65,10 +69,18 @@ def pack(value: object) -> str:
     return base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
 
 
-def browser_index(name: str, queries: Sequence[dict], measure: str | None, example: dict | None) -> dict:
-    """Return what the buffer browser loads first: its list of queries, names and colours of sources, the example."""
+def browser_index(name: str, queries: Sequence[dict], of: int, measure: str | None, example: dict | None) -> dict:
+    """Return what the buffer browser loads first: its list of queries, names and colours of sources, the example.
+
+    `of` is the number of queries of the run, from which those of the list are drawn.
+    """
+    cut = max(entry["visits"] for entry in queries) > VISITS
+    visits = f"the first visit and the last {VISITS - 1} visits" if cut else "every visit"
+    drawn = f"{len(queries):,} of {of:,} queries, which are drawn at random (--browser_mb shows more)"
     return {
         "name": name,
+        "of": of,
+        "shown": f"{visits} of {drawn if len(queries) < of else 'each query'}",
         "example": example,
         "queries": queries,
         "colours": SOURCE_COLOURS,
@@ -97,7 +109,7 @@ def render(sections: Sequence[RunSection], comparison: Sequence[Chart], advantag
     data = [data_block("advantages-data", [pack(advantages)])]
     data += [data_block(f"run-data-{i}", [pack(one.index), *one.pages]) for i, one in enumerate(sections)]
     names = [one.name for one in sections]
-    compared = comparison_html(comparison, step, advantages["reach"], len(names))
+    compared = comparison_html(comparison, step, advantages["reach"], len(names), advantages["left_out"])
     runs = "\n".join(run_html(number, one) for number, one in enumerate(sections))
     return Template(read("page.html")).substitute(
         title=escape(", ".join(names)),
@@ -134,8 +146,9 @@ def data_block(id: str, lines: Iterable[str]) -> str:
     return f'<script type="application/octet-stream" id="{id}">\n' + "\n".join(lines) + "\n</script>"
 
 
-def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int) -> str:
+def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int, left_out: int) -> str:
     """Return the charts over all runs, and advantages at a step that the reader chooses."""
+    last = f" Steps before the last {POINTS} are left out." if left_out else ""
     title = "The runs side by side" if runs > 1 else "What the policy gets"
     lanes = (
         '<figure><h3>Advantages at a step</h3><div class="step"><label for="advantage-step">Step</label>'
@@ -143,7 +156,8 @@ def comparison_html(charts: Sequence[Chart], step: int, reach: float, runs: int)
         '<output id="advantage-number" for="advantage-step"></output></div><div id="lanes"></div>'
         f'<div class="axis"><span>&minus;{reach:g}</span><span>0</span><span>+{reach:g}</span></div>'
         "<figcaption>Rewards normalised within their group, without the format reward. A bar is the share of the"
-        " rollouts that have this advantage. Few levels give the policy little information.</figcaption></figure>"
+        f" rollouts that have this advantage. Few levels give the policy little information.{last}"
+        "</figcaption></figure>"
     )
     figures = "\n".join(figure_html(chart, "all") for chart in charts)
     return f'<section><h2>{title}</h2><div class="charts">{figures}\n{lanes}</div></section>'
@@ -158,7 +172,7 @@ def run_html(number: int, section: RunSection) -> str:
     return (
         f'<section class="run" data-run="{number}"{" hidden" if number else ""}>'
         f'<h2><bdi>{escape(section.name)}</bdi></h2><dl class="tiles">{tiles}</dl>'
-        '<p class="to-browser"><a href="#browser">Open the buffer browser</a> to see every visit.</p>'
+        f'<p class="to-browser"><a href="#browser">Open the buffer browser</a> to see {section.index["shown"]}.</p>'
         f'<div class="charts">{opening}{example_html(section.index["example"])}{facts_html(section.facts)}</div>'
         f'<h3 class="more">All charts</h3><div class="charts">{charts}</div>{kinds_html(section.kinds)}</section>'
     )
@@ -177,26 +191,30 @@ def facts_html(facts: Mapping[str, str]) -> str:
 
 def figure_html(chart: Chart, salt: str) -> str:
     """Return a chart with its title, caption and numbers."""
-    numbers = base64.b64encode(chart.csv().encode("utf-8", "replace")).decode("ascii")
     svg = chart.svg(salt).replace("<svg ", f'<svg role="img" aria-label="{escape(chart.title)}" ', 1)
-    return (
-        f"<figure><h3>{escape(chart.title)}</h3>{svg}<figcaption>{escape(chart.caption)} "
-        f'<a download="{escape(chart.name)}.csv" href="data:text/csv;base64,{numbers}">CSV</a></figcaption></figure>'
-    )
+    file, rows = f"{escape(chart.name)}.csv", len(chart.table)
+    if rows > POINTS:
+        more = (
+            f"A curve of more than {POINTS} points shows means. All {rows:,} rows are in {file} in the folder charts."
+        )
+    else:
+        numbers = base64.b64encode(chart.csv().encode("utf-8", "replace")).decode("ascii")
+        more = f'<a download="{file}" href="data:text/csv;base64,{numbers}">CSV</a>'
+    caption = f"{escape(chart.caption)} {more}"
+    return f"<figure><h3>{escape(chart.title)}</h3>{svg}<figcaption>{caption}</figcaption></figure>"
 
 
 def kinds_html(kinds: Sequence[Row]) -> str:
     """Return the judgments by kind as a table."""
     if not kinds:
         return ""
-    heads = ("judgment", "calls", "failed", "requests", "tokens", "tokens / call", "seconds / request")
     rows = "".join(
         f'<tr><th scope="row">{escape(row["kind"])}</th>'
-        + "".join(f"<td>{format_number(value)}</td>" for name, value in row.items() if name != "kind")
+        + "".join(f"<td>{format_number(row[name])}</td>" for name in KINDS)
         + "</tr>"
         for row in kinds
     )
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("judgment", *KINDS.values()))
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 

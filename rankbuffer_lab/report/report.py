@@ -1,5 +1,6 @@
 """The report: the page, with its charts and tables as files."""
 
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from rankbuffer_trl.store.growth import growth_table
 
 from . import tables
 from .browser import query_pages
-from .chart import Chart, save
+from .chart import POINTS, Chart, save
 from .charts import advantage_chart, curve_chart, efficiency_chart, run_charts, run_colour, score_chart, smoothing
 from .page import RunSection, browser_index, format_number, pack, render
 from .paper import PAPER, beside_the_paper, measure, notes_on, plain_rows, read_evaluations, write_paper
@@ -30,6 +31,7 @@ MEASURE = "rubric score"
 EMBEDDED = (RubricJudge.__name__, RubricJudge.model)  # its name in this process, and as a server
 MIDDLE = "The query whose gain is in the middle of all queries."
 HIGHEST = "The query whose score rose most."
+BROWSER_MB = 1.5  # so that a page of 100,000 groups has about 3 MB
 REACH = 2.5  # the least end of the axis of advantages
 Quality = Callable[[str, str], float]
 Price = Callable[[Totals], float | None]
@@ -44,6 +46,7 @@ def write_report(
     evaluations: Sequence[Path] = (),
     text_limit: int = 4000,
     price: Price | None = None,
+    browser_mb: float = BROWSER_MB,
 ) -> Path:
     """Write the page `index.html` and, to the folder `charts`, a PNG and a CSV file per chart.
 
@@ -65,6 +68,8 @@ def write_report(
             Number of characters of a response that the page keeps.
         price (`Callable[[Totals], float | None]`, *optional*):
             The cost of the judge's work, such as [`Endpoint.price`].
+        browser_mb (`float`, *optional*, defaults to `1.5`):
+            Megabytes of queries that the buffer browser of a run may have. Beyond them it has queries drawn at random.
 
     Returns:
         `Path`: the page.
@@ -87,13 +92,13 @@ def write_report(
         step = chosen_step(step, signals)
         comparison = comparison_charts(runs, quality, table)
         fixed = advantage_chart({name: steps[step] for name, steps in signals.items()}, step)
-        sections = [section_of(run, queries, quality, text_limit, price) for run in runs]
+        sections = [section_of(run, queries, quality, text_limit, price, browser_mb) for run in runs]
         if len(runs) == 1 and judged_by_rubrics(runs[0]):  # its curve shows what training moved, so it opens the page
             curve = [chart for chart in comparison if chart.name == "quality"]
             comparison = [chart for chart in comparison if chart not in curve]
             sections = [replace(sections[0], charts=[*curve, *sections[0].charts])]
         made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
-        page = render(sections, comparison, advantage_lanes(signals), step, made)
+        page = render(sections, comparison, advantage_lanes(signals, step), step, made)
         save(output / "index.html", page.encode("utf-8"))
     if table:
         write_paper(output, table, notes)
@@ -138,12 +143,14 @@ def chosen_step(step: int | None, signals: dict[str, Advantages]) -> int:
     return step
 
 
-def advantage_lanes(signals: dict[str, Advantages]) -> dict:
-    """Return what the page draws as advantages at any step: one lane of bins per run."""
-    lanes = [{step: lane(groups) for step, groups in steps.items()} for steps in signals.values()]
+def advantage_lanes(signals: dict[str, Advantages], step: int | None = None) -> dict:
+    """Return what the page draws as advantages at `step` and at the last steps: one lane of bins per run."""
+    kept = {step}.union(*(sorted(steps)[-POINTS:] for steps in signals.values()))
+    lanes = [{at: lane(groups) for at, groups in steps.items() if at in kept} for steps in signals.values()]
     ends = (abs(row["advantage"]) for steps in lanes for one in steps.values() for row in one["bins"])
     return {
         "reach": max(REACH, *ends),
+        "left_out": any(steps.keys() - kept for steps in signals.values()),
         "runs": [
             {"name": name, "colour": run_colour(number), "steps": steps}
             for number, (name, steps) in enumerate(zip(signals, lanes, strict=True))
@@ -178,23 +185,35 @@ def comparison_charts(runs: Sequence[Run], quality: Quality | None, table: Seque
 
 
 def section_of(
-    run: Run, queries: QueryTable | None, quality: Quality | None, text_limit: int, price: Price | None
+    run: Run,
+    queries: QueryTable | None,
+    quality: Quality | None,
+    text_limit: int,
+    price: Price | None,
+    browser_mb: float,
 ) -> RunSection:
-    """Return the part of the page that shows a run."""
-    total = len(numbers.query_ids(run.store))
-    entries, pages = [], []
-    for index, page in track_rows(query_pages(run.store, queries, quality, text_limit), run.name, total):
-        entries.append(index)
-        pages.append(pack(page))
+    """Return the part of the page that shows a run. Its example is always among the queries that are drawn."""
+    ids = numbers.query_ids(run.store)
     own = quality if judged_by_rubrics(run) else None
+    example = example_of(run, own)
+    drawn = dict.fromkeys([*([example["query"]] if example else []), *random.Random(0).sample(ids, len(ids))])
+    found: dict[str, tuple[dict, str]] = {}
+    size = 0
+    for index, page in track_rows(query_pages(run.store, queries, quality, text_limit, drawn), run.name, len(ids)):
+        packed = pack(page)
+        size += len(packed) + len(pack(index))
+        if found and size > 1e6 * browser_mb:
+            break
+        found[index["id"]] = index, packed
+    shown = [found[id] for id in ids if id in found]
     return RunSection(
         name=run.name,
         headlines=headlines_of(run, price, own),
-        facts=facts_of(run, total),
+        facts=facts_of(run, len(ids)),
         charts=run_charts(run.store, run.log, run.watch, lambda id: queries[id].rubrics if queries else ()),
         kinds=tables.kind_table(run.store),
-        index=browser_index(run.name, entries, MEASURE if quality else None, example_of(run, own)),
-        pages=pages,
+        index=browser_index(run.name, [each for each, _ in shown], len(ids), MEASURE if quality else None, example),
+        pages=[packed for _, packed in shown],
     )
 
 
@@ -312,7 +331,7 @@ def middles_of(run: Run, query_id: str) -> list[tuple[int, int, int]]:
     """Return visit, step and rollout id of the response in the middle of a query's first group and of its last."""
     groups = numbers.groups(run.store, query_id=query_id)
     middles = []
-    for visit in (0, len(groups) - 1):
+    for visit in (0, -1):
         order = [id for tier in groups[visit].order for id in tier] or [0]  # a method of your own may give no order
         middles.append((visit, groups[visit].step, order[len(order) // 2]))
     return middles

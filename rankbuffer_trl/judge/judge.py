@@ -57,7 +57,7 @@ class ChatClient(Protocol):
     async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
         """Answer a chat about `question` deterministically, or raise [`TransportError`].
 
-        Requests, seconds and the server are added to `tally` as they happen.
+        Requests, seconds and the server are added to `tally` as they happen. A client without a server names none.
         """
 
     async def close(self) -> None:
@@ -265,7 +265,9 @@ def explain(call: Call) -> str:
     """Say how a judgment failed, what was answered, and what to do."""
     cause = f"Outcome: {call.outcome}. Last cause: {call.error}."
     if call.outcome == "unreachable":
-        return f"{cause} Is the server up, and do judge_url and judge_model name it?"
+        if call.server:
+            return f"{cause} Is the server up, and do judge_url and judge_model name it?"
+        return f"{cause} This judge asks no server: change its code or its arguments, or name a server with judge_url."
     cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
     if "logprobs" in call.error:
         return cause

@@ -69,7 +69,7 @@ class Call:
         query_id (`str`):
             The query.
         server (`str`):
-            Host and port of the server that answered or failed last.
+            Host and port of the server that answered or failed last; empty for a judge without a server.
         outcome (`str`):
             `parsed`, `malformed` (no valid verdict within the allowed attempts), `unreachable` (no answer at all) or
             `cancelled` (its step ended before the answer).

@@ -49,7 +49,7 @@ class RubricJudge:
     async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
         """See [`ChatClient`]. It reads only `messages`, as a server would."""
         started = time.perf_counter()
-        tally.server, tally.attempts = self.name, tally.attempts + 1
+        tally.attempts += 1
         try:
             text, usage = self.answer(messages)
             return Reply(text, usage, logprobs=without_doubt(text))

@@ -332,7 +332,7 @@ def test_a_thousand_queries_load_at_once_and_are_searched(driver, tmp_path, caps
             scored.append(placed(query, buffer, texts, positions, step, step // 5))
         store.commit(step, scored)
     store.close()
-    page = write_report([tmp_path / "run"], tmp_path / "out")
+    page = write_report([tmp_path / "run"], tmp_path / "out", browser_mb=100)
     browser = Browser(driver)
     started = time.monotonic()
     browser.open(page)
