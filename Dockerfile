@@ -11,9 +11,9 @@
 # With the network of the machine, servers stay on its loopback address.
 FROM python:3.12-slim
 
-# Triton compiles with gcc. curl is for the launch scripts.
+# Triton compiles with gcc. The launch scripts need curl and ps (procps).
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends build-essential curl \
+    && apt-get install --yes --no-install-recommends build-essential curl procps \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /rankbuffer

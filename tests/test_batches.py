@@ -113,6 +113,20 @@ def test_lines_say_when_checkpoints_are_written():
         assert f"checkpoints: {said}" in plan(2, 96, per_device_train_batch_size=32, **save).lines(), save
 
 
+def test_lines_say_that_a_step_has_not_the_queries_of_the_recipe():
+    for processes, accumulation, G, said in [
+        (8, 10, 8, None),
+        (16, 5, 8, None),
+        (8, 5, 8, "a step has 10 queries, and the recipe is for 20: set gradient_accumulation_steps to 10"),
+        (8, 10, 16, "a step has 10 queries, and the recipe is for 20: set gradient_accumulation_steps to 20"),
+        (24, 4, 8, "a step has 24 queries, and the recipe is for 20: change processes or per_device_train_batch_size"),
+    ]:
+        batch = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation, "num_generations": G}
+        lines = plan(processes, 1000, recipe_queries_per_step=20, save_strategy="no", **batch).lines()
+        assert [each for each in lines if "recipe" in each] == [f"not the recipe's batch: {said}"] * (said is not None)
+        assert not any("recipe" in each for each in plan(processes, 1000, save_strategy="no", **batch).lines())
+
+
 def test_batches_refuses_what_cannot_work_and_says_what_would():
     evaluating = {"eval_strategy": "epoch", "per_device_eval_batch_size": 3, "processes": 4}
     for changes, message in [

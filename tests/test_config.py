@@ -104,6 +104,7 @@ KEYS_IN_URLS = (
     *("https://judge/xai-s3cret123", "https://judge/nvapi-s3cret123", "http://judge/v1;api_key=s3cret"),
     *("http://me:s3cret@gate/https://b/v1", "http://b/v1?key=s3cret&to=http://b/v1", "http://b/v1%3Fkey=s3cret"),
     *("http://b/token=s3cret", "http://b/AIzas3cret-123", "http://b/v1/x-sk-s3cret-123", "http://sk-s3cret-123.b/v1"),
+    *("http://b/AKIAs3cretS3CRET0123/v1", "http://b/ghp_s3cret0123456789", "http://b/v1/pplx-s3cret0123456789"),
     *("https://gate/SK-s3cret-123/v1", "https://gate/https://s3cret/v1", "http://[s3cret", "http://b/v1\ns3cret"),
 )
 REFUSED_TOGETHER = [  # the first words of the message, then all settings
@@ -116,6 +117,10 @@ REFUSED_TOGETHER = [  # the first words of the message, then all settings
     ("vllm_server_base_url must start with http", {"vllm_server_base_url": "b:8000"}),
     ("vllm_server_host has a user", {"vllm_server_host": "me:s3cret@b"}),
     *(("judge_url has a user, a query or a key in it", {**SERVER, "judge_url": url}) for url in KEYS_IN_URLS),
+    *(
+        (f"judge_url has no port between 1 and 65535, got 'http://b:{n}'", SERVER | {"judge_url": f"http://b:{n}"})
+        for n in (0, 65536)
+    ),
     *(
         ("judge_api_key_env must be the name of an environment variable", {**SERVER, "judge_api_key_env": key})
         for key in ("sk-s3cret123", "s3cretS3CRET", "", "A B", "A=s3cret")
@@ -149,6 +154,14 @@ def test_config_refuses_a_bad_value_in_one_line_and_shows_no_key():
         (OpenAIClient, key_in_url, "judge_url has a user, a query or a key"),
     ):
         assert refusal(config, values).startswith(words), values
+
+
+def test_config_refuses_the_key_itself_in_an_address_and_takes_what_only_looks_random(monkeypatch):
+    monkeypatch.setenv("GATE", "s3cret-of-no-known-form")
+    values = SERVER | {"judge_api_key_env": "GATE"}
+    said = refusal(make, values | {"judge_url": "http://b/s3cret-of-no-known-form/v1"})
+    assert said.startswith("judge_url has a user") and "s3cret" not in said
+    make(**values | {"judge_url": "http://b:65535/asia-southeast1/0123456789abcdef0123456789abcdef/v1"})
 
 
 def test_config_takes_the_outermost_good_values():

@@ -4,14 +4,17 @@
 whatever the fault. Whole steps are in `test_step_faults.py`.
 """
 
+import math
 import socket
 import time
 import traceback
 import tracemalloc
 import zlib
+from base64 import b64encode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
+from urllib.parse import quote
 
 import anyio
 import pytest
@@ -282,7 +285,7 @@ def test_client_leaves_a_key_of_a_few_characters_in_a_verdict(fault, question, m
     assert ask(fault.judge(saying('{"position": 2}'), 0), question)[0] == 2
 
 
-@given(st.text("abcd", min_size=1, max_size=20), st.text("abcdABCD .\u0130", max_size=200))
+@given(st.text("abcd", min_size=1, max_size=20), st.text("abcdABCD .\u0130YQ", max_size=200))
 def test_masked_leaves_out_the_key_alone(key, text):
     length = min(8, len(key))
     pieces = {key[i : i + length] for i in range(len(key) - length + 1)}
@@ -290,6 +293,16 @@ def test_masked_leaves_out_the_key_alone(key, text):
     covered = {start + i for start in starts for i in range(length)}
     shown = "".join(each for i, each in enumerate(text) if i not in covered)
     assert masked(text, key).replace("[key]", "") == shown
+
+
+@given(st.text("aB1-_/+=?>~", min_size=8, max_size=60), st.text("KL: ", max_size=9), st.text("KL: ", max_size=9))
+def test_masked_leaves_out_a_key_that_a_server_has_encoded(key, before, after):
+    for encode in (b64encode, urlsafe_b64encode):
+        said = encode(f"{before}{key}{after}".encode()).decode()
+        start, end = math.ceil(len(before) * 4 / 3), (len(before) + len(key)) * 4 // 3  # what the key alone decides
+        assert len(masked(said, key).replace("[key]", "")) <= len(said) - (end - start), said
+    for said in (quote(key), quote(key, safe=""), "".join(f"%{ord(each):02X}" for each in key)):
+        assert masked(f"{before}{said}{after}", key) == f"{before}[key]{after}"
 
 
 # Token counts

@@ -12,7 +12,7 @@ import sys
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from helpers.launching import ROOT, Launch, launch
+from helpers.launching import KEYS, ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
 from rankbuffer_trl.data.check import CheckSettings, context_of
@@ -150,6 +150,50 @@ def test_slurm_serves_on_one_node_and_trains_on_the_others(tmp_path):
     assert again.of("accelerate")[0].value("--resume_from_checkpoint") == "true"
 
 
+def test_slurm_makes_the_batch_of_the_recipe_on_any_number_of_nodes_or_refuses(tmp_path):
+    for nodes in (1, 5, 3):
+        environment = SLURM | {"SLURM_JOB_NODELIST": f"n[0-{nodes}]", "OUTPUT": str(tmp_path / "run")}
+        done = launch(tmp_path, "slurm.sh", *SEED, **environment)
+        if nodes != 3:
+            training(done, 8 * nodes)
+    assert done.status == 1 and "3 training nodes cannot make 160 rollouts" in done.output
+    told = launch(tmp_path, "slurm.sh", **environment, ACCUMULATION="7")
+    assert told.of("python")[0].value("--gradient_accumulation_steps") == "7"
+
+
+def test_no_server_has_the_key_of_the_judge(tmp_path):
+    for (script, *words), own, count in [
+        (["one_node.sh", "--judge_api_key_env", KEYS[1]], {}, 2),
+        (["slurm.sh", f"--judge-api-key-env={KEYS[1]}"], SLURM, 2),
+        (["one_node.sh", "data", "in", "out"], {}, 2),
+        (["one_node.sh", "estimate"], {}, 1),
+        (["two_nodes.sh", "serve"], HOSTS, 2),
+    ]:
+        (tmp_path / "mine.yaml").write_text("" if KEYS[1] in words[-1] else f"judge_api_key_env: '{KEYS[1]}' # ours\n")
+        own = own | {"RECIPE": str(tmp_path / "mine.yaml"), "OUTPUT": str(tmp_path / "run")} | dict.fromkeys(KEYS, "k")
+        done = launch(tmp_path, script, *words, then=has("engine", 2) if "serve" in words else None, **own)
+        assert len(done.of("vllm")) == count, done.output
+        for call in done.calls:
+            if call.name in ("vllm", "engine", "python", "accelerate"):
+                kept = "k" if call.name in ("python", "accelerate") else None
+                assert [call.env.get(key) for key in KEYS] == [kept, kept], (script, call)
+        if "estimate" in words:
+            assert [call.value("--num_processes") for call in done.of("python")] == ["4", "4"]
+
+
+def test_logs_are_appended_with_date_and_attempt(tmp_path):
+    logs = {name: tmp_path / f"{name}.log" for name in ("judge", "rollouts", "training")}
+    for path in logs.values():
+        path.write_text("of yesterday")
+    for fails in ("", "8000"):
+        done = launch(tmp_path, "one_node.sh", LOGS=str(tmp_path), FAILS=fails)
+        assert "of yesterday" not in done.output
+    for name, path in logs.items():
+        first, *heads = re.split(r"\n=== \d{4}-\d\d-\d\dT\S+, attempt (\d)\n", path.read_text())
+        assert (first, heads[::2]) == ("of yesterday", ["1"] if name == "training" else ["1", "2"])
+    assert "#SBATCH --open-mode=append" in (ROOT / "recipes" / "launch" / "slurm.sh").read_text()
+
+
 def test_one_gpu_gives_the_memory_of_a_judge_elsewhere_to_the_rollouts(tmp_path):
     small = "Qwen/Qwen3-4B-Instruct-2507"
     for url, named, judge, share in (
@@ -200,11 +244,12 @@ def test_trls_command_starts_the_same_rollout_server(tmp_path):
 
 def test_a_missing_command_is_named_before_anything_starts(tmp_path):
     (tmp_path / "few").mkdir()
-    for name in ("bash", "dirname", "basename"):
-        (tmp_path / "few" / name).symlink_to(shutil.which(name))
-    done = launch(tmp_path, "one_node.sh", PATH=str(tmp_path / "few"))
-    assert done.status == 1 and "the command curl is not on PATH: install it first" in done.output
-    assert done.calls == []
+    for there, missing in ("bash dirname basename", "ps"), ("ps", "setsid"), ("setsid", "curl"):
+        for name in there.split():
+            (tmp_path / "few" / name).symlink_to(shutil.which(name))
+        done = launch(tmp_path, "one_node.sh", PATH=str(tmp_path / "few"))
+        assert done.status == 1 and f"the command {missing} is not on PATH: install it first" in done.output
+        assert done.calls == []
 
 
 def test_the_judges_of_the_scripts_hold_what_the_check_asks_for(tmp_path):
@@ -287,12 +332,25 @@ def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status(tmp_p
 
 
 TRAIN, DATA = ("two_nodes.sh", "train"), ("one_node.sh", "data", "in", "out")
+SOON = HOSTS | {"START_SECONDS": "1"}
 
 
 @pytest.mark.parametrize(
     ("words", "environment", "there", "message", "reaches"),
     [
         (["two_nodes.sh"], HOSTS, {}, "say what this machine does", None),
+        (
+            ["two_nodes.sh", "judge"],
+            HOSTS,
+            {},
+            "starts the judge with the rollout server: .* two_nodes.sh serve",
+            None,
+        ),
+        (["two_nodes.sh", "data", "a", "b"], {}, {}, "recipes/launch/one_node.sh data a b", None),
+        (["two_nodes.sh", "estimate"], HOSTS, {}, "one_node.sh estimate .* JUDGE_URL=http://10.0.0.2:8001/v1", None),
+        (["slurm.sh", "data", "a", "b"], SLURM, {}, "recipes/launch/one_node.sh data a b", None),
+        (["slurm.sh", "estimate"], SLURM, {}, "recipes/launch/one_node.sh estimate", None),
+        (["slurm.sh", "judge"], SLURM, {}, "this script starts the judge itself", None),
         (["two_nodes.sh", "serve"], {}, {}, "SERVE_HOST: set it to the address", None),
         (["two_nodes.sh", "serve"], {"SERVE_HOST": "0.0.0.0"}, {}, "would open the servers to every network", None),
         (TRAIN, HOSTS | {"TRAIN_HOST": "localhost"}, {}, "TRAIN_HOST=localhost is a loopback address", None),
@@ -315,8 +373,8 @@ TRAIN, DATA = ("two_nodes.sh", "train"), ("one_node.sh", "data", "in", "out")
         (["one_node.sh"], {"STOLEN": "8001"}, {}, "address already in use .* judge ended before it was ready", "vllm"),
         (["one_node.sh"], {"FAILS": "8000"}, {}, "out of memory, .* rollouts ended before it was ready", "vllm"),
         (TRAIN, HOSTS, {8000: "other", 8001: JUDGE}, "does not serve Qwen/Qwen3-8B, so it is not our rollouts", "hf"),
-        (TRAIN, HOSTS | {"START_SECONDS": "1"}, {8001: JUDGE}, "rollouts at http://10.0.0.2:8000 was not ready", "hf"),
-        (TRAIN, HOSTS | {"START_SECONDS": "1"}, {}, "no judge answers at http://10.0.0.2:8001/v1", "hf"),
+        (TRAIN, SOON, {8001: JUDGE}, "rollouts at http://10.0.0.2:8000 was not ready .* two_nodes.sh serve on", "hf"),
+        (TRAIN, SOON, {}, "no judge answers at http://10.0.0.2:8001/v1: .* two_nodes.sh serve on", "hf"),
         (["one_node.sh"], {"JUDGE_URL": AWAY}, {9001: "other"}, f"does not serve JUDGE_MODEL={JUDGE}; it", "hf"),
     ],
     ids=str,

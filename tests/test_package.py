@@ -143,6 +143,23 @@ def test_the_workflows_run_make_targets_and_all_of_what_every_change_must_pass()
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
 
 
+def test_the_workflows_pin_each_action_by_its_commit():
+    for path in (ROOT / ".github").rglob("*.yml"):
+        for used in re.findall(r"\buses: *(.*)", path.read_text()):
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", used), f"{path.name}: {used}"
+
+
+def test_a_release_is_built_from_a_commit_of_main_alone(tmp_path):
+    steps = yaml.safe_load(text_of(".github/workflows/release.yml"))["jobs"]["build"]["steps"]
+    checks = [step["run"] for step in steps if "main" in step.get("name", "")]
+    assert steps[0]["with"] == {"fetch-depth": 0}, "else the checkout has no origin/main"
+    git = "git -c user.name=a -c user.email=a@b commit --quiet --allow-empty --message=c"
+    make = f"git init --quiet --initial-branch=other . && {git} && git update-ref refs/remotes/origin/main HEAD"
+    for commits, status in ((make, 0), (git, 1)):
+        subprocess.run(commits, shell=True, cwd=tmp_path, timeout=30, check=True)
+        assert [subprocess.run(each, shell=True, cwd=tmp_path, timeout=30).returncode for each in checks] == [status]
+
+
 def test_lowest_and_newest_come_from_the_ranges(package):
     ranges = re.search(r"RANGES := (sed .*)", text_of("Makefile"))[1]
     lowest = re.search(r"\$\(RANGES\) \| (sed .*) >", text_of("Makefile"))[1].replace("$$", "$")
@@ -159,6 +176,7 @@ def test_the_image_and_the_cloud_file_name_what_is_there():
     named = re.findall(r"\b(?:recipes|docs)/[\w/]+\.\w+", image + cloud)
     named += [word for line in re.findall(r"^COPY (.+)", image, re.MULTILINE) for word in line.split()[:-1]]
     assert [path for path in named if not (ROOT / path).exists()] == []
+    assert re.search(r"apt-get install .*\bcurl procps\b", image), "the launch scripts need ps"
     task = yaml.safe_load(cloud)
     assert all(task["envs"].values()), "SkyPilot asks for variables that are empty"
     subprocess.run(["bash", "-n"], input=task["setup"] + task["run"], text=True, timeout=30, check=True)

@@ -9,11 +9,18 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..settings import check_at_least
+from .errors import ECHOED
 from .ledger import Totals
 
 DEFAULT_KEY = "OPENAI_API_KEY"
-ADDRESS = re.compile(r"(\w+://)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?(/[\w.~-]*)*")  # scheme, host, port and path alone
-KEY = re.compile(r"(?<![a-z0-9])(sk[-_]|gsk_|hf_|xai-|nvapi-|aiza|eyj)[\w-]{8}", re.IGNORECASE)  # of known providers
+ADDRESS = re.compile(
+    r"(\w+://)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,9})?(/[\w.~-]*)*"
+)  # scheme, host, port and path alone
+KEY = re.compile(  # of known providers. An id of an account may look as random, so no other text counts as a key.
+    r"(?<![a-z0-9])((sk[-_]|gsk_|hf_|xai-|nvapi-|aiza|eyj)[\w-]{8}"
+    r"|(csk-|pplx-|glpat-|r8_|fw_|tgp_v1_|gh[oprsu]_|github_pat_|akia|asia)\w{16})",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Endpoint:
         url, model, variable = (f"{self.role}_{name}" for name in ("url", "model", "api_key_env"))
         check_variable(self.api_key_env, variable)
         for each in self.urls:
-            check_url(url, each, variable)
+            check_url(url, each, variable, os.environ.get(self.api_key_env))
         if len(set(self.urls)) < len(self.urls):
             raise SettingsError(f"{url} names a server twice: {list(self.urls)}")
         if self.urls and not self.model:
@@ -111,7 +118,7 @@ def check_seconds(key: str, value: float | None) -> None:
         raise SettingsError(f"{key} must be above 0 seconds, got {value}")
 
 
-def check_url(key: str, url: str, variable: str | None = None) -> None:
+def check_url(key: str, url: str, variable: str | None = None, secret: str | None = None) -> None:
     """Refuse an address that no server has, and one with a key in it. Logs show addresses.
 
     Args:
@@ -121,11 +128,14 @@ def check_url(key: str, url: str, variable: str | None = None) -> None:
             The address.
         variable (`str`, *optional*):
             The setting that names the variable with the key, for the error message.
+        secret (`str`, *optional*):
+            The key itself. One of a few characters, such as `none`, may be a part of any address.
 
     Raises:
         [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
     """
-    if not ADDRESS.fullmatch(url) or KEY.search(url):
+    address = ADDRESS.fullmatch(url)
+    if not address or KEY.search(url) or (secret and len(secret) >= ECHOED and secret in url):
         where = f", and put the key into the environment variable that {variable} names" if variable else ""
         raise SettingsError(
             f"{key} has a user, a query or a key in it, or more than scheme, host, port and path: leave that out"
@@ -133,6 +143,8 @@ def check_url(key: str, url: str, variable: str | None = None) -> None:
         )
     if not url.startswith(("http://", "https://")):
         raise SettingsError(f"{key} must start with http:// or https://, got {url!r}")
+    if address[3] and not 0 < int(address[3][1:]) <= 65535:
+        raise SettingsError(f"{key} has no port between 1 and 65535, got {url!r}")
 
 
 def check_variable(name: str, key: str = "judge_api_key_env") -> None:

@@ -1,8 +1,14 @@
 """The errors of a judge."""
 
+import re
+from base64 import b64encode
+from functools import lru_cache
+from itertools import accumulate
+
 from ..errors import RankBufferError
 
 ECHOED = 8  # characters in a row that are taken for a part of a key
+PERCENT = re.compile("%[0-9a-f]{2}|.", re.IGNORECASE | re.DOTALL)
 
 
 class JudgeError(RankBufferError, RuntimeError):
@@ -31,19 +37,34 @@ class TransportError(JudgeError):
 
 
 def masked(message: str, key: str) -> str:
-    """Replace every part of `key` with at least `ECHOED` characters in `message` by `[key]`, in capitals too."""
-    length = min(ECHOED, len(key))
-    key, lower = key.lower(), message.replace("\u0130", "i").lower()  # the only letter that becomes two
-    hidden: set[int] = set()
-    for piece in {key[i : i + length] for i in range(len(key) - length + 1) if length}:
-        start = lower.find(piece)
-        while start >= 0:
-            hidden.update(range(start, start + length))
-            start = lower.find(piece, start + 1)
+    """Replace every part of `key` with at least `ECHOED` characters in `message` by `[key]`.
+
+    The same holds for the key in capitals, in base64 and percent-encoded.
+    """
+    known, length, hidden = parts(key), min(ECHOED, len(key)), set[int]()
+    for texts in (list(message), PERCENT.findall(message) if "%" in message else []):
+        starts = list(accumulate(map(len, texts), initial=0))
+        meant = "".join(each if len(each) == 1 else chr(int(each[1:], 16)) for each in texts)
+        lower = meant.replace("\u0130", "i").lower()  # the only letter that becomes two
+        for i in range(len(lower) - length + 1):
+            if lower[i : i + length] in known:
+                hidden.update(range(starts[i], starts[i + length]))
     if not hidden:
         return message
     pieces = (each if i not in hidden else "[key]" * (i - 1 not in hidden) for i, each in enumerate(message))
     return "".join(pieces)
+
+
+@lru_cache(maxsize=8)
+def parts(key: str) -> frozenset[str]:
+    """Return the parts of a key and of its base64 that no message may show, in small letters."""
+    length, forms = min(ECHOED, len(key)), {key}
+    if len(key) >= ECHOED:
+        for before in range(3):  # bytes of other text, such as "Bearer ". They decide how base64 cuts the key.
+            text = b64encode(bytes(before) + key.encode()).decode()
+            text = text[-(-before * 4 // 3) : (before + len(key.encode())) * 4 // 3]  # what the key alone decides
+            forms |= {text, text.translate({43: "-", 47: "_"})}
+    return frozenset(form.lower()[i : i + length] for form in forms for i in range(len(form) - length + 1) if length)
 
 
 def printable(text: str) -> str:

@@ -103,6 +103,19 @@ class Batches:
             if total % (N * per_device) == 0
         ]
 
+    def other_batch(self) -> list[str]:
+        """Say in a line that a step has another number of queries than the recipe was written for, if so."""
+        args, named = self.args, self.args.recipe_queries_per_step
+        at_once = args.world_size * args.per_device_train_batch_size
+        queries = at_once * args.gradient_accumulation_steps / args.num_generations
+        if named is None or queries == named:
+            return []
+        fits, rest = divmod(named * args.num_generations, at_once)
+        mend = (
+            "change processes or per_device_train_batch_size" if rest else f"set gradient_accumulation_steps to {fits}"
+        )
+        return [f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"]
+
     def lines(self) -> list[str]:
         """Describe the run in lines of text, for the dry run."""
         args, N = self.args, self.args.world_size
@@ -119,6 +132,7 @@ class Batches:
             f"one optimizer step: {N} x {args.per_device_train_batch_size} x {args.gradient_accumulation_steps} ="
             f" {step} rollouts; a generation is used for {args.steps_in_generation:g} of them",
             f"the same {step} rollouts by processes x per device x accumulation: {', '.join(self.splits())}",
+            *self.other_batch(),
             f"data: {self.queries:,} queries, {self.steps_per_epoch} steps an epoch"
             + (f"; each epoch leaves out {left_out} queries" if left_out else ""),
             f"the run: {self.steps} steps, {self.steps / self.steps_per_epoch:g} epochs,"

@@ -110,6 +110,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             and no policy.
         dry_run_queries (`int`, *optional*):
             Number of queries that `dry_run` plans for where the file of the data set does not exist.
+        recipe_queries_per_step (`int`, *optional*):
+            Number of queries in an optimizer step for which a recipe was written. It changes no batch. If a step has
+            another number, the plan of `dry_run` and `preflight_only` says so.
         num_processes (`int`, *optional*):
             Number of processes that `dry_run` or `preflight_only` computes for. Default: the number of running
             processes.
@@ -152,6 +155,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     trust_checkpoint: bool = False
     dry_run: bool = False
     dry_run_queries: int | None = None
+    recipe_queries_per_step: int | None = None
     num_processes: int | None = None
 
     def __post_init__(self):
@@ -205,7 +209,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        check_at_least(self, format_weight=0, judge_view_limit=0)
+        check_at_least(self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1)
         if not 0 <= self.rubric_dropout < 1:
             raise SettingsError(f"rubric_dropout must be at least 0 and below 1, got {self.rubric_dropout}")
         if self.max_prompt_length is not None and self.max_prompt_length < 1:

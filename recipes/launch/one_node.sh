@@ -82,8 +82,8 @@ download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
 
 start_judge 6,7
 if [[ -z $COLOCATE ]]; then
-    start rollouts env CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP=127.0.0.1 VLLM_SERVER_DEV_MODE=1 \
-        "${ROLLOUTS[@]}"
+    start rollouts env "${NO_KEYS[@]}" CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP=127.0.0.1 \
+        VLLM_SERVER_DEV_MODE=1 "${ROLLOUTS[@]}"
     wait_judge
     wait_healthy rollouts "http://127.0.0.1:$PORT" "$POLICY"
 fi

@@ -11,9 +11,12 @@
 # PORT         port of the policy's server (default 8000). A judge that the script starts gets the next port.
 # JUDGE_CONTEXT   context in tokens of a judge that the script starts (default 65536).
 #
-# Servers and training run in process groups of their own and write to $LOGS/NAME.log. All of them end with the script,
-# for any reason: SIGKILL too. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C first go to the training processes, which write a
-# checkpoint and end. Another signal ends everything at once, unless it comes within 5 seconds.
+# Servers and training run in process groups of their own and append to $LOGS/NAME.log, after a line with the date and the
+# number of the attempt. All of them end with the script, for any reason: SIGKILL too. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C
+# first go to the training processes, which write a checkpoint and end. Another signal ends everything at once, unless it
+# comes within 5 seconds.
+#
+# Servers do not get the variables *API_KEY, nor the one that judge_api_key_env names in the arguments or in RECIPE.
 
 RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
 POLICY=${POLICY:-Qwen/Qwen3-8B}
@@ -26,9 +29,11 @@ LOGS=${LOGS:-runs/logs}
 START_SECONDS=${START_SECONDS:-1200} # for a server to be ready, loading its weights included
 STOP_SECONDS=${STOP_SECONDS:-40}     # for a process to end after SIGTERM, before SIGKILL
 POLL_SECONDS=${POLL_SECONDS:-2}
-declare -A SERVERS=()
+declare -A SERVERS=() FIRST_LINE=() # FIRST_LINE: of what each writes in this attempt
 TRAINING=
 FOLLOWER=
+NO_KEYS=() # options of `env`
+NOT_THERE="start it, or correct JUDGE_URL"
 WARNED= # the second at which a signal came
 
 # Who reads the output may be gone, for example `tee` after a Ctrl-C.
@@ -73,8 +78,14 @@ download() {
 }
 
 # refuse_judge_options ARGUMENT...: stop the script if an argument names the judge. The script must know who starts it.
+# Also set NO_KEYS to what leaves keys out of the environment of servers.
 refuse_judge_options() {
-    local argument
+    local argument name told=$*
+    [[ ! -f $RECIPE ]] || told+=" $(<"$RECIPE")"
+    for name in $(compgen -e); do
+        [[ $name == *API_KEY || $told =~ judge[_-]api[_-]key[_-]env[=:\ ]+[\"\']?$name([^A-Za-z0-9_]|$) ]] || continue
+        NO_KEYS+=(-u "$name")
+    done
     for argument; do
         case ${argument%%=*} in
         --judge_url | --judge_model) die "set JUDGE_URL=... and JUDGE_MODEL=... instead of ${argument%%=*}" ;;
@@ -150,7 +161,7 @@ start_judge() {
     shift
     (($#)) || set -- env
     if [[ -n $STARTS_JUDGE ]]; then
-        start judge "$@" CUDA_VISIBLE_DEVICES="$gpus" "${JUDGE_SERVER[@]}"
+        start judge "$@" "${NO_KEYS[@]}" CUDA_VISIBLE_DEVICES="$gpus" "${JUDGE_SERVER[@]}"
     else
         check_judge
     fi
@@ -164,7 +175,7 @@ check_judge() {
     local deadline=$((SECONDS + START_SECONDS)) models
     say "waiting for the judge at $JUDGE_URL, $START_SECONDS s at most (START_SECONDS)"
     until ask_judge --output /dev/null "$JUDGE_URL/models"; do
-        ((SECONDS < deadline)) || die "no judge answers at $JUDGE_URL: start it, or correct JUDGE_URL"
+        ((SECONDS < deadline)) || die "no judge answers at $JUDGE_URL: $NOT_THERE"
         sleep "$POLL_SECONDS"
     done
     if models=$(ask_judge --fail "$JUDGE_URL/models"); then
@@ -232,7 +243,7 @@ make_data() {
     fi
     provide_judge "$judge_gpus"
     if [[ -z ${SAMPLER_URL:-} ]]; then
-        start sampler env CUDA_VISIBLE_DEVICES="$gpus" \
+        start sampler env "${NO_KEYS[@]}" CUDA_VISIBLE_DEVICES="$gpus" \
             vllm serve "$POLICY" --host 127.0.0.1 --port "$PORT" --max-model-len 8192 "$@"
         wait_healthy sampler "http://127.0.0.1:$PORT" "$POLICY"
     fi
@@ -245,6 +256,7 @@ make_data() {
 # estimate JUDGE_GPUS: the role `estimate`. Say what the training will cost, after a few questions to the judge.
 estimate() {
     need curl hf
+    ARGUMENTS+=(--num_processes "${PROCESSES:-1}")
     python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run >/dev/null # refuses what cannot work
     provide_judge "$1"
     python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --preflight_only true
@@ -275,12 +287,15 @@ check_free() {
 # start NAME COMMAND...: run the command in the background. To set its environment, use
 # `start NAME env KEY=VALUE ... COMMAND...`.
 start() {
-    local name=$1
+    local name=$1 log=$LOGS/$1.log attempt
     shift
     mkdir -p "$LOGS"
-    : >"$LOGS/$name.log" # before anybody follows it
-    say "starting $name, log in $LOGS/$name.log: $*"
-    setsid "$@" </dev/null >"$LOGS/$name.log" 2>&1 &
+    touch "$log"
+    FIRST_LINE[$name]=$(($(wc -l <"$log") + 3)) # the last line may have no line break
+    attempt=$(($(grep -c '^=== .*, attempt ' "$log" || true) + 1))
+    printf '\n=== %s, attempt %d\n' "$(date --iso-8601=seconds)" "$attempt" >>"$log"
+    say "starting $name, log in $log: $*"
+    setsid "$@" </dev/null >>"$log" 2>&1 &
     SERVERS[$name]=$!
     echo "$!" >&"$GUARDED"
 }
@@ -291,7 +306,8 @@ wait_healthy() {
     local name=$1 url=$2 model=$3 deadline=$((SECONDS + START_SECONDS)) models
     until ask --fail --output /dev/null "$url/health"; do
         check_alive "$name"
-        ((SECONDS < deadline)) || die "$name at $url was not ready after $START_SECONDS s (START_SECONDS)"
+        ((SECONDS < deadline)) ||
+            die "$name at $url was not ready after $START_SECONDS s (START_SECONDS)${SERVED_BY:+: $SERVED_BY}"
         sleep "$POLL_SECONDS"
     done
     check_alive "$name" # else another server answers
@@ -303,7 +319,7 @@ wait_healthy() {
 # check_alive NAME: stop the script if a server that it started has ended.
 check_alive() {
     [[ -z ${SERVERS[$1]:-} ]] || kill -0 "${SERVERS[$1]}" 2>/dev/null && return
-    tail -n 20 "$LOGS/$1.log" >&2
+    tail --lines="+${FIRST_LINE[$1]}" "$LOGS/$1.log" | tail -n 20 >&2
     die "$1 ended before it was ready; its whole log is $LOGS/$1.log"
 }
 
@@ -312,7 +328,7 @@ train() {
     local status=0
     start "$@"
     TRAINING=${SERVERS[$1]}
-    setsid tail --follow --lines=+1 --sleep-interval=0.2 --pid="$TRAINING" "$LOGS/$1.log" &
+    setsid tail --follow --lines="+${FIRST_LINE[$1]}" --sleep-interval=0.2 --pid="$TRAINING" "$LOGS/$1.log" &
     FOLLOWER=$!
     # A signal ends a wait with a status of its own. Once the training has ended, `wait` still returns its status.
     while kill -0 "$TRAINING" 2>/dev/null; do wait "$TRAINING" || true; done
@@ -366,6 +382,7 @@ stop() {
     wait "$GUARD" ${FOLLOWER:+"$FOLLOWER"} || true
 }
 
+need ps setsid # to find the processes that get a signal, and to end them all
 set -m # a process group of its own, which a SIGKILL of the script's group does not reach
 coproc { guard; }
 set +m

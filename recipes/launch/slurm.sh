@@ -9,6 +9,7 @@
 #SBATCH --signal=B:TERM@900
 #SBATCH --requeue
 #SBATCH --output=runs/slurm-%j.log
+#SBATCH --open-mode=append
 # Slurm with three nodes: the first node serves, and the other two train on 16 GPUs.
 #
 #   mkdir -p runs && sbatch recipes/launch/slurm.sh [further arguments of train_rankbuffer.py]
@@ -28,8 +29,8 @@
 # that you share with others.
 #
 # Batch: 16 processes x 2 per device x 5 accumulation = 160 rollouts = 20 queries x 8. Some groups lie on two or more
-# processes, and the result is the same. For another number of nodes, set ACCUMULATION = 80 / training GPUs. 3 and 6
-# training nodes cannot make 160.
+# processes, and the result is the same. With 1, 5 or 10 training nodes, the accumulation is 10, 2 or 1. Other numbers
+# cannot make 160 and are refused, unless ACCUMULATION is set.
 #
 # Memory of a GPU, by arithmetic (one_node.sh has the terms; 1 GB = 10^9 bytes): training 131 GB / 16 = 8 GB,
 # activations 5 GB, logits 12 GB, about 25 of 80 GB; servers as in two_nodes.sh.
@@ -45,7 +46,6 @@ cd "${SLURM_SUBMIT_DIR:?this is a script for sbatch}"
 source recipes/launch/servers.sh
 
 OUTPUT=${OUTPUT:-runs/rankbuffer}
-ACCUMULATION=${ACCUMULATION:-5}
 
 # This part runs on each training node. SLURM_NODEID counts the nodes of this step.
 if [[ ${RANKBUFFER_ROLE:-} == train ]]; then
@@ -57,6 +57,10 @@ if [[ ${RANKBUFFER_ROLE:-} == train ]]; then
     exit
 fi
 
+case ${1:-} in
+judge) die "this script starts the judge itself: leave out the word judge" ;;
+data | estimate) die "for this role, run srun --nodes=1 --gpus-per-node=8 --exclusive recipes/launch/one_node.sh $*" ;;
+esac
 [[ " $*" != *" --output_dir"* ]] || die "set OUTPUT=... instead of --output_dir: checkpoints are looked for there"
 refuse_judge_options "$@"
 [[ -z $JUDGE_URL ]] || check_address JUDGE_URL "$(host_of "$JUDGE_URL")"
@@ -64,6 +68,10 @@ need curl hf vllm accelerate
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 ((${#NODES[@]} > 1)) || die "this needs at least two nodes: one serves, the others train"
 TRAINERS=$((${#NODES[@]} - 1))
+((80 % (8 * TRAINERS) == 0)) || [[ -n ${ACCUMULATION:-} ]] ||
+    die "$TRAINERS training nodes cannot make 160 rollouts, 2 per GPU at once: take 1, 2, 5 or 10 besides the node" \
+        "that serves, or set ACCUMULATION for another batch"
+ACCUMULATION=${ACCUMULATION:-$((80 / (8 * TRAINERS)))}
 address() {
     srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="$1" hostname --ip-address | cut -d ' ' -f 1
 }
@@ -91,8 +99,8 @@ done
 
 serve=(srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
 start_judge 4,5,6,7 "${serve[@]}"
-start rollouts "${serve[@]}" CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
-    "${ROLLOUTS[@]}"
+start rollouts "${serve[@]}" "${NO_KEYS[@]}" CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP="$SERVE_HOST" \
+    VLLM_SERVER_DEV_MODE=1 "${ROLLOUTS[@]}"
 wait_judge
 wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
 

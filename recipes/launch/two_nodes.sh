@@ -32,6 +32,13 @@ cd "$(dirname "$0")/../.."
 source recipes/launch/servers.sh
 
 ROLE=${1:-}
+case $ROLE in
+judge) die "the role serve starts the judge with the rollout server: $0 serve" ;;
+data | estimate)
+    die "on the training machine, run recipes/launch/one_node.sh $* (while \`$0 serve\` runs, with" \
+        "JUDGE_URL=http://${SERVE_HOST:-SERVE_HOST}:$((PORT + 1))/v1 before it)"
+    ;;
+esac
 [[ $ROLE == serve || $ROLE == train ]] || die "say what this machine does: $0 serve, or $0 train"
 shift
 : "${SERVE_HOST:?set it to the address of the serving machine in your private network}"
@@ -51,8 +58,8 @@ if [[ $ROLE == serve ]]; then
     check_free "$ROLLOUT_URL" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
     download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
     start_judge 4,5,6,7
-    start rollouts env CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP="$SERVE_HOST" VLLM_SERVER_DEV_MODE=1 \
-        "${ROLLOUTS[@]}"
+    start rollouts env "${NO_KEYS[@]}" CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS" VLLM_HOST_IP="$SERVE_HOST" \
+        VLLM_SERVER_DEV_MODE=1 "${ROLLOUTS[@]}"
     wait_judge
     wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
     serve_until_ended
@@ -67,7 +74,9 @@ ARGUMENTS=(
 )
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes 8
 download "$POLICY"
-check_judge # the serving machine has started it
+SERVED_BY="run $0 serve on the serving machine first; its first download takes long"
+[[ -z $STARTS_JUDGE ]] || NOT_THERE=$SERVED_BY
+check_judge
 wait_healthy rollouts "$ROLLOUT_URL" "$POLICY"
 train training env VLLM_HOST_IP="$TRAIN_HOST" \
     accelerate launch --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py "${ARGUMENTS[@]}"

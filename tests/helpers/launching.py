@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
-KEPT = ("CUDA_VISIBLE_DEVICES", "VLLM_SERVER_DEV_MODE", "VLLM_HOST_IP", "SLURM_NODEID")
+KEYS = ("TEST_API_KEY", "TEST_SECRET")
+KEPT = ("CUDA_VISIBLE_DEVICES", "VLLM_SERVER_DEV_MODE", "VLLM_HOST_IP", "SLURM_NODEID", *KEYS)
 STAND_IN = '''#!{python} -S
 """Notes what it was called with; then does what the program of its name would do, as far as the scripts can tell."""
 import json, os, signal, subprocess, sys, time
@@ -82,7 +83,8 @@ elif name == "accelerate":
 elif name == "python":
     sys.exit(int(os.environ.get("REFUSES", 0)))
 elif name == "scontrol" and sys.argv[1] == "show":
-    print("n0\\nn1\\nn2")
+    last = int(os.environ["SLURM_JOB_NODELIST"].strip("n[]").split("-")[1])
+    print(*(f"n{{i}}" for i in range(last + 1)), sep="\\n")
 elif name == "srun":
     options = [word for word in sys.argv[1:] if word.startswith("--")]
     first = next(i for i, word in enumerate(sys.argv) if i and not word.startswith("--"))
