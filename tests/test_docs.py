@@ -15,14 +15,13 @@ from aiohttp import web
 from conftest import QUICKSTART, ROOT, scripted_judge
 from helpers.http_server import served
 from helpers.programs import PAGES, blocks, commands, entry_points, parse, program, text_of
-from helpers.quality import make
-from helpers.truth import truth
 
 from rankbuffer_trl.judge import VerdictError
 from rankbuffer_trl.judge.reach import context_for
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rewards.method import load_method, method_names
+from rankbuffer_trl.testing import make, truth
 
 WIDTH = 156  # characters of a line outside tables and code
 FOLDERS = (

@@ -9,8 +9,7 @@ from itertools import combinations, pairwise, product
 
 import pytest
 from helpers.places import judge_by, mean, shown_in, slow_places, slow_rewards
-from helpers.quality import EIGHT, QUALITIES, make, play
-from helpers.truth import quality, truth
+from helpers.quality import EIGHT, QUALITIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -31,6 +30,7 @@ from rankbuffer_trl.rewards.looks import (
 )
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
+from rankbuffer_trl.testing import make, play, quality, truth
 
 SEEDS = st.integers(0, 99)
 SIZES = st.integers(1, 12)

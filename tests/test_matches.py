@@ -11,8 +11,7 @@ from fractions import Fraction
 from unittest.mock import patch
 
 import pytest
-from helpers.quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
-from helpers.truth import SHOWN, quality, truth
+from helpers.quality import CASES, EIGHT, QUALITIES, RIGHT
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
+from rankbuffer_trl.testing import QUERY, SHOWN, fails, faulty, make, play, quality, truth
 
 PAIRED = (RRCSCR(), RRCAGR(), PairwiseRank(), Tournament())
 paired = pytest.mark.parametrize("method", PAIRED, ids=str)

@@ -12,8 +12,7 @@ from itertools import combinations, pairwise
 import pytest
 from conftest import scripted_judge
 from helpers.places import mean, shown_in, slow_places, slow_rewards
-from helpers.quality import EIGHT, QUERY, make
-from helpers.truth import quality, truth
+from helpers.quality import EIGHT
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from rankbuffer_trl.rewards.looks import balanced
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch, partition
+from rankbuffer_trl.testing import QUERY, make, quality, truth
 
 SEEDS = st.integers(0, 999)
 LOOKS = st.sampled_from([1, 2, 4, 6])

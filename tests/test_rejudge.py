@@ -23,7 +23,6 @@ from helpers.damage import damaged
 from helpers.http_server import served
 from helpers.reports import answer, record
 from helpers.scripted import run as train
-from helpers.truth import quality, truth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +42,7 @@ from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store import numbers as ledger
 from rankbuffer_trl.store.gains import Z, duel_of, visits
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
+from rankbuffer_trl.testing import quality, truth
 from rankbuffer_trl.training.card import duel_line
 from rankbuffer_trl.training.scorer import GroupScorer
 

@@ -22,6 +22,7 @@ from rankbuffer_trl.judge.batch import hash_question, progress
 from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import explain
 from rankbuffer_trl.judge.reach import check_servers, estimate_tokens
+from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.must import count_calls, score_group
 from rankbuffer_trl.store import BufferStore, numbers
@@ -181,7 +182,7 @@ async def replay(
     Raises:
         [`JudgeError`]: if the judge is not there, or fails too often.
     """
-    first = [question for each in visits.values() for question in method.first_questions(each[0].group)]
+    first = [question for each in visits.values() for question in first_questions(method, each[0].group)]
     try:
         with AnswerLog(log) as answers, progress() as shown:
             kept = KeptJudge(judge, method.name, answers, most, max_failures)
@@ -233,7 +234,7 @@ def price_of(
     if recorded.prompt_tokens:
         prompt, completion = recorded.prompt_tokens, recorded.completion_tokens
         return (low, high), high * prompt / recorded.calls, high * completion / recorded.calls
-    asked = [question for each in visits.values() for question in method.first_questions(each[0].group)]
+    asked = [question for each in visits.values() for question in first_questions(method, each[0].group)]
     prompt_tokens, completion_tokens = estimate_tokens(asked, guard)
     share = high / max(len(asked), 1)
     return (low, high), share * prompt_tokens, share * completion_tokens

@@ -12,6 +12,7 @@ from ..judge import Question, Totals
 from ..judge.ledger import duration, short
 from ..judge.reach import estimate_tokens
 from ..rewards.functions import load_functions
+from ..rewards.listen import first_questions
 from ..rewards.method import RewardMethod
 from ..rewards.must import count_calls
 from .batches import Batches
@@ -79,7 +80,7 @@ class RunPlan:
     def first_questions(self) -> Iterator[Question]:
         """Yield the questions of the first visits, with reference responses in the place of rollouts."""
         for query_id in self.queries.ids:
-            yield from self.method.first_questions(stand_in(self.queries[query_id], self.args.num_generations))
+            yield from first_questions(self.method, stand_in(self.queries[query_id], self.args.num_generations))
 
     def judgments(self) -> tuple[int, int, int]:
         """Return the number of groups after step `done`, and how many judgments they take at least and at most.

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from helpers.truth import unguarded
 from rankbuffer_trl.groups import RolloutGroup
+from rankbuffer_trl.testing import unguarded
 
 
 def mean(values) -> Fraction:
