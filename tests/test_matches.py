@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.rewards.arenarl import ArenaRL
+from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.matches import make_match
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
@@ -200,7 +201,7 @@ def test_arena_judges_each_match_in_both_orders():
 
 
 def shown_pairs(method, group: RolloutGroup) -> list[tuple[str, str]]:
-    return [tuple(SHOWN.findall(question.prompt())) for question in method.first_questions(group)]
+    return [tuple(SHOWN.findall(question.prompt())) for question in first_questions(method, group)]
 
 
 @paired
