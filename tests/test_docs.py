@@ -227,12 +227,11 @@ def test_the_settings_that_extending_shows_train(own, training):
     assert 0 < store.totals().calls <= len(asked) and store.totals().failures == 0 and "\n> " in asked[0]
     assert {row[0] for row in store.rows("SELECT method FROM calls")} == {"beats_best"}
     assert trainer._identity()["judge"].startswith("my_methods.text_server.TextServer {'url'")
-    names = ["rank_reward", "format_reward", "soft_overlong_punishment_reward", "group_length_punishment"]
+    names = ["rank_reward", "format_reward", "soft_overlong_punishment_reward"]
     names.append("names_a_source")
     assert trainer.reward_func_names == names
-    assert trainer.reward_weights.tolist() == pytest.approx([1, 0.2, 0.5, 0.3, 0.2])
+    assert trainer.reward_weights.tolist() == pytest.approx([1, 0.2, 0.5, 0.2])
     log = trainer.state.log_history[0]
-    assert -1 <= log["rewards/group_length_punishment/mean"] < 0
     assert -1 <= log["rewards/soft_overlong_punishment_reward/mean"] < 0 and log["rewards/names_a_source/mean"] == 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.groups import Rollout, RolloutGroup, drop_rubrics
+from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import AnswerLog, Asked, Call, Judge, JudgeError, Totals
 from rankbuffer_trl.judge.batch import hash_question, progress
 from rankbuffer_trl.judge.errors import first_leaf
@@ -50,7 +50,6 @@ def read_visits(
     sample: int,
     epochs: int | None,
     seed: int,
-    dropout: tuple[float, int] = (0.0, 0),
 ) -> Visits:
     """Return the recorded visits of queries that are drawn at random.
 
@@ -65,8 +64,6 @@ def read_visits(
             Number of epochs from the first one. `None` takes all.
         seed (`int`):
             The seed of the draw.
-        dropout (`tuple[float, int]`, *optional*, defaults to `(0.0, 0)`):
-            The run's `rubric_dropout` and seed. A visit is replayed with the rubrics that it had.
 
     Raises:
         [`DataError`]: if the data set lacks a query.
@@ -89,8 +86,7 @@ def read_visits(
         for row in rows[query_id]:
             # The store has no text of a rollout without an answer.
             rollouts = tuple(Rollout(i, texts.get(f"{row.step}-{i}", "")) for i in range(len(row.rewards)))
-            seen = drop_rubrics(query, *dropout, row.epoch)
-            found[query_id].append(RecordedVisit(RolloutGroup(seen, rollouts, row.step, row.epoch), row))
+            found[query_id].append(RecordedVisit(RolloutGroup(query, rollouts, row.step, row.epoch), row))
     return found
 
 
