@@ -20,6 +20,7 @@ from rankbuffer_trl.judge import VerdictError
 from rankbuffer_trl.judge.reach import context_for
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
 from rankbuffer_trl.judge.serve import make_app
+from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import load_method, method_names
 from rankbuffer_trl.testing import make, truth
 
@@ -177,8 +178,10 @@ def test_the_method_that_extending_shows_ranks(own):
     assert rewards(lambda prompt: '{"winner": "A"}') == (0, -1, 0, 0), "the first shown always wins"
     assert rewards(lambda prompt: "no idea") == (None, -1, None, None)
     method = load_method(name, {}, 0)
-    assert method.calls(group, first=True) == (6, 6) and len(method.first_questions(group)) == 6
+    assert method.calls(group, first=True) == (6, 6) and len(first_questions(method, group)) == 6
     assert method.most_shown(8) == 2
+    (checks,) = (code for code in blocks(ROOT / "docs" / "extending.md", "python") if "import check_method" in code)
+    exec(checks, {})
     with pytest.raises(ValueError, match="has no argument 'loser'"):
         load_method(name, {"loser": 1}, 0)
 
@@ -197,7 +200,7 @@ def test_the_question_that_extending_shows_is_asked(own):
     assert group.query.text in seen[0] and seen[0].endswith('{"best": 0, "worst": 1}') and "{" not in seen[0][:-30]
     assert asyncio.run(method.score(group, None, scripted_judge(lambda _: "no"))).rewards == (None, -1, None, None)
     assert asyncio.run(method.score(make([5, None]), None, scripted_judge(answer))).rewards == (0, -1)
-    (question,) = method.first_questions(group)
+    (question,) = first_questions(method, group)
     assert method.calls(group, True) == (1, 1)
     assert re.fullmatch(question.verdict.constraint["regex"], '{"best": 2, "worst": 0}')
     for wrong in ('{"best": 0, "worst": 0}', '{"best": 1, "worst": 0}', '{"best": [0], "worst": 2}'):

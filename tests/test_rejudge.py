@@ -120,9 +120,6 @@ class Once:
         after = initial_buffer(group.query.responses, 4) if buffer is None else None
         return GroupScore((0.0,) * len(group.rollouts), after=after)
 
-    def first_questions(self, group):
-        return []
-
 
 def test_replay_of_a_visit_without_a_next_buffer_leaves_the_old_one(run, opened, tmp_path):
     store = opened(path=run.path)
@@ -447,8 +444,8 @@ def test_main_refuses_a_run_that_left_out_rubrics(words, command, monkeypatch):
     manifest = {"config": {"rubric_dropout": 0.6}}
     monkeypatch.setattr("rankbuffer_lab.report.runs.log_and_manifest", lambda path: ([], manifest))
     for mode in (("--mode", "duel"), ("--method", "rankbuffer")):
-        with pytest.raises(SystemExit, match="was trained with rubric_dropout, which drew the rubrics of each visit"):
-            command(*words, *mode, *NUMBERS)
+        said = command(*words, *mode, *NUMBERS)
+        assert "was trained with rubric_dropout, which drew the rubrics" in said and not NumberJudge.asked
 
 
 MODES = pytest.mark.parametrize("mode", [("--mode", "duel"), ("--method", "rankbuffer")], ids=["duel", "replay"])
