@@ -200,10 +200,10 @@ class OpenStep:
         if not self._missing[i]:
             scoring[i] = self._start(i, tasks)
             return
-        here, asked = {rollout.id for rollout in rollouts} - self._missing[i], self._early[i]
+        here = {rollout.id for rollout in rollouts} - self._missing[i]
         if any(rubric.must for rubric in group.query.rubrics):
-            here, asked = {place}, []  # rollouts that break such a rubric are scored apart, so no two surely meet
-        questions = without(await early_questions(self.method, group, here, self.buffers[i]), asked)
+            here = {place}  # rollouts that break such a rubric are scored apart, so no two surely meet
+        questions = without(await early_questions(self.method, group, here, self.buffers[i]), self._early[i])
         self._early[i] += questions
         for question in (*must_questions(replace(group, rollouts=(rollouts[place],))), *questions):
             self.judge.ask_early(question, tasks)
