@@ -48,6 +48,7 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.probabilities import read_chances
 from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict
+from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.pairs_soft import PairsSoft
 from rankbuffer_trl.rewards.rankbuffer_soft import RankBufferSoft
 from rankbuffer_trl.rewards.ratings_soft import RatingsSoft
@@ -278,7 +279,7 @@ def test_probabilities_of_a_judge_with_habits_order_what_its_word_ties(order):
     rank = [2 * sorted(order).index(number) / (len(order) - 1) - 1 for number in order]
     for method in (RatingsSoft(), PairsSoft(), RankBufferSoft()):
         words = {
-            json.loads(reply(each.prompt(), QUALITY, HABITS)[0]).popitem() for each in method.first_questions(group)
+            json.loads(reply(each.prompt(), QUALITY, HABITS)[0]).popitem() for each in first_questions(method, group)
         }
         assert len(words) == 1, method
         score = asyncio.run(method.score(group, None, Judge(client, guard=False)))

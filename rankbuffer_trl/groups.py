@@ -4,8 +4,7 @@ These classes are immutable. They need no torch, no network and no files.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from random import Random
+from dataclasses import dataclass
 from typing import Any
 
 Messages = list[dict[str, str]]
@@ -68,31 +67,6 @@ class Query:
         if len(self.prompt) == 1:
             return self.prompt[0]["content"]
         return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in self.prompt)
-
-
-def drop_rubrics(query: Query, share: float, seed: int, epoch: int) -> Query:
-    """Return a query without the rubrics that one visit leaves out. The same arguments leave out the same rubrics.
-
-    Each rubric is left out with the probability `share`, on its own. All that must hold stay. If no weight above 0
-    would stay, the luckiest such rubric does.
-
-    Args:
-        query (`Query`):
-            The query with all of its rubrics.
-        share (`float`):
-            The probability, in [0, 1).
-        seed (`int`):
-            The seed of the run.
-        epoch (`int`):
-            The number of the pass over the data, which tells the visits of a query apart.
-    """
-    lucks = [
-        1.0 if rubric.must else Random(f"{seed}/{query.id}/{epoch}/{i}").random()
-        for i, rubric in enumerate(query.rubrics)
-    ]
-    drawn = list(zip(query.rubrics, lucks, strict=True))
-    least = min(share, max(luck for rubric, luck in drawn if rubric.weight > 0))
-    return replace(query, rubrics=tuple(r for r, luck in drawn if luck >= (least if r.weight > 0 else share)))
 
 
 @dataclass(frozen=True)

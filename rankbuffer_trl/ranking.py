@@ -4,12 +4,16 @@ The names are the paper's: `K` anchors, insertion positions `p`, buckets `C[p]`,
 returns `None` for a question that it failed to answer. Each function says what it does then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
 
 from .buffer import AnchorBuffer
 from .groups import Query, Rollout
 from .judge import Judge, insertion_question, ranking_question
+
+T = TypeVar("T", bound=Hashable)
 
 INSERTION_BINS = ("below", "quarter1", "quarter2", "quarter3", "quarter4", "above")
 """Names of the bins of [`insertion_bin`], from worst to best."""
@@ -124,17 +128,57 @@ def rank_rewards(order: Sequence[Sequence[int]], G: int, empty: Sequence[int] = 
     rank_rewards([(2,), (0,), (1,)], G=4, empty=[3])  # (1/3, 1.0, -1/3, -1.0)
     ```
     """
-    n = len(empty) + sum(len(tier) for tier in order)
-    rewards: list[float | None] = [None] * G
-    for i in empty:
-        rewards[i] = -1.0
-    below = len(empty)
+    return place_rewards(tier_places(order), G, empty)
+
+
+def tier_places(order: Iterable[Sequence[int]]) -> dict[int, float]:
+    """Return the place of each rollout in an order of tiers, from 0 (worst). A tier shares its mean place."""
+    places: dict[int, float] = {}
     for tier in order:
-        q = below + (len(tier) - 1) / 2
-        for i in tier:
-            rewards[i] = -1.0 + 2.0 * q / (n - 1) if n > 1 else 0.0
-        below += len(tier)
-    return tuple(rewards)
+        places |= dict.fromkeys(tier, len(places) + (len(tier) - 1) / 2)
+    return places
+
+
+def place_rewards(
+    places: Mapping[int, Fraction | float], G: int, empty: Sequence[int] = ()
+) -> tuple[float | None, ...]:
+    """Return rewards in [-1, 1] from places: `r = -1 + 2 (e + q) / (n + e - 1)`.
+
+    Each reward that comes from an order is computed here. Mean places are not replaced by ranks. So two rollouts whose
+    order changes from look to look have nearly equal rewards.
+
+    Args:
+        places (`Mapping[int, Fraction | float]`):
+            The place `q` of each of the `n` ranked rollouts, from 0 (worst) to `n - 1`, or its mean over looks.
+        G (`int`):
+            Size of the group.
+        empty (`Sequence[int]`, *optional*):
+            Ids of the `e` rollouts without an answer. They are below all others and share the reward -1.
+
+    Returns:
+        `tuple[float | None, ...]`: one reward per rollout id 0..G-1. An id that is neither ranked nor empty has
+        `None`. A single ranked rollout without empty ones has the reward 0.
+
+    Example:
+
+    ```python
+    from rankbuffer_trl.ranking import place_rewards
+    from rankbuffer_trl.rewards.looks import mean_places
+
+    place_rewards(mean_places([(0, 1, 2), (0, 2, 1)]), G=4, empty=[3])  # (-1/3, 2/3, 2/3, -1.0)
+    ```
+    """
+    highest = len(places) + len(empty) - 1
+    rewards: dict[int, float] = dict.fromkeys(empty, -1.0)
+    for i, q in places.items():
+        rewards[i] = float(-1 + 2 * (len(empty) + q) / highest) if highest else 0.0
+    return tuple(rewards.get(i) for i in range(G))
+
+
+def place_tiers(places: Mapping[T, Fraction | float]) -> tuple[tuple[T, ...], ...]:
+    """Return the candidates as tiers from worst to best. Those of one tier have the same place."""
+    levels = sorted(set(places.values()))
+    return tuple(tuple(i for i in places if places[i] == level) for level in levels)
 
 
 def insertion_bin(position: int, K: int) -> str:

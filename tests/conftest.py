@@ -14,21 +14,22 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from helpers.faulty_server import KEY, Fault, serving
-from helpers.truth import truth, unguarded
 from hypothesis import settings
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge import Call, Judge, Question, TransportError, Usage
-from rankbuffer_trl.judge.probabilities import without_doubt
+from rankbuffer_trl.judge import Call, Judge, Question, TransportError
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.testing import ScriptedClient as ScriptedClient
+from rankbuffer_trl.testing import scripted_judge as scripted_judge
+from rankbuffer_trl.testing import truth
 from rankbuffer_trl.training.scorer import GroupScorer
 
 ROOT = Path(__file__).parent.parent
@@ -57,38 +58,6 @@ def run_program(path: Path, *arguments: object, timeout: float) -> str:
                     os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, errors[-3000:]
     return output
-
-
-class ScriptedClient:
-    """A chat client whose answers a test decides: `answer(messages)` gives a text, or an exception to raise.
-
-    The messages that `answer` gets are those of the paper, without the marks of the guard. A text has the
-    probabilities of a judge without a doubt. Others come from a pair of text and log probabilities.
-    """
-
-    name = "scripted judge"
-
-    def __init__(self, answer: Callable[[list[dict]], str | Exception]):
-        self.answer = answer
-        self.seen: list[list[dict]] = []
-
-    async def complete(self, messages, *, question, seed, tally):
-        self.seen.append(messages)
-        tally.server, tally.attempts = self.name, tally.attempts + 1
-        await asyncio.sleep(0)
-        answer = self.answer([{**m, "content": unguarded(m["content"])} for m in messages])
-        if isinstance(answer, Exception):
-            raise answer
-        text, logprobs = answer if isinstance(answer, tuple) else (answer, without_doubt(answer))
-        return text, Usage(10, 4, 3), False, logprobs
-
-    async def close(self):
-        pass
-
-
-def scripted_judge(answer: Callable[[list[dict]], str | Exception], **kwargs) -> Judge:
-    """Return a judge that answers as a test decides. Its prompts are the paper's, so responses are not quoted."""
-    return Judge(ScriptedClient(answer), **({"guard": False} | kwargs))
 
 
 def unreachable(messages) -> Exception:

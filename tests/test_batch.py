@@ -15,7 +15,6 @@ import pytest
 from conftest import ask, numbers, scripted_judge, unreachable
 from helpers.damage import BAD, MISSING, changed, damaged
 from helpers.faulty_server import Fault, completion, counting, serving
-from helpers.quality import QUERY
 
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import (
@@ -35,6 +34,7 @@ from rankbuffer_trl.judge import (
 from rankbuffer_trl.judge.batch import hash_request
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import check_judge, longest_need, servers_of
+from rankbuffer_trl.testing import QUERY
 
 
 def read_number(answer: str) -> int:

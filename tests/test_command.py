@@ -210,17 +210,6 @@ def test_a_dry_run_without_the_data_set_prints_the_plan_and_how_to_make_the_set(
     assert plan == "" and "docs/data.md says how to make one" in line and "nectar" not in line
 
 
-def test_run_estimates_the_memory_of_the_policy_before_the_judge_is_asked(tmp_path, monkeypatch):
-    asked = Mock()
-    monkeypatch.setattr(command, "warn_of_memory", asked.warn)
-    monkeypatch.setattr(command, "report", asked.report)
-    for mode in ("--dry_run", "--preflight_only"):
-        script, args, model = parse(*PAPER, mode, "--output_dir", str(tmp_path))
-        command.run(script, args, model)
-    assert [call[0] for call in asked.mock_calls] == ["warn", "report"]
-    assert asked.warn.call_args.args == (args, model)
-
-
 # What a run needs beside the judge
 
 

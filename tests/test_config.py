@@ -62,8 +62,6 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" must be above 0, got {}", {"judge_token_budget": 0}),
     (" must be above 0 seconds, got {}", {"judge_timeout": 0.0, "judge_step_timeout": 0.0, "rollout_timeout": 0.0}),
     (" is a share in 0..1, got {}", {"judge_max_failures": -0.1}),
-    (" must be at least 0 and below 1, got {}", {"rubric_dropout": -0.1}),
-    (" must be at least 0 and below 1, got {}", {"rubric_dropout": 1.0}),
     (" is a share in 0..1, got {}", {"judge_max_failures": 1.5}),
     (
         " is 1800 s, but the other processes give up after ddp_timeout=1800 s",

@@ -1,7 +1,8 @@
-"""The command `rankbuffer-data`, pushing with a card, and the whole road from raw rows to a training run."""
+"""The command `rankbuffer-data`, the card of a set, and the whole road from raw rows to a training run."""
 
 import json
 import re
+import shutil
 
 import generate_rubrics
 import prepare_nectar
@@ -12,11 +13,11 @@ from helpers.http_server import served
 from helpers.nectar_rows import Model, raw_row, rubrics_text
 from helpers.scripted import contents
 
-from rankbuffer_trl.data import command, publish
+from rankbuffer_trl.data import command
 from rankbuffer_trl.data.check import CheckSettings, check_dataset
 from rankbuffer_trl.data.lint import SAME, THERE, TWO, odd_rubrics
 from rankbuffer_trl.data.output import beside, write_provenance, write_rows
-from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rubric
@@ -230,30 +231,7 @@ def test_check_estimates_the_context_that_the_method_wants(howto, tmp_path, caps
         assert 0 <= int(tokens.replace(",", "")) - shown * 1125 - TURN_TOKENS < 1500  # the frame and two answers
 
 
-# Push
-
-
-class FakeHub:
-    """The one seam to the Hub: what is made and committed, on the disk."""
-
-    def __init__(self, folder):
-        self.folder, self.made = folder, []
-
-    def create_repo(self, repo_id, *, repo_type, private, exist_ok):
-        assert repo_type == "dataset" and exist_ok
-        self.made.append((repo_id, private))
-
-    def create_commit(self, repo_id, *, repo_type, operations, commit_message):
-        assert repo_type == "dataset" and commit_message == "36 queries"
-        self.folder.mkdir(exist_ok=True)
-        for operation in operations:
-            with operation.as_file() as content:
-                (self.folder / operation.path_in_repo).write_bytes(content.read())
-
-        class Commit:
-            commit_url = f"https://hub/{repo_id}/commit/1"
-
-        return Commit
+# The card
 
 
 STEPS = [
@@ -263,16 +241,16 @@ STEPS = [
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_push_sends_a_set_with_its_card_and_it_can_be_loaded_from_there(tmp_path, howto, monkeypatch, capsys, kind):
-    path, fake = tmp_path / f"mine.{kind}", FakeHub(tmp_path / "hub")
+def test_card_says_how_a_set_was_made_and_the_set_can_be_loaded_beside_it(tmp_path, howto, capsys, kind):
+    path, hub = tmp_path / f"mine.{kind}", tmp_path / "hub"
     write_rows(path, [row | {"models": ["gpt-4"] * 7} for row in howto])
     write_provenance(path, STEPS)
-    monkeypatch.setattr(publish, "HfApi", lambda: fake)
-    out = run_command(capsys, "push", path, "me/howto-36")
-    assert out.strip() == "pushed: https://hub/me/howto-36/commit/1" and fake.made == [("me/howto-36", True)]
-    assert list(load_queries(str(tmp_path / "hub"))) == list(load_queries(str(path)))
-    assert json.loads((tmp_path / "hub" / "provenance.json").read_text())["steps"] == STEPS
-    card = (tmp_path / "hub" / "README.md").read_text()
+    card = run_command(capsys, "card", path, "me/howto-36")
+    hub.mkdir()
+    shutil.copy(path, hub / f"train.{kind}")
+    (hub / "README.md").write_text(card)
+    (hub / "provenance.json").write_text(beside(path, "provenance.json").read_text())
+    assert list(load_queries(str(hub))) == list(load_queries(str(path)))
     for said in (
         f"path: train.{kind}",
         "# howto-36",
@@ -288,9 +266,6 @@ def test_push_sends_a_set_with_its_card_and_it_can_be_loaded_from_there(tmp_path
     ):
         assert said in card, said
     assert not re.search(r"\{(NAME|FILE|COUNTS|STEPS|SOURCES|RUBRICS|SYSTEM|USER)\}|cost `|step `", card)
-    assert run_command(capsys, "card", path, "me/howto-36") == card
-    run_command(capsys, "push", path, "me/howto-36", "--public")
-    assert fake.made[1:] == [("me/howto-36", False)]
 
 
 def test_card_says_where_queries_and_rubrics_come_from(tmp_path, howto, capsys):
@@ -306,27 +281,16 @@ def test_card_says_where_queries_and_rubrics_come_from(tmp_path, howto, capsys):
     assert "Text by" not in out and "those of the paper" not in out
 
 
-def test_push_refuses_what_is_not_finished_and_says_what_the_hub_refuses(tmp_path, howto):
-    from httpx import Request, Response
-    from huggingface_hub.errors import HfHubHTTPError
-
-    class Refusing:
-        def create_repo(self, *args, **kwargs):
-            raise HfHubHTTPError("401 Unauthorized", response=Response(401, request=Request("POST", "https://hub")))
-
+def test_card_refuses_what_is_not_finished(tmp_path, howto):
     path = tmp_path / "mine.jsonl"
     write_rows(path, howto)
-    with pytest.raises(DataError, match=r"mine\.jsonl cannot be pushed to me/x: 401"):
-        publish.push(str(path), "me/x", api=Refusing())
-    publish.push(str(path), "me/x", api=FakeHub(tmp_path / "bare"))
-    assert {path.name for path in (tmp_path / "bare").iterdir()} == {"train.jsonl", "README.md"}
     for text in ("{}", "[]", "{"):
         beside(path, "provenance.json").write_text(text)
-        with pytest.raises(DataError, match=r": mine\.jsonl\.provenance\.json is .* delete that record"):
-            publish.push(str(path), "me/x", api=FakeHub(tmp_path / "hub"))
+        with pytest.raises(SystemExit, match=r": mine\.jsonl\.provenance\.json is .* delete that record"):
+            command.main(["card", str(path), "me/x"])
     write_rows(path, [{key: value for key, value in howto[0].items() if key != "rubrics"}])
-    with pytest.raises(DataError, match="rubrics must be a non-empty list"):
-        publish.push(str(path), "me/x", api=FakeHub(tmp_path / "hub"))
+    with pytest.raises(SystemExit, match="rubrics must be a non-empty list"):
+        command.main(["card", str(path), "me/x"])
 
 
 # The road

@@ -15,14 +15,14 @@ from aiohttp import web
 from conftest import QUICKSTART, ROOT, scripted_judge
 from helpers.http_server import served
 from helpers.programs import PAGES, blocks, commands, entry_points, parse, program, text_of
-from helpers.quality import make
-from helpers.truth import truth
 
 from rankbuffer_trl.judge import VerdictError
 from rankbuffer_trl.judge.reach import context_for
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
 from rankbuffer_trl.judge.serve import make_app
+from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import load_method, method_names
+from rankbuffer_trl.testing import make, truth
 
 WIDTH = 156  # characters of a line outside tables and code
 FOLDERS = (
@@ -188,8 +188,10 @@ def test_the_method_that_extending_shows_ranks(own):
     assert rewards(lambda prompt: '{"winner": "A"}') == (0, -1, 0, 0), "the first shown always wins"
     assert rewards(lambda prompt: "no idea") == (None, -1, None, None)
     method = load_method(name, {}, 0)
-    assert method.calls(group, first=True) == (6, 6) and len(method.first_questions(group)) == 6
+    assert method.calls(group, first=True) == (6, 6) and len(first_questions(method, group)) == 6
     assert method.most_shown(8) == 2
+    (checks,) = (code for code in blocks(ROOT / "docs" / "extending.md", "python") if "import check_method" in code)
+    exec(checks, {})
     with pytest.raises(ValueError, match="has no argument 'loser'"):
         load_method(name, {"loser": 1}, 0)
 
@@ -208,7 +210,7 @@ def test_the_question_that_extending_shows_is_asked(own):
     assert group.query.text in seen[0] and seen[0].endswith('{"best": 0, "worst": 1}') and "{" not in seen[0][:-30]
     assert asyncio.run(method.score(group, None, scripted_judge(lambda _: "no"))).rewards == (None, -1, None, None)
     assert asyncio.run(method.score(make([5, None]), None, scripted_judge(answer))).rewards == (0, -1)
-    (question,) = method.first_questions(group)
+    (question,) = first_questions(method, group)
     assert method.calls(group, True) == (1, 1)
     assert re.fullmatch(question.verdict.constraint["regex"], '{"best": 2, "worst": 0}')
     for wrong in ('{"best": 0, "worst": 0}', '{"best": 1, "worst": 0}', '{"best": [0], "worst": 2}'):
@@ -238,12 +240,11 @@ def test_the_settings_that_extending_shows_train(own, training):
     assert 0 < store.totals().calls <= len(asked) and store.totals().failures == 0 and "\n> " in asked[0]
     assert {row[0] for row in store.rows("SELECT method FROM calls")} == {"beats_best"}
     assert trainer._identity()["judge"].startswith("my_methods.text_server.TextServer {'url'")
-    names = ["rank_reward", "format_reward", "soft_overlong_punishment_reward", "group_length_punishment"]
+    names = ["rank_reward", "format_reward", "soft_overlong_punishment_reward"]
     names.append("names_a_source")
     assert trainer.reward_func_names == names
-    assert trainer.reward_weights.tolist() == pytest.approx([1, 0.2, 0.5, 0.3, 0.2])
+    assert trainer.reward_weights.tolist() == pytest.approx([1, 0.2, 0.5, 0.2])
     log = trainer.state.log_history[0]
-    assert -1 <= log["rewards/group_length_punishment/mean"] < 0
     assert -1 <= log["rewards/soft_overlong_punishment_reward/mean"] < 0 and log["rewards/names_a_source/mean"] == 0
 
 

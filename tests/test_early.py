@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
-from helpers.quality import CASES, QUALITIES, QUERY, faulty, make
-from helpers.truth import truth
+from helpers.quality import CASES, QUALITIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_methods import METHODS
 
 from rankbuffer_trl.groups import Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError
+from rankbuffer_trl.rewards.listen import early_questions
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.testing import QUERY, faulty, make, truth
 from rankbuffer_trl.training.scorer import GroupScorer, StepScore
 from rankbuffer_trl.training.step import PENDING
 
@@ -86,19 +87,19 @@ def test_arrived_in_any_order_and_any_part_gives_the_same(method, scorer):
 @given(qualities=st.lists(QUALITIES, min_size=2, max_size=2))
 def test_early_questions_are_asked_by_the_method_itself(method, qualities):
     """Methods that ask about each rollout alone have some. A buffer that is bootstrapped begins with a whole group."""
-    early_questions = getattr(method, "early_questions", lambda *_: [])
+
+    def early_of(group, i, buffer):
+        arrived = tuple(each if each.id == i else Rollout(each.id, PENDING) for each in group.rollouts)
+        return asyncio.run(early_questions(method, replace(group, rollouts=arrived), {i}, buffer))
+
     alone = {"Pointwise", "RatingsSoft", "GDPO", "RRCAGR", "RankBuffer", "RankBufferLooks", "LLMBuffer"}
     alone |= {"RankBufferSoft"}
     expected = type(method).__name__ in alone and not getattr(method, "bootstrap", False)
-    assert bool(early_questions(make([5]), None)) == expected
+    assert bool(early_of(make([5, 6]), 0, None)) == expected
     buffer = None
     for step, each in enumerate(qualities):
         whole = replace(make(each, step=step), epoch=step)
-        early = [
-            question.prompt()
-            for rollout in whole.rollouts
-            for question in early_questions(replace(whole, rollouts=(rollout,)), buffer)
-        ]
+        early = [question.prompt() for rollout in whole.rollouts for question in early_of(whole, rollout.id, buffer)]
         judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
         buffer = asyncio.run(method.score(whole, buffer, judge)).after
         assert Counter(early) <= Counter(messages[0]["content"] for messages in judge.client.seen)
@@ -244,8 +245,9 @@ def test_score_counts_a_failure_about_a_text_that_is_gone(scorer):
 
     class Slow(RankBuffer):
         async def score(self, group, buffer, judge):
-            failed.set()
-            await asyncio.sleep(0.05)  # a method may wait for something else than the judge
+            if not group.answered:
+                failed.set()
+                await asyncio.sleep(0.05)  # a method may wait for something else than the judge
             return await super().score(group, buffer, judge)
 
     made = scorer(Judge(Client(by_number)), Slow(), max_failures=1.0)
@@ -283,8 +285,10 @@ def test_score_counts_its_timeout_from_the_last_rollout(scorer, answered):
 
 def test_score_does_not_wait_for_a_question_that_the_method_never_asks(scorer):
     class Chatty(RankBuffer):
-        def early_questions(self, group, buffer):
-            return [replace(question, query_id="idle") for question in super().early_questions(group, buffer)]
+        async def score(self, group, buffer, judge):
+            if PENDING in {rollout.text for rollout in group.answered} or len(group.answered) == 1:
+                group = replace(group, query=replace(group.query, id="idle"))
+            return await super().score(group, buffer, judge)
 
     class Client(Gate):
         async def complete(self, messages, *, question, **kwargs):

@@ -5,32 +5,23 @@ import math
 import random
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, pairwise, product
+from itertools import pairwise, product
 
 import pytest
 from helpers.places import judge_by, mean, shown_in, slow_places, slow_rewards
-from helpers.quality import EIGHT, QUALITIES, make, play
-from helpers.truth import quality, truth
+from helpers.quality import EIGHT, QUALITIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.judge import TransportError
-from rankbuffer_trl.ranking import rank_rewards
+from rankbuffer_trl.ranking import place_rewards, place_tiers, rank_rewards
 from rankbuffer_trl.rewards.listwise import Listwise
-from rankbuffer_trl.rewards.looks import (
-    CLASSES,
-    balanced,
-    connected,
-    cut_into_fours,
-    disputed,
-    mean_places,
-    place_rewards,
-    place_tiers,
-)
+from rankbuffer_trl.rewards.looks import balanced, disputed, mean_places
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
+from rankbuffer_trl.testing import make, play, quality, truth
 
 SEEDS = st.integers(0, 99)
 SIZES = st.integers(1, 12)
@@ -59,60 +50,21 @@ def test_balanced_gives_all_the_same_mean_distance_from_the_middle_after_four_lo
         assert max(distances) - min(distances) <= Fraction(1, 2)
 
 
-# Blocks of four
-
-NEVER_MET = {(0, 1), (2, 3), (4, 5), (6, 7)}
-
-
-def test_classes_balance_places_and_partners():
-    blocks = [block for blocks in CLASSES for block in blocks]
-    for i in range(8):
-        assert sorted(block.index(i) for block in blocks if i in block) == [0, 1, 2, 3], "each place once"
-    for i, j in combinations(range(8), 2):
-        gaps = sorted(block.index(i) - block.index(j) for block in blocks if i in block and j in block)
-        assert len(gaps) == (0 if (i, j) in NEVER_MET else 2) and sum(gaps) == 0, "a linear bias cancels"
-
-
-@given(st.integers(2, 20), st.sampled_from([4, 8]), SEEDS)
-@example(8, 4, 0)
-def test_cut_into_fours_makes_near_equal_blocks_of_at_most_four(n, looks, seed):
-    ids = [3 * i for i in range(n)]
-    orders = cut_into_fours(ids, looks, seed, make([5]))
-    if n <= 4:
-        assert orders == balanced(ids, looks, seed, make([5]))
-        return
-    sizes = {len(block) for block in orders}
-    assert max(sizes) <= 4 and min(sizes) >= 2 and max(sizes) - min(sizes) <= 1
-    assert connected(orders, ids) and len(set(orders)) == len(orders), "no prompt is asked twice"
-    assert {i for block in orders for i in block} == set(ids) and len(orders) <= looks * math.ceil(n / 4)
-    if n <= 8 and looks == 4:
-        for look in range(4):
-            assert sorted(orders[2 * look] + orders[2 * look + 1]) == ids
-        met = {pair for block in orders for pair in combinations(block, 2)}
-        assert len(met) == sum(math.comb(len(block), 2) for block in orders)
-        assert met == {(j, i) for i, j in met}, "who meets again stands in the opposite order"
-        assert n * (n - 1) // 2 - len(met) // 2 == n // 2, "at most one partner is never met"
-
-
-@pytest.mark.parametrize("cut", [balanced, cut_into_fours])
-def test_orders_follow_seed_query_and_step(cut):
-    first = cut(range(8), 8, 0, make(EIGHT))
-    assert len(set(first)) == len(first) == (8 if cut is balanced else 16)
-    assert first == cut(range(8), 8, 0, make(EIGHT))
-    assert first != cut(range(8), 8, 1, make(EIGHT)) != cut(range(8), 8, 1, make(EIGHT, step=1))
-    half = len(first) // 2
-    assert first[:half] == cut(range(8), 4, 0, make(EIGHT)) != first[half:]
+def test_orders_follow_seed_query_and_step():
+    first = balanced(range(8), 8, 0, make(EIGHT))
+    assert len(set(first)) == len(first) == 8
+    assert first == balanced(range(8), 8, 0, make(EIGHT))
+    assert first != balanced(range(8), 8, 1, make(EIGHT)) != balanced(range(8), 8, 1, make(EIGHT, step=1))
+    assert first[:4] == balanced(range(8), 4, 0, make(EIGHT)) != first[4:]
 
 
 # Mean places, rewards, disputed blocks
 
 ORDERS = st.integers(1, 6).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=4))
-SOME = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), min_size=1, max_size=8)
+BLOCKS = ORDERS.flatmap(lambda orders: st.lists(st.permutations(orders[0][:3]), max_size=3).map(lambda b: orders + b))
 
 
-@given(ORDERS | SOME)
-@example([[0, 1], [1, 2]])
-@example([[0, 1], [2, 3]])
+@given(ORDERS | BLOCKS)
 def test_mean_places_equal_the_oracle(orders):
     places = mean_places(orders)
     assert places == slow_places(orders)
@@ -124,16 +76,6 @@ def test_mean_places_equal_the_oracle(orders):
 @given(ORDERS)
 def test_mean_places_over_whole_orders_are_the_means_of_the_places(orders):
     assert mean_places(orders) == {i: mean(order.index(i) for order in orders) for i in orders[0]}
-
-
-@given(SOME)
-def test_connected_means_that_any_two_are_linked_by_a_chain_of_orders(orders):
-    ids = sorted({i for order in orders for i in order})
-    linked = {(i, j) for order in orders for i, j in product(order, repeat=2)}
-    for k, i, j in product(ids, repeat=3):  # Warshall's algorithm
-        linked |= {(i, j)} if {(i, k), (k, j)} <= linked else set()
-    assert connected(orders, ids) == (len(linked) == len(ids) ** 2)
-    assert not connected(orders, [*ids, 9]) and connected([], [])
 
 
 @given(ORDERS, st.integers(0, 3), st.integers(0, 3))
@@ -165,15 +107,13 @@ def test_disputed_blocks_are_the_finest_cut_without_a_dispute_across_it(orders):
 # Listwise
 
 WHOLE = st.builds(Listwise, st.sampled_from([1, 2, 4]), st.booleans(), SEEDS)
-FOURS = st.builds(Listwise, st.sampled_from([4, 8]), seed=SEEDS, blocks_of_four=st.just(True))
 GROUPS = st.lists(st.none() | st.integers(0, 10), min_size=1, max_size=14)
 FAILING, NOISE = st.sampled_from([0, 0.3, 0.9]), st.sampled_from([0, 2, 20])
 
 
-@given(WHOLE | FOURS, GROUPS, FAILING, NOISE)
+@given(WHOLE, GROUPS, FAILING, NOISE)
 @example(Listwise(seed=5), [5] * 8, 0.3, 20)
 @example(Listwise(seed=10), [5] * 8, 0.3, 20)
-@example(Listwise(4, blocks_of_four=True), [*EIGHT, None], 0.5, 0)
 @example(Listwise(), [7, None], 0, 0)
 def test_listwise_rewards_are_those_of_the_oracle(method, qualities, failing, noise):
     group = make(qualities)
@@ -192,7 +132,7 @@ def test_listwise_rewards_are_those_of_the_oracle(method, qualities, failing, no
     texts, orders = [rollout.text for rollout in group.answered], [order for order in heard if order is not None]
     if len(texts) == 1:
         orders = [texts]
-    places = slow_places(orders) if connected(orders, texts) else {}
+    places = slow_places(orders) if orders else {}
     assert played.rewards == slow_rewards(group, places, len(texts) - 1)
     assert len(set(played.prompts)) == len(played.prompts), "no prompt comes twice"
     check_questions(method, group, played, heard)
@@ -202,16 +142,11 @@ def check_questions(method: Listwise, group, played, heard) -> None:
     least, most = method.calls(group, first=True)
     assert least <= len(played.calls) <= most
     n, shown = len(group.answered), [shown_in(prompt) for prompt in played.prompts]
-    if method.blocks_of_four:
-        assert least == len(played.calls) == most
-        assert all(2 <= len(texts) <= method.most_shown(len(group.rollouts)) for texts in shown)
-    cut = cut_into_fours if method.blocks_of_four else balanced
-    first = cut([rollout.id for rollout in group.answered], method.looks, method.seed, group) if n >= 2 else []
+    first = balanced([rollout.id for rollout in group.answered], method.looks, method.seed, group) if n >= 2 else []
     assert shown[: len(first)] == [[group.rollouts[i].text for i in order] for order in first]
     assert [call.kind for call in played.calls] == ["look"] * len(first) + ["again"] * (len(shown) - len(first))
     looks = [order for order in heard[: len(first)] if order is not None]
-    repeats = method.again and not method.blocks_of_four
-    blocks = [set(block) for block in disputed(looks)] if looks and repeats else []
+    blocks = [set(block) for block in disputed(looks)] if looks and method.again else []
     later = shown[len(first) :]
     assert all(set(texts) in blocks for texts in later)
     if n > 2 and method.looks == 2:  # another shuffle, after four looks, can repeat one of them
@@ -236,13 +171,10 @@ def test_rankbuffer_looks_cost_the_most_with_three_or_two_in_an_interval():
 
 
 def test_looks_are_two_by_default_and_cannot_be_what_no_order_balances():
-    assert (Listwise(), RankBufferLooks()) == (Listwise(2, True, 0, False), RankBufferLooks(looks=2, seed=0))
+    assert (Listwise(), RankBufferLooks()) == (Listwise(2, True, 0), RankBufferLooks(looks=2, seed=0))
     for method, looks in product((Listwise, RankBufferLooks), (0, -2, 3, 5)):
         with pytest.raises(SettingsError, match=f"looks must be 1 or an even number, got {looks}: .* its reverse"):
             method(looks=looks)
-    for looks in (1, 2, 6):
-        with pytest.raises(SettingsError, match=f"looks must be a multiple of 4, got {looks}: only four looks"):
-            Listwise(looks, blocks_of_four=True)
 
 
 # Fine looks of RankBuffer

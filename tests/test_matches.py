@@ -11,18 +11,19 @@ from fractions import Fraction
 from unittest.mock import patch
 
 import pytest
-from helpers.quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
-from helpers.truth import SHOWN, quality, truth
+from helpers.quality import CASES, EIGHT, QUALITIES, RIGHT
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.rewards.arenarl import ArenaRL
+from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.matches import make_match
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
+from rankbuffer_trl.testing import QUERY, SHOWN, fails, faulty, make, play, quality, truth
 
 PAIRED = (RRCSCR(), RRCAGR(), PairwiseRank(), Tournament())
 paired = pytest.mark.parametrize("method", PAIRED, ids=str)
@@ -200,7 +201,7 @@ def test_arena_judges_each_match_in_both_orders():
 
 
 def shown_pairs(method, group: RolloutGroup) -> list[tuple[str, str]]:
-    return [tuple(SHOWN.findall(question.prompt())) for question in method.first_questions(group)]
+    return [tuple(SHOWN.findall(question.prompt())) for question in first_questions(method, group)]
 
 
 @paired

@@ -12,8 +12,7 @@ from typing import Literal, Optional
 
 import pytest
 from conftest import ROOT, scripted_judge
-from helpers.quality import CASES, EIGHT, QUALITIES, QUERY, RIGHT, fails, faulty, make, play
-from helpers.truth import RUBRICS, SHOWN, quality, truth, unguarded
+from helpers.quality import CASES, EIGHT, QUALITIES, RIGHT
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -21,14 +20,14 @@ from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import ranking_question
-from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.rewards.anchor_matches import AnchorMatches, strengths
 from rankbuffer_trl.rewards.arenarl import ArenaRL
 from rankbuffer_trl.rewards.brpo import BRPO
 from rankbuffer_trl.rewards.gdpo import GDPO
+from rankbuffer_trl.rewards.listen import early_questions, first_questions
 from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
-from rankbuffer_trl.rewards.method import GroupScore, load_method
+from rankbuffer_trl.rewards.method import MEMBERS, RewardMethod, load_method, score_by_order
 from rankbuffer_trl.rewards.pairs_soft import PairsSoft
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.pointwise import Pointwise
@@ -41,6 +40,7 @@ from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.ruler import Ruler
 from rankbuffer_trl.rewards.tournament import Tournament
+from rankbuffer_trl.testing import QUERY, RUBRICS, SHOWN, fails, faulty, make, play, quality, truth, unguarded
 from rankbuffer_trl.training.scorer import stand_in
 
 METHODS = (
@@ -58,11 +58,10 @@ METHODS = (
     Listwise(),
     Listwise(looks=4, again=False),
     Listwise(looks=1),
-    Listwise(looks=4, blocks_of_four=True),
     RankBufferLooks(),
     RankBufferLooks(looks=4, bootstrap=True),
     RankBufferBatch(),
-    RankBufferBatch(looks=4, ladder=True),
+    RankBufferBatch(looks=4),
     BRPO(),
     Ruler(),
     AnchorMatches(),
@@ -78,7 +77,7 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 
 def test_calls_of_a_group_of_eight_are_what_the_paper_says():
-    counts = (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8, 8 + 3 * 2, 1, 2, 4, 7, 1, 22)
+    counts = (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8 + 3 * 2, 1, 2, 4, 7, 1, 22)
     counts = (*counts, 8, 8 * 7, 8, 1)
     for method, count in zip(METHODS, counts, strict=True):
         assert len(play(method, make(EIGHT)).calls) == count, method  # 2 and 3, 5 and 6, 8 to 10 share an interval
@@ -97,7 +96,7 @@ VARIANTS = (RankBuffer(anchor_content=False), RankBuffer(k0=7, fine=False))
 
 def test_most_shown_is_what_the_longest_prompt_shows():
     """All eight rollouts share an interval. The visits are the first, the second, and one with `2 * k0` anchors."""
-    most = (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 4, 9, 9, 16, 16, 2, 8, 2, 1, 2, 9, 9, 8, 15)
+    most = (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 9, 9, 16, 16, 2, 8, 2, 1, 2, 9, 9, 8, 15)
     for method, shown in zip((*METHODS, *VARIANTS), most, strict=True):
         assert method.most_shown(8) == shown, method
         judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
@@ -142,7 +141,7 @@ def test_score_of_a_faultless_judge_has_all_rewards_at_the_cost_that_calls_says(
     played = play(method, group)
     check(method, group, played)
     assert None not in played.rewards
-    first = [question.prompt() for question in method.first_questions(group)]
+    first = [question.prompt() for question in first_questions(method, group)]
     assert played.prompts[: len(first)] == first, "a first visit begins with these"
     least, most = method.calls(group, first=True)
     assert least <= len(played.calls) <= most
@@ -186,10 +185,8 @@ def test_score_of_a_better_rollout_is_no_lower(method, qualities):
     if isinstance(method, Tournament):  # a better one may meet the best one early, and the best one may have byes
         best = [rollout.id for rollout in group.answered if rollout.text.startswith(f"{best_quality(group)}.")]
         pairs = [(a, b) for a, b in pairs if [b] == best] if len(group.rollouts) in (2, 4, 8) else []
-    if getattr(method, "blocks_of_four", False) and len(group.answered) > 8:
-        pairs = []  # the blocks of more than eight are balanced on average only: a worse one may meet weaker partners
     for worse, better in pairs:
-        not_all_meet = isinstance(method, RRCAGR | BRPO | AnchorMatches) or getattr(method, "blocks_of_four", False)
+        not_all_meet = isinstance(method, RRCAGR | BRPO | AnchorMatches)
         # 9 is the highest score of one, for a quality of 10 too; without doubts, the other ties intervals
         coarse = isinstance(method, RatingsSoft) or method == RankBufferSoft()
         assert rewards[worse] <= rewards[better] if not_all_meet or coarse else rewards[worse] < rewards[better]
@@ -217,7 +214,7 @@ def test_score_of_every_method_goes_through_the_scorer(scorer):
         made = scorer(scripted_judge(lambda messages: truth(messages[0]["content"])), method)
         made.first_question(QUERY)
         assert made.store.totals().calls == 0
-        assert len(method.first_questions(stand_in(QUERY, 8))) >= 1, f"{method}: a preflight has something to ask"
+        assert len(first_questions(method, stand_in(QUERY, 8))) >= 1, f"{method}: a preflight has something to ask"
         for step in range(2):
             rewards = made.score([replace(make([7, 3, None, 9], step=step), epoch=step)], step).scores[0].rewards
             assert rewards[2] == -1 and rewards[3] == max(rewards), method
@@ -384,11 +381,11 @@ def test_anchor_matches_keep_a_pool_that_spans_what_was_seen():
     assert [quality(anchor.text) for anchor in pool.anchors][::2] == [1, 9] and len(pool) == 3
     judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
     group = replace(make([10, 4, None, 0], step=1), epoch=1)
-    early = method.early_questions(replace(group, rollouts=group.rollouts[:1]), pool)
+    early = asyncio.run(early_questions(method, group, {0}, pool))
     score = asyncio.run(method.score(group, pool, judge))
     asked = [messages[0]["content"] for messages in judge.client.seen]
     assert len(asked) == 9 and len(early) == 3 and {each.prompt() for each in early} <= set(asked)
-    assert method.early_questions(group, None) == []
+    assert asyncio.run(early_questions(method, group, {0}, None)) == []
     assert score.before == pool and score.after.visits == 2
     assert score.rewards[2] == -1 < score.rewards[3] < score.rewards[1] < score.rewards[0]
     assert [quality(anchor.text) for anchor in score.after.anchors][::2] == [0, 10] and len(score.after) == 3
@@ -403,28 +400,17 @@ def test_anchor_matches_keep_a_pool_that_spans_what_was_seen():
 
 
 @dataclass(frozen=True)
-class Shortlist:
+class Shortlist(RewardMethod):
     """A new method: one listwise ranking of the group, by rank. All that a method needs is in this class."""
 
     worst_is: float = -1.0
     name = "shortlist"
-    responses_needed = 0
 
     async def score(self, group, buffer, judge):
-        empty = [rollout.id for rollout in group.empty]
-        order = await judge.ask(*self.first_questions(group)) if group.answered else []
-        tiers = tuple((i,) for i in order or ())
-        rewards = rank_rewards(tiers, len(group.rollouts), empty)
-        return GroupScore(tuple(r if r is None else max(r, self.worst_is) for r in rewards), tiers)
-
-    def most_shown(self, G):
-        return G
-
-    def calls(self, group, first):
-        return bool(group.answered), bool(group.answered)
-
-    def first_questions(self, group):
-        return [ranking_question(group.query, group.answered, kind="shortlist")]
+        question = ranking_question(group.query, group.answered, kind="shortlist") if group.answered else None
+        order = question and await judge.ask(question)
+        score = score_by_order(group, [(i,) for i in order or ()])
+        return replace(score, rewards=tuple(r if r is None else max(r, self.worst_is) for r in score.rewards))
 
 
 FILES = {
@@ -477,10 +463,9 @@ class Typed:
     seed: int = 0
     name = "typed"
     responses_needed = 0
-    score = calls = most_shown = first_questions = Shortlist.score
+    score = calls = most_shown = Shortlist.score
 
 
-MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown", "first_questions")
 NUMBERS = st.sampled_from([0, 4, -1, 10**400, 0.5, -0.0, 1e308, math.nan, math.inf, -math.inf])
 VALUES = NUMBERS | st.sampled_from([True, False, None, "", "4", "false", "a", [], (), [1], ["a"], ["a", 1], {}])
 
@@ -552,14 +537,13 @@ def test_load_method_leaves_an_annotation_that_cannot_be_evaluated_to_the_class(
 
 
 def test_load_method_refuses_a_method_that_lacks_a_member(monkeypatch):
-    assert load_method("test_methods.Shortlist", {}, seed=0) == Shortlist()
-    for member in MEMBERS:
-        with monkeypatch.context() as patch:
-            patch.delattr(Shortlist, member)
-            with pytest.raises(
-                SettingsError, match=f"'test_methods.Shortlist' has no {member}: add to the class what"
-            ):
-                load_method("test_methods.Shortlist", {}, seed=0)
+    """A class that derives from `RewardMethod` lacks a name and `score` at most."""
+    for name, members in (("Shortlist", ("name", "score")), ("Typed", MEMBERS)):
+        for member in members:
+            with monkeypatch.context() as patch:
+                patch.delattr(globals()[name], member)
+                with pytest.raises(SettingsError, match=f"'test_methods.{name}' has no {member}: derive its class"):
+                    load_method(f"test_methods.{name}", {"needed": 1} if name == "Typed" else {}, seed=0)
 
 
 def test_load_method_shows_a_bug_in_a_methods_file(tmp_path, monkeypatch):

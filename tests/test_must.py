@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import scripted_judge
-from helpers.quality import EIGHT, QUERY, make
-from helpers.truth import SHOWN, quality, truth, unguarded
+from helpers.quality import EIGHT
 from test_methods import METHODS
 
 from rankbuffer_trl.groups import Rubric
@@ -18,6 +17,7 @@ from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.tournament import Tournament
+from rankbuffer_trl.testing import QUERY, SHOWN, make, quality, truth, unguarded
 
 MUSTS = (Rubric("Is even.", 3, must=True), Rubric("Is low.", 1, must=True))
 RULED = replace(QUERY, rubrics=(*QUERY.rubrics, *MUSTS))

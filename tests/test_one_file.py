@@ -17,9 +17,8 @@ from conftest import ROOT, scripted_judge
 from helpers.faulty_server import GOOD, in_turn, refusing, saying
 from helpers.http_server import served
 from helpers.one_file import ScriptedJudge, one, trainer, unreliable, weights
-from helpers.quality import CASES, QUALITIES, QUERY, make
+from helpers.quality import CASES, QUALITIES
 from helpers.scripted import ScriptedTrainer, config
-from helpers.truth import truth
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.judge.verdicts import VerdictError, order_verdict, position_verdict
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.testing import QUERY, make, truth
 
 PROGRAM = ROOT / "examples" / "rankbuffer_in_one_file.py"
 TURNS = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}, {"role": "user", "content": "{K}"}]

@@ -9,8 +9,6 @@ from helpers.scripted import config
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.rewards import functions
-from rankbuffer_trl.rewards.format import Answer
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.scorer import open_scorer
 
@@ -43,7 +41,6 @@ def shorter(completions, **kwargs) -> list[float]:
 
 
 OWN, SHORTER, STARTED = f"{__name__}.Own", f"{__name__}.shorter", 3  # the last is not a function
-LENGTH = "rankbuffer_trl.rewards.functions.get_group_length_punishment"
 PUNISH = "trl.rewards.get_soft_overlong_punishment"
 
 
@@ -96,16 +93,6 @@ def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(training):
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 1])
 
 
-def test_group_length_punishment_compares_with_the_median_answer_of_all_processes(monkeypatch):
-    elsewhere = [("a", 6), ("a", 0), ("b", 5)]
-    monkeypatch.setattr(functions, "gather_object", lambda rows: rows + elsewhere)
-    answers = [Answer("word " * words, True) for words in (2, 3, 4, 5, 9, 0, 0)]
-    found = functions.get_group_length_punishment(most=2.5)(list("aaaaabc"), answers, completions=[])
-    assert found == pytest.approx([0, 0, 0, -(0.5 / 4.5) / 1.5, -(4.5 / 4.5) / 1.5, 0, 0])
-    (half, _), (whole, _) = (functions.load_function({"function": LENGTH, "args": args}) for args in ({"most": 9}, {}))
-    assert half(["a", "b"], answers[-2:]) == [0, 0] and whole(["a"] * 3, answers[:3])[2] == pytest.approx(-0.5 / 3.5)
-
-
 def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
     for named, message in (
         ("[{", "reward_functions is not JSON"),
@@ -121,8 +108,6 @@ def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
         ([{"function": SHORTER, "weight": "1"}], "must be a finite number, got '1'"),
         ([{"function": PUNISH, "args": {"max_completion_len": 9}}], "missing a required argument: 'soft_punish_ca"),
         ([{"function": SHORTER, "args": 3}], "does not take these args"),
-        ([{"function": LENGTH, "args": {"most": 1}}], "most must be a number above 1, got 1"),
-        ([{"function": LENGTH, "args": {"most": "2"}}], "most must be a number above 1, got '2'"),
     ):
         with pytest.raises(SettingsError) as error:
             RankBufferConfig("out", use_cpu=True, bf16=False, report_to="none", reward_functions=named)

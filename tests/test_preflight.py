@@ -374,9 +374,6 @@ def test_check_context_refuses_a_group_that_cannot_be_split(tmp_path, rows):
     assert "stays unscored" not in checked(needed)
     with pytest.raises(JudgeError, match="would have no rewards"):
         checked(needed - 1)
-    blocks = {"method_args": {"blocks_of_four": True, "looks": 4}}
-    assert "stays unscored" not in checked(needed - 1, **blocks), "blocks of four are half as long"
-    assert "may show 4 responses" in checked(needed // 2, **blocks), "a block that does not fit is not the group"
 
 
 # The servers

@@ -9,8 +9,7 @@ from itertools import combinations
 import pytest
 from conftest import ask, scripted_judge
 from helpers.opinions import opinion, place, shares, spelled
-from helpers.quality import CASES, QUALITIES, QUERY, fails, faulty, make, play
-from helpers.truth import SHOWN
+from helpers.quality import CASES, QUALITIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -31,6 +30,7 @@ from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rankbuffer_soft import RankBufferSoft
 from rankbuffer_trl.rewards.ratings_soft import RatingsSoft
+from rankbuffer_trl.testing import QUERY, SHOWN, fails, faulty, make, play
 
 DIGITS = score_verdict(9)
 NUMBERS = score_verdict(10)

@@ -23,7 +23,6 @@ from helpers.damage import damaged
 from helpers.http_server import served
 from helpers.reports import answer, record
 from helpers.scripted import run as train
-from helpers.truth import quality, truth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +35,6 @@ from rankbuffer_lab.report.runs import Run, open_runs
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.groups import drop_rubrics
 from rankbuffer_trl.judge import JudgeError, Totals, TransportError, Usage
 from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rewards.method import GroupScore, load_method
@@ -44,6 +42,7 @@ from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store import numbers as ledger
 from rankbuffer_trl.store.gains import Z, duel_of, visits
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
+from rankbuffer_trl.testing import quality, truth
 from rankbuffer_trl.training.card import duel_line
 from rankbuffer_trl.training.scorer import GroupScorer
 
@@ -121,9 +120,6 @@ class Once:
         assert (buffer is None) == (group.epoch == 0)
         after = initial_buffer(group.query.responses, 4) if buffer is None else None
         return GroupScore((0.0,) * len(group.rollouts), after=after)
-
-    def first_questions(self, group):
-        return []
 
 
 def test_replay_of_a_visit_without_a_next_buffer_leaves_the_old_one(run, opened, tmp_path):
@@ -445,23 +441,12 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
         assert "duels" not in next(iter(headlines_of(Run("run", run, opened.store), None)))
 
 
-def test_main_repeats_the_insertions_of_a_control_with_the_rubrics_that_their_visits_had(words, command, monkeypatch):
-    rows = [json.loads(line) for line in words[-1].read_text().splitlines()]
-    for row in rows:
-        row |= {
-            "prompt": f"Query {row['query_id']}.",
-            "rubrics": [{"text": f"Is {i}.", "weight": 1} for i in range(5)],
-        }
-    words[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
-    manifest = {"config": {"rubric_dropout": 0.6, "seed": 3}}
+def test_main_refuses_a_run_that_left_out_rubrics(words, command, monkeypatch):
+    manifest = {"config": {"rubric_dropout": 0.6}}
     monkeypatch.setattr("rankbuffer_lab.report.runs.log_and_manifest", lambda path: ([], manifest))
-    command(*words, "--mode", "duel", "--duels", 12, "--control", 48, *NUMBERS)
-    asked = Counter("CANDIDATE" in prompt for prompt in NumberJudge.asked)
-    assert asked == {True: 48, False: 24}
-    for query in map(QueryTable(load_queries(str(words[-1])), 4).__getitem__, (row["query_id"] for row in rows)):
-        for prompt in (prompt for prompt in NumberJudge.asked if query.text in prompt):
-            seen = drop_rubrics(query, 0.6, 3, 0) if "CANDIDATE" in prompt else query
-            assert [rubric for rubric in query.rubrics if rubric.text in prompt] == list(seen.rubrics), query.id
+    for mode in (("--mode", "duel"), ("--method", "rankbuffer")):
+        said = command(*words, *mode, *NUMBERS)
+        assert "was trained with rubric_dropout, which drew the rubrics" in said and not NumberJudge.asked
 
 
 MODES = pytest.mark.parametrize("mode", [("--mode", "duel"), ("--method", "rankbuffer")], ids=["duel", "replay"])

@@ -104,7 +104,7 @@ def tester(tmp_path_factory) -> Iterator[GroupScorer]:
     made.close()
 
 
-SPLIT, BATCH_BOOTSTRAP = RankBufferBatch(looks=4, most_tokens=770), RankBufferBatch(bootstrap=True)
+BATCH_BOOTSTRAP = RankBufferBatch(bootstrap=True)
 TEXTS = st.sampled_from("5 15 16 17 25 26 45 46 47 48 -".split())
 
 
@@ -115,7 +115,7 @@ TEXTS = st.sampled_from("5 15 16 17 25 26 45 46 47 48 -".split())
     rankings=st.frozensets(TEXTS),
     share=st.integers(0, 32).map(lambda n: n / 32),
     method=st.sampled_from(
-        [RankBuffer(), RankBuffer(fine=False), RankBuffer(bootstrap=True), RankBufferBatch(), SPLIT, BATCH_BOOTSTRAP]
+        [RankBuffer(), RankBuffer(fine=False), RankBuffer(bootstrap=True), RankBufferBatch(), BATCH_BOOTSTRAP]
     ),
 )
 @example(["5 15 16 17", "15", "15 16", "15 16 17"], frozenset(), frozenset("5"), 0.0, RankBufferBatch())

@@ -4,8 +4,6 @@ import json
 import math
 import re
 import sqlite3
-from collections import defaultdict
-from statistics import fmean
 from types import SimpleNamespace
 
 import pandas
@@ -17,15 +15,12 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.groups import drop_rubrics
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
-from rankbuffer_trl.probes import probe
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.store.numbers import groups, responses, totals_by, totals_by_visit
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.parser import RECIPES, read_recipe
 from rankbuffer_trl.training.reward_function import RankBufferReward
@@ -238,31 +233,6 @@ def test_rank_only_ties_ranks_the_groups_that_the_other_rewards_leave_tied(train
     assert [entry["rank/tied_groups"] for entry in log[:3]] == pytest.approx([1 / 3, 1 / 3, 0])
     assert log[0]["rewards/rank_reward/std"] > 0 == log[2]["rewards/rank_reward/std"]
     assert "judge/calls" in log[0] and "judge/calls" not in log[2]
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_rubric_dropout_draws_the_rubrics_of_a_visit_for_all_of_its_rollouts(training, rows, early):
-    """GDPO asks once per rollout and rubric, so its calls count the rubrics of a visit."""
-    queries = QueryTable(rows)
-    settings = dict(rubric_dropout=0.6, method="gdpo", max_steps=6, judge_during_generation=early)
-    settings |= dict(cls=RankBufferTrainer, eval_dataset=rows.select([0]), per_device_eval_batch_size=8)
-    trainer = training(**settings)
-    trainer.train()
-    trainer.evaluate()
-    store = trainer.rank_reward.scorer.store
-    calls, dropped, words = totals_by_visit(store), 0, defaultdict(list)
-    for row in groups(store):
-        query = drop_rubrics(queries[row.query_id], 0.6, 3, row.epoch)
-        texts = [response.text for response in responses(store, row.query_id) if response.step == row.step]
-        assert calls[row.query_id, row.step].calls == len(texts) * len(query.rubrics)
-        words[row.step] += [probe(text, queries[row.query_id].rubrics)["rubric_words"] for text in texts]
-        dropped += len(queries[row.query_id].rubrics) - len(query.rubrics)
-    evaluated = totals_by(store, "query_id", "eval")[queries.ids[0]].calls
-    assert evaluated % len(queries[queries.ids[0]].rubrics) == 0 < evaluated, "an evaluation has all rubrics"
-    assert dropped > 18
-    logged = [entry["probe/rubric_words"] for entry in trainer.state.log_history if "loss" in entry]
-    assert logged == pytest.approx([fmean(words[step]) for step in sorted(words)]), "all rubrics, as in the report"
-    assert any(logged)
 
 
 def test_run_reads_its_data_once(tmp_path, quickstart, data_file, monkeypatch):

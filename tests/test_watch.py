@@ -20,7 +20,6 @@ from unittest.mock import Mock
 
 import pytest
 from helpers.damage import damaged
-from helpers.truth import quality
 from hypothesis import given
 from hypothesis import strategies as st
 from test_rejudge import NUMBERS, NumberJudge, commit, data_of, found_in, table_of
@@ -37,6 +36,7 @@ from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.probabilities import without_doubt
 from rankbuffer_trl.store import StoreError, numbers
 from rankbuffer_trl.store.places import LIVE_STORE, REPORT, read_store
+from rankbuffer_trl.testing import quality
 
 QUERIES, EPOCHS, SHARE = 8, 3, 0.02
 

@@ -47,17 +47,16 @@ OURS = {
     "List, 2 looks": Row("listwise", {"looks": 2, "again": False}),
     "List, 2 + 2": Row("listwise", {"looks": 2, "again": True}),
     "List, 4 looks": Row("listwise", {"looks": 4, "again": False}),
-    "Blocks of four": Row("listwise", {"looks": 4, "blocks_of_four": True}),
+    "Blocks of four": Row("experiments.judge_cost.blocks.BlocksOfFour"),
     "Batch, 2 looks": Row("rankbuffer_batch", {"looks": 2}),
 }
 RELATIVES = {"RULER": Row("ruler"), "BRPO": Row("brpo"), "Anchor matches": Row("anchor_matches")}
-LADDER = {"Batch, 2 looks, ladder": Row("rankbuffer_batch", {"looks": 2, "ladder": True})}
 SOFT = {
     "Soft ratings": Row("ratings_soft"),
     "Soft pairs": Row("pairs_soft"),
     "RankBuffer, soft": Row("rankbuffer_soft"),
 }
-ROWS = PAPER | OURS | RELATIVES | LADDER | SOFT
+ROWS = PAPER | OURS | RELATIVES | SOFT
 
 
 class SimulatedJudge:

@@ -46,7 +46,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from experiments.judge_cost.replay import LADDER, OURS, PAPER, RELATIVES, Replay, run_all
+from experiments.judge_cost.replay import OURS, PAPER, RELATIVES, Replay, run_all
 from experiments.judge_cost.tables import (
     COMPARED,
     ByNoise,
@@ -204,7 +204,7 @@ def main() -> None:
     }
     spread = {
         (label, noise): Replay(label, world(spread=SPREAD), few, JudgeErrors(noise=noise))
-        for label in ("RRC-SCR", "RankBuffer", "List, 2 looks", "Batch, 2 looks", *LADDER)
+        for label in ("RRC-SCR", "RankBuffer", "List, 2 looks", "Batch, 2 looks")
         for noise in SPREAD_NOISES
     }
     outcomes, by_noise, by_length, by_spread = (

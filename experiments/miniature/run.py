@@ -484,7 +484,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--strength", type=float, default=0.0, help="how much, in deviations of quality within a group"
     )
-    parser.add_argument("--set", default="", help='more settings of all runs, such as "--rubric_dropout 0.5"')
+    parser.add_argument("--set", default="", help='more settings of all runs, such as "--format_weight 0.5"')
     parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the rollouts")
     parser.add_argument("--top_p", type=float, default=0.95, help="nucleus of the rollouts")
     parser.add_argument(

@@ -17,7 +17,6 @@ import numpy as np
 
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.groups import Rollout
-from rankbuffer_trl.rewards.looks import CLASSES
 
 from .model import JudgeModel
 
@@ -39,8 +38,8 @@ class Sample:
             Standard normal numbers that decide the spread of a group; (M, 1).
         direction (`np.ndarray`):
             Standard normal numbers that decide the factor of all place gains of a group; (M, 1).
-        looks, blocks (`np.ndarray`):
-            Errors of six lists, and of four lists of blocks; (6, M, 8) and (4, M, 8).
+        looks (`np.ndarray`):
+            Errors of six lists; (6, M, 8).
         anchors (`np.ndarray`):
             Places of the anchors relative to a group, infinite where there are none; (M, K).
         coarse (`np.ndarray`):
@@ -60,7 +59,6 @@ class Sample:
     width: np.ndarray
     direction: np.ndarray
     looks: np.ndarray
-    blocks: np.ndarray
     anchors: np.ndarray
     coarse: np.ndarray
     pairs: np.ndarray
@@ -89,8 +87,7 @@ def draw(groups: int = 400, seed: int = 0, errors: Errors = np.random.Generator.
         own=rng.standard_normal((groups, G)),
         width=rng.standard_normal((groups, 1)),
         anchors=anchors,
-        looks=errors(rng, (6, groups, G)),
-        blocks=errors(rng, (len(CLASSES), groups, G)),
+        looks=errors(rng, (10, groups, G))[:6],  # the last four were those of another method: pages print these draws
         coarse=errors(rng, (groups, G, anchors.shape[1] + 1)),
         pairs=errors(rng, (2, groups, G, G)),
         swapped=rng.random((groups, len(LEFT))) < 0.5,
@@ -214,17 +211,6 @@ def blockwise(judged: Judged, block: np.ndarray, looks: Iterable[int]) -> tuple[
     return np.mean(heard, axis=0), times * float((asked / n).sum(1).mean()), times * float(asked.sum(1).mean())
 
 
-def blocks_of_four(judged: Judged) -> Rewards:
-    """Rank both blocks of four of each cut. Every two rollouts meet twice, except for 0 and 1, 2 and 3, and so on."""
-    places = np.zeros_like(judged.lists)
-    for blocks, errors in zip(CLASSES, judged.sample.blocks, strict=True):
-        where = np.argsort(np.concatenate(blocks))  # of each rollout in the two blocks
-        higher = above(judged.look(errors, where % 4, np.array(4)))
-        places += (higher * (where[:, None] // 4 == where // 4)).sum(2) / 2
-    places += (1 + np.sign(places - places[:, IDS ^ 1])) / 2  # those two are compared by their other places
-    return Rewards(places, 2 * len(CLASSES), len(CLASSES) * G)
-
-
 def batch(judged: Judged, looks: int) -> Rewards:
     """Rank the group behind the anchors in one prompt. The noise is that of a prompt with all of them."""
     n = judged.K + G
@@ -269,7 +255,6 @@ METHODS: dict[str, Callable[[Judged], Rewards]] = {
     "beyond/listwise": partial(listwise, looks=2, again=True),
     "beyond/listwise_four": partial(listwise, looks=4),
     "beyond/rankbuffer_batch": partial(batch, looks=2),
-    "beyond/listwise_blocks": blocks_of_four,
     "paper/rankbuffer": partial(rankbuffer, looks=1),
     "beyond/rankbuffer_looks": partial(rankbuffer, looks=2),
     "paper/tournament_grpo": tournament,

@@ -38,6 +38,7 @@ def rejudge(config: RejudgeConfig) -> int:
     if config.mode == "watch":
         return watch(config)
     with open_runs([config.run_dir]) as (run,):
+        check_rubrics(run)
         found = duel(config, run) if config.mode == "duel" else replay_run(config, run)
     if found is None:
         return 0
@@ -52,7 +53,7 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     name, method = config.reward_method(run.manifest)
     queries = config.queries(method.responses_needed)
     settings = run.manifest.get("config", {})
-    visits = read_visits(run.store, queries, config.sample, config.epochs, config.seed, dropout_of(run))
+    visits = read_visits(run.store, queries, config.sample, config.epochs, config.seed)
     recorded = recorded_totals(run, visits)
     same_method = name == run.manifest.get("method")
     judge = config.judge()
@@ -83,10 +84,13 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     return found
 
 
-def dropout_of(run: Run) -> tuple[float, int]:
-    """Return the `rubric_dropout` of a run and its seed, which tell the rubrics that a visit had."""
-    settings = run.manifest.get("config", {})
-    return settings.get("rubric_dropout", 0.0), settings.get("seed", 0)
+def check_rubrics(run: Run) -> None:
+    """Refuse a run whose visits left out rubrics, by a setting that is gone: their questions cannot be repeated."""
+    if run.manifest.get("config", {}).get("rubric_dropout"):
+        raise SettingsError(
+            f"{run.path} was trained with rubric_dropout, which drew the rubrics of each visit: use the version"
+            " of rankbuffer-trl that its run.json names"
+        )
 
 
 def recorded_totals(run: Run, visits: Visits) -> Totals:
@@ -121,7 +125,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     """Compare responses of the first and the last epoch, and print the result. Return it, `None` after a dry run."""
     queries, judge = config.queries(), config.judge()
     drawn = draw(run.store, config.duels, config.control, config.seed)
-    questions = questions_of(drawn, queries, config.probabilities, dropout_of(run))
+    questions = questions_of(drawn, queries, config.probabilities)
     tokens = estimate_tokens(questions.values(), judge.guard)
     what = f"{len(drawn.duels):,} duels in both orders, {len(drawn.control):,} insertions"
     recipe.announce(config.endpoint(), what, (len(questions), len(questions)), *tokens, config.log)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.groups import Query, drop_rubrics
+from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, Question, insertion_question, pairwise_question
 from rankbuffer_trl.judge.probabilities import Reading, lead
 from rankbuffer_trl.probes import sign
@@ -132,17 +132,12 @@ def questions_of(
     drawn: Draw,
     queries: QueryTable | Mapping[str, Query],
     probabilities: bool = False,
-    dropout: tuple[float, int] = (0.0, 0),
 ) -> dict[str, Question]:
-    """Return the questions by name: two per duel, and one per insertion, `again`.
-
-    An insertion is repeated with the rubrics that its visit had, by the run's `rubric_dropout` and seed.
-    """
+    """Return the questions by name: two per duel, and one per insertion, `again`."""
     asked = duel_questions(drawn.duels, queries, probabilities)
     for name, each in drawn.control.items():
-        query = drop_rubrics(queries[each.row.query_id], *dropout, each.row.epoch)
         anchors = [anchor.text for anchor in each.anchors]
-        asked[f"{name} again"] = insertion_question(query, anchors, each.response.text)
+        asked[f"{name} again"] = insertion_question(queries[each.row.query_id], anchors, each.response.text)
     return asked
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.groups import Rollout, RolloutGroup, drop_rubrics
+from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import AnswerLog, Asked, Call, Judge, JudgeError, Totals
 from rankbuffer_trl.judge.batch import hash_question, progress
 from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import explain
 from rankbuffer_trl.judge.reach import check_servers, estimate_tokens
+from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.must import count_calls, score_group
 from rankbuffer_trl.store import BufferStore, numbers
@@ -49,7 +50,6 @@ def read_visits(
     sample: int,
     epochs: int | None,
     seed: int,
-    dropout: tuple[float, int] = (0.0, 0),
 ) -> Visits:
     """Return the recorded visits of queries that are drawn at random.
 
@@ -64,8 +64,6 @@ def read_visits(
             Number of epochs from the first one. `None` takes all.
         seed (`int`):
             The seed of the draw.
-        dropout (`tuple[float, int]`, *optional*, defaults to `(0.0, 0)`):
-            The run's `rubric_dropout` and seed. A visit is replayed with the rubrics that it had.
 
     Raises:
         [`DataError`]: if the data set lacks a query.
@@ -88,8 +86,7 @@ def read_visits(
         for row in rows[query_id]:
             # The store has no text of a rollout without an answer.
             rollouts = tuple(Rollout(i, texts.get(f"{row.step}-{i}", "")) for i in range(len(row.rewards)))
-            seen = drop_rubrics(query, *dropout, row.epoch)
-            found[query_id].append(RecordedVisit(RolloutGroup(seen, rollouts, row.step, row.epoch), row))
+            found[query_id].append(RecordedVisit(RolloutGroup(query, rollouts, row.step, row.epoch), row))
     return found
 
 
@@ -181,7 +178,7 @@ async def replay(
     Raises:
         [`JudgeError`]: if the judge is not there, or fails too often.
     """
-    first = [question for each in visits.values() for question in method.first_questions(each[0].group)]
+    first = [question for each in visits.values() for question in first_questions(method, each[0].group)]
     try:
         with AnswerLog(log) as answers, progress() as shown:
             kept = KeptJudge(judge, method.name, answers, most, max_failures)
@@ -233,7 +230,7 @@ def price_of(
     if recorded.prompt_tokens:
         prompt, completion = recorded.prompt_tokens, recorded.completion_tokens
         return (low, high), high * prompt / recorded.calls, high * completion / recorded.calls
-    asked = [question for each in visits.values() for question in method.first_questions(each[0].group)]
+    asked = [question for each in visits.values() for question in first_questions(method, each[0].group)]
     prompt_tokens, completion_tokens = estimate_tokens(asked, guard)
     share = high / max(len(asked), 1)
     return (low, high), share * prompt_tokens, share * completion_tokens

@@ -1,8 +1,7 @@
-"""The command `rankbuffer-data`: check a training set, show its data card, push it.
+"""The command `rankbuffer-data`: check a training set, and show its data card.
 
 rankbuffer-data check FILE
 rankbuffer-data card FILE NAME
-rankbuffer-data push FILE USER/NAME
 """
 
 import argparse
@@ -20,7 +19,7 @@ from ..settings import described
 from .check import CheckSettings, check_dataset, not_ready, print_findings
 from .lines import list_faults
 from .output import read_provenance
-from .publish import make_card, push
+from .publish import make_card
 from .queries import DataError, checked, load_queries, select
 from .tokens import TokenCounter
 
@@ -55,19 +54,14 @@ def make_parser() -> argparse.ArgumentParser:
     look.add_argument("--method", default="rankbuffer", help="the reward method, which says how long its prompts are")
 
     card = commands.add_parser("card", help="print the data card")
-    publish = commands.add_parser("push", help="push to the Hub, with its card")
-    for command in (card, publish):
-        command.add_argument("file", help=".jsonl, .json or .parquet file")
-        command.add_argument("repo_id", help="<user>/<name> on the Hub")
-    publish.add_argument("--public", action="store_true", help="make it public; the default is private")
+    card.add_argument("file", help=".jsonl, .json or .parquet file")
+    card.add_argument("repo_id", help="<user>/<name> on the Hub")
     return parser
 
 
 def run_command(arguments: argparse.Namespace) -> None:
     """Do what the command line says."""
-    if arguments.command == "push":
-        print(f"pushed: {push(arguments.file, arguments.repo_id, private=not arguments.public)}")
-    elif arguments.command == "card":
+    if arguments.command == "card":
         rows = list(checked(load_queries(arguments.file)))
         name = f"train{Path(arguments.file).suffix}"
         print(make_card(arguments.repo_id, name, rows, read_provenance(arguments.file)), end="")

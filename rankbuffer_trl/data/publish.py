@@ -1,61 +1,17 @@
-"""Publish a training set on the Hub, with a data card that says how it was made."""
+"""The data card of a training set for the Hub, which says how the set was made."""
 
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from httpx import HTTPError
-from huggingface_hub import CommitOperationAdd, DatasetCardData, HfApi
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import DatasetCardData
 
 from ..cards import Markdown, code, escaped, fill_card
-from .output import beside, read_provenance
-from .queries import DataError, checked, load_queries
 from .rubrics import SYSTEM, USER
 
 TEMPLATE = Path(__file__).with_name("card.md")
 HIDDEN = ("step", "cost", "ranking_cost")
-
-
-def push(path: str, repo_id: str, private: bool = True, api: HfApi | None = None) -> str:
-    """Push a finished training set, its provenance and its card in one commit.
-
-    Args:
-        path (`str`):
-            The `.jsonl`, `.json` or `.parquet` file.
-        repo_id (`str`):
-            The data set on the Hub, `<user>/<name>`. It is created if it does not exist.
-        private (`bool`, *optional*, defaults to `True`):
-            Whether a new data set is visible to its owner only.
-        api (`HfApi`, *optional*):
-            The client of the Hub. Default: one with the login of `hf auth login`.
-
-    Returns:
-        `str`: the address of the commit.
-
-    Raises:
-        [`DataError`]: if the set is not ready to train on, or the Hub refuses or cannot be reached.
-    """
-    rows = list(checked(load_queries(path)))
-    name = f"train{Path(path).suffix}"
-    card = make_card(repo_id, name, rows, read_provenance(path))
-    files: dict[str, bytes | str] = {name: path, "README.md": card.encode()}
-    provenance = beside(Path(path), "provenance.json")
-    if provenance.is_file():
-        files["provenance.json"] = str(provenance)
-    api = api or HfApi()
-    try:
-        api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
-        commit = api.create_commit(
-            repo_id,
-            repo_type="dataset",
-            operations=[CommitOperationAdd(path_in_repo=at, path_or_fileobj=what) for at, what in files.items()],
-            commit_message=f"{len(rows)} queries",
-        )
-    except (HTTPError, HFValidationError, OSError) as error:
-        raise DataError(f"{path} cannot be pushed to {repo_id}: {error}") from error
-    return str(commit.commit_url)
 
 
 def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict]) -> str:

@@ -19,7 +19,7 @@ from statistics import fmean
 
 from ..buffer import Anchor, AnchorBuffer, select_k0
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
+from ..judge import Judge
 from ..settings import check_at_least
 from .matches import Candidate, Match, PlaysMatches, Points, make_match, play
 from .method import GroupScore, score_by_reward
@@ -49,7 +49,6 @@ class AnchorMatches(PlaysMatches):
     size: int = 4
     seed: int = 0
     name = "anchor_matches"
-    responses_needed = 0
 
     def __post_init__(self):
         check_at_least(self, size=2)
@@ -93,10 +92,6 @@ class AnchorMatches(PlaysMatches):
         rising = sorted(strength, key=strength.__getitem__)
         anchors = tuple(ladder[name] for name in select_k0(rising, self.size))
         return (replace(buffer, anchors=anchors) if buffer else AnchorBuffer(anchors)).visited()
-
-    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
-        """See [`RewardMethod`]. A match needs one rollout and a stored anchor."""
-        return [match.question for match in self.matches(group, buffer)] if buffer else []
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]. A stored pool is smaller than `size` if the group that made it was smaller."""

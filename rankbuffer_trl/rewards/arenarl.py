@@ -27,15 +27,14 @@ from statistics import fmean
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, duel_question
-from ..ranking import rank_rewards
-from .method import GroupScore
+from .method import GroupScore, RewardMethod, score_by_order
 
 Pair = tuple[int, int]
 BYE = -1  # the place in the bracket of an opponent that does not exist
 
 
 @dataclass(frozen=True)
-class ArenaRL:
+class ArenaRL(RewardMethod):
     """A method whose reward is the place in a seeded single elimination, from -1 to 1.
 
     It asks `4 (n - 1)` questions for `n` answered rollouts: 28 for 8. Each pair is judged in both orders, so the order
@@ -43,7 +42,6 @@ class ArenaRL:
     """
 
     name = "arenarl"
-    responses_needed = 0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
@@ -72,8 +70,7 @@ class ArenaRL:
         # Losers of a later round are above those of an earlier one. A single rollout needs no match.
         scored = [[i for i in ids_out if mean(i) >= 0 or len(ids) == 1] for ids_out in [*out, bracket]]
         order = [tier for ids_out in scored for tier in tiers(ids_out, mean)]
-        empty = [rollout.id for rollout in group.empty]
-        return GroupScore(rank_rewards(order, len(group.rollouts), empty), tuple(order))
+        return score_by_order(group, order)
 
     async def _play(self, group: RolloutGroup, pairs: Sequence[Pair], judge: Judge) -> dict[Pair, dict[int, float]]:
         """Return the mean scores of each pair's rollouts over both orders; nothing if both judgments failed."""
@@ -88,10 +85,6 @@ class ArenaRL:
     def most_shown(self, G: int) -> int:
         """See [`RewardMethod`]."""
         return 2
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. These are the matches against the first rollout."""
-        return both_orders(group, opening([rollout.id for rollout in group.answered]))
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""

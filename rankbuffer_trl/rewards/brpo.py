@@ -29,7 +29,6 @@ class BRPO(PlaysMatches):
 
     seed: int = 0
     name = "brpo"
-    responses_needed = 0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""

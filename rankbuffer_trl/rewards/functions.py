@@ -1,19 +1,14 @@
-"""Load further reward functions that a recipe names, and one of our own, which punishes long answers.
+"""Load further reward functions that a recipe names.
 
 They are functions of TRL or of your own. They stand beside the rank reward, and their weights say how much they count.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import signature
-from statistics import median
 from typing import Any
-
-from accelerate.utils import gather_object
 
 from ..errors import SettingsError
 from ..settings import is_finite, load_path, parse_json
-from .format import Answer
 
 FORM = 'such as [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]'
 
@@ -52,35 +47,3 @@ def load_function(item: Any) -> tuple[Callable, float]:
     if not callable(function):
         raise SettingsError(f"reward_functions: {path} is not a function")
     return function, float(weight)
-
-
-def get_group_length_punishment(most: float = 2.0) -> Callable[..., list[float]]:
-    """Make a reward function that punishes answers that are longer than the median answer of their group.
-
-    Length is the number of words of the answer, without the thinking. Up to the median of the answers to the same
-    query the reward is 0. Above it, the reward falls linearly to -1. A rollout without an answer has the reward 0.
-
-    Args:
-        most (`float`, *optional*, defaults to `2.0`):
-            Multiple of the median at which the reward is -1, above 1.
-
-    Raises:
-        [`SettingsError`]: if `most` is not a number above 1.
-    """
-    if not is_finite(most) or most <= 1:
-        raise SettingsError(f"get_group_length_punishment: most must be a number above 1, got {most!r}")
-
-    def group_length_punishment(
-        query_id: Sequence[str], extracted_answer: Sequence[Answer], **kwargs: Any
-    ) -> list[float]:
-        """Return one reward per completion of this process. A collective: every process must call it."""
-        mine = [(id, len(answer.text.split())) for id, answer in zip(query_id, extracted_answer, strict=True)]
-        lengths = defaultdict(list)
-        for id, words in gather_object(mine):  # a group may be spread over processes
-            if words:
-                lengths[id].append(words)
-        middle = {id: median(found) for id, found in lengths.items()}
-        excess = [(words / middle[id] - 1) / (most - 1) if words else 0.0 for id, words in mine]
-        return [-min(max(each, 0.0), 1.0) for each in excess]
-
-    return group_length_punishment

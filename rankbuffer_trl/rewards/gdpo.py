@@ -19,13 +19,13 @@ from statistics import fmean, stdev
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, pointwise_question
-from .method import GroupScore, score_by_reward
+from .method import GroupScore, RewardMethod, score_by_reward
 
 EPSILON = 1e-4  # the one that TRL adds to a standard deviation
 
 
 @dataclass(frozen=True)
-class GDPO:
+class GDPO(RewardMethod):
     """A method whose reward is the weighted mean of a rollout's normalised scores, one per rubric.
 
     It asks 1 question per answered rollout and rubric. Rollouts without an answer take part in the normalisation with
@@ -38,12 +38,11 @@ class GDPO:
     """
 
     name = "gdpo"
-    responses_needed = 0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
         rubrics, G = group.query.rubrics, len(group.rollouts)
-        verdicts = iter(await judge.ask_all(self.first_questions(group)))
+        verdicts = iter(await judge.ask_all(self._questions(group)))
         scores = {rollout.id: [next(verdicts) for _ in rubrics] for rollout in group.answered}
         complete = {i: [s for s in row if s is not None] for i, row in scores.items() if None not in row}
         ids = list(complete)
@@ -63,14 +62,10 @@ class GDPO:
         """See [`RewardMethod`]."""
         return 1
 
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. There is one question per rollout and rubric, in this order."""
+    def _questions(self, group: RolloutGroup) -> list[Question]:
+        """Return one question per answered rollout and rubric, in this order."""
         alone = [replace(group.query, rubrics=(rubric,)) for rubric in group.query.rubrics]
         return [pointwise_question(query, rollout.text, "rubric") for rollout in group.answered for query in alone]
-
-    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
-        """See [`RewardMethod`]. Each score needs one rollout."""
-        return self.first_questions(group)
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""

@@ -7,34 +7,19 @@ Several looks at the same list average the judge's errors. Permutation self-cons
 arXiv:2310.07712) does this and takes the central order. Here the mean places themselves are the rewards, because an
 advantage needs distances. Vardasbi et al. 2025 (arXiv:2507.17788) repeat a judgment until the answers agree. Here only
 the blocks of the list on which the looks disagree are repeated, once.
-
-`blocks_of_four: true` is for judges that err more in long lists: a prompt shows at most four rollouts. A classical
-block design, the affine geometry AG(3,2), decides which rollouts share a block.
 """
 
 from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
-from ..errors import SettingsError
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
-from .looks import (
-    ask_looks,
-    balanced,
-    check_looks,
-    connected,
-    cut_into_fours,
-    disputed,
-    look_questions,
-    mean_places,
-    place_rewards,
-    place_tiers,
-)
-from .method import GroupScore
+from ..judge import Judge
+from .looks import ask_looks, balanced, check_looks, disputed, mean_places
+from .method import GroupScore, RewardMethod, score_by_place
 
 
 @dataclass(frozen=True)
-class Listwise:
+class Listwise(RewardMethod):
     """A method whose reward is the mean place in several listwise rankings of the group, mapped to [-1, 1].
 
     The reward of a rollout with the mean place `q`, from 0 for the worst, is `-1 + 2 (e + q) / (n + e - 1)`. `n` is
@@ -45,49 +30,28 @@ class Listwise:
     order the looks disagree: at most `looks + 2 (n // 2)` in all. A look that failed is left out. If all looks of the
     group failed, no rollout is scored. If only one look is left, it shows no disagreement, so nothing is asked again.
 
-    With `blocks_of_four`, each look is cut into blocks of at most four rollouts, and each block is a question. Eight
-    rollouts and four looks make eight questions. Two rollouts that never share a block are compared through rollouts
-    that share a block with each of them. A block that failed is left out. If the others do not connect all rollouts,
-    no rollout is scored.
-
     Args:
         looks (`int`, *optional*, defaults to `2`):
             The number of rankings of the whole group, each in another order of presentation: 1 or an even number. Two
             looks cancel a position bias that is linear in the position. Four looks also cancel a bias for or against
             the middle.
         again (`bool`, *optional*, defaults to `True`):
-            Whether blocks on which the looks disagree are ranked two more times. No effect with `looks: 1` or
-            `blocks_of_four: true`.
+            Whether blocks on which the looks disagree are ranked two more times. No effect with `looks: 1`.
         seed (`int`, *optional*, defaults to `0`):
             The seed of the order of presentation. A recipe sets it to the run's seed.
-        blocks_of_four (`bool`, *optional*, defaults to `False`):
-            Whether a prompt shows at most four rollouts of a group. `looks` is then the number of times that the group
-            is cut into blocks, and must be a multiple of 4: in groups of 8, four looks balance positions and partners.
-            A block that comes again in the same order is asked once, which happens to small blocks.
 
     Raises:
-        [`SettingsError`]: if `looks` is neither 1 nor even, or no multiple of 4 with `blocks_of_four`.
+        [`SettingsError`]: if `looks` is neither 1 nor even.
     """
 
     looks: int = 2
     again: bool = True
     seed: int = 0
-    blocks_of_four: bool = False
     name = "listwise"
-    responses_needed = 0
+    shows_whole_groups = True
 
     def __post_init__(self):
         check_looks(self.looks)
-        if self.blocks_of_four and self.looks % 4:
-            raise SettingsError(
-                f"with blocks_of_four: true, looks must be a multiple of 4, got {self.looks}: only four looks together"
-                " show each rollout at each position of a block"
-            )
-
-    @property
-    def shows_whole_groups(self) -> bool:
-        """Whether a group that does not fit into one prompt is lost. A list has no anchors that could join parts."""
-        return not self.blocks_of_four
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
@@ -95,21 +59,16 @@ class Listwise:
         looks = [order for order in await ask_looks(group, shown, judge, kind="look") if order is not None]
         if len(group.answered) == 1:
             looks = [(group.answered[0].id,)]  # there is nothing to ask
-        if not connected(looks, [rollout.id for rollout in group.answered]):
-            looks = []
-        if self.again and looks and not self.blocks_of_four:
+        if self.again and looks:
             # A block that is the whole group may have been shown in these orders already. This happens with two.
             turned = [order for block in disputed(looks) for order in self._turned(block, group) if order not in shown]
             looks += [order for order in await ask_looks(group, turned, judge, kind="again") if order is not None]
-        places = mean_places(looks)
-        empty = [rollout.id for rollout in group.empty]
-        return GroupScore(place_rewards(places, len(group.rollouts), empty), place_tiers(places))
+        return score_by_place(group, mean_places(looks))
 
     def _orders(self, group: RolloutGroup) -> list[tuple[int, ...]]:
-        """Return the orders in which the whole group, or each block, is shown."""
+        """Return the orders in which the whole group is shown."""
         ids = [rollout.id for rollout in group.answered]
-        cut = cut_into_fours if self.blocks_of_four else balanced
-        return cut(ids, self.looks, self.seed, group) if len(ids) >= 2 else []
+        return balanced(ids, self.looks, self.seed, group) if len(ids) >= 2 else []
 
     def _turned(self, block: tuple[int, ...], group: RolloutGroup) -> list[tuple[int, ...]]:
         """Return the next two balanced orders of a block."""
@@ -117,17 +76,13 @@ class Listwise:
 
     def most_shown(self, G: int) -> int:
         """See [`RewardMethod`]."""
-        return min(G, 4) if self.blocks_of_four else G
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. These are all looks, without those that `again` adds."""
-        return look_questions(group, self._orders(group), kind="look")
+        return G
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]. The least is without any disagreement, the most with one about every two."""
         n = len(group.answered)
         looks = len(self._orders(group))
-        return looks, looks + (2 * (n // 2) if self.again and not self.blocks_of_four and looks >= 2 and n > 2 else 0)
+        return looks, looks + (2 * (n // 2) if self.again and looks >= 2 and n > 2 else 0)
 
 
 METHOD = Listwise

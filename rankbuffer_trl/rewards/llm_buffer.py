@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 
 from ..buffer import Anchor, AnchorBuffer, initial_buffer
 from ..groups import Query, RolloutGroup
-from ..judge import Judge, Question, insertion_question, selection_question
-from ..ranking import Ranking, coarse_to_fine, rank_rewards
-from .method import GroupScore
+from ..judge import Judge, selection_question
+from ..ranking import Ranking, coarse_to_fine
+from .method import GroupScore, RewardMethod, score_by_order
 
 SIZE = 4  # the paper's instruction asks for "exactly four"
 
 
 @dataclass(frozen=True)
-class LLMBuffer:
+class LLMBuffer(RewardMethod):
     """A method that ranks against four anchors, which the judge selects at every visit.
 
     After a group is ranked, the manager sees query, rubrics and the combined ladder of anchors and rollouts. It
@@ -49,10 +49,9 @@ class LLMBuffer:
         after = ladder(buffer, ranking, group)
         if not self.look_ahead and len(after) > SIZE:
             after = await self._select(group.query, after, [], judge)
-        empty = [rollout.id for rollout in group.empty]
-        return GroupScore(
-            rewards=rank_rewards(ranking.order, len(group.rollouts), empty),
-            order=ranking.order,
+        return score_by_order(
+            group,
+            ranking.order,
             positions=ranking.positions,
             fine_ranked=any(len(rollouts) >= 2 for rollouts in ranking.sigma),
             before=buffer,
@@ -81,16 +80,6 @@ class LLMBuffer:
         """See [`RewardMethod`]. The manager sees the ladder and, with `look_ahead`, the next group."""
         return SIZE + G + G * self.look_ahead
 
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
-        return insertions(group, initial_buffer(group.query.responses, SIZE))
-
-    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
-        """See [`RewardMethod`]. Where the manager has to select first, it needs the whole group."""
-        if buffer is None:
-            return self.first_questions(group)
-        return [] if has_candidates(buffer) else insertions(group, buffer)
-
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""
         n = len(group.answered)
@@ -102,12 +91,6 @@ class LLMBuffer:
 def has_candidates(buffer: AnchorBuffer) -> bool:
     """Return whether the manager has yet to select the anchors, as between two visits with look-ahead."""
     return any(anchor.source == "candidate" for anchor in buffer.anchors)
-
-
-def insertions(group: RolloutGroup, buffer: AnchorBuffer) -> list[Question]:
-    """Return the insertion of each answered rollout into `buffer`."""
-    anchors = [anchor.text for anchor in buffer.anchors]
-    return [insertion_question(group.query, anchors, rollout.text) for rollout in group.answered]
 
 
 def ladder(buffer: AnchorBuffer, ranking: Ranking, group: RolloutGroup) -> AnchorBuffer:

@@ -5,7 +5,7 @@ paper decides each pair of rollouts by one look.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from fractions import Fraction
 from itertools import combinations
 from typing import TypeVar
@@ -16,20 +16,6 @@ from ..judge import Judge, Question, ranking_question
 from .presentation import shuffle
 
 T = TypeVar("T", bound=Hashable)
-
-CLASSES = (
-    ((0, 2, 4, 6), (1, 3, 5, 7)),
-    ((4, 7, 0, 3), (5, 6, 1, 2)),
-    ((2, 0, 7, 5), (3, 1, 6, 4)),
-    ((6, 5, 3, 0), (7, 4, 2, 1)),
-)
-"""Four ways to cut eight candidates into two blocks of four, each block in its order of presentation.
-
-They are four of the seven parallel classes of the affine geometry AG(3,2). Each candidate stands once at each of the
-four positions of a block. Every two candidates share two blocks, in opposite orders and at the same distance. Only 0
-and 1, 2 and 3, 4 and 5, and 6 and 7 never share a block. Without the last ones of 0..7, the blocks of a class differ
-in size by at most one.
-"""
 
 
 def balanced(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup, after: int = 0) -> list[tuple[int, ...]]:
@@ -67,47 +53,6 @@ def balanced(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup, aft
         if look % 4 >= 2:
             order = order[len(order) // 2 :] + order[: len(order) // 2]
         orders.append(tuple(order[::-1] if look % 2 else order))
-    return list(dict.fromkeys(orders))
-
-
-def cut_into_fours(ids: Iterable[int], looks: int, seed: int, group: RolloutGroup) -> list[tuple[int, ...]]:
-    """Return orders of presentation in which no more than four candidates stand together.
-
-    Each look cuts the candidates into blocks of nearly equal size.
-
-    * Up to 4 candidates: one block, in the orders of [`balanced`].
-    * 5 to 8: the blocks of `CLASSES`. Looks 0 to 3 share a shuffle, looks 4 to 7 have another one, and so on. With 8
-      candidates, each four looks show each of them once at each position. So they cancel a position bias of any shape
-      in the mean over blocks, and a linear one between every two candidates that share a block.
-    * Above 8: each look has its own shuffle. Positions and partners are balanced on average only.
-
-    Args:
-        ids (`Iterable[int]`):
-            Candidate identifiers.
-        looks (`int`):
-            The number of times that the candidates are cut, a multiple of 4.
-        seed (`int`):
-            The run's global seed.
-        group (`RolloutGroup`):
-            The group whose query and step go into the shuffles.
-
-    Returns:
-        `list[tuple[int, ...]]`: the blocks of all looks, look by look, each order of a block once. So a candidate is
-        shown less often than `looks` if a small block comes again.
-    """
-    ids = list(ids)
-    n = len(ids)
-    if n <= 4:
-        return balanced(ids, looks, seed, group)
-    orders = []
-    for look in range(looks):
-        if n <= 8:
-            order = shuffle(ids, seed, group, f"look {look // 4}")
-            orders += [tuple(order[slot] for slot in block if slot < n) for block in CLASSES[look % 4]]
-        else:
-            order = shuffle(ids, seed, group, f"look {look}")
-            number = -(-n // 4)
-            orders += [tuple(order[k::number]) for k in range(number)]
     return list(dict.fromkeys(orders))
 
 
@@ -149,26 +94,15 @@ async def ask_looks(
     ]
 
 
-def connected(orders: Sequence[Sequence[T]], ids: Sequence[T]) -> bool:
-    """Tell whether the orders compare every two candidates, directly or through others."""
-    reached = set(ids[:1])
-    while more := [order for order in orders if not reached.isdisjoint(order) and not reached.issuperset(order)]:
-        reached.update(*more)
-    return reached.issuperset(ids)
-
-
 def mean_places(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
     """Return the mean place of each candidate over several orders, from 0 (worst) to `n - 1`.
 
     The place of candidate `i` is the sum, over all other candidates `j`, of the share of orders that put `i` above
-    `j`. Only orders with both of them count. If no order holds both, their shares against the candidates that both met
-    are added up: the one with the larger sum counts as above, and equal sums count as half. If every order holds all
-    candidates, this is the mean of their places.
+    `j`. Only orders with both of them count. If every order holds all candidates, this is the mean of their places.
 
     Args:
         orders (`Sequence[Sequence[T]]`):
-            Candidates from worst to best. They should be [`connected`]: between two parts that never met, nothing is
-            known, and each counts as half above the other.
+            Candidates from worst to best. Every two candidates share at least one order.
 
     Returns:
         `dict[T, Fraction]`: exact numbers, so that equal places compare equal.
@@ -180,63 +114,15 @@ def mean_places(orders: Sequence[Sequence[T]]) -> dict[T, Fraction]:
 
     mean_places([(0, 1, 2), (0, 2, 1)])  # {0: 0, 1: 3/2, 2: 3/2}
     mean_places([(0, 1, 2), (1, 0, 2), (0, 1)])  # {0: 1/3, 1: 2/3, 2: 2}
-    mean_places([(0, 1), (1, 2)])  # {0: 0, 1: 1, 2: 2}
     ```
     """
     above: Counter[tuple[T, T]] = Counter()  # how many orders put the first of a pair above the second
     for order in orders:
         above.update((better, worse) for worse, better in combinations(order, 2))
-    share = {(i, j): Fraction(above[i, j], above[i, j] + above[j, i]) for a, b in above for i, j in ((a, b), (b, a))}
     known = list(dict.fromkeys(i for order in orders for i in order))
-
-    def beats(i: T, j: T) -> Fraction:
-        if (i, j) in share:
-            return share[i, j]
-        lead = sum(share[i, k] - share[j, k] for k in known if (i, k) in share and (j, k) in share)
-        return Fraction(1 + (lead > 0) - (lead < 0), 2)
-
-    return {i: sum((beats(i, j) for j in known if j != i), Fraction()) for i in known}
-
-
-def place_rewards(places: Mapping[int, Fraction], G: int, empty: Sequence[int] = ()) -> tuple[float | None, ...]:
-    """Return rewards in [-1, 1] from mean places: `r = -1 + 2 (e + q) / (n + e - 1)`.
-
-    Mean places are not replaced by ranks. So two rollouts whose order changes from look to look have nearly equal
-    rewards. For a single order, the rewards are those of [`rank_rewards`].
-
-    Args:
-        places (`Mapping[int, Fraction]`):
-            The mean place `q` of each of the `n` ranked rollouts, from 0 (worst) to `n - 1`.
-        G (`int`):
-            Size of the group.
-        empty (`Sequence[int]`, *optional*):
-            Ids of the `e` rollouts without an answer. They are below all others and share the reward -1.
-
-    Returns:
-        `tuple[float | None, ...]`: one reward per rollout id 0..G-1. An id that is neither ranked nor empty has
-        `None`. A single ranked rollout without empty ones has the reward 0.
-
-    Example:
-
-    ```python
-    from rankbuffer_trl.rewards.looks import mean_places, place_rewards
-
-    place_rewards(mean_places([(0, 1, 2), (0, 2, 1)]), G=4, empty=[3])  # (-1/3, 2/3, 2/3, -1.0)
-    ```
-    """
-    rewards: list[float | None] = [None] * G
-    for i in empty:
-        rewards[i] = -1.0
-    highest = len(places) + len(empty) - 1
-    for i, q in places.items():
-        rewards[i] = float(-1 + 2 * (len(empty) + q) / highest) if highest else 0.0
-    return tuple(rewards)
-
-
-def place_tiers(places: Mapping[T, Fraction | float]) -> tuple[tuple[T, ...], ...]:
-    """Return the candidates as tiers from worst to best. Those of one tier have the same place."""
-    levels = sorted(set(places.values()))
-    return tuple(tuple(i for i in places if places[i] == level) for level in levels)
+    return {
+        i: sum((Fraction(above[i, j], above[i, j] + above[j, i]) for j in known if j != i), Fraction()) for i in known
+    }
 
 
 def disputed(orders: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:

@@ -12,6 +12,8 @@ from statistics import fmean
 
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, pairwise_question
+from ..ranking import place_rewards
+from .method import RewardMethod
 from .presentation import shuffle
 
 Candidate = int | str
@@ -34,8 +36,8 @@ class Match:
         return {self.shown[0]: first, self.shown[1]: 1 - first}
 
 
-class PlaysMatches:
-    """What a method that plays all its matches of a group at once has of [`RewardMethod`]."""
+class PlaysMatches(RewardMethod):
+    """A base of the methods whose questions are all matches, asked at once."""
 
     def matches(self, group: RolloutGroup) -> list[Match]:
         """Return all matches of a group."""
@@ -44,10 +46,6 @@ class PlaysMatches:
     def most_shown(self, G: int) -> int:
         """See [`RewardMethod`]."""
         return 2
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
-        return [match.question for match in self.matches(group)]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]. Nothing is built for this: a plan asks it of every query."""
@@ -128,11 +126,7 @@ def reward_ranks(group: RolloutGroup, rates: Mapping[int, float | None]) -> dict
     """
     if len(group.answered) == 1:
         return {group.answered[0].id: 0.0}
-    ranked = [rate for rate in rates.values() if rate is not None]
-    n = len(ranked)
-    rewards: dict[int, float | None] = dict.fromkeys(rates)
-    for i, rate in rates.items():
-        if rate is not None:
-            s = 1 + sum(other > rate for other in ranked)
-            rewards[i] = 2 * (n - s) / (n - 1) - 1
-    return rewards
+    ranked = {i: rate for i, rate in rates.items() if rate is not None}
+    places = {i: sum(other <= rate for other in ranked.values()) - 1 for i, rate in ranked.items()}
+    rewards = place_rewards(places, len(group.rollouts))
+    return {i: rewards[i] for i in rates}

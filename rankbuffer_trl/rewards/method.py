@@ -1,21 +1,27 @@
 """The interface of a reward method, the score that it returns, and the loader of the method that a recipe names.
 
 A reward method is one frozen dataclass in one file, whose fields are its arguments. A new method is a new file that
-holds such a class, and a recipe that names it: `method: my_package.my_file.MyMethod`. Nothing else changes.
+holds such a class, with a name and `score`, and a recipe that names it: `method: my_package.my_file.MyMethod`. Nothing
+else changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from fractions import Fraction
 from importlib import import_module
-from inspect import get_annotations
 from pkgutil import iter_modules
 from typing import Any, ClassVar, Protocol
 
 from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
+from ..judge import Judge
+from ..ranking import place_rewards, place_tiers, tier_places
 from ..settings import check_arguments, load_path
+from .listen import Visit, played
+
+MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
+ROUNDING = 1e-9  # by which a reward may leave its range; means of floating-point numbers do
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class GroupScore:
     Args:
         rewards (`tuple[float | None, ...]`):
             One reward per rollout, in rollout order, each in [-1, 1]. `None` marks an unscored rollout: its judgment
-            failed.
+            failed. [`score_by_order`], [`score_by_place`] and [`score_by_reward`] make them.
         order (`tuple[tuple[int, ...], ...]`, *optional*, defaults to `()`):
             The complete order from worst to best as tiers of rollout ids: one id per tier, several where they tie.
         positions (`dict[int, int]`, *optional*, defaults to `{}`):
@@ -36,6 +42,9 @@ class GroupScore:
             The buffer against which the group was ranked. `None` if there was none yet.
         after (`AnchorBuffer`, *optional*):
             The buffer for the next visit.
+
+    Raises:
+        `ValueError`: if a reward is outside [-1, 1], or is no number.
 
     Example:
 
@@ -54,14 +63,20 @@ class GroupScore:
     before: AnchorBuffer | None = None
     after: AnchorBuffer | None = None
 
+    def __post_init__(self) -> None:
+        for i, reward in enumerate(self.rewards):
+            if reward is not None and not abs(reward) <= 1 + ROUNDING:  # so written, it refuses NaN too
+                raise ValueError(
+                    f"the reward method gave rollout {i} the reward {reward}, which is not in [-1, 1]: return None for"
+                    " a rollout without a reward, and scale the others"
+                )
+
 
 class RewardMethod(Protocol):
     """A method that turns a group into one reward per rollout. It asks the judge through [`Judge`] only.
 
-    A method may also have `early_questions(group, buffer) -> list[Question]`. It gets a group with one rollout as soon
-    as that rollout is generated, and the query's buffer. It returns questions that `score` is certain to ask about
-    this rollout, whatever the other rollouts are. They are asked while the policy still generates. A subclass that
-    asks other questions must define it anew; an empty list asks nothing early.
+    A class that derives from this one needs a `name` and `score`. What `score` asks first, and what it asks whatever
+    the missing rollouts are, is found by `rewards/listen.py`, which runs it with a judge that never answers.
 
     A method that asks more questions because others failed must have `asked_again(group) -> int`. It returns how many
     these are at most. `calls` does not count them, because they are no part of the expected price.
@@ -78,13 +93,15 @@ class RewardMethod(Protocol):
 
     @property
     def responses_needed(self) -> int:
-        """The number of reference responses that every query must have."""
+        """The number of reference responses that every query must have. 0 unless a method says more."""
+        return 0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """Return one reward in [-1, 1] per rollout and, if the method keeps one, the next buffer.
 
         A rollout without an answer has the reward -1 and, except in Tournament-GRPO, is never judged. A failed
-        judgment is never a score: the rollouts that it was about have the reward `None`.
+        judgment is never a score: the rollouts that it was about have the reward `None`. `score` waits for nothing but
+        the judge, and keeps nothing: it also runs to hear what it asks.
 
         Args:
             group (`RolloutGroup`):
@@ -98,25 +115,60 @@ class RewardMethod(Protocol):
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """Return how many questions a group costs at least and at most.
 
+        Unless a method knows better, these are the extremes of a few made-up groups with random answers.
+
         Args:
             group (`RolloutGroup`):
                 The rollouts of one query.
             first (`bool`):
                 Whether the query has no buffer yet.
         """
+        asked = [visit.calls for visit in self._visits(group, first)]
+        return min(asked), max(asked)
 
     def most_shown(self, G: int) -> int:
         """Return how many responses one prompt can show, anchors and references included.
 
-        The preflight and `rankbuffer-data check` estimate from it which context the judge needs.
+        The preflight and `rankbuffer-data check` estimate from it which context the judge needs. Unless a method knows
+        better, it is the most of a few made-up groups with random answers.
 
         Args:
             G (`int`):
                 Size of a group.
         """
+        return max(visit.most_shown for visits in played(self, G, G) for visit in visits)
 
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """Return the questions that the first visit of a query asks at once, for all answers of the judge."""
+    def _visits(self, group: RolloutGroup, first: bool) -> list[Visit]:
+        return played(self, len(group.rollouts), len(group.answered), len(group.query.rubrics))[not first]
+
+
+def score_by_order(group: RolloutGroup, order: Iterable[Sequence[int]], **more: Any) -> GroupScore:
+    """Return the score of a method that orders the rollouts. A rollout that `order` lacks has no reward.
+
+    Args:
+        group (`RolloutGroup`):
+            The rollouts of one query. Those without an answer get the reward -1.
+        order (`Iterable[Sequence[int]]`):
+            Tiers of ids of answered rollouts, from worst to best: one id per tier, several where they tie.
+        more:
+            Further fields of [`GroupScore`].
+    """
+    return score_by_place(group, tier_places(order), **more)
+
+
+def score_by_place(group: RolloutGroup, places: Mapping[int, Fraction | float], **more: Any) -> GroupScore:
+    """Return the score of a method that gives each answered rollout a place, as [`score_by_order`] does.
+
+    Args:
+        group (`RolloutGroup`):
+            The rollouts of one query. Those without an answer get the reward -1.
+        places (`Mapping[int, Fraction | float]`):
+            The place of each answered rollout, from 0 (worst) to `n - 1`, or its mean over several orders.
+        more:
+            Further fields of [`GroupScore`].
+    """
+    empty = [rollout.id for rollout in group.empty]
+    return GroupScore(place_rewards(places, len(group.rollouts), empty), place_tiers(places), **more)
 
 
 def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) -> GroupScore:
@@ -128,11 +180,9 @@ def score_by_reward(group: RolloutGroup, rewards: Mapping[int, float | None]) ->
         rewards (`Mapping[int, float | None]`):
             The reward of each answered rollout by id, in [-1, 1]; `None` if it is unscored.
     """
-    known = {reward for reward in rewards.values() if reward is not None}
-    order = (tuple(i for i, reward in rewards.items() if reward == level) for level in sorted(known))
-    empty = {rollout.id: -1.0 for rollout in group.empty}
-    complete = {**rewards, **empty}
-    return GroupScore(tuple(complete[rollout.id] for rollout in group.rollouts), tuple(order))
+    order = place_tiers({i: reward for i, reward in rewards.items() if reward is not None})
+    complete = {**rewards, **dict.fromkeys((rollout.id for rollout in group.empty), -1.0)}
+    return GroupScore(tuple(complete[rollout.id] for rollout in group.rollouts), order)
 
 
 def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMethod:
@@ -152,11 +202,11 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
     """
     cls = find_method(name)
     method: RewardMethod = cls(**check_arguments(cls, name, arguments, "method_args", {"seed": seed}))
-    members = (each for each in (*get_annotations(RewardMethod), *vars(RewardMethod)) if not each.startswith("_"))
-    if missing := [each for each in members if not hasattr(method, each)]:
+    missing = [each for each in MEMBERS if not hasattr(method, each)]
+    if missing or cls.score is RewardMethod.score:
         raise SettingsError(
-            f"the reward method {name!r} has no {', '.join(missing)}: add to the class what"
-            " rankbuffer_trl/rewards/method.py describes under this name"
+            f"the reward method {name!r} has no {', '.join(missing or ['score'])}: derive its class from"
+            " rankbuffer_trl.rewards.method.RewardMethod, and give it a name and `score`"
         )
     return method
 

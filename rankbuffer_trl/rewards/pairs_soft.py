@@ -29,7 +29,6 @@ class PairsSoft(PlaysMatches):
     """
 
     name = "pairs_soft"
-    responses_needed = 0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""

@@ -29,7 +29,6 @@ class PairwiseRank(PlaysMatches):
 
     seed: int = 0
     name = "pairwise_rank"
-    responses_needed = 0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""

@@ -10,11 +10,11 @@ from typing import Any
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, pointwise_question
-from .method import GroupScore, score_by_reward
+from .method import GroupScore, RewardMethod, score_by_reward
 
 
 @dataclass(frozen=True)
-class Pointwise:
+class Pointwise(RewardMethod):
     """A method that scores each rollout on its own, from 0 to 10: reward `2 s / 10 - 1`.
 
     It asks 1 question per answered rollout: 8 for a group of 8. A rollout without an answer has the reward -1, like
@@ -22,11 +22,10 @@ class Pointwise:
     """
 
     name = "pointwise"
-    responses_needed = 0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        judged = zip(group.answered, await judge.ask_all(self.first_questions(group)), strict=True)
+        judged = zip(group.answered, await judge.ask_all(self.questions(group)), strict=True)
         rewards = {rollout.id: None if verdict is None else self.reward(verdict) for rollout, verdict in judged}
         return score_by_reward(group, rewards)
 
@@ -38,13 +37,9 @@ class Pointwise:
         """See [`RewardMethod`]."""
         return 1
 
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
+    def questions(self, group: RolloutGroup) -> list[Question]:
+        """Return one question per answered rollout."""
         return [pointwise_question(group.query, rollout.text) for rollout in group.answered]
-
-    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
-        """See [`RewardMethod`]. Each score needs one rollout."""
-        return self.first_questions(group)
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer, bootstrap_buffer, initial_buffer
 from ..groups import RolloutGroup
-from ..judge import Judge, Question, insertion_question, ranking_question
+from ..judge import Judge, ranking_question
 from ..ranking import Ranking, coarse_to_fine, rank_rewards, sort
 from ..settings import check_at_least
-from .method import GroupScore
+from .method import GroupScore, RewardMethod
 
 
 @dataclass(frozen=True)
-class RankBuffer:
+class RankBuffer(RewardMethod):
     """The paper's reward method: rank rewards from an ordered, persistent buffer of anchors.
 
     Args:
@@ -118,25 +118,6 @@ class RankBuffer:
         """See [`RewardMethod`]. A buffer is taken to have at most twice its first number of anchors."""
         insertion = 2 * self.k0 * self.anchor_content + 1
         return max(insertion, G if self.fine or self.bootstrap else 1)
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. These are the insertions, or the ranking that bootstraps the buffer."""
-        if self.bootstrap:
-            enough = len(group.answered) >= 2
-            return [ranking_question(group.query, group.answered, kind="bootstrap")] if enough else []
-        return self._insertions(group, initial_buffer(group.query.responses, self.k0))
-
-    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
-        """See [`RewardMethod`]. An insertion needs one rollout and the buffer, which does not change in a step."""
-        if buffer is None:
-            return [] if self.bootstrap else self.first_questions(group)
-        return self._insertions(group, buffer)
-
-    def _insertions(self, group: RolloutGroup, buffer: AnchorBuffer) -> list[Question]:
-        anchors = [anchor.text for anchor in buffer.anchors]
-        return [
-            insertion_question(group.query, anchors, rollout.text, self.anchor_content) for rollout in group.answered
-        ]
 
     async def _bootstrap(self, group: RolloutGroup, judge: Judge) -> GroupScore:
         """Score the first group of a query without reference responses: one ranking gives both rewards and anchors.

@@ -14,11 +14,9 @@ from ..buffer import AnchorBuffer, initial_buffer
 from ..errors import SettingsError
 from ..groups import RolloutGroup
 from ..judge import Judge, Question, batch_question
-from ..judge.reach import CHARACTERS_PER_TOKEN, context_for
-from ..judge.verdicts import max_tokens
 from ..ranking import Ranking
-from .looks import balanced, check_looks, mean_places, place_rewards, place_tiers
-from .method import GroupScore
+from .looks import balanced, check_looks, mean_places
+from .method import GroupScore, score_by_place
 from .rankbuffer import RankBuffer
 
 Block = tuple[int, ...]
@@ -46,14 +44,6 @@ class RankBufferBatch(RankBuffer):
     size: with more than four looks, six rollouts become four and two in some of them. A rollout that is still not
     placed is unscored. If no rollout is placed, the buffer only counts the visit.
 
-    **Long groups.** With `most_tokens`, a group whose prompt would be too long is split into blocks before anything is
-    asked. All blocks show the same anchors. Let a rollout be the `r`-th of the `m` rollouts of its block in interval
-    `p`. Its coordinate is `p + r / (m + 1)`, and the paper's anchor `k` has the coordinate `k`. The coordinates merge
-    the blocks of a look into one ladder, on which equal coordinates are a draw. A look and its reverse have the same
-    blocks, and the next two looks have other blocks. With two blocks, every two rollouts share a block in at least one
-    of three such pairs of looks. A rollout that does not fit even with no other rollout has a prompt of its own. If
-    the server refuses this prompt, only that rollout is unscored.
-
     The method also has the arguments of [`RankBuffer`]. Of these, `fine` and `anchor_content` are ablations of
     coarse-to-fine ranking, so they cannot be `False`.
 
@@ -63,14 +53,6 @@ class RankBufferBatch(RankBuffer):
             order that comes again is asked and counted once: two rollouts have two orders, and three have six.
         seed (`int`, *optional*, defaults to `0`):
             The seed of the orders of presentation. A recipe sets it to the run's seed.
-        ladder (`bool`, *optional*, defaults to `False`):
-            `True` takes the mean place among anchors and rollouts as the reward, mapped to [-1, 1]. Rollouts between
-            the same two anchors then have nearly equal rewards. So the reward says how far apart the rollouts of a
-            group are, and groups get different weights in a run with `scale_rewards: none`. A group that bootstraps
-            its buffer has the paper's rewards.
-        most_tokens (`int`, *optional*):
-            The context of the judge in tokens, such as vLLM's `--max-model-len`. A group is split if its quoted prompt
-            and two answers need more tokens; three characters count as a token. `None` splits no group.
 
     Raises:
         [`SettingsError`]: if an argument is out of range, or if `fine` or `anchor_content` is `False`.
@@ -78,8 +60,6 @@ class RankBufferBatch(RankBuffer):
 
     looks: int = 2
     seed: int = 0
-    ladder: bool = False
-    most_tokens: int | None = None
     name = "rankbuffer_batch"
 
     def __post_init__(self):
@@ -88,15 +68,13 @@ class RankBufferBatch(RankBuffer):
         for key in ("fine", "anchor_content"):
             if not getattr(self, key):
                 raise SettingsError(f"{key} cannot be false for rankbuffer_batch: use the method rankbuffer")
-        if self.most_tokens is not None and self.most_tokens < 1:
-            raise SettingsError(f"most_tokens must be at least 1, or null for no limit, got {self.most_tokens}")
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
-        """See [`RankBuffer.score`]. The judge gets one question per look, or one per block of each look."""
+        """See [`RankBuffer.score`]. The judge gets one question per look."""
         if buffer is None and self.bootstrap:
             return await self._bootstrap(group, judge)
         buffer = buffer or initial_buffer(group.query.responses, self.k0)
-        K, G, empty = len(buffer), len(group.rollouts), [rollout.id for rollout in group.empty]
+        K, G = len(buffer), len(group.rollouts)
         placed = await self._place(group, [anchor.text for anchor in buffer.anchors], judge)
 
         anchors = {G + k: Fraction(k + 1) for k in range(K)}  # on a ladder, G + k stands for anchors[k]
@@ -105,10 +83,9 @@ class RankBufferBatch(RankBuffer):
         rising = sorted((q, i) for i, q in everyone.items() if i < G)
         positions = {i: sum(everyone[k] < q for k in anchors) for q, i in rising}
         sigma = tuple(tuple(group.rollouts[i] for _, i in rising if positions[i] == p) for p in range(K + 1))
-        places = everyone if self.ladder else mean_places([[i for i in order if i < G] for order in ladders])
-        return GroupScore(
-            rewards=place_rewards(places, G + K, empty)[:G],  # without those of the anchors, if they have a place
-            order=place_tiers({i: q for i, q in places.items() if i < G}),
+        return score_by_place(
+            group,
+            mean_places([[i for i in order if i < G] for order in ladders]),
             positions=positions,
             fine_ranked=any(len(rollouts) >= 2 for rollouts in sigma),
             before=buffer,
@@ -117,30 +94,14 @@ class RankBufferBatch(RankBuffer):
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]. [`asked_again`] counts what is asked once more after a failure."""
-        if first:
-            n = len(self.first_questions(group))
-            return n, n
-        ids = [rollout.id for rollout in group.answered]
-        looks = len(distinct(self._looks(group, ids, 1)))
-        if self.most_tokens is None:
-            return looks, looks
-        return min(looks, len(ids)), max(looks, self.looks * len(ids))  # a rollout alone is asked about once
+        if first and self.bootstrap:
+            return super().calls(group, first)
+        looks = len(distinct(self._looks(group, [rollout.id for rollout in group.answered], 1)))
+        return looks, looks
 
     def asked_again(self, group: RolloutGroup) -> int:
-        """See [`RewardMethod`]. These are two blocks in each look; of a split group, at most one for each rollout."""
-        n = len(group.answered)
-        return 0 if n < 2 else self.looks * (2 if self.most_tokens is None else n)
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. These are the looks, or the ranking that bootstraps the buffer."""
-        if self.bootstrap:
-            return super().first_questions(group)
-        anchors = [anchor.text for anchor in initial_buffer(group.query.responses, self.k0).anchors]
-        return [self._question(group, anchors, block) for block in distinct(self._split(group, anchors))]
-
-    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
-        """Return no question, since each needs the whole group."""
-        return []
+        """See [`RewardMethod`]. These are two blocks in each look."""
+        return 0 if len(group.answered) < 2 else self.looks * 2
 
     def most_shown(self, G: int) -> int:
         """See [`RewardMethod`]. These are the anchors of a grown buffer, and the group."""
@@ -151,7 +112,7 @@ class RankBufferBatch(RankBuffer):
 
         A rollout whose block failed in one of these looks has the mean of its other coordinates there.
         """
-        looks = self._split(group, anchors)
+        looks = self._looks(group, [rollout.id for rollout in group.answered], 1)
         answers = await self._ask(group, anchors, looks, judge)
         failed = [block for block in distinct(looks) if len(block) > 1 and block not in answers]
         lost = sorted({i for block in failed for i in block} - {i for block in answers for i in block})
@@ -184,27 +145,6 @@ class RankBufferBatch(RankBuffer):
             orders = [balanced(block, 2, self.seed, group, after=2 * pair) for block in partition(ids, b, pair)]
             looks += [[order[0] for order in orders], [order[-1] for order in orders]]
         return looks[: self.looks]
-
-    def _split(self, group: RolloutGroup, anchors: Sequence[str]) -> list[Look]:
-        """Return the looks at a group in as few blocks as possible, so that the context holds every prompt."""
-        ids = [rollout.id for rollout in group.answered]
-        alone = {i for i in ids if not self._fits(group, anchors, (i,))}
-        rest = [i for i in ids if i not in alone]
-        enough = (
-            b
-            for b in range(1, len(rest))
-            if all(self._fits(group, anchors, block) for block in distinct(self._looks(group, rest, b)))
-        )
-        looks = self._looks(group, rest, next(enough, len(rest)))
-        return [look + [(i,) for i in sorted(alone)] for look in looks]
-
-    def _fits(self, group: RolloutGroup, anchors: Sequence[str], block: Block) -> bool:
-        """Tell whether the context holds the prompt of a block and its answers, by the length of the texts."""
-        if self.most_tokens is None:
-            return True
-        question = self._question(group, anchors, block)
-        prompt = math.ceil(len(question.prompt(guard=True)) / CHARACTERS_PER_TOKEN)
-        return context_for(prompt, max_tokens(question.verdict, "regex", 0)) <= self.most_tokens
 
 
 def distinct(looks: Iterable[Look]) -> list[Block]:

@@ -11,8 +11,8 @@ from ..buffer import AnchorBuffer, initial_buffer
 from ..groups import RolloutGroup
 from ..judge import Judge
 from ..ranking import Ranking, coarse_to_fine, sort
-from .looks import ask_looks, balanced, check_looks, mean_places, place_rewards, place_tiers
-from .method import GroupScore
+from .looks import ask_looks, balanced, check_looks, mean_places
+from .method import GroupScore, score_by_place
 from .rankbuffer import RankBuffer
 
 
@@ -56,9 +56,9 @@ class RankBufferLooks(RankBuffer):
             group.query, buffer, group.answered, judge, fine=False, anchor_content=self.anchor_content
         )
         ranking, places = await self._rank_intervals(group, coarse, judge)
-        return GroupScore(
-            rewards=place_rewards(places, len(group.rollouts), [rollout.id for rollout in group.empty]),
-            order=place_tiers(places),
+        return score_by_place(
+            group,
+            places,
             positions=ranking.positions,
             fine_ranked=bool(coarse.tied),
             before=buffer,

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from ..buffer import AnchorBuffer, initial_buffer
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
-from ..ranking import Ranking
-from .looks import place_tiers
+from ..judge import Judge, insertion_question
+from ..ranking import Ranking, place_tiers
 from .method import GroupScore
 from .rankbuffer import RankBuffer
 
@@ -38,7 +37,11 @@ class RankBufferSoft(RankBuffer):
         if buffer is None and self.bootstrap:
             return await self._bootstrap(group, judge)
         buffer = buffer or initial_buffer(group.query.responses, self.k0)
-        readings = await judge.ask_all(self._insertions(group, buffer))
+        anchors = [anchor.text for anchor in buffer.anchors]
+        readings = await judge.ask_all(
+            replace(insertion_question(group.query, anchors, rollout.text, self.anchor_content), soft=True)
+            for rollout in group.answered
+        )
         heard = {r.id: reading for r, reading in zip(group.answered, readings, strict=True) if reading is not None}
         means = {i: reading.mean for i, reading in heard.items()}
         positions = {i: reading.value for i, reading in heard.items()}
@@ -54,9 +57,6 @@ class RankBufferSoft(RankBuffer):
             before=buffer,
             after=self._updated(buffer, Ranking(positions, sigma), group),
         )
-
-    def _insertions(self, group: RolloutGroup, buffer: AnchorBuffer) -> list[Question]:
-        return [replace(question, soft=True) for question in super()._insertions(group, buffer)]
 
 
 METHOD = RankBufferSoft

@@ -29,8 +29,8 @@ class RatingsSoft(Pointwise):
         """See [`Pointwise`]."""
         return 2 * verdict.mean / MOST - 1
 
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
+    def questions(self, group: RolloutGroup) -> list[Question]:
+        """See [`Pointwise`]."""
         return [replace(pointwise_question(group.query, r.text, most=MOST), soft=True) for r in group.answered]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
+from ..judge import Judge
 from ..settings import check_at_least
 from .matches import Candidate, Match, PlaysMatches, make_match, play, win_rates
 from .method import GroupScore, score_by_reward
@@ -59,10 +59,6 @@ class RRCAGR(PlaysMatches):
         texts: dict[Candidate, str] = {rollout.id: rollout.text for rollout in group.answered}
         texts.update(names)
         return [make_match(group, (r.id, name), texts, self.seed) for r in group.answered for name in names]
-
-    def early_questions(self, group: RolloutGroup, buffer: AnchorBuffer | None) -> list[Question]:
-        """See [`RewardMethod`]. Each comparison needs one rollout and a fixed reference."""
-        return self.first_questions(group)
 
     def number(self, n: int) -> int:
         """See [`PlaysMatches`]."""

@@ -29,7 +29,6 @@ class RRCSCR(PlaysMatches):
 
     seed: int = 0
     name = "rrc_scr"
-    responses_needed = 0
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
-from ..judge import Judge, Question, group_question
-from .method import GroupScore, score_by_reward
+from ..judge import Judge, group_question
+from .method import GroupScore, RewardMethod, score_by_reward
 from .presentation import shuffle
 
 
 @dataclass(frozen=True)
-class Ruler:
+class Ruler(RewardMethod):
     """A method whose reward is a score `s` from 0 to 100 that compares all rollouts: `2 s / 100 - 1`.
 
     It asks one question per group. A single answered rollout is alone in its prompt. A rollout without an answer has
@@ -27,26 +27,18 @@ class Ruler:
 
     seed: int = 0
     name = "ruler"
-    responses_needed = 0
     shows_whole_groups = True
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        shown = self._order(group)
-        (scores,) = await judge.ask_all(self.first_questions(group)) or [None]
+        shown = shuffle([rollout.id for rollout in group.answered], self.seed, group, "group")
+        texts = [group.rollouts[i].text for i in shown]
+        scores = await judge.ask(group_question(group.query, texts)) if texts else None
         return score_by_reward(group, {i: scores and 2 * scores[place] / 100 - 1 for place, i in enumerate(shown)})
-
-    def _order(self, group: RolloutGroup) -> list[int]:
-        return shuffle([rollout.id for rollout in group.answered], self.seed, group, "group")
 
     def most_shown(self, G: int) -> int:
         """See [`RewardMethod`]."""
         return G
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]."""
-        texts = [group.rollouts[i].text for i in self._order(group)]
-        return [group_question(group.query, texts)] if texts else []
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""

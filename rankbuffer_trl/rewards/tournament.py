@@ -25,15 +25,15 @@ from dataclasses import dataclass
 
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
-from ..judge import Judge, Question
+from ..judge import Judge
 from ..settings import check_at_least
 from .matches import Candidate, Match, Points, make_match, play
-from .method import GroupScore, score_by_reward
+from .method import GroupScore, RewardMethod, score_by_reward
 from .presentation import shuffle
 
 
 @dataclass(frozen=True)
-class Tournament:
+class Tournament(RewardMethod):
     """A method whose reward is the number of matches won in `repeats` knockout tournaments.
 
     It asks `repeats (G - 1)` questions about a group of `G` rollouts: 21 for 8. Those without an answer play as empty
@@ -52,7 +52,6 @@ class Tournament:
     seed: int = 0
     repeats: int = 3
     name = "tournament"
-    responses_needed = 0
 
     def __post_init__(self):
         check_at_least(self, repeats=1)
@@ -97,11 +96,6 @@ class Tournament:
     def most_shown(self, G: int) -> int:
         """See [`RewardMethod`]."""
         return 2
-
-    def first_questions(self, group: RolloutGroup) -> list[Question]:
-        """See [`RewardMethod`]. These are the first rounds of all tournaments."""
-        rounds = (self._draw(group, players(group), repeat)[0] for repeat in range(self.repeats))
-        return [match.question for matches in rounds for match in matches]
 
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """See [`RewardMethod`]."""

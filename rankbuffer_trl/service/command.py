@@ -26,6 +26,7 @@ from ..judge.config import BudgetConfig, read_object
 from ..judge.endpoint import check_seconds
 from ..judge.reach import check_servers
 from ..judge.servers import Servers
+from ..rewards import listen
 from ..rewards.format import AnswerReader, check_format
 from ..rewards.method import RewardMethod, load_method
 from ..settings import check_at_least, documented
@@ -132,7 +133,7 @@ def first_questions(method: RewardMethod, queries: QueryTable | None) -> Iterabl
         tuple(f"{i} minutes." for i in range(method.responses_needed)),
     )
     for query in (queries[id] for id in queries.ids) if queries else (made_up,):
-        yield from method.first_questions(stand_in(query, G=2))
+        yield from listen.first_questions(method, stand_in(query, G=2))
 
 
 async def check_judge(judge: Judge, method: RewardMethod, queries: QueryTable | None, timeout: float | None) -> None:

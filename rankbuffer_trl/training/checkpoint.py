@@ -291,7 +291,7 @@ def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries
         "judge": own_client or args.judge_model or type(judge.client).__name__,
         "judge_guard": args.judge_guard,
         "format_check": args.format_check,
-        "rubric_dropout": args.rubric_dropout or None,  # as in a checkpoint that is older than this setting
+        "rubric_dropout": None,  # a setting that is gone: a checkpoint of a run that used it is another run
         "judge_view": None if args.judge_view == "answer" else [args.judge_view, args.judge_view_limit],
         "queries": len(queries),
         "data_sha256": queries.sha256,

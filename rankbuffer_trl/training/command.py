@@ -33,11 +33,9 @@ from .batches import Batches
 from .checkpoint import check_budget, newest_checkpoint, read_manifest, why_torn
 from .config import RankBufferConfig
 from .distributed import MainProcessError, on_main_process
-from .memory import warn_of_memory
 from .parser import NO_DATA, RecipeParser
 from .plan import RunPlan
 from .preflight import report
-from .progress import run_progress
 from .trainer import NO_POLICY, RankBufferTrainer
 
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))  # the number of this process on its machine
@@ -216,14 +214,12 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         return
     if not training_args.preflight_only:
         on_main_process(lambda: check_template(model_args.model_name_or_path, model_args.model_revision))
-    on_main_process(lambda: warn_of_memory(training_args, model_args))
     on_main_process(lambda: report(plan))
     if training_args.preflight_only:
         return
     trainer = build_trainer(script_args, model_args, plan)
     try:
-        with run_progress(trainer):
-            trainer.train(resume_from_checkpoint=plan.checkpoint)
+        trainer.train(resume_from_checkpoint=plan.checkpoint)
         if not trainer.interrupted:  # else the checkpoint is written, and a scheduler does not wait for more
             if training_args.push_to_hub:
                 trainer.push_to_hub()  # saves first

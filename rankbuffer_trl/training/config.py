@@ -48,9 +48,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         rank_only_ties (`bool`, *optional*, defaults to `False`):
             Ask the judge only about groups that `reward_functions` leave tied. In the other groups, all rollouts have
             the rank reward 0, and no buffer changes. Judging then starts after generation.
-        rubric_dropout (`float`, *optional*, defaults to `0.0`):
-            Probability, in [0, 1), with which a visit in training leaves out a rubric of its query. At least one stays
-            (`docs/beyond.md`).
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -139,7 +136,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     method_args: dict | str | None = None
     scale_by_signal: bool = False
     rank_only_ties: bool = False
-    rubric_dropout: float = 0.0
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
@@ -210,8 +206,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
         check_at_least(self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1)
-        if not 0 <= self.rubric_dropout < 1:
-            raise SettingsError(f"rubric_dropout must be at least 0 and below 1, got {self.rubric_dropout}")
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         if self.vllm_server_base_url:

@@ -17,6 +17,7 @@ from ..judge import Question, Totals
 from ..judge.ledger import duration, short
 from ..judge.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
 from ..rewards.functions import load_functions
+from ..rewards.listen import first_questions
 from ..rewards.method import RewardMethod
 from ..rewards.must import count_calls
 from .batches import Batches
@@ -106,7 +107,7 @@ class RunPlan:
     def first_questions(self) -> Iterator[Question]:
         """Yield the questions of the first visits, with reference responses in the place of rollouts."""
         for group in self.stand_ins():
-            yield from self.method.first_questions(group)
+            yield from first_questions(self.method, group)
 
     def judgments(self) -> tuple[int, int, int]:
         """Return the number of groups after step `done`, and how many judgments they take at least and at most.
@@ -136,7 +137,7 @@ class RunPlan:
         epochs = math.ceil(self.batches.generations / self.batches.generations_per_epoch)
         every, guard = math.ceil(len(self.queries) / SAMPLED), self.args.judge_guard
         groups = list(self.stand_ins(every))
-        first = estimate_tokens([q for group in groups for q in self.method.first_questions(group)], guard)[0]
+        first = estimate_tokens([q for group in groups for q in first_questions(self.method, group)], guard)[0]
         whole = estimate_tokens(list(self.first_questions()), guard)[0] / len(self.queries)
         visits: list[tuple[float, ...]] = []
         for asked in rehearse(self.method, groups, min(epochs, REHEARSED)):

@@ -21,6 +21,7 @@ from ..judge.guard import LONGEST
 from ..judge.judge import Asked, explain
 from ..judge.openai_client import OpenAIClient
 from ..judge.reach import CHARACTERS_PER_TOKEN, check_servers, context_for, longest_need, longest_of, servers_of
+from ..rewards.listen import first_questions
 from ..rewards.method import RewardMethod
 from ..store import BufferStore
 from ..store.places import LIVE_STORE
@@ -162,7 +163,7 @@ async def check_context(
 
 def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
     """Return the first question about a query with every response replaced by an empty text."""
-    question = method.first_questions(stand_in(query, G))[0]
+    question = first_questions(method, stand_in(query, G))[0]
     empty = {name: [(heading, "") for heading, _ in pairs] for name, pairs in question.responses.items()}
     return replace(question, responses=empty)
 

@@ -19,7 +19,7 @@ from transformers import TrainerState
 
 from ..data.queries import QueryTable, normal_row
 from ..errors import SettingsError
-from ..groups import Rollout, RolloutGroup, drop_rubrics
+from ..groups import Rollout, RolloutGroup
 from ..judge import Judge
 from ..probes import probe_metrics
 from ..rewards.format import Answer, AnswerReader, completion_text
@@ -54,10 +54,6 @@ class GroupReward:
             The queries to evaluate on. Default: `queries`.
         num_generations_eval (`int`, *optional*):
             The number of rollouts per query in an evaluation. Default: `num_generations`.
-        rubric_dropout (`float`, *optional*, defaults to `0.0`):
-            Probability, in [0, 1), with which a visit in training leaves out a rubric. An evaluation has all of them.
-        seed (`int`, *optional*, defaults to `0`):
-            The seed of the rubrics that are left out.
     """
 
     __name__ = "rank_reward"
@@ -70,16 +66,12 @@ class GroupReward:
         format_check: str = "none",
         eval_queries: QueryTable | None = None,
         num_generations_eval: int | None = None,
-        rubric_dropout: float = 0.0,
-        seed: int = 0,
     ):
         self.queries = queries
         self.eval_queries = queries if eval_queries is None else eval_queries
         self.num_generations = num_generations
         self.num_generations_eval = num_generations_eval or num_generations
         self.format_check = format_check
-        self.rubric_dropout = rubric_dropout
-        self.seed = seed
         self._started = False
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
         self._scorer: GroupScorer | None = None
@@ -227,10 +219,7 @@ class GroupReward:
                     f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(set(ids))}"
                 )
             rollouts = tuple(Rollout(place, text) for place, text in enumerate(texts))
-            query = queries[ids[0]]
-            if training and epoch is not None and self.rubric_dropout:
-                query = drop_rubrics(query, self.rubric_dropout, self.seed, epoch)
-            groups.append(RolloutGroup(query, rollouts, step, epoch))
+            groups.append(RolloutGroup(queries[ids[0]], rollouts, step, epoch))
         return groups
 
     def _no_answers(

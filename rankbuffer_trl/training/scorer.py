@@ -12,6 +12,7 @@ from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge
+from ..rewards.listen import first_questions
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
 from ..store.places import LIVE_STORE
@@ -116,8 +117,8 @@ class GroupScorer:
     def begin(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> None:
         """Announce the rollouts of a generation step, before they are generated.
 
-        Their texts come one by one through `arrived`. The judge is asked about a rollout at once where the method has
-        `early_questions`, and about a group when it is whole. `score` then waits for what is left. What it returns and
+        Their texts come one by one through `arrived`. The judge is asked at once what no longer depends on the
+        other rollouts, and about a group when it is whole. `score` then waits for what is left. What it returns and
         records is the same with and without `begin`.
 
         Args:
@@ -246,7 +247,7 @@ class GroupScorer:
         Raises:
             [`JudgeError`]: if there is no valid answer in time.
         """
-        question = self.method.first_questions(stand_in(query, G=2))[0]
+        question = first_questions(self.method, stand_in(query, G=2))[0]
         judge = Judge(self.judge.client, self.judge.max_attempts, self.judge.guard, on_spent=self.store.spend)
         self.run(judge.first_question(question, self.step_timeout))
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from ..buffer import AnchorBuffer
 from ..groups import Rollout, RolloutGroup
-from ..judge import Call, Judge, JudgeError, Usage
+from ..judge import Call, Judge, JudgeError, Question, Usage
 from ..judge.errors import first_leaf
 from ..judge.judge import Asked, explain
+from ..rewards.listen import early_questions, without
 from ..rewards.method import GroupScore, RewardMethod
 from ..rewards.must import count_calls, must_questions, score_group
 
@@ -68,7 +69,7 @@ class OpenStep:
 
     Args:
         method (`RewardMethod`):
-            The method that scores. If it has `early_questions`, they are asked when a rollout arrives.
+            The method that scores. What it is certain to ask is asked when a rollout arrives.
         judge (`Judge`):
             The judge that the method asks.
         groups (`Sequence[RolloutGroup]`):
@@ -108,6 +109,7 @@ class OpenStep:
         self.max_failures = max_failures
         self.timeout = timeout
         self.hidden = 0  # judgments that had ended when `finish` was called
+        self._early: list[list[Question]] = [[] for _ in groups]  # questions of the method that were asked early
         self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]
         # Rows, which count through the groups, with their texts. `None` ends them.
         self.arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
@@ -148,7 +150,7 @@ class OpenStep:
         try:
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
                 while arrival := await self.arrivals.get():
-                    self._take(*arrival, tasks, scoring)
+                    await self._take(*arrival, tasks, scoring)
                     if not any(self._missing):
                         self._time(limit)
                 self._time(limit)
@@ -183,7 +185,7 @@ class OpenStep:
         if self.timeout is not None and limit.when() is None:
             limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
 
-    def _take(
+    async def _take(
         self, row: int, text: str, tasks: asyncio.TaskGroup, scoring: dict[int, asyncio.Task[GroupScore]]
     ) -> None:
         """Put a rollout into its group. Score the group if it is whole, else ask what is certain to be asked."""
@@ -194,14 +196,17 @@ class OpenStep:
         rollouts = list(self.groups[i].rollouts)
         rollouts[place] = Rollout(place, text)
         self.groups[i] = replace(self.groups[i], rollouts=tuple(rollouts))
-        early = getattr(self.method, "early_questions", None)
+        group = self.groups[i]
         if not self._missing[i]:
             scoring[i] = self._start(i, tasks)
-        else:
-            alone = replace(self.groups[i], rollouts=(rollouts[place],))
-            questions = early(alone, self.buffers[i]) if early is not None else []
-            for question in (*must_questions(alone), *questions):
-                self.judge.ask_early(question, tasks)
+            return
+        here = {rollout.id for rollout in rollouts} - self._missing[i]
+        if any(rubric.must for rubric in group.query.rubrics):
+            here = {place}  # rollouts that break such a rubric are scored apart, so no two surely meet
+        questions = without(await early_questions(self.method, group, here, self.buffers[i]), self._early[i])
+        self._early[i] += questions
+        for question in (*must_questions(replace(group, rollouts=(rollouts[place],))), *questions):
+            self.judge.ask_early(question, tasks)
 
     def _start(self, i: int, tasks: asyncio.TaskGroup) -> asyncio.Task[GroupScore]:
         return tasks.create_task(score_group(self.method, self.groups[i], self.buffers[i], self.judge))

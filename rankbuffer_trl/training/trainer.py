@@ -151,8 +151,6 @@ class RankBufferTrainer(GRPOTrainer):
             args.format_check,
             eval_queries,
             args.num_generations_eval,
-            args.rubric_dropout,
-            args.seed,
         )
         super().__init__(
             model,

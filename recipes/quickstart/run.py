@@ -34,7 +34,6 @@ from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.command import build_trainer, make_plan
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.parser import RecipeParser
-from rankbuffer_trl.training.progress import RunProgress
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -122,8 +121,7 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
     trainer = build_trainer(script_args, model_args, make_plan(script_args, training_args))
     for callback in (ProgressCallback, PrinterCallback):  # they print a dictionary per step
         trainer.remove_callback(callback)
-    totals = trainer.rank_reward.scorer.store.totals
-    trainer.add_callback(RunProgress(totals, training_args.endpoint().price))
+    trainer.add_callback(Bar)
     try:
         trainer.train()
         if trainer.interrupted:
@@ -132,6 +130,13 @@ def train(model_path: Path, output_dir: Path, extra: list[str]) -> RankBufferCon
     finally:
         trainer.close()
     return trainer.args
+
+
+class Bar(ProgressCallback):
+    """The bar of transformers without the numbers of each step. The tables below have them."""
+
+    def on_log(self, *args, **kwargs):
+        """Print nothing."""
 
 
 def measure_table(before: dict[str, float], after: dict[str, float]) -> Table:

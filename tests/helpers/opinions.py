@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from helpers.truth import SHOWN, quality, unguarded
+from rankbuffer_trl.testing import SHOWN, quality, unguarded
 
 
 def place(token: str, chances: Mapping[str, float]) -> dict:

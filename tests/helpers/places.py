@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from helpers.truth import unguarded
 from rankbuffer_trl.groups import RolloutGroup
+from rankbuffer_trl.testing import unguarded
 
 
 def mean(values) -> Fraction:
@@ -15,25 +15,13 @@ def mean(values) -> Fraction:
 
 
 def slow_places(orders: Sequence[Sequence]) -> dict[object, Fraction]:
-    """Return the mean place of each candidate, pair by pair. Two who never met are compared by those that both met."""
+    """Return the mean place of each candidate, pair by pair."""
     everyone = {i for order in orders for i in order}
 
-    def share(i, j) -> Fraction | None:
-        both = [order for order in orders if i in order and j in order]
-        return mean(order.index(i) > order.index(j) for order in both) if both else None
+    def share(i, j) -> Fraction:
+        return mean(order.index(i) > order.index(j) for order in orders if i in order and j in order)
 
-    def place(i) -> Fraction:
-        total = Fraction()
-        for j in everyone - {i}:
-            if share(i, j) is not None:
-                total += share(i, j)
-            else:
-                common = [k for k in everyone - {i, j} if share(i, k) is not None and share(j, k) is not None]
-                own, other = (sum((share(x, k) for k in common), Fraction()) for x in (i, j))
-                total += Fraction(1, 2) if own == other else own > other
-        return total
-
-    return {i: place(i) for i in everyone}
+    return {i: sum((share(i, j) for j in everyone - {i}), Fraction()) for i in everyone}
 
 
 def slow_rewards(group: RolloutGroup, places: dict[str, Fraction], highest: int) -> tuple[float | None, ...]:
