@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,6 +20,8 @@ from rankbuffer_lab.report import tables
 from rankbuffer_lab.report.report import facts_of
 from rankbuffer_lab.report.runs import log_and_manifest, open_runs
 from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.judge import RubricJudge
+from rankbuffer_trl.settings import REMOVED
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import FOLDER, RUN, STATE, Config, checkpoints, read_store
@@ -28,6 +31,7 @@ from rankbuffer_trl.training.checkpoint import (
     check_trusted,
     delete_oldest,
     describe,
+    differences,
     fingerprint,
     newest_checkpoint,
     read_manifest,
@@ -317,6 +321,44 @@ def test_check_resumable_says_another_number_of_processes_and_allows_it(whole, c
         assert check_resumable(checkpoint, saved, False) == 6 and not caplog.text
         assert check_resumable(checkpoint, saved | {"processes": 2}, False) == 6
     assert "was saved by 1 processes, now there are 2" in caplog.text
+
+
+@dataclass
+class Own(RubricJudge):
+    word: str
+    heads: tuple = (1, 2)
+    loud: bool = field(default=False, compare=False)
+
+
+def test_differences_counts_an_argument_that_is_not_named_as_its_default(whole, monkeypatch):
+    """It is newer than the checkpoint, or this version lacks it, or it changes no answer."""
+    monkeypatch.setitem(REMOVED, "gone", 7)
+    arguments = read_manifest(whole[0] / "checkpoint-6")["method_args"]
+    path, ours = f"{__name__}.Own", {"method": "rankbuffer", "method_args": arguments, "judge": "RubricJudge"}
+    client = ours | {"judge": path, "judge_args": {"word": "a", "heads": [1, 2]}}
+
+    def told(args: dict, **more) -> dict:
+        text = {"judge": f"{path} {args}", "config": {"judge_client": path, "judge_client_args": args}}
+        return ours | text | more
+
+    less = {name: value for name, value in arguments.items() if name != "prune_after"}
+    for saved, current, named in (
+        (ours | {"method_args": less}, ours, []),
+        (ours | {"method_args": less}, ours | {"method_args": arguments | {"prune_after": 5}}, ["method_args"]),
+        (ours | {"method_args": less | {"prune_after": 5}}, ours | {"method_args": less}, ["method_args"]),
+        (ours | {"method_args": arguments | {"gone": 7}}, ours, []),
+        (ours | {"method_args": arguments | {"gone": 8}}, ours, ["method_args"]),
+        (ours | {"method_args": arguments | {"unknown": 0}}, ours, ["method_args"]),
+        (ours | {"rubric_dropout": None}, ours, []),
+        (ours | {"rubric_dropout": 0.5}, ours, ["rubric_dropout"]),  # as if this version had no such setting
+        (told({"word": "a"}), client, []),
+        (told({"word": "a", "loud": True}), client, []),
+        (told({"word": "b"}), client, ["judge_args"]),
+        (told({"word": "a", "heads": [1]}), client, ["judge_args"]),
+        (told({"word": "a"}), ours, ["judge", "judge_args"]),
+        (ours, client, ["judge", "judge_args"]),
+    ):
+        assert [line.split(" (")[0] for line in differences(saved, current)] == named, (saved, current)
 
 
 def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):

@@ -10,7 +10,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 def keep_base_exact(policy: PeftModel) -> None:
-    """Let `unmerge_adapter` put back the weights that `merge_adapter` found. In between, a copy is in the CPU's memory.
+    """Let `unmerge_adapter` put back the weights that `merge_adapter` found. In between, the CPU's memory has a copy.
 
     Under ZeRO-3, each process copies its own part. DeepSpeed drops the merged weights, unless the part is all of them.
     """
