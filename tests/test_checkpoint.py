@@ -330,35 +330,29 @@ class Own(RubricJudge):
     loud: bool = field(default=False, compare=False)
 
 
-def test_differences_counts_an_argument_that_is_not_named_as_its_default(whole, monkeypatch):
+def test_differences_counts_an_argument_that_is_not_named_as_its_default(monkeypatch):
     """It is newer than the checkpoint, or this version lacks it, or it changes no answer."""
     monkeypatch.setitem(REMOVED, "gone", 7)
-    arguments = read_manifest(whole[0] / "checkpoint-6")["method_args"]
-    path, ours = f"{__name__}.Own", {"method": "rankbuffer", "method_args": arguments, "judge": "RubricJudge"}
-    client = ours | {"judge": path, "judge_args": {"word": "a", "heads": [1, 2]}}
+    path = f"{__name__}.Own"
 
-    def told(args: dict, **more) -> dict:
-        text = {"judge": f"{path} {args}", "config": {"judge_client": path, "judge_client_args": args}}
-        return ours | text | more
+    def run(*, judge_args=None, dropout=None, **arguments) -> dict:
+        judge = "RubricJudge" if judge_args is None else path
+        told = {"method": "rankbuffer", "method_args": arguments, "judge": judge, "judge_args": judge_args}
+        return told | ({"rubric_dropout": dropout} if dropout else {})  # as if this version had no such setting
 
-    less = {name: value for name, value in arguments.items() if name != "prune_after"}
-    for saved, current, named in (
-        (ours | {"method_args": less}, ours, []),
-        (ours | {"method_args": less}, ours | {"method_args": arguments | {"prune_after": 5}}, ["method_args"]),
-        (ours | {"method_args": less | {"prune_after": 5}}, ours | {"method_args": less}, ["method_args"]),
-        (ours | {"method_args": arguments | {"gone": 7}}, ours, []),
-        (ours | {"method_args": arguments | {"gone": 8}}, ours, ["method_args"]),
-        (ours | {"method_args": arguments | {"unknown": 0}}, ours, ["method_args"]),
-        (ours | {"rubric_dropout": None}, ours, []),
-        (ours | {"rubric_dropout": 0.5}, ours, ["rubric_dropout"]),  # as if this version had no such setting
-        (told({"word": "a"}), client, []),
-        (told({"word": "a", "loud": True}), client, []),
-        (told({"word": "b"}), client, ["judge_args"]),
-        (told({"word": "a", "heads": [1]}), client, ["judge_args"]),
-        (told({"word": "a"}), ours, ["judge", "judge_args"]),
-        (ours, client, ["judge", "judge_args"]),
+    def older(**args) -> dict:
+        return run() | {"judge": f"{path} {args}", "config": {"judge_client": path, "judge_client_args": args}}
+
+    own, unlike = run(judge_args={"word": "a", "heads": [1, 2]}), ["judge", "judge_args"]
+    for saved, now, named in (
+        *((run(), run(k0=4), []), (run(), run(k0=5), ["method_args"]), (run(k0=5), run(), ["method_args"])),
+        *((run(gone=7), run(), []), (run(gone=8), run(), ["method_args"]), (run(odd=0), run(), ["method_args"])),
+        (run(dropout=0.5), run(), ["rubric_dropout"]),
+        *((older(word="a"), own, []), (older(word="a", loud=True), own, [])),
+        *((older(word="b"), own, ["judge_args"]), (older(word="a", heads=[1]), own, ["judge_args"])),
+        *((older(word="a"), run(), unlike), (run(), own, unlike)),
     ):
-        assert [line.split(" (")[0] for line in differences(saved, current)] == named, (saved, current)
+        assert [line.split(" (")[0] for line in differences(saved, now)] == named, (saved, now)
 
 
 def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):

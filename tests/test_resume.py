@@ -176,7 +176,7 @@ def test_a_checkpoint_of_each_version_is_resumed_for_ever(tmp_path, kept):
     with tarfile.open(kept) as archive:
         archive.extractall(tmp_path, filter="data")
     checkpoint, rows = tmp_path / "checkpoint-2", load_queries(str(tmp_path / "data.jsonl"))
-    settings = dict(num_generations=4, per_device_train_batch_size=8, num_train_epochs=3, max_steps=3, save_steps=2)
+    settings = dict(num_generations=4, per_device_train_batch_size=8, max_steps=3, save_steps=2)
     settings |= dict(judge_client=f"{__name__}.Own", judge_client_args={"word": "x"})
     before, start = contents(checkpoint), load_file(checkpoint / "model.safetensors")
     after, weights = train(tmp_path, str(checkpoint), rows, resume=str(checkpoint), **settings)

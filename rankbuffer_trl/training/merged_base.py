@@ -1,7 +1,7 @@
 """Keep the base weights of an adapter exact while TRL sends the merged weights to vLLM.
 
-Before a generation by vLLM, TRL merges the adapter into the base, sends all weights, and takes the adapter out again.
-Both round, so the base drifts. A resumed run would begin with the base as it was loaded.
+TRL merges the adapter into the base, sends all weights, and takes the adapter out again. Both round, so the base
+drifts. A resumed run would begin with the base as it was loaded.
 """
 
 import torch
@@ -10,10 +10,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 def keep_base_exact(policy: PeftModel) -> None:
-    """Let `unmerge_adapter` put back the weights that `merge_adapter` found. In between, the CPU's memory has a copy.
-
-    Under ZeRO-3, each process copies its own part. DeepSpeed drops the merged weights, unless the part is all of them.
-    """
+    """Let `unmerge_adapter` put back the weights that `merge_adapter` found, from a copy in the CPU's memory."""
     merge, unmerge = policy.merge_adapter, policy.unmerge_adapter
     found: list[tuple[torch.nn.Module, str, torch.nn.Parameter, torch.Tensor]] = []
 
@@ -34,5 +31,5 @@ def keep_base_exact(policy: PeftModel) -> None:
 
 
 def part(weight: torch.nn.Parameter) -> torch.Tensor:
-    """Return what this process holds of a weight."""
+    """Return what this process keeps of a weight. Under ZeRO-3 that is its part, not the weight gathered for TRL."""
     return getattr(weight, "ds_tensor", weight).data
