@@ -7,7 +7,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from .errors import SettingsError
 
 Class = TypeVar("Class", bound=type)
+# Arguments that methods had in older versions, with their last defaults.
+REMOVED: dict[str, Any] = {"blocks_of_four": False, "ladder": False, "most_tokens": None}
 ENTRY = re.compile(r"^    (\w+) \((`.*)\):\n((?: {8}.*\n)+)", re.MULTILINE)
 
 
@@ -173,6 +175,19 @@ def check_arguments(
         if each in values and not (kind := kind_of(annotation)).fits(values[each]):
             raise SettingsError(f"{key}: {name} needs {kind.words} for {each!r}, got {values[each]!r}")
     return values
+
+
+def changed_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a dataclass, as JSON has them, that do not have their default.
+
+    Fields with `compare=False` are left out: they change no outcome.
+    """
+    defaults = dict(REMOVED)
+    for each in fields(cls):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        recorded = json.loads(json.dumps(default, default=str))
+        defaults[each.name] = recorded if each.compare else arguments.get(each.name)
+    return {name: value for name, value in arguments.items() if name not in defaults or value != defaults[name]}
 
 
 def check_at_least(owner: Any, prefix: str = "", /, **least: float) -> None:

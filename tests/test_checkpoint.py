@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,6 +20,8 @@ from rankbuffer_lab.report import tables
 from rankbuffer_lab.report.report import facts_of
 from rankbuffer_lab.report.runs import log_and_manifest, open_runs
 from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.judge import RubricJudge
+from rankbuffer_trl.settings import REMOVED
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import FOLDER, RUN, STATE, Config, checkpoints, read_store
@@ -28,6 +31,7 @@ from rankbuffer_trl.training.checkpoint import (
     check_trusted,
     delete_oldest,
     describe,
+    differences,
     fingerprint,
     newest_checkpoint,
     read_manifest,
@@ -317,6 +321,38 @@ def test_check_resumable_says_another_number_of_processes_and_allows_it(whole, c
         assert check_resumable(checkpoint, saved, False) == 6 and not caplog.text
         assert check_resumable(checkpoint, saved | {"processes": 2}, False) == 6
     assert "was saved by 1 processes, now there are 2" in caplog.text
+
+
+@dataclass
+class Own(RubricJudge):
+    word: str
+    heads: tuple = (1, 2)
+    loud: bool = field(default=False, compare=False)
+
+
+def test_differences_counts_an_argument_that_is_not_named_as_its_default(monkeypatch):
+    """It is newer than the checkpoint, or this version lacks it, or it changes no answer."""
+    monkeypatch.setitem(REMOVED, "gone", 7)
+    path = f"{__name__}.Own"
+
+    def run(*, judge_args=None, dropout=None, **arguments) -> dict:
+        judge = "RubricJudge" if judge_args is None else path
+        told = {"method": "rankbuffer", "method_args": arguments, "judge": judge, "judge_args": judge_args}
+        return told | ({"rubric_dropout": dropout} if dropout else {})  # as if this version had no such setting
+
+    def older(**args) -> dict:
+        return run() | {"judge": f"{path} {args}", "config": {"judge_client": path, "judge_client_args": args}}
+
+    own, unlike = run(judge_args={"word": "a", "heads": [1, 2]}), ["judge", "judge_args"]
+    for saved, now, named in (
+        *((run(), run(k0=4), []), (run(), run(k0=5), ["method_args"]), (run(k0=5), run(), ["method_args"])),
+        *((run(gone=7), run(), []), (run(gone=8), run(), ["method_args"]), (run(odd=0), run(), ["method_args"])),
+        (run(dropout=0.5), run(), ["rubric_dropout"]),
+        *((older(word="a"), own, []), (older(word="a", loud=True), own, [])),
+        *((older(word="b"), own, ["judge_args"]), (older(word="a", heads=[1]), own, ["judge_args"])),
+        *((older(word="a"), run(), unlike), (run(), own, unlike)),
+    ):
+        assert [line.split(" (")[0] for line in differences(saved, now)] == named, (saved, now)
 
 
 def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):

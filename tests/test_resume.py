@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,14 +19,16 @@ from helpers.silent import Silence, SilentJudge
 from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
+from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.files import fingerprint
-from rankbuffer_trl.judge import Judge
+from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
 from rankbuffer_trl.training.checkpoint import files_of, newest_checkpoint, why_torn
 from rankbuffer_trl.training.sampler import EpochSampler
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
+KEPT = sorted((Path(__file__).parent / "checkpoints").glob("*.tar.xz"))
 STEPS_PER_EPOCH = 4  # 12 queries, 3 a step
 
 
@@ -145,6 +149,30 @@ CHANGES = {
     "seed": (dict(seed=4), "seed .*: 3 in the checkpoint, 4 now"),
     "batch": (dict(per_device_train_batch_size=48), "queries_per_generation .*: 3 in the checkpoint, 6 now"),
 }
+
+
+@dataclass
+class Own(RubricJudge):
+    word: str = ""
+    loud: bool = field(default=False, compare=False)
+    heads: tuple[int, ...] = (1, 2)  # the kept checkpoint is older than this argument
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+def test_a_checkpoint_of_each_version_is_resumed_for_ever(tmp_path, kept):
+    """Each was saved by that version, with the settings below, `loud` set, and the first two rows of `howto.jsonl`.
+
+    Its policy is the quickstart's with `VOCABULARY = 259`, `hidden_size=8`, `head_dim=4` and one layer.
+    """
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path, filter="data")
+    checkpoint, rows = tmp_path / "checkpoint-2", load_queries(str(tmp_path / "data.jsonl"))
+    settings = dict(num_generations=4, per_device_train_batch_size=8, max_steps=3, save_steps=2)
+    settings |= dict(judge_client=f"{__name__}.Own", judge_client_args={"word": "x"})
+    before, start = contents(checkpoint), load_file(checkpoint / "model.safetensors")
+    after, weights = train(tmp_path, str(checkpoint), rows, resume=str(checkpoint), **settings)
+    assert set(before["buffers"]) < set(after["buffers"]) and [row[1] for row in after["groups"]] == [0, 1, 2] * 2
+    assert any((weights[name] != start[name]).any() for name in start), "it learned"
 
 
 @pytest.mark.parametrize("case", CHANGES)

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import runpy
+import shutil
 import signal
 import socket
 import threading
@@ -16,12 +17,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from aiohttp import web
 from conftest import ROOT, run_program
 from helpers.contents import contents
 from helpers.early_runs import CASES, Case
 from helpers.http_server import served
 from helpers.rollout_server import RolloutServer, allow_client, server_config
+from peft import LoraConfig
+from peft.tuners.lora import Linear
 from requests import ReadTimeout
 from requests.adapters import HTTPAdapter
 from safetensors.torch import load_file
@@ -367,9 +371,9 @@ def test_generate_has_a_rollout_in_flight_for_every_second_file_that_may_be_open
 # A whole run
 
 
-def train(folder, policy, rows, url, judge=None, resume=None, **overrides) -> RankBufferTrainer:
+def train(folder, policy, rows, url, judge=None, resume=None, peft=None, **overrides) -> RankBufferTrainer:
     settings = server_config(folder, url, **({"max_steps": 3} | overrides))
-    trainer = RankBufferTrainer(policy, settings, rows, judge=judge)
+    trainer = RankBufferTrainer(policy, settings, rows, judge=judge, peft_config=peft)
     try:
         trainer.train(resume_from_checkpoint=resume)
     finally:
@@ -406,6 +410,46 @@ def test_a_run_that_judges_during_generation_ends_the_same(tmp_path, tiny_policy
     assert outcome(trainer) == late
     assert max(log(trainer, "judge/hidden")) > 0
     assert min(log(trainer, "rollouts/seconds")) > 0
+
+
+def lora(**more) -> LoraConfig:
+    return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", **more)
+
+
+def merge_anew(layer, *args, stock=Linear.merge, **kwargs) -> None:
+    """Merge as PEFT does with quantised weights."""
+    stock(layer, *args, **kwargs)
+    layer.get_base_layer().weight = torch.nn.Parameter(layer.get_base_layer().weight.clone(), requires_grad=False)
+
+
+@pytest.mark.parametrize("kind", ["plain", "dora", "quantised"])
+def test_keep_base_exact_leaves_the_base_as_it_is_bit_for_bit(tmp_path, tiny_policy, rows, server, kind, monkeypatch):
+    copy = lambda params: {name: weight.detach().clone() for name, weight in params if "lora" not in name}  # noqa: E731
+    sent = []
+    monkeypatch.setattr(Linear, "merge", merge_anew if kind == "quantised" else Linear.merge)
+    monkeypatch.setattr(VLLMClient, "update_named_params", lambda *args: sent.append(copy(args[2])))
+    with server() as (_, url):
+        args = server_config(tmp_path, url, model_init_kwargs={"dtype": "bfloat16"})
+        trainer = RankBufferTrainer(tiny_policy, args, rows, peft_config=lora(use_dora=kind == "dora"))
+        base = copy(trainer.model.named_parameters())
+        for _ in range(10):
+            for name, weight in trainer.model.named_parameters():
+                weight.data += 1e-2 * torch.randn_like(weight) * ("lora" in name)
+            trainer.vllm_generation.sync_weights()
+        trainer.close()
+    after = copy(trainer.model.named_parameters())
+    assert after.keys() == base.keys() and all(torch.equal(after[name], base[name]) for name in base)
+    assert any(not torch.equal(sent[8][name], sent[9][name]) for name in sent[9]), "the adapter was sent"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_with_an_adapter_ends_the_same(tmp_path, tiny_policy, rows, server):
+    settings = dict(max_steps=6, save_strategy="steps", save_steps=3, model_init_kwargs={"dtype": "bfloat16"})
+    with server() as (_, url):
+        whole = train(tmp_path / "whole", tiny_policy, rows, url, peft=lora(), **settings)
+        shutil.copytree(tmp_path / "whole" / "checkpoint-3", tmp_path / "resumed" / "checkpoint-3")
+        resumed = train(tmp_path / "resumed", tiny_policy, rows, url, peft=lora(), resume=True, **settings)
+    assert outcome(resumed) == outcome(whole)
 
 
 def test_an_evaluation_is_judged_during_its_generation(tmp_path, tiny_policy, rows, server):

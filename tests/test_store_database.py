@@ -72,6 +72,23 @@ def test_unlock_keeps_the_claim_of_another_store_of_the_process(tmp_path):
     assert another_gets(path)
 
 
+@pytest.mark.parametrize("write", ["commit", "rewind", "restore"])
+def test_check_claim_stops_a_run_whose_lock_file_is_another_one_now(tmp_path, write):
+    path, first = tmp_path / "live.sqlite", BufferStore(tmp_path / "live.sqlite")
+    visit_all(first, "ab", range(2))
+    first.save(tmp_path)
+    writes = {"commit": lambda: visit_all(first, "ab", range(2, 3)), "restore": lambda: first.restore(tmp_path)}
+    path.with_suffix(".lock").unlink()
+    before, inode = contents(path), path.stat().st_ino
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"live\.lock was replaced or deleted .*: stop both, then resume"):
+            writes.get(write, lambda: first.rewind(0))()
+        assert contents(path) == before and path.stat().st_ino == inode
+        shutil.copy(__file__, path.with_suffix(".lock"))
+    assert another_gets(path)
+    first.close()
+
+
 def test_lock_is_that_of_the_parent_after_a_fork(tmp_path):
     """A child that trains is refused, and one that outlives its parent's claim does not keep it."""
     path, (read, write) = tmp_path / "live.sqlite", os.pipe()

@@ -16,6 +16,7 @@ from typing import Any
 
 from rankbuffer_trl.data import recipe
 from rankbuffer_trl.data.output import beside
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.judge import Totals, ask_many
 from rankbuffer_trl.judge.endpoint import Endpoint

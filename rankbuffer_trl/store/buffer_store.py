@@ -223,6 +223,7 @@ class BufferStore:
         so on.
         """
         with self._errors("rewind"):
+            database.check_claim(self.path)
             if step == 0:
                 self._set_aside()
             with self._transaction():
@@ -261,6 +262,7 @@ class BufferStore:
             [`StoreError`]: if that is not a store of this version, or is damaged. Nothing was changed then.
         """
         with self._errors("restore", f" from {folder}"):
+            database.check_claim(self.path)
             with closing(BufferStore(Path(folder) / STORE, read_only=True)) as saved:
                 spending = Spending(self.path).begin(saved)
             with replacing(self.path) as draft:
@@ -298,6 +300,7 @@ class BufferStore:
                     f" waiting for it, up to {COMMIT_WAIT:.0f} s"
                 )
         with self._db:
+            database.check_claim(self.path)
             yield
 
     @contextmanager

@@ -70,6 +70,17 @@ def lock(path: Path) -> None:
     claims[path.resolve()] = descriptor, users + 1
 
 
+def check_claim(path: Path) -> None:
+    """Refuse to write to a store whose lock file is another one now, which another process can have locked."""
+    descriptor, _ = claims.get(path.resolve(), (-1, 0))
+    place = path.with_suffix(".lock")
+    if not (descriptor >= 0 and place.exists() and os.path.samestat(os.fstat(descriptor), place.stat())):
+        raise StoreError(
+            f"{place} was replaced or deleted while this run used it, as a restored backup does, so another run may"
+            " write to the store too: stop both, then resume from a checkpoint"
+        )
+
+
 def open_lock(path: Path) -> int:
     """Open and lock the file beside a store, and write into it who has the store."""
     path.parent.mkdir(parents=True, exist_ok=True)

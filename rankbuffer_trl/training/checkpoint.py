@@ -23,7 +23,8 @@ from ..errors import SettingsError
 from ..files import fingerprint, replacing, sync
 from ..judge import Judge, Totals
 from ..judge.config import BudgetConfig
-from ..rewards.method import RewardMethod
+from ..rewards.method import RewardMethod, find_method
+from ..settings import changed_arguments, load_path
 from ..store import StoreError
 from ..store.buffer_store import STORE
 from ..store.database import VERSION
@@ -46,10 +47,11 @@ logger = get_logger(__name__)
 Faults = dict[Path, str | None]
 TORN, OLD = "_torn", "_old"  # not uploaded either
 PRIVATE = ("_url", "_host", "_token")  # how the names of settings end that a published checkpoint does not hold
-BINDING = {
+BINDING = {  # one that a later version lacks stays here: where a checkpoint has it set, the run is another
     "method": "the reward method",
     "method_args": "its arguments",
     "judge": "the judge model",
+    "judge_args": "the arguments of the judge client",
     "judge_guard": "how responses are quoted for the judge",
     "format_check": "what counts as an answer",
     "rubric_dropout": "the share of rubrics that a visit leaves out",
@@ -284,11 +286,11 @@ def write_manifest(folder: Path, run: Mapping[str, Any], files: Mapping[str, Pat
 
 def identity(args: RankBufferConfig, method: RewardMethod, judge: Judge, queries: QueryTable) -> dict[str, Any]:
     """Return what buffers depend on, as a checkpoint's `run.json` has it."""
-    own_client = f"{args.judge_client} {args.judge_client_args or {}}" if args.judge_client else None
     found = {
         "method": args.method,
         "method_args": dataclasses.asdict(method),
-        "judge": own_client or args.judge_model or type(judge.client).__name__,
+        "judge": args.judge_client or args.judge_model or type(judge.client).__name__,
+        "judge_args": (args.judge_client_args or {}) if args.judge_client else None,
         "judge_guard": args.judge_guard,
         "format_check": args.format_check,
         "rubric_dropout": None,  # a setting that is gone: a checkpoint of a run that used it is another run
@@ -321,11 +323,24 @@ def describe(identity: Mapping[str, Any], step: int, totals: Mapping[str, Totals
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return one line for everything that a checkpoint and a run do not have in common."""
+    """Return one line for everything that a checkpoint and a run do not have in common.
+
+    An argument that one of them does not name had its default.
+    """
+    config, classes = saved.get("config", {}), {"method_args": find_method(current["method"])}
+    if client := config.get("judge_client"):  # in an older manifest, `judge` has the arguments too
+        saved = {**saved, "judge": client, "judge_args": config.get("judge_client_args") or {}}
+    if current.get("judge_args") is not None:
+        classes["judge_args"] = load_path(current["judge"])
+
+    def compared(run: Mapping[str, Any], key: str) -> Any:
+        value = run.get(key)
+        return changed_arguments(classes[key], value) if key in classes and isinstance(value, dict) else value
+
     return [
-        f"{key} ({meaning}): {saved.get(key)!r} in the checkpoint, {current[key]!r} now"
+        f"{key} ({meaning}): {saved.get(key)!r} in the checkpoint, {current.get(key)!r} now"
         for key, meaning in BINDING.items()
-        if saved.get(key) != current[key]
+        if compared(saved, key) != compared(current, key)
     ]
 
 

@@ -50,6 +50,7 @@ from .checkpoint import (
 from .config import RankBufferConfig
 from .distributed import StepLeft, on_main_process
 from .informing import informing
+from .merged_base import keep_base_exact
 from .plan import RunPlan
 from .reward_function import GroupReward
 from .rollouts import SeparateRollouts, known_to_us, limit_requests
@@ -165,6 +166,8 @@ class RankBufferTrainer(GRPOTrainer):
             eval_dataset=None if eval_queries is None else eval_queries.prompts,
             **kwargs,
         )
+        if self.use_vllm and is_peft_model(self.model):
+            keep_base_exact(self.model)
         given = [args.format_weight, *plan.weights]
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         self.dataset_name = dataset_name
