@@ -19,7 +19,7 @@ RUN apt-get update \
 WORKDIR /rankbuffer
 COPY requirements.txt pyproject.toml setup.py README.md LICENSE ./
 COPY rankbuffer_trl rankbuffer_trl
-COPY rankbuffer_lab rankbuffer_lab
+COPY rankbuffer_tools rankbuffer_tools
 COPY evaluation evaluation
 COPY accelerate_configs accelerate_configs
 COPY recipes recipes

@@ -8,12 +8,17 @@
 import dataclasses
 import inspect
 import re
-from importlib import import_module
 from pathlib import Path
 
-import rankbuffer_trl.rewards
-from rankbuffer_trl.judge.config import BudgetConfig, ClientConfig, FailureLimit, ServersConfig, VerdictConfig
-from rankbuffer_trl.service.command import ServeConfig
+from rankbuffer_tools.service.command import ServeConfig
+from rankbuffer_trl.judge.config import (
+    BudgetConfig,
+    ClientConfig,
+    FailureLimit,
+    ServersConfig,
+    VerdictConfig,
+)
+from rankbuffer_trl.rewards.method import find_method, method_names
 from rankbuffer_trl.settings import described
 from rankbuffer_trl.training.config import RankBufferConfig
 
@@ -73,13 +78,11 @@ def table(*classes: type) -> str:
 def method_sections() -> list[str]:
     """Build a section per reward method, with its arguments in `method_args`."""
     sections = []
-    for path in sorted(Path(rankbuffer_trl.rewards.__path__[0]).glob("*.py")):
-        module = import_module(f"rankbuffer_trl.rewards.{path.stem}")
-        if not hasattr(module, "METHOD"):
-            continue
-        summary = re.split(r"\n+(?=Args:|Raises:)", inspect.cleandoc(module.METHOD.__doc__))[0]
-        arguments = table(module.METHOD) if fields(module.METHOD) else NONE[bool(dataclasses.fields(module.METHOD))]
-        sections.append(f"### `method: {path.stem}`\n\n{summary}\n\n{arguments}\n")
+    for name in sorted(method_names()):
+        method = find_method(name)
+        summary = re.split(r"\n+(?=Args:|Raises:)", inspect.cleandoc(method.__doc__))[0]
+        arguments = table(method) if fields(method) else NONE[bool(dataclasses.fields(method))]
+        sections.append(f"### `method: {name}`\n\n{summary}\n\n{arguments}\n")
     return sections
 
 

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from rankbuffer_trl.judge import Answers, Chat, JudgeError, ask_many
+from rankbuffer_tools.jobs.ask import Answers, ask_many
+from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import FailureLimit
 
 from .benchmark import shortened

@@ -77,7 +77,7 @@ class EvaluationConfig(FailureLimit):
         wildbench_reward (`bool`, *optional*, defaults to `False`):
             Whether to judge WB-Reward as well: up to three more judgments of each output, with longer prompts.
         paper_rows (`list[str]`, *optional*, defaults to `["Base", "RankBuffer"]`):
-            Rows of the paper's tables to show with the results, from `rankbuffer_trl/paper.yaml`.
+            Rows of the paper's tables to show with the results, from `rankbuffer_tools/paper.yaml`.
         compare_with (`str`, *optional*):
             Label of the model against which the others are compared. Default: the first of `models`.
     """

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from rankbuffer_tools.jobs.ask import AnswerLog, ask_many, hash_request, progress
+from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.errors import RankBufferError
-from rankbuffer_trl.judge import AnswerLog, Call, Chat, Judge, Usage, ask_many
-from rankbuffer_trl.judge.batch import hash_request, progress
+from rankbuffer_trl.judge import Call, Judge, Usage
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
 from .asking import failures_text

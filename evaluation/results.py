@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rankbuffer_tools.paper import average, paper_rows
 from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.paper import average, paper_rows
 
 from .benchmark import BenchmarkScores
 from .metric import Interval, paired_difference
@@ -50,7 +50,7 @@ class EvaluationReport:
         limit (`int`, *optional*):
             The limit on prompts. If it is set, the numbers mean nothing.
         paper (`Sequence[str]`, *optional*):
-            Rows of the paper to show, see `rankbuffer_trl/paper.yaml`.
+            Rows of the paper to show, see `rankbuffer_tools/paper.yaml`.
         compare_with (`str`, *optional*):
             The model against which the others are compared. Default: the first.
     """

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.judge_cost.blocks import CLASSES, BlocksOfFour, connected, cut_into_fours, places_in_blocks
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.rewards.looks import balanced, mean_places
+from rankbuffer_trl.rewards.beyond.looks import balanced, mean_places
 from rankbuffer_trl.testing import check_method, make
 
 SEEDS = st.integers(0, 99)

@@ -163,7 +163,7 @@ def place_rewards(
 
     ```python
     from rankbuffer_trl.ranking import place_rewards
-    from rankbuffer_trl.rewards.looks import mean_places
+    from rankbuffer_trl.rewards.beyond.looks import mean_places
 
     place_rewards(mean_places([(0, 1, 2), (0, 2, 1)]), G=4, empty=[3])  # (-1/3, 2/3, 2/3, -1.0)
     ```

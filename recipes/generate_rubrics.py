@@ -12,12 +12,12 @@ Failed queries are listed, and the exit code is then 1. Queries that have rubric
 import asyncio
 from dataclasses import dataclass
 
-from rankbuffer_trl.data.output import beside, check_output, read_provenance, source_name
+from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
+from rankbuffer_tools.jobs.ask import ask_many
+from rankbuffer_tools.jobs.output import beside, check_output, read_provenance, source_name
+from rankbuffer_tools.jobs.script import cost_line, finish, run
 from rankbuffer_trl.data.queries import GENERIC, DataError, checked, load_queries
-from rankbuffer_trl.data.recipe import cost_line, finish, run
-from rankbuffer_trl.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import ask_many
 from rankbuffer_trl.judge.config import ClientConfig
 from rankbuffer_trl.settings import documented
 

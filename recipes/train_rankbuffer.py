@@ -6,7 +6,7 @@
 Every key of the YAML file can also be given on the command line, which wins. `--help` lists the keys.
 """
 
-from rankbuffer_trl.training.command import main
+from rankbuffer_tools.train.command import main
 
 if __name__ == "__main__":
     main()

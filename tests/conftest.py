@@ -236,8 +236,8 @@ def training(tmp_path, tiny_policy, rows):
 @pytest.fixture
 def quickstart(tmp_path, tiny_policy, data_file):
     """Run `rankbuffer-train` with the quickstart's recipe, twelve queries and more words of a command line."""
-    from rankbuffer_trl.training import command
-    from rankbuffer_trl.training.parser import RecipeParser
+    from rankbuffer_tools.train import command
+    from rankbuffer_tools.train.parser import RecipeParser
 
     words = ["--config", str(QUICKSTART / "quickstart.yaml"), "--model_name_or_path", tiny_policy]
     words += ["--dataset_name", str(data_file), "--output_dir", str(tmp_path)]

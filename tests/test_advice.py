@@ -11,14 +11,23 @@ from conftest import ROOT
 
 from experiments.judge_cost.replay import ROWS, Replay, Row
 from experiments.simulated_judge import JudgeErrors, World
-from rankbuffer_lab.audit.advice import ALARM, LISTS, POINTWISE, RATINGS_SOFT, SURE, MethodCosts, advise, disattenuated
-from rankbuffer_lab.audit.expected import METHODS, G, Judged, draw, expected_tau, slot, tau, tied
-from rankbuffer_lab.audit.fit import LABELS, Fit, Label
-from rankbuffer_lab.audit.measures import tau_b
-from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
+from rankbuffer_tools.audit.advice import (
+    ALARM,
+    LISTS,
+    POINTWISE,
+    RATINGS_SOFT,
+    SURE,
+    MethodCosts,
+    advise,
+    disattenuated,
+)
+from rankbuffer_tools.audit.expected import METHODS, G, Judged, draw, expected_tau, slot, tau, tied
+from rankbuffer_tools.audit.fit import LABELS, Fit, Label
+from rankbuffer_tools.audit.measures import tau_b
+from rankbuffer_tools.audit.model import JudgeModel, QueryLooks
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query, RolloutGroup
-from rankbuffer_trl.rewards.looks import balanced
+from rankbuffer_trl.rewards.beyond.looks import balanced
 from rankbuffer_trl.rewards.method import load_method
 
 JUDGE = JudgeModel(

@@ -20,10 +20,10 @@ from trl.chat_template_utils import qwen3_chat_template
 from trl.experimental.async_grpo import async_rollout_worker
 from trl.trainer import utils
 
+from rankbuffer_tools.service.async_grpo import AsyncRankBufferReward
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.service.async_grpo import AsyncRankBufferReward
 from rankbuffer_trl.store import BufferStore, numbers
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -92,7 +92,7 @@ def test_a_trl_that_would_not_await_the_reward_is_refused(tmp_path, monkeypatch)
 @needs_trl_1_16
 def test_a_reward_opens_its_groups_with_its_settings_in_any_folder(tmp_path, monkeypatch):
     opened = Mock(side_effect=NotImplementedError)
-    monkeypatch.setattr("rankbuffer_trl.service.async_grpo.SingleGroups", opened)
+    monkeypatch.setattr("rankbuffer_tools.service.async_grpo.SingleGroups", opened)
     monkeypatch.setattr(JudgeConfig, "judge", lambda self: "judge")
     monkeypatch.chdir(tmp_path)
     config = JudgeConfig(judge_max_failures=0.75)

@@ -15,14 +15,24 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from rankbuffer_lab.audit.command import costs, form_of
-from rankbuffer_lab.audit.figure import _measure_panel, audit_figure
-from rankbuffer_lab.audit.fit import Estimate, Fit
-from rankbuffer_lab.audit.measures import MEASURES, pairs_with_lists
-from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
-from rankbuffer_lab.audit.results import ALARMED, ESTIMATES, REFERENCES, Audit, Cost, Form, Result, estimates, verdict
-from rankbuffer_lab.audit.samples import QueryVerdicts, ask_everything
-from rankbuffer_lab.audit.terminal import estimate_table, measure_table
+from rankbuffer_tools.audit.command import costs, form_of
+from rankbuffer_tools.audit.figure import _measure_panel, audit_figure
+from rankbuffer_tools.audit.fit import Estimate, Fit
+from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists
+from rankbuffer_tools.audit.model import JudgeModel, QueryLooks
+from rankbuffer_tools.audit.results import (
+    ALARMED,
+    ESTIMATES,
+    REFERENCES,
+    Audit,
+    Cost,
+    Form,
+    Result,
+    estimates,
+    verdict,
+)
+from rankbuffer_tools.audit.samples import QueryVerdicts, ask_everything
+from rankbuffer_tools.audit.terminal import estimate_table, measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.verdicts import order_verdict

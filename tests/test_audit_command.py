@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import QUICKSTART
 
-from rankbuffer_lab.audit.command import AuditConfig, main
-from rankbuffer_lab.audit.measures import MEASURES
+from rankbuffer_tools.audit.command import AuditConfig, main
+from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_trl.judge import rubric_judge
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
@@ -98,6 +98,6 @@ def test_main_as_a_module_prints_its_error_alone(howto, tmp_path, monkeypatch, c
     words = ["rankbuffer-audit", "--dataset_name", HOWTO, "--samples", str(tmp_path / "bare.jsonl")]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("rankbuffer_lab.audit", run_name="__main__")
+        runpy.run_module("rankbuffer_tools.audit", run_name="__main__")
     assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*", stop.value.code)
     assert capsys.readouterr() == ("", ""), "no bar for reading the file either"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_lab.audit.measures import (
+from rankbuffer_tools.audit.measures import (
     best_constant,
     gain_of_means,
     interval,
@@ -20,8 +20,8 @@ from rankbuffer_lab.audit.measures import (
     tau_b,
     tied_ratings,
 )
-from rankbuffer_lab.audit.model import QueryLooks
-from rankbuffer_lab.audit.samples import QueryVerdicts
+from rankbuffer_tools.audit.model import QueryLooks
+from rankbuffer_tools.audit.samples import QueryVerdicts
 
 
 def slow_tau_b(x, y):

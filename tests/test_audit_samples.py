@@ -15,11 +15,18 @@ from helpers.http_server import served
 from helpers.nectar_rows import Model
 
 from experiments.simulated_judge import JudgeErrors, World, answer
-from rankbuffer_lab.audit.command import AuditConfig, audit, main, method_costs
-from rankbuffer_lab.audit.labels import read_labels
-from rankbuffer_lab.audit.results import ESTIMATES, verdict
-from rankbuffer_lab.audit.samples import FURTHER, insertions, length_questions, pairs_of, questions, read_samples
-from rankbuffer_trl.data.output import write_rows
+from rankbuffer_tools.audit.command import AuditConfig, audit, main, method_costs
+from rankbuffer_tools.audit.labels import read_labels
+from rankbuffer_tools.audit.results import ESTIMATES, verdict
+from rankbuffer_tools.audit.samples import (
+    FURTHER,
+    insertions,
+    length_questions,
+    pairs_of,
+    questions,
+    read_samples,
+)
+from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Call, Judge, Usage
 from rankbuffer_trl.judge.reach import estimate_tokens
@@ -84,7 +91,7 @@ def audited(judged, world, capsys, monkeypatch):
     """Run the command again with more words and without its figure. Return what it printed, and its result."""
 
     def run(*words) -> tuple[str, dict]:
-        monkeypatch.setattr("rankbuffer_lab.audit.command.audit_figure", lambda *_: None)
+        monkeypatch.setattr("rankbuffer_tools.audit.command.audit_figure", lambda *_: None)
         monkeypatch.setattr(sys, "argv", arguments(world, judged.out, *judged.server, *words))
         main()
         return capsys.readouterr().out, found(judged.out)

@@ -16,22 +16,18 @@ from conftest import ask, numbers, scripted_judge, unreachable
 from helpers.damage import BAD, MISSING, changed, damaged
 from helpers.faulty_server import Fault, completion, counting, serving
 
+from rankbuffer_tools.jobs.ask import AnswerLog, AnswerLogError, Answers, ask_many, hash_request
+from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import (
-    AnswerLog,
-    AnswerLogError,
-    Answers,
-    Chat,
     Judge,
     JudgeError,
     Reading,
     Usage,
     VerdictError,
-    ask_many,
     insertion_question,
     pointwise_question,
 )
-from rankbuffer_trl.judge.batch import hash_request
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import check_judge, longest_need, servers_of
 from rankbuffer_trl.testing import QUERY

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
+from rankbuffer_tools.train.parser import RECIPES, read_recipe
 from rankbuffer_trl.training.batches import BatchError, Batches
 from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.parser import RECIPES, read_recipe
 
 
 def plan(processes: int = 1, queries: int = 100, **overrides) -> Batches:

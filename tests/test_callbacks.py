@@ -13,14 +13,14 @@ from helpers.sampled import AtStep, interrupt_at, train
 from helpers.scripted import contents
 from transformers import TrainerCallback, TrainerControl
 
-from rankbuffer_trl.store.export import FILE
-from rankbuffer_trl.store.gains import newest_window
+from rankbuffer_tools.train import command
+from rankbuffer_tools.train.command import last_lines
+from rankbuffer_trl.informs.export import FILE
+from rankbuffer_trl.informs.gains import newest_window
+from rankbuffer_trl.informs.informing import informing
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training import command
 from rankbuffer_trl.training.callbacks import StopEarly
 from rankbuffer_trl.training.checkpoint import newest_checkpoint
-from rankbuffer_trl.training.command import last_lines
-from rankbuffer_trl.training.informing import informing
 
 
 def terminate_at(step: int) -> TrainerCallback:
@@ -120,7 +120,7 @@ def test_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
     found = []
     small = lambda store: found.append(newest_window(store, least=6)) or found[-1]  # noqa: E731
     monkeypatch.setattr("rankbuffer_trl.training.reward_function.newest_window", small)
-    monkeypatch.setattr("rankbuffer_trl.store.gains.LEAST_QUERIES", 2)
+    monkeypatch.setattr("rankbuffer_trl.informs.gains.LEAST_QUERIES", 2)
     evaluation = dict(eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=8)
     trainer = training(eval_dataset=rows.select([0]), **evaluation)
     trainer.train()

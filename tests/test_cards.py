@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from rankbuffer_trl.cards import Markdown, cell, code, escaped
-from rankbuffer_trl.data.output import beside, read_provenance
-from rankbuffer_trl.data.publish import make_card
+from rankbuffer_tools.data.publish import make_card
+from rankbuffer_tools.jobs.output import beside, read_provenance
 from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.informs.cards import Markdown, cell, code, escaped
 
 HOSTILE = (
     *(

@@ -15,10 +15,10 @@ from helpers.sampled import copy_checkpoints, interrupt_at, train
 from helpers.scripted import config
 from huggingface_hub._local_folder import get_local_download_paths
 
-from rankbuffer_lab.rejudge.config import RejudgeConfig
-from rankbuffer_lab.report import tables
-from rankbuffer_lab.report.report import facts_of
-from rankbuffer_lab.report.runs import log_and_manifest, open_runs
+from rankbuffer_tools.rejudge.config import RejudgeConfig
+from rankbuffer_tools.report import tables
+from rankbuffer_tools.report.report import facts_of
+from rankbuffer_tools.report.runs import log_and_manifest, open_runs
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.settings import REMOVED

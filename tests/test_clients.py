@@ -14,11 +14,11 @@ from datasets import Dataset
 from helpers.http_server import served
 from pydantic import BaseModel
 
+from rankbuffer_tools.service.groups import SingleGroups
+from rankbuffer_tools.service.server import GroupServer
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.service.groups import SingleGroups
-from rankbuffer_trl.service.server import GroupServer
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -23,14 +23,15 @@ from pyarrow import ArrowNotImplementedError
 from safetensors import SafetensorError
 from trl import GRPOTrainer
 
+from rankbuffer_tools.train import command
+from rankbuffer_tools.train.parser import RECIPES, RecipeParser, find_recipe, given, overlay, read_recipe
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.training import checkpoint, command
+from rankbuffer_trl.training import checkpoint
 from rankbuffer_trl.training.config import LOSSES, RankBufferConfig
 from rankbuffer_trl.training.distributed import MainProcessError
-from rankbuffer_trl.training.parser import RECIPES, RecipeParser, find_recipe, given, overlay, read_recipe
 
 CPU = ("--use_cpu", "--bf16", "false")
 HOWTO = str(QUICKSTART / "howto.jsonl")

@@ -12,7 +12,7 @@ import pytest
 from conftest import QUICKSTART
 from helpers.programs import entry_points, start
 
-from rankbuffer_trl.data.output import write_rows
+from rankbuffer_tools.jobs.output import write_rows
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -45,7 +45,7 @@ EVALUATION = "--models mine=nobody/model --output_dir {tmp}/out --assets_dir {as
 SERVE = "--output_dir {tmp}/out --port 0"
 TRAINING = Program(
     TRAIN + " --dry_run",
-    "rankbuffer_trl.training.command.run",
+    "rankbuffer_tools.train.command.run",
     {
         TRAIN + AWAY + " --preflight_only": GONE,
         TRAIN + " --dry_run --dataset_name missing.jsonl": "the data set missing.jsonl does not exist",
@@ -59,7 +59,7 @@ PROGRAMS = {
     "recipes/train_rankbuffer.py": TRAINING,
     "rankbuffer-audit": Program(
         AUDIT,
-        "rankbuffer_lab.audit.command.audit",
+        "rankbuffer_tools.audit.command.audit",
         {
             AUDIT + AWAY: f"judge at {GONE}",
             "": "dataset_name is not set",
@@ -75,7 +75,7 @@ PROGRAMS = {
     ),
     "rankbuffer-rejudge": Program(
         REJUDGE,
-        "rankbuffer_lab.rejudge.command.rejudge",
+        "rankbuffer_tools.rejudge.command.rejudge",
         {
             REJUDGE + AWAY + " --mode duel": GONE,
             REJUDGE + AWAY + " --method pointwise": GONE,
@@ -92,7 +92,7 @@ PROGRAMS = {
     ),
     "rankbuffer-serve": Program(
         SERVE,
-        "rankbuffer_trl.service.command.serve",
+        "rankbuffer_tools.service.command.serve",
         {
             SERVE + AWAY: f"the judge server {GONE} cannot be reached, so nothing was started",
             "": "output_dir is not set: name a folder",
@@ -105,7 +105,7 @@ PROGRAMS = {
     ),
     "rankbuffer-data": Program(
         f"check {HOWTO}",
-        "rankbuffer_trl.data.command.run_command",
+        "rankbuffer_tools.data.command.run_command",
         {
             "check nowhere.jsonl": "nowhere.jsonl does not exist",
             "check {empty}": "cannot be read: it has no rows",
@@ -118,7 +118,7 @@ PROGRAMS = {
     ),
     "rankbuffer-report": Program(
         "{run} --output {tmp}/out",
-        "rankbuffer_lab.report.command.write_report",
+        "rankbuffer_tools.report.command.write_report",
         {
             "nowhere": "does not exist",
             "{run} --step 99": "step 99 is not in every run",
@@ -130,7 +130,7 @@ PROGRAMS = {
     ),
     "recipes/prepare_nectar.py": Program(
         "--output_file {tmp}/out.jsonl",
-        "rankbuffer_trl.data.output.check_output",
+        "rankbuffer_tools.jobs.output.check_output",
         {
             "--output_file {tmp}/out.jsonl": "berkeley-nest/Nectar cannot be read: Couldn't reach",
             "": "output_file must end in .jsonl or .parquet, got None",
@@ -143,7 +143,7 @@ PROGRAMS = {
     ),
     "recipes/generate_rubrics.py": Program(
         RUBRICS + AWAY,
-        "rankbuffer_trl.data.output.check_output",
+        "rankbuffer_tools.jobs.output.check_output",
         {
             RUBRICS + AWAY: GONE,
             RUBRICS: "judge_url is not set: name the server of the model that writes rubrics, or",
@@ -154,7 +154,7 @@ PROGRAMS = {
     ),
     "recipes/generate_responses.py": Program(
         RESPONSES,
-        "rankbuffer_trl.data.output.check_output",
+        "rankbuffer_tools.jobs.output.check_output",
         {
             RESPONSES + AWAY: f"the judge server {GONE} cannot be reached",
             RESPONSES + " --judge_max_retries 0": f"the sampler server {GONE} cannot be reached",

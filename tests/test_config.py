@@ -8,9 +8,11 @@ import pytest
 from trl import GRPOConfig
 
 from evaluation.config import EvaluationConfig
-from rankbuffer_lab.audit.command import AuditConfig
-from rankbuffer_lab.rejudge.config import RejudgeConfig
-from rankbuffer_trl.data.recipe import read_settings
+from rankbuffer_tools.audit.command import AuditConfig
+from rankbuffer_tools.jobs.script import read_settings
+from rankbuffer_tools.rejudge.config import RejudgeConfig
+from rankbuffer_tools.service.command import ServeConfig
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -18,10 +20,8 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
-from rankbuffer_trl.service.command import ServeConfig
 from rankbuffer_trl.settings import described, documented
 from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.parser import RecipeParser
 from recipes.generate_responses import ResponsesConfig
 from recipes.generate_rubrics import RubricsConfig
 

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from rankbuffer_trl.data.output import write_rows
-from rankbuffer_trl.data.queries import HINT, DataError, QueryTable, checked, iterate, load_queries, normal_row
+from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_trl.data.queries import (
+    HINT,
+    DataError,
+    QueryTable,
+    checked,
+    iterate,
+    load_queries,
+    normal_row,
+)
 from rankbuffer_trl.groups import Query, Rubric
 
 pytestmark = pytest.mark.usefixtures("cache")

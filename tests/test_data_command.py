@@ -13,18 +13,18 @@ from helpers.http_server import served
 from helpers.nectar_rows import Model, raw_row, rubrics_text
 from helpers.scripted import contents
 
-from rankbuffer_trl.data import command
-from rankbuffer_trl.data.check import CheckSettings, check_dataset
-from rankbuffer_trl.data.lint import SAME, THERE, TWO, odd_rubrics
-from rankbuffer_trl.data.output import beside, write_provenance, write_rows
+from rankbuffer_tools.data import command
+from rankbuffer_tools.data.check import CheckSettings, check_dataset
+from rankbuffer_tools.data.lint import SAME, THERE, TWO, odd_rubrics
+from rankbuffer_tools.jobs.output import beside, write_provenance, write_rows
+from rankbuffer_tools.train import command as train
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import insertion_question
 from rankbuffer_trl.judge.reach import TURN_TOKENS
-from rankbuffer_trl.training import command as train
-from rankbuffer_trl.training.parser import RecipeParser
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -16,17 +16,17 @@ from conftest import QUICKSTART, ROOT, scripted_judge
 from helpers.http_server import served
 from helpers.programs import PAGES, blocks, commands, entry_points, parse, program, text_of
 
+from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.judge import VerdictError
 from rankbuffer_trl.judge.reach import context_for
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
-from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import load_method, method_names
 from rankbuffer_trl.testing import make, truth
 
 WIDTH = 156  # characters of a line outside tables and code
 FOLDERS = (
-    "rankbuffer_trl|rankbuffer_lab|recipes|docs|accelerate_configs|benchmarks|experiments|tests|evaluation|examples"
+    "rankbuffer_trl|rankbuffer_tools|recipes|docs|accelerate_configs|benchmarks|experiments|tests|evaluation|examples"
 )
 
 # Links, paths, commands
@@ -101,7 +101,7 @@ def test_a_command_that_nobody_understands_is_found(monkeypatch, capsys):
             "accelerate launch --config_file accelerate_configs/none.yaml a.py",
             "there is no file accelerate_configs/no",
         ),
-        ("python -m rankbuffer_trl.judge.serve --port one", "it ends with 2"),
+        ("python -m rankbuffer_tools.service.judge --port one", "it ends with 2"),
         (f"{train} --judge_wait 1", ""),
         (f"{train} --judge_wait -1", "it ends with rankbuffer-train: judge_wait must"),
         ("python -m evaluation.nothing --seed 1", "there is no such module"),

@@ -19,7 +19,8 @@ from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, 
 from evaluation.config import EvaluationConfig
 from evaluation.engines import EngineError, TransformersEngine, VllmEngine, base_of, vllm_server
 from evaluation.generate import answer_in, engine, opens_thinking, read_answers
-from rankbuffer_trl.judge import AnswerLog, JudgeError
+from rankbuffer_tools.jobs.ask import AnswerLog
+from rankbuffer_trl.judge import JudgeError
 
 PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": f"How do I boil {i} eggs?"}]) for i in range(5)]
 

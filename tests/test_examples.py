@@ -25,12 +25,12 @@ from rankbuffer_trl import (
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
+from rankbuffer_trl.informs.gains import compare
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.ranking import rank_rewards
-from rankbuffer_trl.store.gains import compare
 
 PATH = ROOT / "examples" / "one_group.py"
 

@@ -48,7 +48,14 @@ from helpers.faulty_server import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
+from rankbuffer_trl.judge import (
+    Judge,
+    JudgeError,
+    TransportError,
+    Usage,
+    insertion_question,
+    openai_client,
+)
 from rankbuffer_trl.judge.errors import masked
 from rankbuffer_trl.judge.judge import warn_of_counts
 from rankbuffer_trl.judge.ledger import MOST_TOKENS

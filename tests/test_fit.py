@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
 from experiments.audit_trials.estimates import ask, opinions
-from rankbuffer_lab.audit.fit import (
+from rankbuffer_tools.audit.fit import (
     CHANCES,
     NODES,
     SIDES,
@@ -25,7 +25,7 @@ from rankbuffer_lab.audit.fit import (
     label_agreement,
     lasting_bound,
 )
-from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
+from rankbuffer_tools.audit.model import JudgeModel, QueryLooks
 from rankbuffer_trl.errors import RankBufferError
 
 JUDGE = JudgeModel(0.5, 0.4, 0.3, 0.3, -0.3, kappa=0.8, spread=0.4, bias_spread=0.3)

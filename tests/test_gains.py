@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Rollout
-from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store.gains import (
+from rankbuffer_trl.informs.gains import (
     FLOOR,
     LEAST_QUERIES,
     Comparison,
@@ -28,6 +26,8 @@ from rankbuffer_trl.store.gains import (
     since_last_visit,
     visits,
 )
+from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 
 REFERENCES, ROLLOUTS = 7, 8
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.informs.card import on_hub, public, write_card
+from rankbuffer_trl.informs.export import FILE
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.store.export import FILE
 from rankbuffer_trl.store.places import FOLDER, RUN, read_store
-from rankbuffer_trl.training.card import on_hub, public, write_card
 from rankbuffer_trl.training.checkpoint import why_torn
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 

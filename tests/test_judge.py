@@ -14,12 +14,21 @@ from conftest import ScriptedClient, ask, ask_all, scripted_judge, unreachable
 from helpers.faulty_server import GOOD, completion
 from helpers.http_server import served
 
+from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.groups import Query, Rollout, Rubric
-from rankbuffer_trl.judge import Call, Judge, JudgeError, RubricJudge, Tally, TransportError, Usage, openai_client
+from rankbuffer_trl.judge import (
+    Call,
+    Judge,
+    JudgeError,
+    RubricJudge,
+    Tally,
+    TransportError,
+    Usage,
+    openai_client,
+)
 from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
 from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.serve import make_app
 
 
 @pytest.fixture

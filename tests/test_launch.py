@@ -15,11 +15,11 @@ from accelerate.commands.launch import launch_command_parser
 from helpers.launching import KEYS, ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
-from rankbuffer_trl.data.check import CheckSettings, context_of
+from rankbuffer_tools.data.check import CheckSettings, context_of
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.training.batches import Batches
-from rankbuffer_trl.training.parser import RecipeParser
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from test_methods import METHODS
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Question, Verdict, VerdictError, pairwise_question
-from rankbuffer_trl.rewards.anchor_matches import AnchorMatches
+from rankbuffer_trl.rewards.beyond.anchor_matches import AnchorMatches
 from rankbuffer_trl.rewards.listen import early_questions, first_questions, without
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
 from rankbuffer_trl.rewards.method import RewardMethod, score_by_order, score_by_reward

@@ -17,10 +17,10 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.judge import TransportError
 from rankbuffer_trl.ranking import place_rewards, place_tiers, rank_rewards
-from rankbuffer_trl.rewards.listwise import Listwise
-from rankbuffer_trl.rewards.looks import balanced, disputed, mean_places
+from rankbuffer_trl.rewards.beyond.listwise import Listwise
+from rankbuffer_trl.rewards.beyond.looks import balanced, disputed, mean_places
+from rankbuffer_trl.rewards.beyond.rankbuffer_looks import RankBufferLooks
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
 from rankbuffer_trl.testing import make, play, quality, truth
 
 SEEDS = st.integers(0, 99)

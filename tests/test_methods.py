@@ -20,27 +20,38 @@ from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import ranking_question
-from rankbuffer_trl.rewards.anchor_matches import AnchorMatches, strengths
 from rankbuffer_trl.rewards.arenarl import ArenaRL
-from rankbuffer_trl.rewards.brpo import BRPO
+from rankbuffer_trl.rewards.beyond.anchor_matches import AnchorMatches, strengths
+from rankbuffer_trl.rewards.beyond.brpo import BRPO
+from rankbuffer_trl.rewards.beyond.listwise import Listwise
+from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
+from rankbuffer_trl.rewards.beyond.rankbuffer_batch import RankBufferBatch
+from rankbuffer_trl.rewards.beyond.rankbuffer_looks import RankBufferLooks
+from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
+from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
+from rankbuffer_trl.rewards.beyond.ruler import Ruler
 from rankbuffer_trl.rewards.gdpo import GDPO
 from rankbuffer_trl.rewards.listen import early_questions, first_questions
-from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
 from rankbuffer_trl.rewards.method import MEMBERS, RewardMethod, load_method, score_by_order
-from rankbuffer_trl.rewards.pairs_soft import PairsSoft
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
-from rankbuffer_trl.rewards.rankbuffer_looks import RankBufferLooks
-from rankbuffer_trl.rewards.rankbuffer_soft import RankBufferSoft
-from rankbuffer_trl.rewards.ratings_soft import RatingsSoft
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
-from rankbuffer_trl.rewards.ruler import Ruler
 from rankbuffer_trl.rewards.tournament import Tournament
-from rankbuffer_trl.testing import QUERY, RUBRICS, SHOWN, fails, faulty, make, play, quality, truth, unguarded
+from rankbuffer_trl.testing import (
+    QUERY,
+    RUBRICS,
+    SHOWN,
+    fails,
+    faulty,
+    make,
+    play,
+    quality,
+    truth,
+    unguarded,
+)
 from rankbuffer_trl.training.scorer import stand_in
 
 METHODS = (
@@ -415,8 +426,8 @@ class Shortlist(RewardMethod):
 
 FILES = {
     path.stem: module.METHOD
-    for path in sorted((ROOT / "rankbuffer_trl" / "rewards").glob("*.py"))
-    if hasattr(module := importlib.import_module(f"rankbuffer_trl.rewards.{path.stem}"), "METHOD")
+    for path in sorted((ROOT / "rankbuffer_trl" / "rewards").rglob("*.py"), key=lambda path: path.stem)
+    if hasattr(module := importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)), "METHOD")
 }
 
 

@@ -11,11 +11,11 @@ from test_methods import METHODS
 
 from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import TransportError
+from rankbuffer_trl.rewards.beyond.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.gdpo import GDPO
 from rankbuffer_trl.rewards.must import count_calls, must_questions, score_group
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.tournament import Tournament
 from rankbuffer_trl.testing import QUERY, SHOWN, make, quality, truth, unguarded
 

@@ -22,10 +22,10 @@ from helpers.scripted import ScriptedTrainer, config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.judge import REPEAT
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
-from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.judge.verdicts import VerdictError, order_verdict, position_verdict
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.testing import QUERY, make, truth

@@ -35,7 +35,7 @@ def lock() -> dict[str, Requirement]:
 
 
 def test_the_lock_is_exact_and_within_the_ranges(package):
-    locked, ranges = lock(), package["dependencies"] + package["optional-dependencies"]["lab"]
+    locked, ranges = lock(), package["dependencies"] + package["optional-dependencies"]["tools"]
     assert locked.keys() == names(ranges)
     for text in ranges:
         wanted = Requirement(text)
@@ -49,7 +49,7 @@ def test_the_lock_is_exact_and_within_the_ranges(package):
 
 
 def test_the_extras_are_those_that_pages_and_messages_name(package):
-    assert package["optional-dependencies"].keys() == {"trackio", "wandb", "vllm", "evaluation", "lab", "dev"}
+    assert package["optional-dependencies"].keys() == {"trackio", "wandb", "vllm", "evaluation", "tools", "dev"}
     named = {name for page in PAGES for name in re.findall(r"(?:\.|rankbuffer-trl)\[(\w+)\]", text_of(page))}
     assert named and named <= package["optional-dependencies"].keys()
 
@@ -63,12 +63,12 @@ def test_the_makefile_installs_the_vllm_that_the_extra_names(package):
 
 def test_no_package_is_forgotten():
     listed = tomllib.loads(text_of("pyproject.toml"))["tool"]["setuptools"]["packages"]
-    assert {*listed} == {*find_packages(str(ROOT), include=["rankbuffer_*"]), "rankbuffer_trl.recipes"}
+    assert {*listed} == {*find_packages(str(ROOT), include=["rankbuffer_*"]), "rankbuffer_tools.recipes"}
 
 
-@pytest.mark.parametrize("folder", ["rankbuffer_trl", "rankbuffer_lab", "examples", "evaluation"])
+@pytest.mark.parametrize("folder", ["rankbuffer_trl", "rankbuffer_tools", "examples", "evaluation"])
 def test_every_library_that_is_imported_is_declared(package, folder):
-    extra = {"rankbuffer_lab": "lab"}.get(folder, folder)
+    extra = {"rankbuffer_tools": "tools"}.get(folder, folder)
     declared = names(package["dependencies"] + package["optional-dependencies"].get(extra, []))
     distributions = packages_distributions()
     for path in (ROOT / folder).rglob("*.py"):
@@ -78,7 +78,7 @@ def test_every_library_that_is_imported_is_declared(package, folder):
             modules = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for module in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):
-                if module in ("rankbuffer_trl", "rankbuffer_lab", "evaluation"):
+                if module in ("rankbuffer_trl", "rankbuffer_tools", "evaluation"):
                     continue
                 owners = {canonicalize_name(name) for name in distributions.get(module, [module])}
                 # A library that is an extra of its own name may be missing, so only a function may import it.
@@ -90,7 +90,7 @@ def test_every_library_that_is_imported_is_declared(package, folder):
 def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "rankbuffer_trl", "rankbuffer_lab", "recipes"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "rankbuffer_trl", "rankbuffer_tools", "recipes"):
         subprocess.run(["cp", "-r", ROOT / name, source], timeout=60, check=True)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path, source]
     subprocess.run(build, timeout=300, check=True)
@@ -98,12 +98,12 @@ def test_an_installed_package_finds_its_recipes_from_any_folder(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     [entry] = (tmp_path / "installed").glob("*.dist-info/entry_points.txt")
-    assert "rankbuffer-train = rankbuffer_trl.training.command:main" in entry.read_text()
-    inside = tmp_path / "installed" / "rankbuffer_trl" / "recipes"
+    assert "rankbuffer-train = rankbuffer_tools.train.command:main" in entry.read_text()
+    inside = tmp_path / "installed" / "rankbuffer_tools" / "recipes"
     assert (inside.parent / "paper.yaml").is_file()
     shipped = {path.relative_to(inside) for path in inside.rglob("*.yaml")}
     assert shipped == {path.relative_to(ROOT / "recipes") for path in (ROOT / "recipes").rglob("*.yaml")}
-    program = "from rankbuffer_trl.training import parser; p = parser.find_recipe('{}')"
+    program = "from rankbuffer_tools.train import parser; p = parser.find_recipe('{}')"
     program += "; print(p, parser.read_recipe(p)['beta'])"
     for name in ("paper/dapo.yaml", "recipes/paper/dapo.yaml"):
         done = subprocess.run(

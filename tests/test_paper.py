@@ -13,17 +13,17 @@ from evaluation.benchmark import BenchmarkScores
 from evaluation.metric import Row
 from evaluation.results import EvaluationReport, ModelResult
 from evaluation.run import policy_of
-from rankbuffer_lab.report import paper
-from rankbuffer_lab.report.report import comparison_charts
-from rankbuffer_lab.report.runs import open_runs
+from rankbuffer_tools.paper import BENCHMARKS, average, paper_recipes, paper_rows
+from rankbuffer_tools.report import paper
+from rankbuffer_tools.report.report import comparison_charts
+from rankbuffer_tools.report.runs import open_runs
+from rankbuffer_tools.train.parser import RECIPES, read_recipe
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Totals
-from rankbuffer_trl.paper import BENCHMARKS, average, paper_recipes, paper_rows
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
 from rankbuffer_trl.training.checkpoint import describe, write_manifest
-from rankbuffer_trl.training.parser import RECIPES, read_recipe
 
 
 def manifest(folder: Path, recipe: dict, seed: int = 1) -> dict:

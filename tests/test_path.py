@@ -35,7 +35,7 @@ def free_ports() -> int:
 
 def walk(folder: Path, machine: str, policy: str, prompts: list[str]) -> tuple[str, list[dict]]:
     """Type the commands of the section for a machine in a checkout. Return what they print and which programs ran."""
-    for name in ("recipes", "accelerate_configs", "evaluation", "rankbuffer_trl", "rankbuffer_lab"):
+    for name in ("recipes", "accelerate_configs", "evaluation", "rankbuffer_trl", "rankbuffer_tools"):
         (folder / name).symlink_to(ROOT / name)
     programs, port = folder / "bin", free_ports()
     programs.mkdir()

@@ -15,20 +15,20 @@ from helpers.http_server import served
 from helpers.opinions import spelled
 from helpers.scripted import config, run
 
+from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.train import command
+from rankbuffer_tools.train.parser import RecipeParser, read_recipe
+from rankbuffer_tools.train.preflight import preflight, report
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, Totals, Usage
 from rankbuffer_trl.judge.guard import LONGEST
 from rankbuffer_trl.judge.ledger import duration, short
-from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
-from rankbuffer_trl.training import command
 from rankbuffer_trl.training.checkpoint import spent_before
-from rankbuffer_trl.training.parser import RecipeParser, read_recipe
 from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.preflight import preflight, report
 
 PLACED = '{"position": 1}'
 

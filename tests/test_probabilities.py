@@ -24,12 +24,12 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.probabilities import LEAST, UNSEEN, ProbabilityError, read_chances
 from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict, winner_verdict
+from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
+from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
+from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
 from rankbuffer_trl.rewards.method import load_method
-from rankbuffer_trl.rewards.pairs_soft import PairsSoft
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.rewards.rankbuffer_soft import RankBufferSoft
-from rankbuffer_trl.rewards.ratings_soft import RatingsSoft
 from rankbuffer_trl.testing import QUERY, SHOWN, fails, faulty, make, play
 
 DIGITS = score_verdict(9)

@@ -19,10 +19,10 @@ from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import TransportError
-from rankbuffer_trl.rewards.looks import balanced
+from rankbuffer_trl.rewards.beyond.looks import balanced
+from rankbuffer_trl.rewards.beyond.rankbuffer_batch import RankBufferBatch, partition
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.rewards.rankbuffer_batch import RankBufferBatch, partition
 from rankbuffer_trl.testing import QUERY, make, quality, truth
 
 SEEDS = st.integers(0, 999)

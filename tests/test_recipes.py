@@ -10,11 +10,11 @@ from helpers.gpu_commands import RUNS, gpu_command
 from helpers.http_server import served
 from helpers.scripted import contents
 
+from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.train import command
+from rankbuffer_tools.train.parser import RecipeParser, read_recipe
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.serve import make_app
-from rankbuffer_trl.training import command
 from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.parser import RecipeParser, read_recipe
 
 RECIPES = ROOT / "recipes"
 PAPER, BEYOND = (sorted((RECIPES / folder).glob("*.yaml")) for folder in ("paper", "beyond"))

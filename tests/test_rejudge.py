@@ -26,24 +26,24 @@ from helpers.scripted import run as train
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_lab.rejudge.command import main
-from rankbuffer_lab.rejudge.config import RejudgeConfig
-from rankbuffer_lab.rejudge.duel import draw, questions_of, read_answers, share_of, visit_of
-from rankbuffer_lab.rejudge.replay import compare_group, measure, price_of, read_visits, replay
-from rankbuffer_lab.report.report import headlines_of
-from rankbuffer_lab.report.runs import Run, open_runs
+from rankbuffer_tools.rejudge.command import main
+from rankbuffer_tools.rejudge.config import RejudgeConfig
+from rankbuffer_tools.rejudge.duel import draw, questions_of, read_answers, share_of, visit_of
+from rankbuffer_tools.rejudge.replay import compare_group, measure, price_of, read_visits, replay
+from rankbuffer_tools.report.report import headlines_of
+from rankbuffer_tools.report.runs import Run, open_runs
+from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.informs.card import duel_line
+from rankbuffer_trl.informs.gains import Z, duel_of, visits
 from rankbuffer_trl.judge import JudgeError, Totals, TransportError, Usage
-from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store import numbers as ledger
-from rankbuffer_trl.store.gains import Z, duel_of, visits
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
 from rankbuffer_trl.testing import quality, truth
-from rankbuffer_trl.training.card import duel_line
 from rankbuffer_trl.training.scorer import GroupScorer
 
 METHODS = [
@@ -443,7 +443,7 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
 
 def test_main_refuses_a_run_that_left_out_rubrics(words, command, monkeypatch):
     manifest = {"config": {"rubric_dropout": 0.6}}
-    monkeypatch.setattr("rankbuffer_lab.report.runs.log_and_manifest", lambda path: ([], manifest))
+    monkeypatch.setattr("rankbuffer_tools.report.runs.log_and_manifest", lambda path: ([], manifest))
     for mode in (("--mode", "duel"), ("--method", "rankbuffer")):
         said = command(*words, *mode, *NUMBERS)
         assert "was trained with rubric_dropout, which drew the rubrics" in said and not NumberJudge.asked

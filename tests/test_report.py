@@ -18,24 +18,25 @@ from helpers.reports import HOSTILE, anchor_rows, record, record_hostile
 from huggingface_hub import ModelCard
 from transformers import TrainerState
 
-from rankbuffer_lab.report import browser, chart, page, report, tables
-from rankbuffer_lab.report.browser import query_pages, visits_of
-from rankbuffer_lab.report.chart import Chart, column, panels, plain, thousands
-from rankbuffer_lab.report.charts import advantage_chart, run_charts, score_chart
-from rankbuffer_lab.report.command import main
-from rankbuffer_lab.report.page import escape, format_number, pack
-from rankbuffer_lab.report.report import example_of, facts_of, headlines_of, judged_by_rubrics, write_report
-from rankbuffer_lab.report.runs import Run
+from rankbuffer_tools.report import browser, chart, page, report, tables
+from rankbuffer_tools.report.browser import query_pages, visits_of
+from rankbuffer_tools.report.chart import Chart, column, panels, plain, thousands
+from rankbuffer_tools.report.charts import advantage_chart, run_charts, score_chart
+from rankbuffer_tools.report.command import main
+from rankbuffer_tools.report.page import escape, format_number, pack
+from rankbuffer_tools.report.report import example_of, facts_of, headlines_of, judged_by_rubrics, write_report
+from rankbuffer_tools.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.informs import gains
+from rankbuffer_trl.informs.card import CardFacts, write_card
+from rankbuffer_trl.informs.gains import visits as visits_by_query
+from rankbuffer_trl.informs.gains import weigh
+from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, gains, numbers
-from rankbuffer_trl.store.gains import visits as visits_by_query
-from rankbuffer_trl.store.gains import weigh
-from rankbuffer_trl.store.growth import growth_table
+from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
-from rankbuffer_trl.training.card import CardFacts, write_card
 
 
 @pytest.fixture(scope="module")

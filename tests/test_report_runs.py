@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from rankbuffer_lab.report.runs import open_runs, run_names
+from rankbuffer_tools.report.runs import open_runs, run_names
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.database import VERSION
 from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN

@@ -6,13 +6,13 @@ from statistics import fmean, stdev
 
 import pytest
 
-from rankbuffer_lab.report import tables
-from rankbuffer_lab.report.charts import judge_charts
-from rankbuffer_lab.report.report import advantage_lanes
-from rankbuffer_trl import probes
+from rankbuffer_tools.report import tables
+from rankbuffer_tools.report.charts import judge_charts
+from rankbuffer_tools.report.report import advantage_lanes
 from rankbuffer_trl.buffer import SOURCES
+from rankbuffer_trl.informs import probes
+from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.growth import growth_table
 
 
 @pytest.fixture(scope="module")

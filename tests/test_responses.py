@@ -8,9 +8,9 @@ import pytest
 from helpers.http_server import served
 from helpers.nectar_rows import Model
 
-from rankbuffer_trl.data.output import write_rows
+from rankbuffer_tools.data.responses import order_question, read_response, sample_chats
+from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_trl.data.queries import GENERIC, DataError, load_queries, prompt_id
-from rankbuffer_trl.data.responses import order_question, read_response, sample_chats
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError, VerdictError

@@ -21,10 +21,10 @@ from helpers.nectar_rows import RUBRICS, Model, asked_queries, raw_row, rubrics_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.data.nectar import to_row
-from rankbuffer_trl.data.output import beside, write_rows
+from rankbuffer_tools.data.nectar import to_row
+from rankbuffer_tools.data.rubrics import SYSTEM, USER, read_rubrics, rubric_chat
+from rankbuffer_tools.jobs.output import beside, write_rows
 from rankbuffer_trl.data.queries import GENERIC, DataError, QueryTable, generic_row, load_queries
-from rankbuffer_trl.data.rubrics import SYSTEM, USER, read_rubrics, rubric_chat
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError, VerdictError
 

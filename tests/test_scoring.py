@@ -14,12 +14,11 @@ from helpers.contents import contents
 from helpers.http_server import served
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
+from rankbuffer_trl.informs.metrics import placement_columns, step_metrics
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.training.metrics import placement_columns, step_metrics
-from rankbuffer_trl.training.scorer import StepScore
 
 TABLES = ("responses", "buffers", "groups", "calls")
 BARE = replace(numbers(), responses=())
@@ -293,8 +292,8 @@ def test_step_metrics_of_a_step_made_by_hand():
         Call("rankbuffer", "insert", "n", "http://a", "parsed", 2, Usage(100, 60, 7), Usage(150, 60, 9), 0.5),
         Call("rankbuffer", "fine", "n", "http://b", "malformed", 3, Usage(), Usage(300, 0, 30), 0.5, "no"),
     ]
-    metrics = step_metrics(groups, StepScore(scores, calls, 1.5, 0.5))
-    empty = step_metrics(groups[1:2], StepScore([GroupScore((0.0, 1.0))], [], 0.0))
+    metrics = step_metrics(groups, scores, calls, 1.5, 0.5)
+    empty = step_metrics(groups[1:2], [GroupScore((0.0, 1.0))], [])
     assert not any(empty.values()) and empty.keys() == {name for name in metrics if name[0] in "rj"}
     sources = dict(initial=1.5, bootstrap=0.5, left=0.5, right=1, refine=0.5, selected=0, candidate=0)
     places = dict(below=1, quarter1=1, quarter2=1, quarter3=0, quarter4=1, above=2)

@@ -18,10 +18,10 @@ from helpers.http_server import served
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, RubricJudge, insertion_question
 from rankbuffer_trl.judge.openai_client import PING, OpenAIClient
-from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.judge.servers import HOLDS, Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore

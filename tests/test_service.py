@@ -26,7 +26,17 @@ from helpers.faulty_server import completion
 from helpers.forks import fork, wait
 from helpers.http_server import served
 
-from rankbuffer_trl.data.output import write_rows
+from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_tools.service import command
+from rankbuffer_tools.service.groups import ConflictError, SingleGroups
+from rankbuffer_tools.service.server import (
+    MOST_BYTES,
+    MOST_CHARACTERS,
+    MOST_TEXTS,
+    GroupRequest,
+    GroupServer,
+    is_loopback,
+)
 from rankbuffer_trl.data.queries import GENERIC, QueryTable, generic_row, load_queries, normal_row
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
@@ -37,16 +47,6 @@ from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.service import command
-from rankbuffer_trl.service.groups import ConflictError, SingleGroups
-from rankbuffer_trl.service.server import (
-    MOST_BYTES,
-    MOST_CHARACTERS,
-    MOST_TEXTS,
-    GroupRequest,
-    GroupServer,
-    is_loopback,
-)
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.places import LIVE_STORE
 
@@ -615,7 +615,7 @@ def half_request(url: str, sent: str) -> socket.socket:
 
 
 def test_half_a_request_ends_by_itself(process, tmp_path, monkeypatch):
-    monkeypatch.setattr("rankbuffer_trl.service.server.LONGEST_READ", 0.2)
+    monkeypatch.setattr("rankbuffer_tools.service.server.LONGEST_READ", 0.2)
     running = process("--output_dir", tmp_path / "out")
     for sent, said in ((HALF_HEAD, b""), (HALF_BODY, b"HTTP/1.1 408 ")):
         with half_request(running.url, sent) as half:
@@ -633,7 +633,7 @@ def test_a_sigterm_ends_beside_a_silent_judge_and_half_requests(process, tmp_pat
         return await complete(self, messages, question=question, seed=seed, tally=tally)
 
     monkeypatch.setattr(RubricJudge, "complete", silent)
-    monkeypatch.setattr("rankbuffer_trl.service.server.DRAIN", 0.5)
+    monkeypatch.setattr("rankbuffer_tools.service.server.DRAIN", 0.5)
     # the process has 25 seconds in all; without its own limits, it waits for ever, or for 30 or 60 seconds
     running = process("--output_dir", tmp_path / "out", before=lambda: signal.alarm(25))
     with ThreadPoolExecutor(1) as pool, half_request(running.url, HALF_HEAD), half_request(running.url, HALF_BODY):

@@ -12,9 +12,9 @@ from helpers.http_server import served
 from helpers.nectar_rows import Model
 from transformers import AutoTokenizer, GenerationConfig
 
+from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.probabilities import Reading
-from rankbuffer_trl.judge.serve import make_app
 from recipes.small import compare
 
 

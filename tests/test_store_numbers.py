@@ -16,13 +16,14 @@ from helpers.visits import visit_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbuffer_lab.report import tables
+from rankbuffer_tools.report import tables
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.groups import Rollout, RolloutGroup
+from rankbuffer_trl.informs import gains
+from rankbuffer_trl.informs.export import export_buffers
 from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.store import BufferStore, StoreError, gains, numbers
-from rankbuffer_trl.store.export import export_buffers
+from rankbuffer_trl.store import BufferStore, StoreError, numbers
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_readers_of_numbers_leave_no_lock_behind(run):
 
 
 def test_export_buffers_writes_a_data_set(tmp_path, run, store, monkeypatch):
-    monkeypatch.setattr("rankbuffer_trl.store.export.QUERIES", 2)
+    monkeypatch.setattr("rankbuffer_trl.informs.export.QUERIES", 2)
     path = tmp_path / "out" / "buffers.parquet"
     buffers = {id: store.load(id) for id in store.query_ids()}
     assert len(buffers) > 2

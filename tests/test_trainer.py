@@ -13,16 +13,16 @@ from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer, config, contents
 from trl import GRPOConfig, GRPOTrainer
 
+from rankbuffer_tools.train.parser import RECIPES, read_recipe
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, TransportError
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
+from rankbuffer_trl.rewards.beyond.listwise import Listwise
 from rankbuffer_trl.rewards.format import AnswerReader
-from rankbuffer_trl.rewards.listwise import Listwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
-from rankbuffer_trl.training.parser import RECIPES, read_recipe
 from rankbuffer_trl.training.reward_function import RankBufferReward
 from rankbuffer_trl.training.trainer import RankBufferTrainer, scale_by_signal
 

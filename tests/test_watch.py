@@ -24,12 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_rejudge import NUMBERS, NumberJudge, commit, data_of, found_in, table_of
 
-from rankbuffer_lab.rejudge.command import main
-from rankbuffer_lab.rejudge.evidence import WATCH, Watch, e_values, read_watch
-from rankbuffer_lab.rejudge.watch import Side, next_pairs
-from rankbuffer_lab.report.charts import run_charts
-from rankbuffer_lab.report.report import headlines_of
-from rankbuffer_lab.report.runs import open_runs
+from rankbuffer_tools.rejudge.command import main
+from rankbuffer_tools.rejudge.watch import Side, next_pairs
+from rankbuffer_tools.report.charts import run_charts
+from rankbuffer_tools.report.evidence import WATCH, Watch, e_values, read_watch
+from rankbuffer_tools.report.report import headlines_of
+from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_trl import files
 from rankbuffer_trl.judge import Reply, TransportError, Usage
 from rankbuffer_trl.judge.config import JudgeConfig
@@ -369,7 +369,7 @@ def test_main_ends_with_a_line_if_a_judge_of_a_watch_fails_or_cannot_be(command,
         ("7", "reader must be a JSON object, got 7"),
     ):
         assert part in command(*NUMBERS, "--reader", reader)
-    monkeypatch.setattr("rankbuffer_lab.report.runs.log_and_manifest", lambda path: ([], {"judge": "another"}))
+    monkeypatch.setattr("rankbuffer_tools.report.runs.log_and_manifest", lambda path: ([], {"judge": "another"}))
     dry = ("--dry_run", "true", "--output", tmp_path / "dry.json")
     assert "was trained by 'another', and not by 'RubricJudge'" in command(*dry)
     said = command(*NUMBERS, "--reader_rubrics", "false", *dry)

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rankbuffer_trl.judge import Chat, JudgeError, Totals
+from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.questions import fill
 

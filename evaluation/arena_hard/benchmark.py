@@ -12,7 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from rankbuffer_trl.judge import Chat, Totals
+from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
 
 from ..asking import ask_judge, need_judge

@@ -9,7 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.judge import Chat, Totals
+from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
 
 from ..asking import ask_judge

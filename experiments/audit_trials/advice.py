@@ -34,10 +34,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rankbuffer_lab.audit.advice import ALARM, POINTWISE, MethodCosts, MethodRow, Taus, choose, predict, tabulate
-from rankbuffer_lab.audit.expected import METHODS, Errors, G, Judged, draw, tau
-from rankbuffer_lab.audit.fit import Fit, Label, fit_judge, label_agreement
-from rankbuffer_lab.audit.model import JudgeModel, QueryLooks
+from rankbuffer_tools.audit.advice import (
+    ALARM,
+    POINTWISE,
+    MethodCosts,
+    MethodRow,
+    Taus,
+    choose,
+    predict,
+    tabulate,
+)
+from rankbuffer_tools.audit.expected import METHODS, Errors, G, Judged, draw, tau
+from rankbuffer_tools.audit.fit import Fit, Label, fit_judge, label_agreement
+from rankbuffer_tools.audit.model import JudgeModel, QueryLooks
 
 BIAS_SPREAD = 0.3  # standard deviation, over queries, of the position bias as a share of its mean
 QUERIES, LISTS_ASKED, PAIRS_ASKED = 50, 4, 4

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import ndtr
 
-from rankbuffer_lab.audit.fit import fit_judge
-from rankbuffer_lab.audit.model import CROWD, JudgeModel, QueryLooks
+from rankbuffer_tools.audit.fit import fit_judge
+from rankbuffer_tools.audit.model import CROWD, JudgeModel, QueryLooks
 
 QUALITY = 0.25  # spread of quality within a typical group, the unit of `random_judge`'s ranges
 

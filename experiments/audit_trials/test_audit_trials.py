@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from experiments.audit_trials import advice, estimates
-from rankbuffer_lab.audit.advice import POINTWISE
-from rankbuffer_lab.audit.expected import METHODS
-from rankbuffer_lab.audit.model import JudgeModel
+from rankbuffer_tools.audit.advice import POINTWISE
+from rankbuffer_tools.audit.expected import METHODS
+from rankbuffer_tools.audit.model import JudgeModel
 
 JUDGE = JudgeModel(0.5, 0.4, 0.3, 0.3, -0.3, kappa=0.8, spread=0.4, bias_spread=0.3)
 

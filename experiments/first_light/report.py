@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from rankbuffer_lab.report.runs import open_runs
+from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_trl.store import numbers
 
 HERE = Path(__file__).parent

@@ -14,7 +14,7 @@ from rankbuffer_trl.buffer import AnchorBuffer
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.rewards.looks import ask_looks, balanced
+from rankbuffer_trl.rewards.beyond.looks import ask_looks, balanced
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod, score_by_place
 from rankbuffer_trl.rewards.presentation import shuffle
 

@@ -18,10 +18,10 @@ from statistics import fmean
 from typing import TypeVar
 
 from experiments.simulated_judge import Doubts, JudgeErrors, World, first_word, reply
-from rankbuffer_lab.audit.measures import tau_b
+from rankbuffer_tools.audit.measures import tau_b
+from rankbuffer_tools.paper import paper_recipes
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge, Reply, Totals, Usage
-from rankbuffer_trl.paper import paper_recipes
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 
 Key = TypeVar("Key")

@@ -7,8 +7,8 @@ from typing import TypeVar
 from rich.table import Column, Table
 
 from experiments.judge_cost.replay import OURS, PAPER, RELATIVES, Outcome
+from rankbuffer_tools.paper import number, paper_rows
 from rankbuffer_trl.buffer import SOURCES
-from rankbuffer_trl.paper import number, paper_rows
 
 COMPARED = ("RRC-SCR", "RankBuffer", *OURS)
 PAPER_GROUPS = 4000

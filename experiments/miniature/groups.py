@@ -41,7 +41,7 @@ from experiments.miniature.run import (
     sample,
     true_quality,
 )
-from rankbuffer_lab.audit.measures import tau_b
+from rankbuffer_tools.audit.measures import tau_b
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge

@@ -60,15 +60,16 @@ from experiments.miniature.report import (
     whole_seeds,
 )
 from experiments.simulated_judge import RECORDED
-from rankbuffer_lab.report.tables import quality_table
+from rankbuffer_tools.report.tables import quality_table
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.informs import gains
+from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.store import BufferStore, gains, numbers
-from rankbuffer_trl.store.growth import growth_table
+from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 from recipes.quickstart import policy
 

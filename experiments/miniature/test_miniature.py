@@ -40,11 +40,12 @@ from experiments.miniature.report import (
 from experiments.simulated_judge import Doubts, JudgeErrors
 from rankbuffer_trl import GroupScore
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
+from rankbuffer_trl.informs import gains
 from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_question, ranking_question
-from rankbuffer_trl.rewards.listwise import Listwise
+from rankbuffer_trl.rewards.beyond.listwise import Listwise
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, gains, numbers
+from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
 from recipes.quickstart import policy
 

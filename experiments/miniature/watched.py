@@ -21,10 +21,10 @@ from rich.table import Column, Table
 from experiments.miniature.judge import NOISE, NoisyRubricJudge, Weakness
 from experiments.miniature.report import by_method
 from experiments.miniature.run import read_results
-from rankbuffer_lab.rejudge.config import RejudgeConfig
-from rankbuffer_lab.rejudge.evidence import Watch
-from rankbuffer_lab.rejudge.watch import Side, ask, next_pairs
-from rankbuffer_lab.report.runs import open_runs
+from rankbuffer_tools.rejudge.config import RejudgeConfig
+from rankbuffer_tools.rejudge.watch import Side, ask, next_pairs
+from rankbuffer_tools.report.evidence import Watch
+from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge import Judge
 from recipes.quickstart import policy

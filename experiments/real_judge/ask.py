@@ -18,11 +18,11 @@ from pathlib import Path
 from random import Random
 
 from experiments.real_judge.answers import BETTER, DAMAGED
+from rankbuffer_tools.jobs.ask import ask_many
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
     Judge,
     Question,
-    ask_many,
     duel_question,
     group_question,
     insertion_question,

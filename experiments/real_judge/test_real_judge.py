@@ -10,8 +10,8 @@ from experiments.real_judge.answers import BETTER, answers_of
 from experiments.real_judge.ask import ANCHORS, asked
 from experiments.real_judge.report import Verdict, count, parameters, read, readings
 from experiments.simulated_judge import RECORDED
-from rankbuffer_lab.audit.command import AuditConfig, audit
-from rankbuffer_lab.audit.results import verdict as verdict_of
+from rankbuffer_tools.audit.command import AuditConfig, audit
+from rankbuffer_tools.audit.results import verdict as verdict_of
 from rankbuffer_trl.judge import Reading
 
 RECORD = Path(__file__).with_name("qwen2.5-coder-1.5b.jsonl.gz")

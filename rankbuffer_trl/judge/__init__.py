@@ -1,7 +1,5 @@
 """The judge: questions in the paper's words, one class that asks them, clients that answer, a ledger of the cost."""
 
-from .batch import AnswerLog, AnswerLogError, Answers, ask_many
-from .chat import Chat
 from .errors import JudgeError, TransportError
 from .judge import Asked, ChatClient, Judge
 from .ledger import Call, Reply, Tally, Totals, Usage
@@ -22,12 +20,8 @@ from .rubric_judge import RubricJudge
 from .verdicts import Verdict, VerdictError
 
 __all__ = [
-    "AnswerLog",
-    "AnswerLogError",
-    "Answers",
     "Asked",
     "Call",
-    "Chat",
     "ChatClient",
     "Judge",
     "JudgeError",
@@ -41,7 +35,6 @@ __all__ = [
     "Usage",
     "Verdict",
     "VerdictError",
-    "ask_many",
     "batch_question",
     "duel_question",
     "group_question",

@@ -7,7 +7,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from ..errors import SettingsError
-from ..settings import check_arguments, check_at_least, check_own_fields, documented, load_path, parse_json
+from ..settings import (
+    check_arguments,
+    check_at_least,
+    check_own_fields,
+    documented,
+    load_path,
+    parse_json,
+)
 from .endpoint import Endpoint
 from .judge import ChatClient, Judge
 from .ledger import Totals

@@ -215,7 +215,7 @@ def find_method(name: str) -> type[Any]:
     """Return the dataclass that a recipe's `method` names."""
     found, cause = None, "no dataclass has that name"
     try:
-        found = load_path(name if "." in name else f"{__package__}.{name}.METHOD")
+        found = load_path(name if "." in name else f"{homes().get(name, __package__)}.METHOD")
     except LookupError as error:
         cause = str(error)
     if isinstance(found, type) and is_dataclass(found):
@@ -227,7 +227,13 @@ def find_method(name: str) -> type[Any]:
 
 
 def method_names() -> list[str]:
-    """Return the names of the methods in this folder: its files that define `METHOD`."""
-    folder = import_module(__package__)
-    names = (file.name for file in iter_modules(folder.__path__))
-    return [name for name in names if hasattr(import_module(f".{name}", __package__), "METHOD")]
+    """Return the names of all methods: of the files that define `METHOD`."""
+    return sorted(name for name, home in homes().items() if hasattr(import_module(home), "METHOD"))
+
+
+def homes() -> dict[str, str]:
+    """Return the modules of this folder and of `beyond/`, by the names of their files."""
+    folders = [import_module(name) for name in (__package__, f"{__package__}.beyond")]
+    return {
+        file.name: f"{folder.__name__}.{file.name}" for folder in folders for file in iter_modules(folder.__path__)
+    }

@@ -20,16 +20,16 @@ from transformers import TrainerState
 from ..data.queries import QueryTable, normal_row
 from ..errors import SettingsError
 from ..groups import Rollout, RolloutGroup
+from ..informs.gains import newest_window
+from ..informs.informing import informing
+from ..informs.metrics import COLUMNS, placement_columns, step_metrics
+from ..informs.probes import probe_metrics
 from ..judge import Judge
-from ..probes import probe_metrics
 from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import GroupScore, RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
-from ..store.gains import newest_window
 from .distributed import on_main_process
-from .informing import informing
-from .metrics import COLUMNS, placement_columns, step_metrics
 from .scorer import GroupScorer
 from .step import PENDING
 
@@ -131,7 +131,7 @@ class GroupReward:
             metrics: dict[str, float] = {}
             columns = {name: [None] * len(rewards) for name in COLUMNS}  # TRL needs whole columns
             with informing("the metrics of a step"):
-                metrics = step_metrics(judged, outcome) if judged else {}
+                metrics = step_metrics(judged, *outcome) if judged else {}
             with informing("the probes of a step"):
                 queries = self.queries if training else self.eval_queries  # with all rubrics, as in the report
                 whole = [replace(group, query=queries[group.query.id]) for group in judged]

@@ -4,9 +4,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..buffer import AnchorBuffer
 from ..errors import SettingsError
@@ -21,8 +21,7 @@ from .distributed import StepLeft
 from .step import OpenStep
 
 
-@dataclass(frozen=True)
-class StepScore:
+class StepScore(NamedTuple):
     """The outcome of one generation step.
 
     Args:

@@ -24,14 +24,15 @@ from trl import GRPOTrainer
 from ..data.queries import DataError, QueryTable
 from ..errors import SettingsError
 from ..files import room
+from ..informs.card import CardFacts, public, write_card
+from ..informs.export import FILE, export_buffers
+from ..informs.informing import informing
 from ..judge import Judge
 from ..rewards.format import AnswerReader, format_reward
 from ..store import StoreError
 from ..store.buffer_store import STORE
-from ..store.export import FILE, export_buffers
 from ..store.places import FOLDER, checkpoints
 from .callbacks import BeforePush, StopEarly
-from .card import CardFacts, public, write_card
 from .checkpoint import (
     check_budget,
     check_not_uploaded,
@@ -49,7 +50,6 @@ from .checkpoint import (
 )
 from .config import RankBufferConfig
 from .distributed import StepLeft, on_main_process
-from .informing import informing
 from .merged_base import keep_base_exact
 from .plan import RunPlan
 from .reward_function import GroupReward

@@ -21,19 +21,19 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
-from rankbuffer_lab.report.chart import save
-from rankbuffer_lab.report.charts import curve_chart, growth_chart
-from rankbuffer_lab.report.report import write_report
-from rankbuffer_lab.report.tables import Row, quality_table
+from rankbuffer_tools.report.chart import save
+from rankbuffer_tools.report.charts import curve_chart, growth_chart
+from rankbuffer_tools.report.report import write_report
+from rankbuffer_tools.report.tables import Row, quality_table
+from rankbuffer_tools.train.command import build_trainer, make_plan
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge.rubric_judge import WORD, score
 from rankbuffer_trl.store import BufferStore, numbers
-from rankbuffer_trl.store.growth import growth_table
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.command import build_trainer, make_plan
 from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.parser import RecipeParser
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

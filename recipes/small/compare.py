@@ -23,16 +23,17 @@ from evaluation.config import EvaluationConfig
 from evaluation.engines import TransformersEngine, base_of
 from evaluation.files import write_json
 from evaluation.generate import check_label, label_path
-from rankbuffer_lab.rejudge.duel import points_of, share_of
-from rankbuffer_lab.rejudge.replay import check_failures
+from rankbuffer_tools.jobs.ask import ask_many
+from rankbuffer_tools.jobs.script import cost_line, run
+from rankbuffer_tools.rejudge.duel import points_of, share_of
+from rankbuffer_tools.rejudge.replay import check_failures
 from rankbuffer_trl.data.queries import QueryTable, load_queries
-from rankbuffer_trl.data.recipe import cost_line, run
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.judge import Question, Totals, ask_many, pairwise_question
+from rankbuffer_trl.informs.probes import repeated_share
+from rankbuffer_trl.judge import Question, Totals, pairwise_question
 from rankbuffer_trl.judge.config import VerdictConfig
 from rankbuffer_trl.judge.probabilities import Reading, lead
-from rankbuffer_trl.probes import repeated_share
 from rankbuffer_trl.settings import check_at_least, documented
 
 WIDTH = 56

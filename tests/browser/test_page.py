@@ -18,7 +18,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from rankbuffer_lab.report.report import write_report
+from rankbuffer_tools.report.report import write_report
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.groups import Query, Rubric

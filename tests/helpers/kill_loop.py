@@ -36,8 +36,8 @@ from helpers.forks import LONGEST, fork, wait
 from helpers.http_server import served
 from helpers.rollout_server import RolloutServer, allow_client, server_config
 from helpers.scripted import config, contents
+from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.serve import make_app
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, checkpoints, read_store
 from rankbuffer_trl.training.checkpoint import why_torn

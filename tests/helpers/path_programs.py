@@ -30,9 +30,9 @@ ANSWERS = [f"Boil the egg for {n} minutes." for n in ("two", "three", "four", "f
 
 def judge_app(model: str) -> web.Application:
     """Serve the embedded judge under a name. It also writes rubrics, always the same."""
+    from rankbuffer_tools.service.judge import make_app
     from rankbuffer_trl.judge.ledger import Usage
     from rankbuffer_trl.judge.rubric_judge import RubricJudge
-    from rankbuffer_trl.judge.serve import make_app
 
     class PathJudge(RubricJudge):
         def answer(self, messages):
@@ -68,7 +68,7 @@ def policy_app(model: str) -> web.Application:
 def train(arguments: list[str]) -> None:
     """Train in this process. TRL's client needs no vLLM; an engine inside the process is replaced by transformers."""
     from helpers.rollout_server import allow_client
-    from rankbuffer_trl.training.command import main
+    from rankbuffer_tools.train.command import main
 
     allow_client()
     main(arguments + (["--use_vllm", "false"] if "colocate" in arguments else []))

@@ -23,8 +23,8 @@ import transformers.trainer
 from helpers.fake_hub import FolderHub
 from helpers.forks import run_ranks
 from helpers.rollout_server import allow_client
+from rankbuffer_tools.train import command
 from rankbuffer_trl.store.places import checkpoints
-from rankbuffer_trl.training import command
 from rankbuffer_trl.training.checkpoint import why_torn
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart" / "quickstart.yaml"
@@ -54,7 +54,7 @@ TRAINING = "rankbuffer_trl.training"
 TRAINER, STORE = f"{TRAINING}.trainer.RankBufferTrainer", "rankbuffer_trl.store.BufferStore"
 CASES = [
     Case("loading", 1, f"{TRAINING}.trainer.AnswerReader", after=0, saved=0),
-    Case("preflight", 0, f"{TRAINING}.preflight.ask_sample", after=0, saved=0),
+    Case("preflight", 0, "rankbuffer_tools.train.preflight.ask_sample", after=0, saved=0),
     Case("generation", 1, f"{TRAINER}._generate"),
     Case("rollouts", 0, "", url=True),
     Case("signal", 0, f"{TRAINER}._arrived", after=HELD - 1, error=signal.SIGTERM, url=True),

@@ -18,7 +18,7 @@ from evaluation.assets import AssetError, Assets
 from evaluation.files import read_jsonl, write_json, write_jsonl
 from evaluation.metric import Row, mean
 from evaluation.official import run_official
-from rankbuffer_trl.judge import Chat
+from rankbuffer_tools.jobs.chat import Chat
 
 MODEL = "candidate"
 SEED = 0

@@ -30,7 +30,7 @@ def run(module: str, *words: str) -> str:
 
 def test_a_real_policy_learns_from_a_real_judge_and_resumes(tmp_path):
     policy, folder = os.environ["REAL_POLICY"], str(tmp_path / "run")
-    train = ("rankbuffer_trl.training.command", "--config", "recipes/small/small.yaml", "--output_dir", folder)
+    train = ("rankbuffer_tools.train.command", "--config", "recipes/small/small.yaml", "--output_dir", folder)
     train += ("--model_name_or_path", policy, "--num_generations", "4", "--per_device_train_batch_size", "8")
     train += ("--max_completion_length", "48", "--save_steps", "1")
     said = run(*train, "--max_steps", "2", "--preflight_only")

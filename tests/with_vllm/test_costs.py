@@ -7,7 +7,13 @@ import pytest
 from conftest import Texts
 from vllm_server import CONTEXT, ask
 
-from rankbuffer_trl.judge import Question, Totals, batch_question, insertion_question, ranking_question
+from rankbuffer_trl.judge import (
+    Question,
+    Totals,
+    batch_question,
+    insertion_question,
+    ranking_question,
+)
 from rankbuffer_trl.judge.guard import defuse, quote
 
 MARKERS = ("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "[INST]", "</s>")

@@ -9,6 +9,7 @@ import pytest
 from conftest import Texts
 from vllm_server import ask
 
+from rankbuffer_tools.train.preflight import MASKED
 from rankbuffer_trl.judge import (
     Question,
     VerdictError,
@@ -20,7 +21,6 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge.ledger import Tally
 from rankbuffer_trl.judge.verdicts import GRAMMAR_LIMIT
-from rankbuffer_trl.training.preflight import MASKED
 
 ANCHORS = range(2, 13)
 CANDIDATES = (2, 3, 4, 5, 6, 7, 8, 10)

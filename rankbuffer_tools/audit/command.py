@@ -1,0 +1,253 @@
+"""The command `rankbuffer-audit`: load samples of the policy, ask the judge, measure, and write the results."""
+
+import asyncio
+import json
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from datasets import disable_progress_bars
+
+from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.files import replacing
+from rankbuffer_trl.groups import RolloutGroup
+from rankbuffer_trl.judge import Call, Question, Totals
+from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.reach import estimate_tokens
+from rankbuffer_trl.settings import check_at_least, documented
+
+from ..jobs.output import write_rows
+from ..jobs.script import announce, cost_line, read_settings
+from .advice import MethodCosts, advise
+from .figure import audit_figure
+from .fit import fit_judge, lasting_bound
+from .labels import read_labels, rows_to_label
+from .measures import MEASURES
+from .results import Audit, Cost, Form, estimates
+from .samples import (
+    FURTHER,
+    ask_everything,
+    insertions,
+    length_questions,
+    pairs_of,
+    questions,
+    read_samples,
+)
+from .terminal import print_audit
+
+
+@documented
+@dataclass
+class AuditConfig(JudgeConfig):
+    r"""
+    Configuration of the audit.
+
+    It adds the parameters below to those of [`JudgeConfig`]. The audit reports `judge_max_failures`, and no failure
+    stops it.
+
+    Parameters:
+        dataset_name (`str`):
+            The training set, for prompts and rubrics: a `.jsonl`, `.json` or `.parquet` file, or on the Hub.
+        dataset_config (`str`, *optional*):
+            Configuration of a data set on the Hub.
+        dataset_train_split (`str`, *optional*, defaults to `"train"`):
+            Split of the data set.
+        samples (`str`):
+            A file of eight responses of your policy per query, in any order: rows with `query_id` and `responses`.
+        queries (`int`, *optional*, defaults to `50`):
+            Number of queries to draw from the file of samples. A query with eight samples takes 22 questions. The
+            first six queries take twelve more.
+        labels (`str`, *optional*):
+            A file of 100 or more labels of your own: rows with `query_id`, `better` and `worse`. The file
+            `pairs.jsonl` of an earlier audit has the pairs and the numbers of their samples.
+        probabilities (`bool`, *optional*, defaults to `True`):
+            Read the probabilities behind ratings and pairs, too, if the judge's server gives them.
+        budget (`float`, *optional*):
+            Judge tokens that the whole run may take, for the advice. Default: no limit.
+        price_budget (`float`, *optional*):
+            Price of the judge that the whole run may cost, for the advice. It needs `judge_prompt_price` and
+            `judge_completion_price`.
+        epochs (`int`, *optional*, defaults to `4`):
+            Epochs of the run, for the cost of each method (paper: 4).
+        output_dir (`str`, *optional*, defaults to `"runs/audit"`):
+            Folder for `audit.json`, `audit.png`, `pairs.jsonl` and the answers.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the queries drawn, the orders shown and the intervals.
+    """
+
+    dataset_name: str = ""
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    samples: str = ""
+    queries: int = 50
+    labels: str | None = None
+    probabilities: bool = True
+    budget: float | None = None
+    price_budget: float | None = None
+    epochs: int = 4
+    output_dir: str = "runs/audit"
+    seed: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.dataset_name:
+            raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
+        if not self.samples:
+            raise SettingsError(
+                "samples is not set: name a file of eight responses of your policy per query, which"
+                " `recipes/generate_responses.py --audit_queries 50 --responses 8` writes"
+            )
+        check_at_least(self, queries=1, epochs=1)
+        if self.budget is not None and self.price_budget is not None:
+            raise SettingsError("budget and price_budget are both set: set one of them")
+        for key in ("budget", "price_budget"):
+            if (value := getattr(self, key)) is not None and not value > 0:
+                raise SettingsError(f"{key} must be above 0, got {value}")
+        if self.price_budget is not None and None in (self.judge_prompt_price, self.judge_completion_price):
+            raise SettingsError("price_budget needs judge_prompt_price and judge_completion_price")
+
+    @property
+    def log(self) -> Path:
+        """The file of the answers."""
+        return Path(self.output_dir) / "answers.jsonl"
+
+    def load(self) -> tuple[list[RolloutGroup], bool, int]:
+        """Load the data set and the samples, and draw groups in random order.
+
+        Returns:
+            `tuple[list[RolloutGroup], bool, int]`: the groups, whether the samples are the data set's own references,
+            and the number of queries in the data set.
+
+        Raises:
+            [`DataError`]: if the data set or the samples cannot be used.
+        """
+        dataset = load_queries(self.dataset_name, self.dataset_config, self.dataset_train_split)
+        table = QueryTable(dataset)
+        groups = read_samples(self.samples, table)
+        drawn = random.Random(self.seed).sample(list(groups), min(self.queries, len(groups)))
+        rows = {query_id: row for row, query_id in enumerate(table.ids)}
+        references = all(
+            {one.text for one in groups[query_id].rollouts} <= {*(dataset[rows[query_id]].get("responses") or ())}
+            for query_id in drawn
+        )
+        return [groups[query_id] for query_id in drawn], references, len(table)
+
+
+def costs(calls: Sequence[Call]) -> list[Cost]:
+    """Average the cost of a call and count invalid answers, by kind of question."""
+    result = []
+    for kind, of_kind in groupby(sorted(calls, key=lambda call: call.kind), key=lambda call: call.kind):
+        group = list(of_kind)
+        prompt, cached, completion = (fmean(column) for column in zip(*(call.spent for call in group), strict=True))
+        median, slow = np.quantile([call.seconds for call in group], [0.5, 0.95]).tolist()
+        result.append(Cost(kind, form_of(group), prompt, cached, completion, median, slow))
+    return result
+
+
+def form_of(calls: Sequence[Call]) -> Form:
+    """Count the answers that were a valid verdict, and those that were not."""
+    return Form(
+        questions=len(calls),
+        without_verdict=sum(call.failed for call in calls),
+        unreachable=sum(call.outcome == "unreachable" for call in calls),
+        first_answers=sum(call.outcome == "parsed" or call.malformed > 0 for call in calls),
+        first_malformed=sum(call.malformed > 0 for call in calls),
+    )
+
+
+def method_costs(config: AuditConfig, queries: int, asked: Sequence[Question], calls: Sequence[Call]) -> MethodCosts:
+    """Return what questions cost, from those of the audit, and the size of a run over `queries` queries.
+
+    Tokens are estimated if the server counts none.
+    """
+    tokens = {}
+    for cost in costs(calls):
+        alike = [one for one in asked if one.kind == cost.kind]
+        estimate = [sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard)]
+        tokens[cost.kind] = (cost.prompt_tokens or estimate[0], cost.completion_tokens or estimate[1])
+    spent = sum(sum(tokens[call.kind]) for call in calls)
+    prices = (config.judge_prompt_price, config.judge_completion_price)
+    return MethodCosts(
+        groups=queries * config.epochs,
+        in_list=tokens["look"],
+        in_pair=tokens["pair"],
+        tokens_per_second=spent / max(sum(call.seconds for call in calls), 1e-9) * in_flight(config),
+        prices=None if None in prices else prices,  # type: ignore[arg-type]  # neither is None
+    )
+
+
+def in_flight(config: AuditConfig) -> int:
+    """Return how many questions are asked at once."""
+    return config.judge_concurrency * max(len(config.judge_url or ()), 1)
+
+
+def audit(config: AuditConfig) -> Audit:
+    """Load the samples, ask the judge, and measure.
+
+    Raises:
+        [`DataError`]: if the data set, the samples or the labels cannot be used.
+        [`JudgeError`]: if the judge cannot be asked.
+    """
+    groups, references, queries = config.load()
+    pairs = {group.query.id: pairs_of(group, config.seed) for group in groups}
+    labels = read_labels(config.labels, pairs) if config.labels else []
+    asked = [one for group in groups for one in questions(group, config.seed, config.probabilities).values()]
+    for group in groups[:FURTHER]:
+        asked += length_questions(group, config.probabilities).values()
+        asked += insertions(group, range(len(group.rollouts))).values()  # in another order, but of the same lengths
+    tokens = estimate_tokens(asked, config.judge_guard)
+    announce(config.endpoint(), f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
+
+    verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
+    print(f"[price] asked: {cost_line(config.endpoint(), Totals.of(calls))}")
+    write_rows(config.log.with_name("pairs.jsonl"), rows_to_label(groups, pairs))
+    found = Audit(
+        judge=config.judge().client.name,
+        dataset=config.dataset_name,
+        samples=config.samples,
+        references=references,
+        looks=[one.looks for one in verdicts],
+        results=[measure.result(verdicts, config.seed) for measure in MEASURES],
+        costs=costs(calls),
+        moves=[(one.n, place, given) for one in verdicts for place, given in one.put_back if given is not None],
+        max_failures=config.judge_max_failures,
+    )
+    if references or not any(result.clear for result in found.counted):
+        return found
+    fit = fit_judge(found.looks, config.seed)
+    budget = config.budget or config.price_budget or math.inf
+    run = method_costs(config, queries, asked, calls)
+    advice = advise(fit, found.looks, run, budget, labels, in_price=config.price_budget is not None)
+    lasting = lasting_bound(fit, found.looks, labels, config.seed) if labels else None
+    return replace(found, estimates=estimates(fit, advice.alarm, lasting), advice=advice)
+
+
+def plain(number: np.generic) -> object:
+    """Return a number of numpy as one of Python, for JSON."""
+    return number.item()
+
+
+def main() -> None:
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        config = read_settings(AuditConfig)
+        found = audit(config)
+        out = Path(config.output_dir)
+        audit_figure(out / "audit.png", found)
+        text = json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=plain)
+        with replacing(out / "audit.json") as draft:
+            draft.write_text(text + "\n")
+    except (RankBufferError, OSError) as error:
+        sys.exit(f"rankbuffer-audit: {error}")
+    except KeyboardInterrupt:
+        sys.exit("rankbuffer-audit: interrupted. The answers so far are kept; run the same command again to continue")
+    print_audit(found)
+    print(f"Numbers: {out / 'audit.json'}. Figure: {out / 'audit.png'}.")

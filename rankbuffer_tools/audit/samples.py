@@ -1,0 +1,344 @@
+"""Ask a judge about samples of the policy, in new presentations each time, and read the verdicts.
+
+The questions of one query with eight samples:
+
+* four lists of all samples, in balanced orders of presentation (see [`balanced`]), labelled by slot;
+* four pairs without a common sample, each in both orders, labelled `A` and `B` as they stand;
+* the first of these pairs once more in both orders, with the two labels exchanged;
+* one rating of each sample.
+
+A pair asks for `A` or `B`, as `pairs_soft` does. One answer to a pair or a rating gives two readings: the word, and
+the probabilities behind it. So the two readings differ in nothing else. Ratings are from 0 to 9 then, as
+`ratings_soft` asks. On the scale of `pointwise`, 1 and 10 often share a token, and nobody could tell how. A judge
+without probabilities rates from 0 to 10.
+
+For the first six queries, the judge also compares the first sample with itself, once with idle sentences at its end
+and once cut in half, in both orders. Then it inserts each sample among the others, which stand as the lists ranked
+them.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rankbuffer_trl.data.queries import (
+    DataError,
+    QueryTable,
+    normal_row,
+    prompt_id,
+    response_faults,
+    text_faults,
+)
+from rankbuffer_trl.decoding import shorten
+from rankbuffer_trl.groups import Rollout, RolloutGroup
+from rankbuffer_trl.informs.probes import sign
+from rankbuffer_trl.judge import (
+    Call,
+    Judge,
+    Question,
+    Reading,
+    Reply,
+    insertion_question,
+    pairwise_question,
+    pointwise_question,
+)
+from rankbuffer_trl.judge.probabilities import ProbabilityError, lead
+from rankbuffer_trl.rewards.beyond.looks import balanced, look_questions, mean_places
+from rankbuffer_trl.rewards.beyond.ratings_soft import MOST
+from rankbuffer_trl.rewards.presentation import shuffle
+
+from ..data.lines import rows_of
+from ..jobs.ask import ask_many
+from .model import CROWD, QueryLooks
+
+logger = logging.getLogger(__name__)
+
+LISTS = 4
+FEWEST = 4
+FURTHER = 6  # queries with insertions, and with a sample that is padded and cut
+IDLE = "I hope that this helps. There is always more to say about such a question, and much depends on the case."
+
+Order = tuple[int, ...]
+Pair = tuple[int, int]
+
+
+class Lenient(Question):
+    """A soft question whose answer is the verdict alone if its probabilities cannot be read."""
+
+    def read_reply(self, reply: Reply) -> Any:
+        """See [`Question`]."""
+        try:
+            return super().read_reply(reply)
+        except ProbabilityError:
+            return self.read(reply.text)
+
+
+@dataclass(frozen=True)
+class QueryVerdicts:
+    """The verdicts about the samples of one query, which have the numbers `0..n-1`.
+
+    Args:
+        looks (`QueryLooks`):
+            The verdicts on lists and pairs, and the ratings. `lists` holds each order before its reverse.
+        crossed (`Mapping[tuple[int, int], int | None]`, *optional*):
+            The better sample by (shown first as B, shown second as A); `None` if there is no verdict.
+        put_back (`Sequence[tuple[int, int | None]]`, *optional*):
+            The place of a sample among all, and the place where the judge inserted it among the others.
+        odds, crossed_odds (`Mapping[tuple[int, int], float]`, *optional*):
+            The log odds that the first one of (shown first, shown second) is better, for the pairs of `looks` and of
+            `crossed` with probabilities.
+        padded, cut (`float`, *optional*):
+            How often the first sample loses against itself with idle sentences, and against its first half: 0, 0.5 or
+            1. It is by the mean log odds of both orders if there are probabilities, else by the words.
+    """
+
+    looks: QueryLooks
+    crossed: Mapping[Pair, int | None] = field(default_factory=dict)
+    put_back: Sequence[tuple[int, int | None]] = ()
+    odds: Mapping[Pair, float] = field(default_factory=dict)
+    crossed_odds: Mapping[Pair, float] = field(default_factory=dict)
+    padded: float | None = None
+    cut: float | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return self.looks.n
+
+    @property
+    def reversed_lists(self) -> list[tuple[Order, Order, Order]]:
+        """The order shown, the verdict on it and the verdict on its reverse, where both verdicts are there."""
+        pairs = zip(self.looks.lists[::2], self.looks.lists[1::2], strict=True)
+        return [(shown, one, other) for (shown, one), (_, other) in pairs if one is not None and other is not None]
+
+    @property
+    def places(self) -> list[float] | None:
+        """The mean place of each sample over the lists, from 0 for the worst; `None` without `reversed_lists`."""
+        places = mean_places([order for _, one, other in self.reversed_lists for order in (one, other)])
+        return [float(places[i]) for i in range(self.n)] if places else None
+
+
+def rows_in(key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a file that the setting `key` names, each after its place.
+
+    Raises:
+        [`DataError`]: if there is no such file, or a row is not a JSON object.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"{key}={path} is not a file")
+    for place, row, fault in rows_of(path, "train"):
+        if fault:
+            raise DataError(f"{key}={path}, {place}: {fault}")
+        yield f"{key}={path}, {place}", row
+
+
+def read_samples(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
+    """Read the samples of each query as a group. Of more than eight different samples, the first eight are taken.
+
+    Args:
+        path (`str`):
+            A `.jsonl`, `.json` or `.parquet` file with `query_id` (or `prompt`) and `responses`, in any order.
+        table (`QueryTable`):
+            The data set with prompts and rubrics.
+
+    Raises:
+        [`DataError`]: for the first row that cannot be used, or if there are no rows.
+    """
+    groups: dict[str, RolloutGroup] = {}
+    for place, row in rows_in("samples", path):
+        row = normal_row(row)
+        query_id, responses = row["query_id"], row.get("responses")
+        for key, problem, value in chain(text_faults("query_id", query_id), response_faults(responses, 0)):
+            raise DataError(f"{place}: {key} {problem}, got {shorten(value)}")
+        texts = list(dict.fromkeys(responses))[:CROWD]  # type: ignore[arg-type]  # checked above
+        if len(texts) < FEWEST:
+            raise DataError(
+                f"{place}: query {query_id!r} has {len(texts)} different responses, and the audit needs {FEWEST} to"
+                f" {CROWD}: sample more, or delete the row"
+            )
+        own = table[query_id].prompt if query_id in table else None
+        if own is None or prompt_id(row["prompt"] or own) != prompt_id(own):
+            raise DataError(
+                f"{place}: query {query_id!r} is not in the data set, or has another prompt there: sample from the"
+                " data set that dataset_name names"
+            )
+        if query_id in groups:
+            raise DataError(f"{place}: query {query_id!r} has samples in a row before")
+        groups[query_id] = RolloutGroup(table[query_id], tuple(Rollout(i, text) for i, text in enumerate(texts)), 0)
+    if not groups:
+        raise DataError(f"samples={path} has no rows")
+    return groups
+
+
+def pairs_of(group: RolloutGroup, seed: int) -> list[Pair]:
+    """Draw pairs without a common sample, as many as there are."""
+    shuffled = shuffle(range(len(group.rollouts)), seed, group, "pairs")  # not a list's order: its slots are free
+    return list(zip(shuffled[::2], shuffled[1::2], strict=False))
+
+
+def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return each pair and then its reverse."""
+    return [each for a, b in pairs for each in ((a, b), (b, a))]
+
+
+def questions(group: RolloutGroup, seed: int, soft: bool = False) -> dict[tuple, Question]:
+    """Make the questions that every group is asked, by a key such as `("list", (3, 0, 2, 1))`.
+
+    With `soft`, pairs and ratings are asked for probabilities, too.
+    """
+    ids = range(len(group.rollouts))
+    orders = balanced(ids, LISTS, seed, group)
+    pairs = both_orders(pairs_of(group, seed))
+    asked: dict[tuple, Question] = {}
+    asked |= {("list", order): one for order, one in zip(orders, look_questions(group, orders, "look"), strict=True)}
+    asked |= {("pair", pair): pair_question(group, pair) for pair in pairs}
+    for first, second in pairs[:2]:
+        labelled = pair_question(group, (second, first))
+        blocks = {name: shown[::-1] for name, shown in labelled.responses.items()}
+        asked["crossed", (first, second)] = replace(labelled, responses=blocks)
+    most = MOST if soft else 10
+    asked |= {("score", i): pointwise_question(group.query, group.rollouts[i].text, most=most) for i in ids}
+    return asked | softened({key: one for key, one in asked.items() if key[0] != "list"}) if soft else asked
+
+
+def length_questions(group: RolloutGroup, soft: bool = False) -> dict[tuple, Question]:
+    """Make the questions whether the first sample is better than itself padded and cut, by the label of the sample."""
+    text = group.rollouts[0].text
+    changed = {"padded": f"{text}\n\n{IDLE}", "cut": text[: len(text) // 2].rstrip() or "."}
+    asked = {(what, "A"): pairwise_question(group.query, text, other, tie=False) for what, other in changed.items()}
+    asked |= {(what, "B"): pairwise_question(group.query, other, text, tie=False) for what, other in changed.items()}
+    return softened(asked) if soft else asked
+
+
+def softened(asked: Mapping[tuple, Question]) -> dict[tuple, Question]:
+    """Return the same questions with probabilities, where the server gives them."""
+    return {key: Lenient(**vars(one) | {"soft": True}) for key, one in asked.items()}
+
+
+def pair_question(group: RolloutGroup, pair: Pair) -> Question:
+    """Ask which sample of a pair is better: the first one, which is `A`, or `B`."""
+    first, second = (group.rollouts[i].text for i in pair)
+    return pairwise_question(group.query, first, second, tie=False)
+
+
+def insertions(group: RolloutGroup, order: Sequence[int]) -> dict[tuple, Question]:
+    """Make the questions that take each sample out of an order, worst to best, and put it back, by its place."""
+    texts = [group.rollouts[i].text for i in order]
+    others = {place: texts[:place] + texts[place + 1 :] for place in range(len(texts))}
+    return {("insert", place): insertion_question(group.query, others[place], texts[place]) for place in others}
+
+
+def read_verdicts(query_id: str, answers: Mapping[tuple, Any]) -> QueryVerdicts:
+    """Put the verdicts on the questions about one query together."""
+
+    def of(what: str) -> dict[Any, Any]:
+        words = {key: said.value if isinstance(said, Reading) else said for key, said in answers.items()}
+        return {key[1]: word for key, word in words.items() if key[0] == what}
+
+    def readings(what: str) -> dict[Any, Reading]:
+        return {key[1]: said for key, said in answers.items() if key[0] == what and isinstance(said, Reading)}
+
+    scores, means = list(of("score").values()), [reading.mean for reading in readings("score").values()]
+    looks = QueryLooks(
+        query_id,
+        lists=[(shown, slots and tuple(shown[slot] for slot in slots)) for shown, slots in of("list").items()],
+        pairs=[(pair, label and pair["AB".index(label)]) for pair, label in of("pair").items()],
+        scores=scores,
+        means=means if len(means) == len(scores) else [],
+    )
+    crossed = {pair: label and pair["BA".index(label)] for pair, label in of("crossed").items()}
+    return QueryVerdicts(
+        looks,
+        crossed,
+        list(of("insert").items()),
+        {pair: reading.log_odds("A", "B") for pair, reading in readings("pair").items()},
+        {pair: reading.log_odds("B", "A") for pair, reading in readings("crossed").items()},
+        *(losses(of(what), readings(what)) for what in ("padded", "cut")),
+    )
+
+
+def losses(words: Mapping[str, str | None], readings: Mapping[str, Reading]) -> float | None:
+    """Return how often a sample, named by its labels, loses against a change of itself; `None` if a verdict failed."""
+    if len(readings) == 2:
+        return (1 + sign(lead(readings["A"], readings["B"]))) / 2
+    if len(words) < 2 or None in words.values():
+        return None
+    return sum(word != label for label, word in words.items()) / 2
+
+
+async def try_out(judge: Judge, question: Question) -> None:
+    """Ask a judge one question and close it, or raise [`JudgeError`]."""
+    try:
+        await judge.first_question(question)
+    finally:
+        await judge.client.close()
+
+
+async def gives_probabilities(
+    make_judge: Callable[[], Judge], group: RolloutGroup, log: Path | None, seed: int
+) -> bool:
+    """Tell by one question, whose answer counts, whether a judge's server gives probabilities. Say so if not.
+
+    Raises:
+        [`JudgeError`]: if the judge does not answer the same question without them either.
+    """
+    key = ("score", 0)
+    name = f"{group.query.id} {key}"
+    answers = await ask_many(
+        make_judge(), {name: questions(group, seed, soft=True)[key]}, log, "asking for probabilities"
+    )
+    if isinstance(answers.values.get(name), Reading) or answers.asked[name].outcome == "malformed":
+        return True
+    if answers.failures:
+        await try_out(make_judge(), questions(group, seed)[key])
+    why = answers.failures.get(name, "its answers come without them")
+    logger.warning("The judge gives no probabilities (%s). The audit reads its words alone.", why)
+    return False
+
+
+async def ask_everything(
+    make_judge: Callable[[], Judge], groups: Sequence[RolloutGroup], log: Path | None, seed: int, soft: bool = True
+) -> tuple[list[QueryVerdicts], list[Call]]:
+    """Ask all questions about all groups.
+
+    Args:
+        make_judge (`Callable[[], Judge]`):
+            Makes the judge. Each call of [`ask_many`] has a judge of its own, because it closes it.
+        groups (`Sequence[RolloutGroup]`):
+            The samples, one group per query.
+        log (`Path`, *optional*):
+            File of the answers. A question whose answer is there is not asked again.
+        seed (`int`):
+            Seed of the orders of presentation.
+        soft (`bool`, *optional*, defaults to `True`):
+            Ask for probabilities, too, if the judge gives them.
+
+    Returns:
+        `tuple[list[QueryVerdicts], list[Call]]`: the verdicts by query, and what each question cost.
+
+    Raises:
+        [`JudgeError`]: if the judge is not there, or the very first question fails.
+    """
+    if log is None or not log.exists():
+        await try_out(make_judge(), next(iter(questions(groups[0], seed).values())))
+    if soft:
+        soft = await gives_probabilities(make_judge, groups[0], log, seed)
+    asked = {group.query.id: questions(group, seed, soft) for group in groups}
+    for group in groups[:FURTHER]:
+        asked[group.query.id] |= length_questions(group, soft)
+    named = {f"{query_id} {key}": one for query_id, each in asked.items() for key, one in each.items()}
+    answers = await ask_many(make_judge(), named, log, "asking the judge")
+    said = {id: {key: answers.values.get(f"{id} {key}") for key in each} for id, each in asked.items()}
+
+    inserted = {}
+    for group in groups[:FURTHER]:
+        if places := read_verdicts(group.query.id, said[group.query.id]).places:
+            inserted[group.query.id] = insertions(group, sorted(range(len(places)), key=lambda i: places[i]))
+    named = {f"{query_id} {key}": one for query_id, each in inserted.items() for key, one in each.items()}
+    again = await ask_many(make_judge(), named, log, "putting samples back")
+    for id, each in inserted.items():
+        said[id] |= {key: again.values.get(f"{id} {key}") for key in each}
+    return [read_verdicts(id, each) for id, each in said.items()], [*answers.asked.values(), *again.asked.values()]

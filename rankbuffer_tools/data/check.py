@@ -1,0 +1,217 @@
+"""Check a training set and estimate the context that its judge needs: the command `rankbuffer-data check`."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+from datasets import Dataset
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from rankbuffer_trl.data.queries import checked, generic_row
+from rankbuffer_trl.data.tokens import TokenCounter
+from rankbuffer_trl.groups import Query
+from rankbuffer_trl.judge import insertion_question
+from rankbuffer_trl.judge.reach import context_for
+from rankbuffer_trl.judge.verdicts import max_tokens
+from rankbuffer_trl.settings import check_at_least
+
+from .lint import SAME, THERE, TWO, odd_rubrics
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """The settings of a run on which lengths depend.
+
+    Args:
+        k0 (`int`, *optional*, defaults to `4`):
+            Anchors of a first buffer.
+        guard (`bool`, *optional*, defaults to `True`):
+            Whether responses are quoted in judge prompts (`judge_guard`).
+        max_prompt_length (`int`, *optional*, defaults to `4096`):
+            Tokens that a prompt may have in training.
+        max_completion_length (`int`, *optional*, defaults to `4096`):
+            Tokens that a rollout may have in training.
+        most_shown (`int`, *optional*, defaults to `9`):
+            Responses that one judge prompt can show in training, as the reward method says ([`RewardMethod`]). The
+            default is that of `rankbuffer` with 4 first anchors and groups of 8.
+        free_tokens (`int`, *optional*, defaults to `256`):
+            Tokens that an answer may have in addition to the verdict (`judge_free_tokens`).
+        sample (`int`, *optional*, defaults to `1000`):
+            Number of queries, evenly spread, whose responses are counted. All prompts are counted.
+        responses_needed (`bool`, *optional*, defaults to `True`):
+            Whether a set is ready only if every query has `k0` responses. `False` for `method_args: {bootstrap: true}`
+            and for methods without references.
+    """
+
+    k0: int = 4
+    guard: bool = True
+    max_prompt_length: int = 4096
+    max_completion_length: int = 4096
+    most_shown: int = 9
+    free_tokens: int = 256
+    sample: int = 1000
+    responses_needed: bool = True
+
+    def __post_init__(self):
+        check_at_least(self, k0=2, sample=1, most_shown=1)
+
+
+@dataclass
+class Findings:
+    """The findings of [`check`]. `lengths` has lists of token counts by the kind of text."""
+
+    queries: int = 0
+    turns: Counter = field(default_factory=Counter)
+    responses: Counter = field(default_factory=Counter)
+    rubrics: Counter = field(default_factory=Counter)
+    weights: Counter = field(default_factory=Counter)
+    rubric_words: list[int] = field(default_factory=list)
+    odd_rubrics: dict[str, list[str]] = field(default_factory=lambda: {what: [] for what in (THERE, TWO, SAME)})
+    """The ids of queries with a rubric that is odd in this way."""
+    same_prompt: list[str] = field(default_factory=list)
+    same_response: list[str] = field(default_factory=list)
+    too_long: list[str] = field(default_factory=list)
+    lengths: dict[str, list[int]] = field(default_factory=dict)
+    longest: int = 0
+    """Tokens that a rollout may have, or those of a reference response that is longer."""
+    context: int = 0
+    """Estimated tokens of the judge's context for `most_shown` responses of this length ([`context_for`])."""
+
+
+def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSettings) -> Findings:
+    """Check all rows of a data set, count what they contain, and measure lengths.
+
+    Args:
+        dataset (`Dataset`):
+            A training set. It may lack `rubrics` or `responses`.
+        tokens (`TokenCounter`):
+            The counter of tokens.
+        settings (`CheckSettings`):
+            The settings on which lengths depend.
+
+    Raises:
+        [`DataError`]: for the first row that does not have the schema of docs/data.md, or if there are no rows.
+    """
+    found = Findings()
+    prompts: set[str] = set()
+    wordy = Query("", [], ())
+    every = max(1, -(-len(dataset) // settings.sample))
+    generic = {} if "rubrics" in dataset.column_names else generic_row("the data set")
+    for number, row in enumerate(checked(dataset, rubrics_needed=False)):
+        query = Query.from_row(row | generic)
+        count(found, query)
+        if query.text in prompts:
+            found.same_prompt.append(query.id)
+        prompts.add(query.text)
+        length = tokens.chat(query.prompt)
+        if length > settings.max_prompt_length:
+            found.too_long.append(query.id)
+        measured = found.lengths
+        measured.setdefault("prompt", []).append(length)
+        if number % every == 0:
+            measured.setdefault("response", []).extend(map(tokens.text, query.responses))
+        wordy = max(wordy, query, key=frame_size)
+    found.longest = max([settings.max_completion_length, *found.lengths["response"]])
+    found.context = context_of(wordy, tokens, settings, found.longest)
+    return found
+
+
+def count(found: Findings, query: Query) -> None:
+    """Add the counts of one query that need no tokens."""
+    found.queries += 1
+    found.turns[len(query.prompt)] += 1
+    found.responses[len(query.responses)] += 1
+    found.rubrics[len(query.rubrics)] += 1
+    found.weights.update(rubric.weight for rubric in query.rubrics)
+    found.rubric_words += [len(rubric.text.split()) for rubric in query.rubrics]
+    for what in odd_rubrics(query.rubrics):
+        found.odd_rubrics[what].append(query.id)
+    if len(set(query.responses)) < len(query.responses):
+        found.same_response.append(query.id)
+
+
+def frame_size(query: Query) -> int:
+    """Count the characters that are in every judge prompt of a query."""
+    return len(query.text) + sum(len(rubric.text) for rubric in query.rubrics)
+
+
+def context_of(query: Query, tokens: TokenCounter, settings: CheckSettings, longest: int) -> int:
+    """Estimate the context of a judge prompt about `query` whose responses have `longest` tokens each."""
+    question = insertion_question(query, [""] * (2 * settings.k0), "")
+    frame = tokens.text(question.prompt(settings.guard))
+    room = max_tokens(question.verdict, "none", settings.free_tokens)
+    return context_for(frame, room, settings.most_shown * longest, settings.guard)
+
+
+def print_findings(name: str, found: Findings, tokens: TokenCounter, settings: CheckSettings) -> None:
+    """Print the findings; 119 characters wide if the output is a file."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 119)
+    for line in lines(name, found, settings):
+        console.print(line, markup=False, soft_wrap=True)
+    table = Table(title=f"Tokens ({tokens.name})", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("of a", no_wrap=True)
+    for column in ("counted", "least", "median", "95 %", "most"):
+        table.add_column(column, justify="right")
+    for what, values in found.lengths.items():
+        if values:
+            marks = np.quantile(values, [0, 0.5, 0.95, 1])
+            table.add_row(what, f"{len(values):,}", *(f"{mark:,.0f}" for mark in marks))
+    console.print()
+    console.print(table)
+    context = (
+        f"judge context needed if every response has {found.longest:,} tokens: about"
+        f" {found.context:,} tokens (a prompt can show {settings.most_shown} responses)"
+    )
+    for line in (context, *not_ready(found, tokens, settings)):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def not_ready(found: Findings, tokens: TokenCounter, settings: CheckSettings) -> Iterator[str]:
+    """Yield what must be done before a run with these settings can start."""
+    if missing := found.rubrics[0]:
+        yield f"NOT READY: {missing:,} queries have no rubrics; recipes/generate_rubrics.py makes them"
+    few = sum(n for count, n in found.responses.items() if count < settings.k0)
+    if few and settings.responses_needed:
+        yield (
+            f"NOT READY: {few:,} queries have fewer than {settings.k0} responses; recipes/generate_responses.py makes"
+            " them, or train with method_args: {bootstrap: true} and check with --no_responses, or name a --method"
+            " that needs none"
+        )
+    if found.too_long and tokens.exact:
+        yield (
+            f"NOT READY: {len(found.too_long):,} prompts have more than {settings.max_prompt_length:,} tokens; delete"
+            " these rows, or raise max_prompt_length"
+        )
+
+
+def lines(name: str, found: Findings, settings: CheckSettings) -> Iterator[str]:
+    """Yield the lines on counts, rubrics and duplicates."""
+    yield f"{name}: {found.queries:,} queries, every row well-formed"
+    yield f"messages per prompt: {spread(found.turns)}"
+    yield f"responses per query: {spread(found.responses)}"
+    if found.weights:
+        mean = fmean(found.weights.elements())
+        yield f"rubrics per query: {spread(found.rubrics)}; {fmean(found.rubric_words):.0f} words each"
+        yield f"weights: {spread(found.weights)}; mean {mean:.2f}"
+        for what, ids in found.odd_rubrics.items():
+            yield f"a rubric {what}: {listed(ids)}"
+    yield f"the same prompt as an earlier query: {listed(found.same_prompt)}"
+    yield f"the same response twice: {listed(found.same_response)}"
+    yield f"prompts above {settings.max_prompt_length:,} tokens: {listed(found.too_long)}"
+
+
+def spread(counts: Counter) -> str:
+    """Write values with their counts, such as `3 (12), 4 (980)`."""
+    return ", ".join(f"{value} ({n:,})" for value, n in sorted(counts.items()))
+
+
+def listed(query_ids: Sequence[str]) -> str:
+    """Write the number of queries and the first three ids."""
+    if not query_ids:
+        return "0"
+    return f"{len(query_ids):,} (" + ", ".join(query_ids[:3]) + (", ...)" if len(query_ids) > 3 else ")")

@@ -1,0 +1,120 @@
+"""The command `rankbuffer-data`: check a training set, and show its data card.
+
+rankbuffer-data check FILE
+rankbuffer-data card FILE NAME
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+
+from datasets import disable_progress_bars
+
+from rankbuffer_trl.data.queries import DataError, checked, load_queries, select
+from rankbuffer_trl.data.tokens import TokenCounter
+from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
+from rankbuffer_trl.settings import described
+
+from ..jobs.output import read_provenance
+from .check import CheckSettings, check_dataset, not_ready, print_findings
+from .lines import list_faults
+from .publish import make_card
+
+SHOWN = 20
+"""How many faults `check` prints."""
+SETTINGS = ("k0", "max_prompt_length", "max_completion_length", "free_tokens", "sample")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command."""
+    parser = argparse.ArgumentParser(prog="rankbuffer-data", description="Training sets for RankBuffer.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    look = commands.add_parser(
+        "check",
+        help="check every row; print counts, lengths, duplicates, judge context; exit with 1 if a run cannot start",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    look.add_argument("file", help=".jsonl, .json or .parquet file, or a data set on the Hub")
+    look.add_argument("--split", default="train", help="split of a data set on the Hub")
+    look.add_argument("--tokenizer", help="name or path of a tokenizer; without it, 3 characters count as a token")
+    look.add_argument("--no_guard", action="store_true", help="judge_guard: false, the paper's prompts")
+    look.add_argument(
+        "--no_responses",
+        action="store_true",
+        help="the run needs no reference responses, as with method_args: {bootstrap: true}",
+    )
+    for name in SETTINGS:
+        what = described(CheckSettings)[name][1]
+        look.add_argument(f"--{name}", type=int, default=getattr(CheckSettings, name), help=what)
+    look.add_argument("--num_generations", type=int, default=8, help="rollouts of a group")
+    look.add_argument("--method", default="rankbuffer", help="the reward method, which says how long its prompts are")
+
+    card = commands.add_parser("card", help="print the data card")
+    card.add_argument("file", help=".jsonl, .json or .parquet file")
+    card.add_argument("repo_id", help="<user>/<name> on the Hub")
+    return parser
+
+
+def run_command(arguments: argparse.Namespace) -> None:
+    """Do what the command line says."""
+    if arguments.command == "card":
+        rows = list(checked(load_queries(arguments.file)))
+        name = f"train{Path(arguments.file).suffix}"
+        print(make_card(arguments.repo_id, name, rows, read_provenance(arguments.file)), end="")
+    else:
+        check(arguments)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """List the faults of a data set. If it has none, measure it, and say whether a run can start.
+
+    Raises:
+        [`DataError`]: if the data set is not ready to train on.
+    """
+    values = {name: getattr(arguments, name) for name in SETTINGS}
+    method = method_of(arguments)
+    settings = CheckSettings(
+        guard=not arguments.no_guard,
+        most_shown=method.most_shown(arguments.num_generations),
+        responses_needed=method.responses_needed > 0 and not arguments.no_responses,
+        **values,
+    )
+    tokens = TokenCounter(arguments.tokenizer)
+    faults = list_faults(arguments.file, arguments.split)
+    shown = list(islice(faults, SHOWN))
+    if shown:
+        print(*shown, sep="\n")
+        count = len(shown) + sum(1 for _ in faults)
+        above = f" The first {SHOWN} are listed above." if count > SHOWN else ""
+        raise DataError(f"{arguments.file} is not ready. Faults: {count:,}.{above}")
+    dataset = load_queries(arguments.file, split=arguments.split)
+    known = ["prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
+    found = check_dataset(select(dataset, known), tokens, settings)
+    print_findings(arguments.file, found, tokens, settings)
+    if any(not_ready(found, tokens, settings)):
+        raise DataError(f"{arguments.file} is not ready, for the reasons above")
+
+
+def method_of(arguments: argparse.Namespace) -> RewardMethod:
+    """Return the reward method that `check` estimates for: its defaults, and `--k0` if it has this argument."""
+    known = {field.name for field in fields(find_method(arguments.method))}
+    return load_method(arguments.method, {"k0": arguments.k0} if "k0" in known else {}, seed=0)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = make_parser().parse_args(argv)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        run_command(arguments)
+    except (RankBufferError, OSError) as error:
+        sys.exit(f"rankbuffer-data: {error}")
+
+
+if __name__ == "__main__":
+    main()

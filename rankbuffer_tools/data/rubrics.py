@@ -1,0 +1,125 @@
+"""Write rubrics for a query from its ranked responses, with the paper's prompts.
+
+`prompts/rubrics_system.txt` and `prompts/rubrics_user.txt` are the paper's, word for word (appendix "Rubric
+Generation"). They say "seven responses". For another number of responses, only the word "seven" changes.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rankbuffer_trl.data.queries import text_fault
+from rankbuffer_trl.groups import Query
+from rankbuffer_trl.judge import VerdictError
+from rankbuffer_trl.judge.guard import defuse, show
+from rankbuffer_trl.judge.questions import fill
+from rankbuffer_trl.judge.verdicts import shorten_json
+
+from ..jobs.chat import Chat
+
+PROMPTS = Path(__file__).parent / "prompts"
+SYSTEM, USER = (
+    (PROMPTS / f"rubrics_{role}.txt").read_text(encoding="utf-8").rstrip("\n") for role in ("system", "user")
+)
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+TEMPERATURE, MAX_TOKENS = 0.2, 1024
+"""The paper's decoding."""
+LEAST, MOST = 3, 5
+"""Number of rubrics in an answer."""
+LONGEST_ANSWER = 100_000
+"""Characters. 1,024 tokens have far fewer."""
+
+
+def rubric_chat(
+    query_id: str, prompt: list[dict], responses: list[str], models: list[str] | None, request: dict[str, Any]
+) -> Chat:
+    """Ask for the rubrics of one query.
+
+    Args:
+        query_id (`str`):
+            The query.
+        prompt (`list[dict]`):
+            The messages of the query. The model reads them as a judge does, see [`Query.text`].
+        responses (`list[str]`):
+            At least two responses, from worst to best. Chat markers are broken up in all texts.
+        models (`list[str]`, *optional*):
+            The model that wrote each response. Without names, the prompt says `unknown`.
+        request (`dict[str, Any]`):
+            Decoding. The paper uses temperature 0.2 and at most 1,024 tokens.
+    """
+    n = len(responses)
+    head, _, _ = USER.partition("[Rank 1 |")
+    head += "\n\n".join(f"[Rank {i} | model={{MODEL_{i}}}]\n{{ANSWER_{i}}}" for i in range(1, n + 1))
+    values = {"{QUERY}": defuse(Query(query_id, prompt, ()).text)}
+    best_first = zip(reversed(responses), reversed(models or ["unknown"] * n), strict=True)
+    for i, (response, model) in enumerate(best_first, start=1):
+        values |= {f"{{ANSWER_{i}}}": show(response, quoted=False), f"{{MODEL_{i}}}": defuse(model)}
+    messages = [
+        {"role": "system", "content": for_count(SYSTEM, n)},
+        {"role": "user", "content": fill(for_count(head, n), values)},
+    ]
+    return Chat("rubrics", query_id, messages, read_rubrics, request)
+
+
+def for_count(template: str, n: int) -> str:
+    """Rewrite a template for `n` responses instead of seven."""
+    word = NUMBERS[n] if n < len(NUMBERS) else str(n)
+    return template.replace("seven", word).replace("Seven", word.capitalize())
+
+
+def read_rubrics(answer: str) -> list[dict[str, Any]]:
+    """Read the rubrics of an answer: 3 to 5 of them, each `{"text": text, "weight": integer 1 to 5}`.
+
+    Text around the JSON object is skipped: a code fence, a sentence, a thinking block. White space inside a rubric
+    becomes single spaces, because a prompt has one line per rubric. Everything else is a fault that the model is told:
+    other counts, other weights, weights as text, the same rubric twice.
+
+    Raises:
+        [`VerdictError`]: naming the fault.
+    """
+    answer = answer.rpartition("</think>")[2]
+    if "<think>" in answer:
+        raise VerdictError("the answer ends inside its thinking block")
+    if len(answer) > LONGEST_ANSWER:
+        raise VerdictError(f"the answer has {len(answer):,} characters; {LONGEST_ANSWER:,} are allowed")
+    found = [value for value in objects(answer) if "rubrics" in value]
+    if len(found) != 1:
+        raise VerdictError(f"the answer must hold one whole JSON object with the key `rubrics`, it holds {len(found)}")
+    rubrics = found[0]["rubrics"]
+    if not isinstance(rubrics, list) or not LEAST <= len(rubrics) <= MOST:
+        count = len(rubrics) if isinstance(rubrics, list) else type(rubrics).__name__
+        raise VerdictError(f"`rubrics` must be a list of {LEAST} to {MOST} rubrics, not {count}")
+    read = [read_rubric(rubric, i) for i, rubric in enumerate(rubrics, start=1)]
+    if len({rubric["text"].casefold() for rubric in read}) < len(read):
+        raise VerdictError("two rubrics are the same")
+    return read
+
+
+def read_rubric(rubric: Any, number: int) -> dict[str, Any]:
+    """Read one rubric of the list, or raise [`VerdictError`]."""
+    if not isinstance(rubric, dict) or not {"text", "weight"} <= rubric.keys():
+        raise VerdictError(f"rubric {number} must be an object with `text` and `weight`")
+    text, weight = rubric["text"], rubric["weight"]
+    if fault := text_fault(text):
+        raise VerdictError(f"the text of rubric {number} {fault}")
+    if type(weight) is not int or not 1 <= weight <= 5:
+        raise VerdictError(f"the weight of rubric {number} must be an integer from 1 to 5, not {shorten_json(weight)}")
+    return {"text": " ".join(text.split()), "weight": weight}
+
+
+def objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the outermost JSON objects in a text, from left to right."""
+    decoder = json.JSONDecoder()
+    end = 0
+    for start in re.finditer(r'\{\s*"', text):
+        if start.start() < end:
+            continue
+        try:
+            value, end = decoder.raw_decode(text, start.start())
+        except RecursionError:  # every object that begins inside this one is nested too deep as well
+            return
+        except ValueError:
+            continue
+        yield value

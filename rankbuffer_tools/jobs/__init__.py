@@ -1,0 +1,1 @@
+"""Jobs over many questions, which survive a kill: for data, evaluation, audit and re-judging."""

@@ -1,0 +1,308 @@
+"""Ask many questions: check the servers, show the progress, keep each answer on disk, and add up the cost.
+
+`ask_many` is the one way to do this for rubrics, sampled responses, evaluations and audits.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankbuffer_trl.decoding import decode, parse_json
+from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.files import lock
+from rankbuffer_trl.judge.errors import first_leaf
+from rankbuffer_trl.judge.judge import Asked, Judge
+from rankbuffer_trl.judge.ledger import Call, Totals
+from rankbuffer_trl.judge.probabilities import Reading
+from rankbuffer_trl.judge.reach import check_servers, servers_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+
+class AnswerLogError(RankBufferError, ValueError):
+    """A log of answers that cannot be read. The message names file and line."""
+
+
+@dataclass(frozen=True)
+class LoggedAnswer:
+    """One line of an [`AnswerLog`]."""
+
+    key: str
+    value: Any
+    call: Call
+    digest: str | None = None
+
+
+def digest(row: Mapping[str, Any]) -> str:
+    """Return the digest of an answer in a log."""
+    told = [row[name] for name in ("key", "value", "call")]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class AnswerLog(AbstractContextManager["AnswerLog"]):
+    """A file of answers by key, one JSON line each: `key`, `value`, `call` with the cost, and `digest`.
+
+    Lines are only ever added. A last line that a kill left incomplete is dropped. Any other damage is an error,
+    because an answer that was paid for would be lost, or a result would be another one. The digest of the other three
+    shows it; logs of earlier versions have none.
+
+    Args:
+        path (`str` or `Path`, *optional*):
+            The file. The file and its folder are made if they are missing. With `None`, answers stay in memory.
+
+    Raises:
+        [`AnswerLogError`]: if a line other than the last is not an answer.
+        `OSError`: if the file cannot be opened, or another process uses it.
+
+    Example:
+
+    ```python
+    with AnswerLog("answers.jsonl") as log:
+        if "q1" not in log:
+            log.add("q1", *await judge.put(question))
+        print(log["q1"], log.totals().tokens)
+    ```
+    """
+
+    def __init__(self, path: str | Path | None):
+        self._answers: dict[str, LoggedAnswer] = {}
+        self.calls: list[Call] = []
+        self._file: FileIO | None = None
+        if path is not None:
+            path = Path(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(path, "a")
+            try:
+                lock(self._file.fileno())
+                self._file.truncate(self._read(path))
+            except (BlockingIOError, PermissionError):
+                self.close()
+                raise BlockingIOError(f"{path} is in use by another process: is this job running already?") from None
+            except BaseException:
+                self.close()
+                raise
+
+    def _read(self, path: Path) -> int:
+        """Read all answers and return where the last whole line ends."""
+        end = 0
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    logger.warning("%s: its last line is incomplete and is dropped; its question is asked again", path)
+                    break
+                try:
+                    row = parse_json(line)
+                    answer = decode(row, LoggedAnswer)
+                    if "digest" in row and answer.digest != digest(row):
+                        raise ValueError("its digest shows that it was changed")
+                    if isinstance(answer.value, dict) and answer.value.keys() == set(Reading._fields):
+                        answer = replace(answer, value=Reading.of(answer.value))
+                except (ValueError, TypeError) as error:
+                    raise AnswerLogError(
+                        f"{path}, line {number}, is not an answer ({error}): delete it to ask its question again"
+                    ) from None
+                self._keep(answer)
+                end += len(line)
+        return end
+
+    def _keep(self, answer: LoggedAnswer) -> None:
+        self._answers[answer.key] = answer
+        self.calls.append(answer.call)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._answers
+
+    def __getitem__(self, key: str) -> Any:
+        return self._answers[key].value
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def call(self, key: str) -> Call:
+        """Return what the answer of a key cost."""
+        return self._answers[key].call
+
+    def add(self, key: str, value: Any, call: Call) -> None:
+        """Write one answer. When this returns, the answer is in the file and survives the process.
+
+        Raises:
+            `OSError`: if the disk is full. The file then holds whole lines only.
+        """
+        if self._file is not None:
+            told = value.as_dict() if isinstance(value, Reading) else value
+            row = json.loads(json.dumps({"key": key, "value": told, "call": call.as_dict()}))
+            line = json.dumps(row | {"digest": digest(row)}).encode() + b"\n"
+            start = self._file.seek(0, 2)
+            try:
+                written = self._file.write(line)
+                if written < len(line):  # a disk that fills up takes a part; writing the rest raises the cause
+                    self._file.write(line[written:])
+            except OSError:
+                self._file.truncate(start)
+                raise
+        self._keep(LoggedAnswer(key, value, call))
+
+    def totals(self) -> Totals:
+        """Add up what all answers in the file cost, those of earlier runs included."""
+        return Totals.of(self.calls)
+
+    def close(self) -> None:
+        """Close the file and release its lock."""
+        if self._file is not None:
+            self._file.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The outcome of [`ask_many`].
+
+    Args:
+        values (`dict[str, Any]`):
+            What was read from each answer, by the question's name.
+        failures (`dict[str, str]`):
+            Why there is no answer, by the question's name. The next run asks these questions again.
+        calls (`Sequence[Call]`):
+            The calls of all answers in the log, those of earlier runs included, and of this run's failures.
+        asked (`dict[str, Call]`):
+            The calls of these questions alone, by the question's name. The log may hold answers to others.
+    """
+
+    values: dict[str, Any]
+    failures: dict[str, str]
+    calls: Sequence[Call]
+    asked: dict[str, Call]
+
+    @property
+    def totals(self) -> Totals:
+        """The sums over `calls`."""
+        return Totals.of(self.calls)
+
+
+async def ask_many(
+    judge: Judge, questions: Mapping[str, Asked], log: Path | None, title: str, model: str | None = None
+) -> Answers:
+    """Ask all questions at once whose answers are not in a log yet, and close the judge's connections.
+
+    The judge's client limits how many requests are in flight. If there is something to ask, the servers are checked
+    first, see [`check_servers`]. Every answer is in the log as soon as it arrives, so a job that was killed continues
+    where it was.
+
+    Args:
+        judge (`Judge`):
+            The judge. Its ledger is empty afterwards; the calls are in the result.
+        questions (`Mapping[str, Asked]`):
+            What to ask, by unique name.
+        log (`Path`, *optional*):
+            File of the answers, see [`AnswerLog`]. With `None`, nothing is kept on disk.
+        title (`str`):
+            Title of the progress bar.
+        model (`str`, *optional*):
+            Name of the model that answers. An answer of another model does not count. Default: the name under which
+            the servers serve it.
+
+    Raises:
+        [`JudgeError`]: before anything is asked, if a server is missing, does not serve the model or has too short a
+            context.
+        [`AnswerLogError`]: if the log is damaged.
+        `OSError`: if the log cannot be written, or another process uses it.
+
+    Example:
+
+    ```python
+    answers = asyncio.run(ask_many(config.judge(), {"q1": question}, Path("answers.jsonl"), "asking"))
+    print(answers.values["q1"], answers.totals.tokens)
+    ```
+    """
+    keys = {name: f"{name} {hash_question(judge, question, model)}" for name, question in questions.items()}
+    failed: dict[str, Call] = {}
+    try:
+        with AnswerLog(log) as answers:
+            todo = {name: question for name, question in questions.items() if keys[name] not in answers}
+            if todo:
+                await check_servers(judge, todo.values())
+            with progress() as shown:
+                bar = shown.add_task(title, total=len(keys), completed=len(keys) - len(todo))
+
+                async def ask(name: str, question: Asked) -> None:
+                    value, call = await judge.put(question)
+                    if call.failed:
+                        failed[name] = call
+                    else:
+                        answers.add(keys[name], value, call)  # nothing is awaited between the answer and its line
+                    shown.advance(bar)
+
+                async with asyncio.TaskGroup() as group:
+                    for name, question in todo.items():
+                        group.create_task(ask(name, question))
+            return Answers(
+                values={name: answers[key] for name, key in keys.items() if key in answers},
+                failures={
+                    name: f"{failed[name].outcome}: {failed[name].error}" for name in questions if name in failed
+                },
+                calls=[*answers.calls, *failed.values()],
+                asked={name: answers.call(key) for name, key in keys.items() if key in answers} | failed,
+            )
+    except BaseExceptionGroup as errors:
+        raise first_leaf(errors) from errors
+    finally:
+        judge.drain()
+        await judge.client.close()
+
+
+def hash_question(judge: Judge, question: Asked, model: str | None = None) -> str:
+    """Hash the request that a judge makes of a question, see [`hash_request`].
+
+    A client that is no server has no fields of a request. Its arguments count instead, see [`arguments_of`], and
+    whether it is asked for probabilities.
+
+    Args:
+        judge (`Judge`):
+            The judge that is asked.
+        question (`Asked`):
+            The question.
+        model (`str`, *optional*):
+            Name of the model that answers. Default: the name under which the servers serve it.
+    """
+    client = next(iter(servers_of(judge)), None)
+    model = model or str(client.model if client else judge.client.name)
+    soft = {"logprobs": True} if getattr(question, "soft", False) else {}
+    fields = client.fields_of(question) if client else {**judge.client_arguments, **soft}
+    return hash_request(model, question.chat(judge.guard), fields)
+
+
+def hash_request(model: str, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> str:
+    """Hash what an answer depends on. A logged answer is reused only if all three are unchanged.
+
+    Args:
+        model (`str`):
+            Name of the model that answers.
+        messages (`Sequence[Mapping[str, str]]`):
+            The chat.
+        fields (`Mapping[str, Any]`):
+            All other fields of the request, such as the decoding.
+    """
+    text = json.dumps([model, list(messages), dict(fields)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def progress() -> "Progress":
+    """Make a progress bar with counts. It is shown only if standard error is a terminal."""
+    from rich.console import Console  # here, so that a judge alone starts at once
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

@@ -1,0 +1,103 @@
+"""Write data sets whole or not at all, and record in a second file how they were made."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypedDict
+
+from datasets import Dataset
+
+from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.decoding import read_json
+from rankbuffer_trl.files import replacing
+
+KINDS = (".jsonl", ".parquet")
+
+
+def check_output(path: str | None, source: str | None = None) -> Path:
+    """Check that a data set can be written to a path, make its folder, and return the path.
+
+    Args:
+        path (`str`, *optional*):
+            The path that the user named.
+        source (`str`, *optional*):
+            The data set that is read.
+
+    Raises:
+        [`DataError`]: if the path is not set, has another suffix, is the source itself, or its folder cannot be made.
+    """
+    if not path or Path(path).suffix not in KINDS:
+        raise DataError(f"output_file must end in {' or '.join(KINDS)}, got {path!r}")
+    if source and Path(source).is_file() and Path(path).exists() and Path(path).samefile(source):
+        raise DataError(f"output_file={path} is the file dataset_name={source}, which would be lost: name another one")
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"the folder of output_file={path} cannot be made: {error}") from error
+    return Path(path)
+
+
+def beside(path: Path, what: str) -> Path:
+    """Return the path of a file that belongs to the data set `path`, such as `<path>.provenance.json`."""
+    return path.with_name(f"{path.name}.{what}")
+
+
+def write_rows(path: Path, rows: Iterable[dict]) -> None:
+    """Write rows as JSON lines or Parquet, depending on the suffix of `path`."""
+    with replacing(path) as draft:
+        if path.suffix == ".parquet":
+            rows = list(rows)
+            columns = dict.fromkeys(key for row in rows for key in row)  # `from_list` takes those of the first row
+            Dataset.from_list([{key: row.get(key) for key in columns} for row in rows]).to_parquet(str(draft))
+            return
+        with draft.open("w", encoding="utf-8") as lines:
+            for row in rows:
+                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def write_failures(path: Path, failures: dict[str, str]) -> None:
+    """List failed queries with their causes in `<path>.failed.jsonl`, or remove that file if there are none."""
+    failed = beside(path, "failed.jsonl")
+    if failures:
+        write_rows(failed, ({"query_id": query_id, "error": error} for query_id, error in failures.items()))
+    else:
+        failed.unlink(missing_ok=True)
+
+
+def source_name(dataset_name: str) -> str:
+    """Return the name of a data set or tokenizer for the record: the last part of a path, since records are pushed."""
+    path = Path(dataset_name)
+    return path.absolute().name if path.exists() else dataset_name
+
+
+class Step(TypedDict):
+    """A step that made a data set: its name, and its settings, seed, counts and cost."""
+
+    step: str
+
+
+class Provenance(TypedDict):
+    """The content of `<path>.provenance.json`."""
+
+    steps: list[Step]
+
+
+def read_provenance(path: str | Path) -> list[dict[str, Any]]:
+    """Read the steps that made a data set; return an empty list if there is no record of them.
+
+    Raises:
+        [`DataError`]: if the record cannot be read, or is not a list of steps with names.
+    """
+    record = beside(Path(path), "provenance.json")
+    if not record.is_file():
+        return []
+    try:
+        return [dict(step) for step in read_json(record, Provenance)["steps"]]
+    except ValueError as error:
+        raise DataError(f"{record.parent}: {error}; delete that record to continue without it") from error
+
+
+def write_provenance(path: Path, steps: list[dict]) -> None:
+    """Write the steps that made a data set to `<path>.provenance.json`."""
+    with replacing(beside(path, "provenance.json")) as draft:
+        draft.write_text(json.dumps({"steps": steps}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

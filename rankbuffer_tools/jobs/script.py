@@ -1,0 +1,144 @@
+"""Read settings and write data sets with their provenance, for all recipes that prepare data."""
+
+import re
+import sys
+from argparse import SUPPRESS
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from datasets import disable_progress_bars
+from trl import TrlParser
+
+from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.endpoint import Endpoint
+from rankbuffer_trl.judge.reach import CHARACTERS_PER_TOKEN
+from rankbuffer_trl.settings import no_such_key
+
+from .output import beside, write_failures, write_provenance, write_rows
+
+Config = TypeVar("Config")
+ELSEWHERE = {each.name for each in fields(JudgeConfig)} | {"judge_step_timeout"}  # not every program has all of them
+
+
+def run(config_class: type[Config], main: Callable[[Config], int]) -> None:
+    """Read the settings, run `main`, and exit with the code that it returns.
+
+    A fault that the user can mend ends in one line.
+    """
+    name = Path(sys.argv[0]).stem
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        code = main(read_settings(config_class))
+    except (RankBufferError, OSError) as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: interrupted. The answers so far are kept; run the same command again to continue")
+    sys.exit(code)
+
+
+def read_settings(config_class: type[Config]) -> Config:
+    """Read settings from the command line, and from the YAML file that `--config` names.
+
+    Raises:
+        [`SettingsError`]: for a key that does not exist or a value that cannot work.
+    """
+    parser = TrlParser((config_class,))
+    parser.add_argument("--config", metavar="FILE.yaml", default=SUPPRESS, help="read settings from this file, too")
+    try:
+        (config,) = parser.parse_args_and_config()
+    except yaml.YAMLError as error:
+        raise SettingsError(f"the file of --config is not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:  # of TRL's parser, which lists what it does not know as `['--key', 'value']`
+        if not (unknown := re.search(r"\['--(\w+)", str(error))):
+            raise SettingsError(str(error)) from error
+        if (key := unknown[1]) in ELSEWHERE:
+            cause = f"{key} is a setting of other programs and has no effect here: leave it out"
+            raise SettingsError(cause) from None
+        raise SettingsError(no_such_key(key, [action.dest for action in parser._actions])) from None
+    return config
+
+
+def cost_line(endpoint: Endpoint, totals: Totals) -> str:
+    """Say what all attempts cost, in tokens, and in money if prices are set."""
+    line = (
+        f"{totals.attempts:,} requests, {totals.spent_prompt_tokens:,} prompt tokens"
+        f" ({totals.spent_cached_tokens:,} cached), {totals.spent_completion_tokens:,} completion tokens"
+    )
+    price = endpoint.price(totals)
+    return line if price is None else f"{line}; {price:,.4f} at the prices given"
+
+
+def announce(
+    endpoint: Endpoint,
+    what: str,
+    questions: tuple[int, int],
+    prompt: float,
+    completion: float,
+    log: Path,
+    by_characters: bool = True,
+) -> None:
+    """Print what questions will cost, before they are asked.
+
+    Args:
+        endpoint (`Endpoint`):
+            The model that is asked, with its prices.
+        what (`str`):
+            What is judged.
+        questions (`tuple[int, int]`):
+            Number of questions, at least and at most.
+        prompt (`float`):
+            Prompt tokens in all, for the most questions.
+        completion (`float`):
+            Completion tokens in all, for the most questions.
+        log (`Path`):
+            The file of the answers.
+        by_characters (`bool`, *optional*, defaults to `True`):
+            Whether the tokens are those of [`estimate_tokens`]. They are then too many for most texts, and a line
+            says so.
+    """
+    low, high = (f"{n:,}" for n in questions)
+    asked = low if low == high else f"{low} to {high}"
+    line = f"[price] {what}: {asked} questions, about {prompt:,.0f} prompt and {completion:,.0f} completion tokens"
+    totals = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(completion))
+    price = endpoint.price(totals)
+    print(line if price is None else f"{line}, {price:,.2f} at the prices given")
+    if by_characters:
+        about = f"a token counts as {CHARACTERS_PER_TOKEN} characters here; in English it has about 4"
+        print(f"[price] {about}, which costs a quarter less")
+    print(f"[price] answers that {log} holds are not asked again", flush=True)
+
+
+def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[dict]) -> int:
+    """Write a data set, its failures and its provenance, and return the exit code: 1 if a query failed.
+
+    If all queries failed, an older file at `path` stays.
+
+    Args:
+        path (`Path`):
+            The data set.
+        rows (`list[dict]`):
+            The rows of the set.
+        failures (`dict[str, str]`):
+            The cause by query id, for queries that are not among the rows.
+        steps (`list[dict]`):
+            The steps that made the set.
+    """
+    write_failures(path, failures)
+    if rows:
+        write_rows(path, rows)
+        write_provenance(path, steps)
+        print(f"{len(rows):,} queries in {path}, how they were made in {beside(path, 'provenance.json')}")
+    if failures:
+        query_id, cause = next(iter(failures.items()))
+        print(
+            f"{len(failures):,} queries failed and are NOT in it; they are listed in {beside(path, 'failed.jsonl')}."
+            f" The first is {query_id!r}: {cause}. Run the same command again to ask only these.",
+            file=sys.stderr,
+        )
+    return 1 if failures else 0

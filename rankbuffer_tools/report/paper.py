@@ -1,0 +1,192 @@
+"""The paper's tables for runs and their evaluations: our rows, and below them the row of the paper that they repeat.
+
+Scores come from the `results.json` of evaluations, costs from the ledgers of the runs. A score belongs to a run if the
+model evaluated was the policy after the run's last step. What is missing is a gap.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rankbuffer_trl.decoding import read_json
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.rewards.method import load_method
+from rankbuffer_trl.store import numbers
+
+from ..paper import average, number, paper, paper_recipes, paper_rows
+from .chart import save
+from .runs import Run
+from .tables import Row
+
+PAPER, MISSING = "the paper", "no run"
+HEADS = paper()["columns"]  # by name of the column
+# The settings that tell rows of one method apart.
+OBJECTIVE = ("loss_type", "scale_rewards", "scale_by_signal", "epsilon_high", "mask_truncated_completions")
+MARKS = {"bold": "**{}**", "underline": "<u>{}</u>"}
+
+
+def read_evaluations(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """Read the results of evaluations, each named by its folder or by its `results.json`.
+
+    Raises:
+        [`SettingsError`]: if one is no evaluation, or if their scores cannot be compared.
+    """
+    found = {}
+    for path in (path / "results.json" if path.is_dir() else path for path in paths):
+        try:
+            found[path] = read_json(path, dict[str, Any])
+        except ValueError as error:
+            raise SettingsError(f"{path}: {error}. Name the output_dir of an evaluation") from None
+        if missing := {"judge", "limit", "models", "policies"} - found[path].keys():
+            raise SettingsError(f"{path} is not the results.json of an evaluation: it has no {min(missing)!r}")
+    for key in ("judge", "limit"):
+        values = {results[key]: f"{results[key]} in {path}" for path, results in found.items()}
+        if len(values) > 1:
+            raise SettingsError(f"one table cannot compare evaluations of another {key}: {', '.join(values.values())}")
+    return found
+
+
+def row_of(run: Mapping[str, Any]) -> str | None:
+    """Return the row of the paper that a run with this `run.json` repeats, by its method, arguments and objective."""
+    config = run.get("config", {})
+    for row, recipe in paper_recipes().items():
+        same = all((recipe.get(key) or None) == (config.get(key) or None) for key in OBJECTIVE)
+        if same and recipe["method"] == run.get("method"):
+            method = load_method(recipe["method"], recipe.get("method_args", {}), config.get("seed", 0))
+            if asdict(method) == run.get("method_args"):
+                return row
+    return None
+
+
+def measure(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[Row]:
+    """Return a row for each run, and one for each evaluated model that is the policy of none of them.
+
+    Raises:
+        [`SettingsError`]: if an evaluation has no model of these runs, or if two have scores of the same run.
+    """
+    rows = []
+    started = {Path(run.manifest.get("policy") or "").name for run in runs}
+    places = [(numbers.run_id(run.store), run.store.last_step()) for run in runs]
+    scores_of: dict[tuple, Row] = {place: {} for place in places}
+    for path, results in evaluations.items():
+        known = False
+        for label, policy in results["policies"].items():
+            model, at = policy["model"], (policy["run"], policy["step"])
+            metrics = results["models"][label].items()
+            found = {name: each["metrics"][each["headline"]]["value"] for name, each in metrics}
+            base = policy["run"] is None and Path(model).name in started
+            known |= base or at in scores_of
+            if at not in scores_of:
+                rows.append(_row("Base" if base else f"model {model}", model, found))
+            elif twice := scores_of[at].keys() & found.keys():
+                raise SettingsError(f"{path} and another evaluation have scores of {model}: {min(twice)}")
+            else:
+                scores_of[at] |= found
+        if not known:
+            models = ", ".join(policy["model"] for policy in results["policies"].values())
+            what = f"{path} evaluated {models}, and none of it is the policy after the last step of a run here"
+            raise SettingsError(f"{what}: name the checkpoint that was evaluated, or evaluate the run again")
+    for run, place in zip(runs, places, strict=True):
+        costs, seed = numbers.totals(run.store), run.manifest.get("seed")
+        source = run.name if seed is None else f"{run.name}, seed {seed}"
+        row = _row(row_of(run.manifest) or f"run {run.name}", source, scores_of[place])
+        rows.append(row | {"tokens": costs.tokens, "calls": costs.calls})
+    return rows
+
+
+def _row(method: str, source: str, scores: Mapping[str, float | None]) -> Row:
+    columns = {name: scores.get(name) for name in HEADS}
+    return {"method": method, "from": source, **columns, "average": average(scores)}
+
+
+def beside_the_paper(rows: Sequence[Row]) -> list[Row]:
+    """Return our rows of each method, their mean if there are several, and then the paper's row of that method."""
+    table: list[Row] = []
+    printed = paper_rows()
+    for method in dict.fromkeys((*printed, *(row["method"] for row in rows))):
+        same = [row for row in rows if row["method"] == method] or [_row(method, MISSING, {})]
+        table += same
+        if len(same) > 1:
+            columns = {name: [row[name] for row in same] for name in HEADS}
+            means = {name: None if None in values else fmean(values) for name, values in columns.items()}
+            table.append({"method": method, "from": f"mean of {len(same)}", **means})
+        if method in printed:
+            table.append(_row(method, PAPER, {}) | printed[method])
+    return table
+
+
+def markdown(table: Sequence[Row], notes: Sequence[str]) -> str:
+    """Return each table of the paper that has a row of ours, and a table of the other rows, in Markdown."""
+    ours = {row["method"] for row in table if row["from"] not in (PAPER, MISSING)}
+    rest = {"title": "Not in the paper", "blocks": [sorted(ours - paper_rows().keys())]}
+    parts = ["# The paper's tables", *notes]
+    for spec in (*paper()["tables"], rest):
+        if ours.isdisjoint(chain(*spec["blocks"])):
+            continue
+        names = spec.get("columns", HEADS)
+        lines = [["method", "from", *(HEADS[name] for name in names)], ["---", "---", *["---:"] * len(names)]]
+        for methods in spec["blocks"]:
+            rows = [row for method in methods for row in table if row["method"] == method]
+            marked = marks(rows, spec)
+            for i, row in enumerate(rows):
+                cells = (marked.get((i, name), "{}").format(shown(row[name], name)) for name in names)
+                lines.append([row[key].replace("|", "\\|") for key in ("method", "from")] + [*cells])
+        parts += [f"## {spec['title']}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def marks(rows: Sequence[Row], spec: Mapping[str, Any]) -> dict[tuple[int, str], str]:
+    """Return how the best numbers of a block are written, by row and column: those of ours and of the paper apart.
+
+    Where several runs have a mean, the mean is compared. The worst number of a block has no mark.
+    """
+    found: dict[tuple[int, str], str] = {}
+    for theirs in (False, True):
+        side = {row["method"]: i for i, row in enumerate(rows) if (row["from"] == PAPER) == theirs}  # a mean is last
+        for name in spec.get("marked", ()):
+            values = {i: round(rows[i][name], 2) for i in side.values() if rows[i][name] is not None}
+            best = sorted(set(values.values()), reverse=True)[: len(values) - 1]
+            for value, mark in zip(best, spec["marks"], strict=False):
+                found |= {(i, name): MARKS[mark] for i in values if values[i] == value}
+    return found
+
+
+def shown(value: float | str | None, column: str) -> str:
+    """Format a number as the paper does."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    return f"{value:,.0f}" if column in ("tokens", "calls") else f"{value:.2f}"
+
+
+def notes_on(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[str]:
+    """Return what a reader of the tables has to know: policy, data and judges, ours and the paper's."""
+    known = {name: [str(run.manifest.get(name) or "unknown") for run in runs] for name in ("policy", "data", "judge")}
+    known["last step"] = [str(run.store.last_step()) for run in runs]
+    known["judge of the scores"] = [str(results["judge"]) for results in evaluations.values()]
+    ours = "; ".join(f"{name} {' and '.join(dict.fromkeys(values))}" for name, values in known.items())
+    notes = [f"Ours: {ours}.", f"The paper: {paper()['setup']}."]
+    if any(results["limit"] for results in evaluations.values()):
+        notes.insert(0, "**A smoke run: these scores mean nothing.**")
+    return notes
+
+
+def plain_rows(table: Sequence[Row]) -> list[Row]:
+    """Return the rows with plain numbers in place of those that the paper rounds."""
+    return [row | {name: number(row[name]) for name in HEADS} for row in table]
+
+
+def write_paper(output: Path, table: Sequence[Row], notes: Sequence[str]) -> None:
+    """Write `paper.md`, and `paper.csv` and `paper.json` with plain numbers, each row once."""
+    rows, file = plain_rows(table), io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    data = json.dumps({"notes": notes, "rows": rows}, indent=1)
+    for ending, text in {"md": markdown(table, notes), "csv": file.getvalue(), "json": data}.items():
+        save(output / f"paper.{ending}", text.encode("utf-8", "replace"))

@@ -1,0 +1,367 @@
+"""The report: the page, with its charts and tables as files."""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from rankbuffer_trl.data.queries import DataError, QueryTable
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.informs import gains
+from rankbuffer_trl.informs.growth import growth_table
+from rankbuffer_trl.judge import RubricJudge, Totals
+from rankbuffer_trl.judge.rubric_judge import score
+from rankbuffer_trl.store import numbers
+
+from . import tables
+from .browser import query_pages
+from .chart import POINTS, Chart, save
+from .charts import (
+    advantage_chart,
+    curve_chart,
+    efficiency_chart,
+    run_charts,
+    run_colour,
+    score_chart,
+    smoothing,
+)
+from .page import RunSection, browser_index, format_number, pack, render
+from .paper import (
+    PAPER,
+    beside_the_paper,
+    measure,
+    notes_on,
+    plain_rows,
+    read_evaluations,
+    write_paper,
+)
+from .runs import Run, open_runs
+
+MEASURE = "rubric score"
+EMBEDDED = (RubricJudge.__name__, RubricJudge.model)  # its name in this process, and as a server
+MIDDLE = "The query whose gain is in the middle of all queries."
+HIGHEST = "The query whose score rose most."
+BROWSER_MB = 1.5  # so that a page of 100,000 groups has about 3 MB
+REACH = 2.5  # the least end of the axis of advantages
+Quality = Callable[[str, str], float]
+Price = Callable[[Totals], float | None]
+Advantages = dict[int, list[list[float | None]]]
+
+
+def write_report(
+    run_dirs: Sequence[str | Path],
+    output: str | Path,
+    queries: QueryTable | None = None,
+    step: int | None = None,
+    evaluations: Sequence[Path] = (),
+    text_limit: int = 4000,
+    price: Price | None = None,
+    browser_mb: float = BROWSER_MB,
+) -> Path:
+    """Write the page `index.html` and, to the folder `charts`, a PNG and a CSV file per chart.
+
+    With several runs, the charts of each run are in their own folder below `charts`.
+
+    Args:
+        run_dirs (`Sequence[str | Path]`):
+            Output folders, checkpoints or store files, see [`open_runs`].
+        output (`str` or `Path`):
+            The folder to write to.
+        queries (`QueryTable`, *optional*):
+            The data set of the runs. With it the page has prompts and rubrics, and a quality curve: the embedded
+            judge's score of every rollout.
+        step (`int`, *optional*):
+            The step whose advantages are drawn, from 0; by default the last one that all runs have.
+        evaluations (`Sequence[Path]`, *optional*):
+            Output folders of evaluations of these runs. With them the paper's tables are written, too.
+        text_limit (`int`, *optional*, defaults to `4000`):
+            Number of characters of a response that the page keeps.
+        price (`Callable[[Totals], float | None]`, *optional*):
+            The cost of the judge's work, such as [`Endpoint.price`].
+        browser_mb (`float`, *optional*, defaults to `1.5`):
+            Megabytes of queries that the buffer browser of a run may have. Beyond them it has queries drawn at random.
+
+    Returns:
+        `Path`: the page.
+
+    Raises:
+        [`StoreError`]: if a run cannot be read.
+        [`DataError`]: if the data set lacks a query of the runs.
+        [`SettingsError`]: if `step` does not exist, or an evaluation is not one of these runs.
+    """
+    output, results = Path(output), read_evaluations(evaluations)
+    with open_runs(run_dirs) as runs:
+        table = beside_the_paper(measure(runs, results)) if results else []
+        notes = notes_on(runs, results)
+        quality = None
+        if queries is not None:
+            quality = cache(rubric_quality(queries))
+            for run in runs:
+                check_queries(run, queries)
+        signals = {run.name: tables.advantages(run.store) for run in runs}
+        step = chosen_step(step, signals)
+        comparison = comparison_charts(runs, quality, table)
+        fixed = advantage_chart({name: steps[step] for name, steps in signals.items()}, step)
+        sections = [section_of(run, queries, quality, text_limit, price, browser_mb) for run in runs]
+        if len(runs) == 1 and judged_by_rubrics(runs[0]):  # its curve shows what training moved, so it opens the page
+            curve = [chart for chart in comparison if chart.name == "quality"]
+            comparison = [chart for chart in comparison if chart not in curve]
+            sections = [replace(sections[0], charts=[*curve, *sections[0].charts])]
+        made = f"Made {time.strftime('%Y-%m-%d %H:%M')} from {', '.join(str(run.path) for run in runs)}"
+        page = render(sections, comparison, advantage_lanes(signals, step), step, made)
+        save(output / "index.html", page.encode("utf-8"))
+    if table:
+        write_paper(output, table, notes)
+    write_charts(output / "charts", [*comparison, fixed])
+    for number, one in enumerate(sections):
+        folder = f"run-{number}" if len(sections) > 1 else ""
+        write_charts(output / "charts" / folder, one.charts)
+    return output / "index.html"
+
+
+def write_charts(folder: Path, charts: Sequence[Chart]) -> None:
+    """Write a PNG and a CSV file for each chart."""
+    for chart in charts:
+        save(folder / f"{chart.name}.png", chart.png())
+        save(folder / f"{chart.name}.csv", chart.csv().encode("utf-8", "replace"))
+
+
+def rubric_quality(queries: QueryTable) -> Quality:
+    """Return a function that scores a response as the embedded judge does, from 0 to 100."""
+    rubrics = cache(lambda query_id: [(rubric.weight, rubric.text) for rubric in queries[query_id].rubrics])
+    return lambda query_id, text: 100 * score(text, rubrics(query_id))
+
+
+def check_queries(run: Run, queries: QueryTable) -> None:
+    """Refuse a data set that lacks a query of the run."""
+    for query_id in numbers.query_ids(run.store):
+        if query_id not in queries:
+            raise DataError(
+                f"the data set has no query {query_id!r}, but {run.path} was trained on it: name the run's data set"
+            )
+
+
+def chosen_step(step: int | None, signals: dict[str, Advantages]) -> int:
+    """Return the wanted step, or the last one that all runs have."""
+    shared = set.intersection(*(set(steps) for steps in signals.values()))
+    if step is None and shared:
+        step = max(shared)
+    if step is None or step not in shared:
+        have = ", ".join(f"{name} {min(steps)} to {max(steps)}" for name, steps in signals.items())
+        what = "the runs have no step in common" if step is None else f"step {step} is not in every run"
+        raise SettingsError(f"{what}: {have}")
+    return step
+
+
+def advantage_lanes(signals: dict[str, Advantages], step: int | None = None) -> dict:
+    """Return what the page draws as advantages at `step` and at the last steps: one lane of bins per run."""
+    kept = {step}.union(*(sorted(steps)[-POINTS:] for steps in signals.values()))
+    lanes = [{at: lane(groups) for at, groups in steps.items() if at in kept} for steps in signals.values()]
+    ends = (abs(row["advantage"]) for steps in lanes for one in steps.values() for row in one["bins"])
+    return {
+        "reach": max(REACH, *ends),
+        "left_out": any(steps.keys() - kept for steps in signals.values()),
+        "runs": [
+            {"name": name, "colour": run_colour(number), "steps": steps}
+            for number, (name, steps) in enumerate(zip(signals, lanes, strict=True))
+        ],
+    }
+
+
+def lane(groups: Sequence[Sequence[float | None]]) -> dict:
+    """Return the advantages of one run at one step: its bins, levels in a group, and rollouts that have a reward."""
+    rollouts = sum(value is not None for group in groups for value in group)
+    return {"bins": tables.advantage_bins(groups), "levels": tables.distinct(groups), "rollouts": rollouts}
+
+
+def comparison_charts(runs: Sequence[Run], quality: Quality | None, table: Sequence[tables.Row]) -> list[Chart]:
+    """Draw quality and efficiency if there is a measure, and average scores if the paper's tables have one of ours."""
+    charts = []
+    if quality:
+        curves = {run.name: tables.quality_table(run.store, quality) for run in track_rows(runs, "measuring rollouts")}
+        caption = "Score by the embedded judge, from 0 to 100, of each rollout that has an answer."
+        charts.append(curve_chart("quality", "Quality of the rollouts", caption, MEASURE, curves))
+        costs = {
+            run.name: tables.efficiency_table(
+                tables.judge_table(run.store), curves[run.name], smoothing(len(curves[run.name]))
+            )
+            for run in runs
+        }
+        charts.append(efficiency_chart(costs, MEASURE))
+    drawn = [row for row in plain_rows(table) if None not in row.values()]
+    if ours := [row for row in drawn if row["from"] != PAPER]:
+        charts.append(score_chart(ours, [row for row in drawn if row["from"] == PAPER]))
+    return charts
+
+
+def section_of(
+    run: Run,
+    queries: QueryTable | None,
+    quality: Quality | None,
+    text_limit: int,
+    price: Price | None,
+    browser_mb: float,
+) -> RunSection:
+    """Return the part of the page that shows a run. Its example is always among the queries that are drawn."""
+    ids = numbers.query_ids(run.store)
+    own = quality if judged_by_rubrics(run) else None
+    example = example_of(run, own)
+    drawn = dict.fromkeys([*([example["query"]] if example else []), *random.Random(0).sample(ids, len(ids))])
+    found: dict[str, tuple[dict, str]] = {}
+    size = 0
+    for index, page in track_rows(query_pages(run.store, queries, quality, text_limit, drawn), run.name, len(ids)):
+        packed = pack(page)
+        size += len(packed) + len(pack(index))
+        if found and size > 1e6 * browser_mb:
+            break
+        found[index["id"]] = index, packed
+    shown = [found[id] for id in ids if id in found]
+    return RunSection(
+        name=run.name,
+        headlines=headlines_of(run, price, own),
+        facts=facts_of(run, len(ids)),
+        charts=run_charts(run.store, run.log, run.watch, lambda id: queries[id].rubrics if queries else ()),
+        kinds=tables.kind_table(run.store),
+        index=browser_index(run.name, [each for each, _ in shown], len(ids), MEASURE if quality else None, example),
+        pages=[packed for _, packed in shown],
+    )
+
+
+def judged_by_rubrics(run: Run) -> bool:
+    """Return whether the embedded judge gave the rewards. If not, its scores need not mean what the rewards mean."""
+    return run.manifest.get("judge") in EMBEDDED
+
+
+def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) -> dict[str, str]:
+    """Return the numbers that a run's section opens with, by label: score, progress, reach and cost.
+
+    A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
+    `rankbuffer-rejudge` has asked for duels. A reader that watches the run adds its evidence.
+    """
+    totals, rewards = numbers.totals(run.store), tables.reward_table(run.store)
+    rollouts = sum(row["rollouts"] for row in rewards)
+    found = gains.visits(run.store)
+    headlines = risen(run, rewards, quality) if quality else {}
+    compared = gains.since_last_visit(found)
+    if run.duel:
+        first, last = run.duel.epochs
+        label = f"of {run.duel.duels} duels won by epoch {last} against epoch {first}; judge: {run.duel.judge}"
+        headlines[label] = str(run.duel.won)
+    elif compared and compared[newest := max(compared)].probability is not None:
+        headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
+    if run.watch:
+        headlines[f"by the reader {run.watch.reader}, which watches the judge"] = run.watch.verdict
+    shares = gains.above_initial(found)
+    best = [share for share in shares if share.anchor == shares[-1].anchor]
+    ends = [gains.percent(share.share) for share in (best[0], best[-1])] if best else []
+    if len(set(ends)) > 1:
+        label = f"of the responses above the data set's best, epoch {best[0].epoch} to {best[-1].epoch}"
+        headlines[label] = " to ".join(ends)
+    else:
+        headlines["responses of the policy judged"] = f"{rollouts:,}"
+    cost = price(totals) if price else None
+    spent, unit = (
+        (format_number(totals.tokens), "judge tokens") if cost is None else (f"{cost:,.2f}", "cost of the judge")
+    )
+    headlines[f"{unit}; {totals.calls / rollouts:.1f} judgments a response"] = spent
+    return headlines
+
+
+def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str, str]:
+    """Return the mean score of the first and of the last epoch, by label; nothing before the second epoch."""
+    epoch_of = {row["step"]: row["epoch"] for row in rewards}
+    scores: dict[int, list[float]] = {}
+    for query_id in numbers.query_ids(run.store):
+        for response in numbers.responses(run.store, query_id):
+            if not response.initial and response.step in epoch_of:  # a foreign store may lack it
+                scores.setdefault(epoch_of[response.step], []).append(quality(query_id, response.text))
+    first, last = min(scores), max(scores)
+    label = f"mean {MEASURE} (0 to 100) of the responses, from epoch {first} to epoch {last}"
+    return {label: f"{fmean(scores[first]):.0f} to {fmean(scores[last]):.0f}"} if first < last else {}
+
+
+def facts_of(run: Run, queries: int) -> dict[str, str]:
+    """Return what the table of a run says, by label: what was trained, by what, and how far."""
+    rewards, totals, growth = tables.reward_table(run.store), numbers.totals(run.store), growth_table(run.store)
+    rollouts = sum(row["rollouts"] for row in rewards)
+    unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
+    known, config = run.manifest, run.manifest.get("config", {})
+    arguments = known.get("method_args", {})
+    shown = ", ".join(f"{key} {value}" for key, value in arguments.items())
+    methods = ", ".join(numbers.totals_by(run.store, "method"))
+    rows = {
+        "policy": known.get("policy"),
+        "data": known.get("data"),
+        "judge": known.get("judge"),
+        "method": (known.get("method") or methods) + (f" ({shown})" if shown else ""),
+        "learning rate": config.get("learning_rate"),
+        "responses per query and visit": known.get("num_generations"),
+        "steps so far": f"{len(rewards):,}, up to epoch {rewards[-1]['epoch']} (counted from 0)",
+        "queries visited": f"{queries:,}",
+        "responses": f"{rollouts:,}, {unscored:,.0f} of these without a reward",
+        "preferred to the visit before": unknown_progress(run) if queries >= gains.WINDOW else None,
+        "anchors per query": f"{growth[-1]['anchors']:.2f}" if growth else None,
+        "judgments": f"{totals.calls:,}, and {totals.failures:,} that failed",
+        "judge tokens": f"{totals.tokens:,}, {totals.tokens / rollouts:,.0f} per response",
+    }
+    return {label: str(value) for label, value in rows.items() if value is not None}
+
+
+def unknown_progress(run: Run) -> str | None:
+    """Say why the newest epoch is not compared with the visits before; `None` if it is."""
+    compared = gains.since_last_visit(gains.visits(run.store))
+    newest = compared[max(compared)] if compared else None
+    return str(newest) if newest and newest.probability is None else None
+
+
+def example_of(run: Run, quality: Quality | None = None) -> dict[str, Any] | None:
+    """Return which responses to show as an example of before and after, by query id, visits and rollout ids.
+
+    Of a query's first and its last visit it is the response in the middle of the group. With a measure, the query is
+    the one whose score rose most. Without one, it is the query whose gain is in the middle of all queries, so that
+    nothing is chosen for its quality. `None` if no query was visited twice.
+    """
+    revisited = {
+        id: gains.weigh(each[0], each[-1])
+        for id, each in gains.placements(run.store).items()
+        if len(each) > 1 and each[0].placed and each[-1].placed
+    }
+    if not revisited:
+        return None
+    if quality:
+        query_id = max(sorted(revisited), key=lambda id: rise_of(run, id, quality))
+    else:
+        ranked = sorted(revisited, key=lambda id: (revisited[id][0] - revisited[id][1], id))
+        query_id = ranked[len(ranked) // 2]
+    shown = [(visit, id) for visit, _, id in middles_of(run, query_id)]
+    return {"query": query_id, "shown": shown, "caption": HIGHEST if quality else MIDDLE}
+
+
+def middles_of(run: Run, query_id: str) -> list[tuple[int, int, int]]:
+    """Return visit, step and rollout id of the response in the middle of a query's first group and of its last."""
+    groups = numbers.groups(run.store, query_id=query_id)
+    middles = []
+    for visit in (0, -1):
+        order = [id for tier in groups[visit].order for id in tier] or [0]  # a method of your own may give no order
+        middles.append((visit, groups[visit].step, order[len(order) // 2]))
+    return middles
+
+
+def rise_of(run: Run, query_id: str, quality: Quality) -> float:
+    """Return by how much the score of the response in the middle has risen from the first visit to the last."""
+    texts = {response.id: response.text for response in numbers.responses(run.store, query_id)}
+    first, last = (quality(query_id, texts.get(f"{step}-{id}", "")) for _, step, id in middles_of(run, query_id))
+    return last - first
+
+
+def track_rows(rows: Iterable, title: str, total: int | None = None) -> Iterable:
+    """Return the rows with a progress bar, if standard error is a terminal."""
+    console = Console(stderr=True)
+    return track(rows, title, total, console=console, transient=True, disable=not console.is_terminal)

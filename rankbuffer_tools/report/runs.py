@@ -1,0 +1,139 @@
+"""Runs that a report reads, also while they train: a private copy of the store, and the trainer's log."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankbuffer_trl.informs.gains import Duels, duel_of
+from rankbuffer_trl.settings import is_finite
+from rankbuffer_trl.store import BufferStore, StoreError
+from rankbuffer_trl.store.places import (
+    FOLDER,
+    LIVE_STORE,
+    RUN,
+    STATE,
+    Manifest,
+    checkpoints,
+    copy_live,
+    read_manifest,
+    read_state,
+    read_store,
+)
+
+from .evidence import Watch, watch_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Args:
+        name (`str`):
+            Its name in the report: the shortest end of its path that no other run of the report has.
+        path (`Path`):
+            Its output folder, a checkpoint of it, or a store file.
+        store (`BufferStore`):
+            A copy of its store. A reader of the copy does not hold up the run.
+        log (`list[dict]`, *optional*):
+            The trainer's log up to its newest checkpoint, one entry per logging step; empty without a checkpoint.
+        manifest (`dict`, *optional*):
+            What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
+        duel (`Duels`, *optional*):
+            The result of `rankbuffer-rejudge --mode duel` for this run.
+        watch (`Watch`, *optional*):
+            That of `rankbuffer-rejudge --mode watch`, so far.
+    """
+
+    name: str
+    path: Path
+    store: BufferStore
+    log: list[dict] = field(default_factory=list)
+    manifest: Manifest | dict[str, Any] = field(default_factory=dict)
+    duel: Duels | None = None
+    watch: Watch | None = None
+
+
+@contextmanager
+def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
+    """Open runs in the given order, and delete their copies afterwards.
+
+    Args:
+        paths (`Sequence[str | Path]`):
+            For each run its output folder, a checkpoint (saved here or pulled from the Hub), or a `.sqlite` file.
+
+    Raises:
+        [`StoreError`]: if one of them holds no store, or a store without a scored group.
+    """
+    folders = [Path(path) for path in paths]
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory(prefix="rankbuffer-report-") as scratch:
+        try:
+            for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
+                store = open_store(path, Path(scratch) / f"{number}.sqlite")
+                found = duel_of(path, store), watch_of(path, store)
+                runs.append(Run(name, path, store, *log_and_manifest(path), *found))
+                if store.last_step() is None:
+                    raise StoreError(f"{path} has no scored group yet: call this again after the run's first step")
+            yield runs
+        finally:
+            for run in runs:
+                run.store.close()
+
+
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the paths that differ, and number a path that is given twice."""
+    whole = [path.absolute().parts for path in paths]
+    names = []
+    for i, parts in enumerate(whole):
+        others = [other for j, other in enumerate(whole) if j != i and other != parts]
+        lengths = range(1, len(parts) + 1)
+        length = next((n for n in lengths if all(other[-n:] != parts[-n:] for other in others)), len(parts))
+        same = whole[:i].count(parts)
+        names.append("/".join(parts[-length:]) + (f" ({same + 1})" if same else ""))
+    return names
+
+
+def open_store(path: Path, target: Path) -> BufferStore:
+    """Open a store as it was after one of its steps: a copy of a live store, or that of a checkpoint.
+
+    Raises:
+        [`StoreError`]: if there is none.
+    """
+    live = path if path.is_file() else path / LIVE_STORE
+    if live.is_file():
+        return copy_live(live, target)
+    folder = path if (path / FOLDER).is_dir() else newest_finished(path)
+    if folder is not None:
+        return read_store(folder)
+    what = f"is not a run, for it holds neither {LIVE_STORE} nor {FOLDER}" if path.is_dir() else "does not exist"
+    raise StoreError(
+        f"{path} {what}: name the output_dir of a RankBuffer run, one of its checkpoints, or a store file"
+    )
+
+
+def newest_finished(path: Path) -> Path | None:
+    """Return the newest checkpoint whose manifest, the last file of a checkpoint, is written."""
+    return next((found for _, found in checkpoints(path) if (found / FOLDER / RUN).is_file()), None)
+
+
+def log_and_manifest(path: Path) -> tuple[list[dict], Manifest | dict[str, Any]]:
+    """Return the trainer's log and the manifest of a checkpoint, or of the newest one in an output folder.
+
+    Both are empty if there is none. A checkpoint without a manifest is still being written.
+
+    Raises:
+        [`StoreError`]: if one of the two files is damaged.
+    """
+    folder = path if (path / FOLDER / RUN).is_file() else newest_finished(path)
+    if folder is None:
+        return [], {}
+    try:
+        manifest = read_manifest(folder)
+        state = read_state(folder) if (folder / STATE).is_file() else {}
+    except ValueError as error:
+        raise StoreError(f"{folder}: {error}. Move it away to report on the run without it") from None
+    log = state.get("log_history", [])
+    return [{key: value for key, value in entry.items() if is_finite(value)} for entry in log], manifest

@@ -1,0 +1,294 @@
+"""The tables of a report: one dictionary per row, all rows with the same keys, ready for a chart and a CSV file."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from statistics import fmean, stdev
+from typing import Any
+
+from rankbuffer_trl.buffer import SOURCES
+from rankbuffer_trl.groups import Rubric
+from rankbuffer_trl.informs.growth import epoch_ends
+from rankbuffer_trl.informs.probes import NAMES, probe, summary
+from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
+from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store.numbers import GroupRow
+
+Row = dict[str, Any]  # numbers, names, and None where there is no value
+BINS = 10
+LEVEL = 0.1  # width of an advantage bin
+POLICY = re.compile(r"(eval_)?rewards/(?!rank_reward/).+/mean|completions/mean_length|entropy")
+EPSILON = 1e-4  # TRL adds the same number to the denominator of the advantage
+
+
+def reward_table(store: BufferStore) -> list[Row]:
+    """Return, by step, how far the rewards of a group lie apart, and which rollouts have none.
+
+    `mean` is the mean of all rewards. `spread` is the standard deviation within a group (ddof 1), averaged over the
+    groups that have two rewards or more. `levels` is the mean number of different rewards in a group. `tied`,
+    `unscored` and `empty` are the shares of the rollouts that share their reward, have no reward, have no answer.
+    """
+    answered = numbers.answers_by_step(store)
+    table = []
+    for step, epoch, groups in _steps(store):
+        rewards = [group.rewards for group in groups]
+        known = [_known(group) for group in rewards]
+        n = sum(map(len, rewards))
+        counts = [Counter(group) for group in known]
+        tied = sum(count for group in counts for count in group.values() if count > 1)
+        spreads = [stdev(group) for group in known if len(group) > 1]
+        table.append(
+            {
+                "step": step,
+                "epoch": epoch,
+                "groups": len(rewards),
+                "rollouts": n,
+                "mean": fmean(chain.from_iterable(known)) if any(known) else None,
+                "spread": fmean(spreads) if spreads else None,
+                "levels": fmean(map(len, counts)),
+                "tied": tied / n,
+                "unscored": (n - sum(map(len, known))) / n,
+                "empty": (n - answered.get(step, 0)) / n,
+            }
+        )
+    return table
+
+
+def _steps(store: BufferStore) -> Iterator[tuple[int, int, list[GroupRow]]]:
+    """Yield step, epoch and groups of each step."""
+    for (step, epoch), groups in groupby(numbers.groups(store), key=lambda group: (group.step, group.epoch)):
+        yield step, epoch, list(groups)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
+    """Return, by step, what judging cost in training.
+
+    `calls` and the three kinds of tokens count parsed calls, as the paper does; `cached_tokens` are a part of
+    `prompt_tokens`. `spent_tokens` are the tokens of all attempts. `request_seconds` adds up requests, of which many
+    run at the same time. `seconds` is the time that the step waited for the judge, from the trainer's log (an average
+    where the trainer logs every few steps); it is missing where the log does not reach.
+    """
+    wall = {entry["step"]: entry["judge/seconds"] for entry in log if "judge/seconds" in entry}
+    return [
+        {
+            "step": step,
+            "calls": sums.calls,
+            "failures": sums.failures,
+            "attempts": requests,
+            "prompt_tokens": sums.prompt_tokens,
+            "cached_tokens": sums.cached_tokens,
+            "completion_tokens": sums.completion_tokens,
+            "spent_tokens": sums.spent_tokens,
+            "request_seconds": sums.seconds,
+            # The trainer logs the metrics of a step after it, under the next number.
+            "seconds": wall.get(step + 1),
+        }
+        for step, sums, requests in _ledger(store, "step")
+    ]
+
+
+def kind_table(store: BufferStore) -> list[Row]:
+    """Return, by kind of judgment, calls, failures, tokens and means per parsed call; frequent kinds come first."""
+    kinds = sorted(_ledger(store, "kind"), key=lambda entry: -entry[1].calls)
+    return [
+        {
+            "kind": kind,
+            "calls": sums.calls,
+            "failures": sums.failures,
+            "attempts": requests,
+            "tokens": sums.tokens,
+            "tokens_per_call": sums.tokens / sums.calls if sums.calls else None,
+            "seconds_per_attempt": sums.seconds / requests if requests else None,
+        }
+        for kind, sums, requests in kinds
+    ]
+
+
+def _ledger(store: BufferStore, column: str) -> Iterator[tuple[Any, Totals, int]]:
+    """Yield each value of a column of the ledger with its sums and its requests.
+
+    Requests leave out cancelled calls: they have neither succeeded nor failed, so no repeat can be counted from them.
+    """
+    cancelled = numbers.totals_by(store, column, outcome="cancelled")
+    for value, sums in numbers.totals_by(store, column).items():
+        yield value, sums, sums.attempts - cancelled.get(value, Totals()).attempts
+
+
+def composition_table(store: BufferStore) -> list[Row]:
+    """Return, by epoch and tenth of the quality scale, anchors by source (figure "Dynamic buffer evolution", b).
+
+    Buffers differ in length, so ranks are normalised: the worst anchor of a buffer has 0, the best has 100. A bin
+    includes its lower end; the last bin includes both ends.
+    """
+    table = []
+    for epoch, buffers in epoch_ends(store):
+        counts: list[Counter[str]] = [Counter() for _ in range(BINS)]
+        for anchors in buffers.values():
+            for rank, anchor in enumerate(anchors):
+                counts[scale_bin(rank, len(anchors))][anchor.source] += 1
+        table += [
+            {
+                "epoch": epoch,
+                "from": 100 * number // BINS,
+                "to": 100 * (number + 1) // BINS,
+                "anchors": sources.total(),
+                **{source: sources[source] for source in SOURCES},
+            }
+            for number, sources in enumerate(counts)
+        ]
+    return table
+
+
+def scale_bin(rank: int, K: int) -> int:
+    """Return the bin of the anchor of rank 0..K-1. Integers keep an anchor on a border in its bin."""
+    return min(BINS * rank // (K - 1), BINS - 1)
+
+
+def insertion_table(store: BufferStore) -> list[Row]:
+    """Return, by step, the number of placed rollouts and the share of each insertion bin; `None` without any."""
+    table = []
+    for step, epoch, groups in _steps(store):
+        bins = Counter(insertion_bin(p, group.k) for group in groups for p in group.positions.values())
+        placed = bins.total()
+        shares = {name: bins[name] / placed if placed else None for name in INSERTION_BINS}
+        table.append({"step": step, "epoch": epoch, "placed": placed, **shares})
+    return table
+
+
+def occupancy_table(store: BufferStore) -> list[Row]:
+    """Return, by step, how the rollouts of a group share the intervals of its buffer.
+
+    `intervals` is `K + 1`. `occupied` is the number of intervals that hold a rollout. `alone` is the share of placed
+    rollouts that are alone in their interval and need no fine ranking. All are means over the placed groups.
+    """
+    table = []
+    for step, epoch, groups in _steps(store):
+        placed = [(group.k, Counter(group.positions.values())) for group in groups if group.positions]
+        rollouts = sum(counts.total() for _, counts in placed)
+        table.append(
+            {
+                "step": step,
+                "epoch": epoch,
+                "intervals": fmean(k + 1 for k, _ in placed) if placed else None,
+                "occupied": fmean(len(counts) for _, counts in placed) if placed else None,
+                "alone": sum(n == 1 for _, counts in placed for n in counts.values()) / rollouts if placed else None,
+            }
+        )
+    return table
+
+
+def maintenance_table(store: BufferStore) -> list[Row]:
+    """Return, by epoch, the anchors that were added and pruned, in all and by source."""
+    changes: dict[int, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
+    for group in numbers.groups(store):
+        added, pruned = changes[group.epoch]
+        added.update(source for _, source in group.added)
+        pruned.update(source for _, source in group.pruned)
+    return [
+        {
+            "epoch": epoch,
+            "added": added.total(),
+            "pruned": pruned.total(),
+            **{f"added_{source}": added[source] for source in SOURCES},
+            **{f"pruned_{source}": pruned[source] for source in SOURCES},
+        }
+        for epoch, (added, pruned) in sorted(changes.items())
+    ]
+
+
+def advantages(store: BufferStore) -> dict[int, list[list[float | None]]]:
+    """Return, by step, the advantages of each group, normalised as GRPO does it.
+
+    They come from the method's reward alone, since the format reward is not in the store. A rollout without a reward
+    has `None`.
+    """
+    return {step: [group_advantages(group.rewards) for group in groups] for step, _, groups in _steps(store)}
+
+
+def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
+    """Return `(r - mean) / (std + eps)` over the rollouts that have a reward (see "Rank-Based Reward")."""
+    known = _known(rewards)
+    if len(known) < 2:
+        return [None if reward is None else 0.0 for reward in rewards]
+    mean, scale = fmean(known), stdev(known) + EPSILON
+    return [None if reward is None else (reward - mean) / scale for reward in rewards]
+
+
+def advantage_bins(groups: Sequence[Sequence[float | None]]) -> list[Row]:
+    """Return the bins of width `LEVEL` that hold advantages, and the share of the rollouts that each holds."""
+    levels = Counter(round(value / LEVEL) for group in groups for value in _known(group))
+    n = levels.total()
+    return [{"advantage": round(level * LEVEL, 1), "share": count / n} for level, count in sorted(levels.items())]
+
+
+def distinct(groups: Sequence[Sequence[float | None]]) -> float:
+    """Return the mean number of different advantages in a group."""
+    return fmean(len(set(_known(group))) for group in groups)
+
+
+def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> list[Row]:
+    """Return, by step, the mean of a measure `quality(query_id, text)` over the rollouts that have an answer."""
+    steps: dict[int, list[float]] = defaultdict(list)
+    for query_id in numbers.query_ids(store):
+        for response in numbers.responses(store, query_id):
+            if not response.initial:
+                steps[response.step].append(quality(query_id, response.text))
+    return [{"step": step, "quality": fmean(values)} for step, values in sorted(steps.items())]
+
+
+def probe_table(store: BufferStore, rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: ()) -> list[Row]:
+    """Return, by step, the probes of the answers and how far rewards follow them, see [`summary`].
+
+    `rubrics` tells those of a query. Columns without any value are left out.
+    """
+    rewards = {(g.query_id, f"{g.step}-{i}"): r for g in numbers.groups(store) for i, r in enumerate(g.rewards)}
+    steps: dict[int, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+    for query_id in numbers.query_ids(store):
+        asked = rubrics(query_id)
+        for response in numbers.responses(store, query_id):
+            if not response.initial:
+                probed = probe(response.text, asked), rewards.get((query_id, response.id))
+                steps[response.step][query_id].append(probed)
+    found = {step: summary(list(groups.values())) for step, groups in sorted(steps.items())}
+    names = [each for name in NAMES for each in (name, f"{name}_with_reward")]
+    names = [name for name in names if any(name in row for row in found.values())]
+    return [{"step": step} | {name: row.get(name) for name in names} for step, row in found.items()]
+
+
+def efficiency_table(judge: Sequence[Row], quality: Sequence[Row], window: int) -> list[Row]:
+    """Return, by step, judge calls and tokens so far, and the mean quality of the last `window` steps."""
+    calls = tokens = 0
+    costs = {}
+    for row in judge:
+        calls += row["calls"]
+        tokens += row["prompt_tokens"] + row["completion_tokens"]
+        costs[row["step"]] = calls, tokens
+    means = trailing_means([row["quality"] for row in quality], window)
+    table, so_far = [], (0, 0)
+    for row, mean in zip(quality, means, strict=True):
+        so_far = costs.get(row["step"], so_far)
+        table.append({"step": row["step"], "calls": so_far[0], "tokens": so_far[1], "quality": mean})
+    return table
+
+
+def trailing_means(values: Sequence[float], window: int) -> list[float]:
+    """Return, for each value, the mean of itself and up to `window - 1` values before it."""
+    return [fmean(values[max(i - window + 1, 0) : i + 1]) for i in range(len(values))]
+
+
+def log_table(log: Sequence[dict]) -> list[Row]:
+    """Return, by logged step, the values of the policy in the trainer's log; empty if there are none."""
+    names = sorted({name for entry in log for name in entry if POLICY.fullmatch(name)})
+    rows = [{"step": entry["step"]} | {name: entry.get(name) for name in names} for entry in log]
+    return [row for row in rows if any(row[name] is not None for name in names)]
+
+
+def joined(tables: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """Return the tables of several runs as one table with a column `run`."""
+    return [{"run": run} | row for run, table in tables.items() for row in table]

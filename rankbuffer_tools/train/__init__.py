@@ -1,0 +1,1 @@
+"""The program `rankbuffer-train`: recipe, plan and preflight, then the training."""

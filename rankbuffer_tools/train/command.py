@@ -1,0 +1,267 @@
+"""The command `rankbuffer-train`: train a policy with GRPO and RankBuffer rewards.
+
+    rankbuffer-train --config paper/rankbuffer.yaml --dataset_name my_queries.jsonl
+    accelerate launch -m rankbuffer_tools.train.command --config paper/rankbuffer.yaml
+
+Every key of the recipe can also be given on the command line, which takes precedence. LoRA and quantisation are TRL's
+own flags (`--use_peft`, `--load_in_4bit`).
+
+`--dry_run --num_processes 8` prints the plan of a run of eight processes with an estimate of its cost, and refuses
+settings that cannot work. It needs no GPU, no judge and no policy. Without the data set it prints the plan alone, says
+how to make the set, and fails. `--preflight_only` does the same with the judge: it
+asks real questions and prints what they cost. `--resume_from_checkpoint true` resumes from the newest whole checkpoint
+in `output_dir`.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from datasets import disable_progress_bars
+from huggingface_hub import get_token
+from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
+
+from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
+from rankbuffer_trl.data.tokens import load_tokenizer
+from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.store import StoreError
+from rankbuffer_trl.training.batches import Batches
+from rankbuffer_trl.training.checkpoint import check_budget, newest_checkpoint, read_manifest, why_torn
+from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.distributed import MainProcessError, on_main_process
+from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
+
+from .parser import NO_DATA, RecipeParser
+from .preflight import report
+
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))  # the number of this process on its machine
+
+
+def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> RunPlan:
+    """Load the data, plan the run, and find the checkpoint to resume from.
+
+    Raises:
+        [`RankBufferError`]: for settings, data or a checkpoint that cannot be used.
+    """
+    if not script_args.dataset_name:
+        raise SettingsError(NO_DATA)
+    if script_args.dataset_streaming:
+        raise SettingsError(
+            "dataset_streaming is not supported: queries are looked up by id, and an epoch visits each once"
+        )
+    training_args.check_view(tools=False)
+    splits = [script_args.dataset_train_split]
+    if training_args.eval_strategy != "no":
+        splits.append(script_args.dataset_test_split)
+    try:
+        data = [load_queries(script_args.dataset_name, script_args.dataset_config, split) for split in splits]
+    except MissingFileError:
+        if training_args.dry_run and (queries := training_args.dry_run_queries):
+            missing = f"the data set is missing: this is the plan for dry_run_queries={queries}, at an unknown cost"
+            say("dry run", [*Batches(training_args, queries).lines(), missing])
+        raise
+    plan = RunPlan.of(training_args, data[0], data[1] if len(data) > 1 else None)
+    checkpoint, done = on_main_process(lambda: find_start(training_args, plan.faults, plan.batches.steps))
+    return replace(plan, checkpoint=checkpoint, done=done)
+
+
+def build_trainer(script_args: ScriptArguments, model_args: ModelConfig, plan: RunPlan) -> RankBufferTrainer:
+    """Load the policy and build the trainer. Faults of the policy are reported here, before anything runs.
+
+    Raises:
+        [`SettingsError`]: if the policy, the rollout server or the Hub cannot be reached.
+    """
+    plan.args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(plan.args.model_init_kwargs or {}),
+    }
+    try:
+        return RankBufferTrainer(
+            model_args.model_name_or_path,
+            args=plan.args,
+            train_dataset=plan.queries,
+            eval_dataset=plan.eval_queries,
+            plan=plan,
+            dataset_name=script_args.dataset_name,
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
+    except OSError as error:  # of the libraries that load the policy, reach the rollout server, or reach the Hub
+        raise SettingsError(
+            f"the trainer for {model_args.model_name_or_path} cannot be built: {' '.join(str(error).split())}"
+        ) from error
+
+
+def push_line(args: RankBufferConfig) -> str:
+    """Say what the run pushes to the Hub, and where to.
+
+    Raises:
+        [`SettingsError`]: if it pushes, and this machine has no login.
+    """
+    if not args.push_to_hub:
+        return "hub: nothing is pushed; --push_to_hub true pushes policy, buffers and card"
+    if not (args.hub_token or get_token()):
+        raise SettingsError(
+            "push_to_hub is set, but this machine has no login for the Hub: run `hf auth login`, or set push_to_hub to"
+            " false"
+        )
+    name = args.hub_model_id or Path(args.output_dir).absolute().name
+    where = name if "/" in name else f"{name} of your account"
+    readers = "private" if args.hub_private_repo else "public: everybody can read it"
+    return f"hub: policy, buffers and card go to {where} ({readers}), {args.hub_strategy.value}; a login is there"
+
+
+def log_in(args: RankBufferConfig) -> None:
+    """Log in to Weights & Biases if `report_to` names it. The trainer would do so only after the policy is loaded.
+
+    On a terminal, the library of Weights & Biases asks for a key that is missing. The servers are not asked to verify
+    the key, so an offline machine passes.
+
+    Raises:
+        [`SettingsError`]: if there is no valid key, and no terminal to ask for one.
+    """
+    if "wandb" not in args.report_to:
+        return
+    import wandb  # an extra of this package
+
+    try:
+        wandb.login(verify=False)
+    except wandb.Error as error:
+        raise SettingsError(
+            f"report_to: wandb cannot log in ({' '.join(str(error).split())}): run `wandb login`, or export"
+            " WANDB_API_KEY or WANDB_MODE=offline"
+        ) from error
+
+
+def find_start(args: RankBufferConfig, faults: dict[Path, str | None], steps: int) -> tuple[str | None, int]:
+    """Return the checkpoint to resume from and its step, or `None` and 0 for a new run of `steps` steps.
+
+    What is found out about checkpoints is added to `faults`.
+
+    Raises:
+        [`SettingsError`]: if a budget of the judge is used up already.
+        [`StoreError`]: if the checkpoint is not whole, or `output_dir` has none that is.
+    """
+    wanted = str(args.resume_from_checkpoint)
+    if wanted.lower() in ("none", "false"):
+        check_budget(args, args.output_dir, None)
+        return None, 0
+    path = newest_checkpoint(args.output_dir, faults) if wanted.lower() == "true" else Path(wanted)
+    if torn := why_torn(path, faults):
+        raise StoreError(f"{path} is not a whole checkpoint: {torn}")
+    step = read_manifest(path)["step"]
+    if step < steps:
+        check_budget(args, args.output_dir, path)
+    return str(path), step
+
+
+def check_template(name: str | None, revision: str | None) -> None:
+    """Check that the policy can read chats, before the judge is asked and the policy is loaded.
+
+    Raises:
+        [`SettingsError`]: if there is no policy, or if its tokenizer cannot be loaded or has no chat template.
+    """
+    if not name:
+        raise SettingsError(NO_POLICY)
+    if not load_tokenizer(name, revision).chat_template:
+        raise SettingsError(f"{name} has no chat template: take an instruction-tuned policy, or add a template")
+
+
+def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> list[str]:
+    """Say where the policy is, how to see the report, and how to compare, to evaluate or to continue."""
+    folder, step = trainer.args.output_dir, trainer.state.global_step
+    report_line = f"report: rankbuffer-report {folder} --dataset_name {dataset_name}"
+    if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():
+        return ["stopped before a step was done, so there is nothing to save", "to continue: the same command"]
+    if trainer.interrupted:
+        return [
+            f"stopped after step {step} of {trainer.state.max_steps}, with {folder}/checkpoint-{step}",
+            "to continue: the same command with --resume_from_checkpoint true (after a used-up budget: a higher one)",
+            report_line,
+        ]
+    return [
+        f"policy: {folder}, after step {step}; its buffers are in {folder}/buffers.parquet",
+        report_line,
+        f"comparison: python -m recipes.small.compare --config evaluation/small.yaml"
+        f" --models before={policy} after={folder}",
+        f"evaluation: python -m evaluation.run --config evaluation/paper.yaml --models {folder}",
+    ]
+
+
+def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_args: ModelConfig) -> None:
+    """Check data and judge, then train, save, and push if `push_to_hub` is set.
+
+    Raises:
+        [`RankBufferError`]: for all that the user can mend.
+    """
+    plan = make_plan(script_args, training_args)
+    pushes = on_main_process(lambda: push_line(training_args))  # it alone pushes
+    on_main_process(lambda: log_in(training_args))  # it alone logs
+    if training_args.only_checks:
+        say("dry run" if training_args.dry_run else "preflight", [*plan.batches.lines(), pushes])
+    if plan.checkpoint:
+        steps = plan.batches.steps
+        left = max(steps - plan.done, 0)
+        say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {left} steps are left"])
+    if training_args.dry_run:
+        say("dry run", plan.estimated_cost())
+        return
+    if not training_args.preflight_only:
+        on_main_process(lambda: check_template(model_args.model_name_or_path, model_args.model_revision))
+    on_main_process(lambda: report(plan))
+    if training_args.preflight_only:
+        return
+    trainer = build_trainer(script_args, model_args, plan)
+    try:
+        trainer.train(resume_from_checkpoint=plan.checkpoint)
+        if not trainer.interrupted:  # else the checkpoint is written, and a scheduler does not wait for more
+            if training_args.push_to_hub:
+                trainer.push_to_hub()  # saves first
+            else:
+                trainer.save_model()
+                trainer.create_model_card()
+        say("end", last_lines(trainer, script_args.dataset_name, model_args.model_name_or_path))
+    finally:
+        trainer.close()
+
+
+def say(topic: str, lines: Sequence[str]) -> None:
+    """Print lines, each with its topic, on the main process."""
+    on_main_process(lambda: print(*(f"[{topic}] {line}" for line in lines), sep="\n", flush=True))
+
+
+def leave(error: RankBufferError) -> None:
+    """Exit with status 1 and one line. A launcher of several processes gets the line, too.
+
+    All processes find the same fault in settings and data. So only the first one of a machine prints it.
+    """
+    line = f"rankbuffer-train: {error}"
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torch's launcher shows it as the cause, at the end
+        Path(path).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
+    same_everywhere = isinstance(error, (SettingsError, DataError))
+    sys.exit(1 if same_everywhere and LOCAL_RANK else line)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        run(*RecipeParser().parse_args_and_config(argv))
+    except MainProcessError as error:  # the main process has the cause in its log, which may be on another machine
+        sys.exit(1 if LOCAL_RANK else f"rankbuffer-train: {error}")
+    except RankBufferError as error:  # not OSError: after hours of training, its traceback is worth more than one line
+        leave(error)
+    except KeyboardInterrupt:
+        again = "to continue: the same command with --resume_from_checkpoint true, if there is one"
+        sys.exit(1 if LOCAL_RANK else f"rankbuffer-train: interrupted. The last checkpoint is kept; {again}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The parser of `rankbuffer-train`: YAML recipes that build on a base, and a help that begins with our own keys.
+
+`rankbuffer-serve` reads the same recipes. It has fewer keys, and names those that it does not use.
+
+A recipe is looked up beside the file that names it, then among the recipes of this package. So `paper/rankbuffer.yaml`
+and `recipes/paper/rankbuffer.yaml` are found from any folder.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
+
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge.config import BudgetConfig
+from rankbuffer_trl.settings import no_such_key
+from rankbuffer_trl.training.config import RankBufferConfig
+
+from ..paper import RECIPES
+
+JUDGE = {field.name for field in fields(BudgetConfig)}
+OURS = {field.name for field in fields(RankBufferConfig)} - {field.name for field in fields(GRPOConfig)} - JUDGE
+COMMON = (  # of TRL and transformers
+    "dataset_name model_name_or_path output_dir resume_from_checkpoint num_generations max_completion_length"
+    " temperature per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps learning_rate"
+    " loss_type use_vllm vllm_mode use_peft save_steps report_to push_to_hub hub_private_repo seed"
+).split()
+SECTIONS = {
+    "reward, prompts and answers, start": OURS,
+    "judge": JUDGE,
+    "data, policy and training (the most common keys of TRL)": COMMON,
+}
+NO_DATA = (
+    "dataset_name is not set, and no recipe is named that sets it. The paper's main run: accelerate launch"
+    " --config_file accelerate_configs/zero3_8gpu.yaml recipes/train_rankbuffer.py"
+    " --config recipes/paper/rankbuffer.yaml"
+)
+TRAINING = (ScriptArguments, RankBufferConfig, ModelConfig)
+KEYS = {field.name for group in TRAINING for field in fields(group)}
+
+
+def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) -> Path:
+    """Return the path of a recipe.
+
+    Args:
+        name (`str`):
+            A path, or the name of a recipe of this package, such as `paper/rankbuffer.yaml`.
+        beside (`Path`, *optional*):
+            The folder to look into first. Default: the working directory.
+        without (`Sequence[Path]`, *optional*):
+            Files that are not meant: a recipe is not its own base.
+
+    Raises:
+        [`SettingsError`]: if there is no such file. The message lists the recipes of this package.
+    """
+    for path in (beside / name, RECIPES / name, RECIPES.parent / name):
+        if path.is_file() and path.resolve() not in without:
+            return path
+    known = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
+    raise SettingsError(
+        f"there is no recipe {name!r} in {beside.absolute()}; the recipes of this package are {', '.join(known)}"
+    )
+
+
+def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
+    """Read a recipe and its base. The keys of the recipe win.
+
+    Args:
+        path (`Path`):
+            The YAML file.
+        above (`Sequence[Path]`, *optional*):
+            The files that lead to this one by their `base`.
+
+    Raises:
+        [`SettingsError`]: if a file cannot be read, is not a YAML mapping, or names a base that does not exist.
+    """
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(recipe, dict):
+        raise SettingsError(f"the recipe {path} must hold a YAML mapping of keys to values")
+    base = recipe.pop("base", None)
+    if base is None:
+        return recipe
+    read = [*above, path.resolve()]
+    return overlay(read_recipe(find_recipe(str(base), path.parent, without=read), read), recipe)
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of both; those of `above` win. Another `method` above leaves out the `method_args` below."""
+    default = RankBufferConfig.method
+    if above.get("method", below.get("method", default)) != below.get("method", default):
+        below = {key: value for key, value in below.items() if key != "method_args"}
+    return {**below, **above}
+
+
+def given(arguments: Iterable[str], key: str) -> tuple[str | None, list[str]]:
+    """Return the last value of an option on the command line, and the arguments without this option."""
+    value, rest, words = None, [], iter(arguments)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name.replace("-", "_") == f"__{key}":
+            value = text if equals else next(words, "")
+        else:
+            rest.append(word)
+    return value, rest
+
+
+class RecipeParser(TrlParser):
+    """TRL's parser for the groups of settings of a program, with recipes, and errors of one line.
+
+    Args:
+        groups (`Sequence[type]`, *optional*):
+            The dataclasses of the settings. Default: the three of a training.
+        program (`str`, *optional*, defaults to `"rankbuffer-train"`):
+            The name of the program.
+
+    Attributes:
+        unused (`list[str]`):
+            The keys of this project in the recipe that this program does not read. It skips those of TRL, too.
+
+    Example:
+        >>> RecipeParser().parse_args_and_config(["--config", "paper/rankbuffer.yaml", "--seed", "1"])
+    """
+
+    def __init__(self, groups: Sequence[type] = TRAINING, program: str = "rankbuffer-train"):
+        usage = f"{program} [--config RECIPE.yaml] [--key value ...]"
+        super().__init__(groups, prog=program, usage=usage, allow_abbrev=False)
+        self.unused: list[str] = []
+        self._trains = groups is TRAINING
+        what = "show the keys of TRL and transformers, too"
+        self.add_argument("--help_all", action="store_true", default=argparse.SUPPRESS, help=what)
+
+    def parse_args_and_config(self, args: Iterable[str] | None = None) -> tuple:
+        """Read the command line and the recipe that `--config` names, one object per group. The command line wins.
+
+        Raises:
+            [`SettingsError`]: for a recipe or a key that does not exist, or a value that cannot work.
+        """
+        name, words = given(sys.argv[1:] if args is None else args, "config")
+        unknown: list[str] = []
+        if "--help_all" in words:
+            print(super().format_help())
+            self.exit()
+        if self._trains and name is None and not words:  # else the first message is about a GPU that may be missing
+            raise SettingsError(NO_DATA)
+        if name is not None:
+            typed = {key: given(words, key)[0] for key in ("method", "method_args")}
+            recipe = read_recipe(find_recipe(name))
+            os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
+            whole = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
+            without = [key.lstrip("-") for key in self.set_defaults_with_config(**whole)[::2]]
+            self.unused = [key for key in without if key in OURS]
+            unknown = [key for key in without if key not in KEYS]
+        unknown += self.parse_known_args(words)[1]
+        if unknown:
+            self.error(self._no_such_key(unknown[0].lstrip("-").partition("=")[0]))
+        try:
+            return self.parse_args_into_dataclasses(words)
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+
+    def _no_such_key(self, key: str) -> str:
+        known = [field.name for group in self.dataclass_types for field in fields(group)]
+        return no_such_key(key, known)
+
+    def error(self, message: str):
+        """Raise a [`SettingsError`] in place of the usage of several hundred options."""
+        raise SettingsError(f"{message.rstrip('?.')}. `{self.prog} --help` shows the keys")
+
+    def format_help(self) -> str:
+        """Return the help on the keys of this project, and on the most common ones of TRL."""
+        if not self._trains:
+            return super().format_help()
+        short = argparse.ArgumentParser(
+            usage=self.usage,
+            description="Train a policy with GRPO and RankBuffer rewards. Each key can stand in a recipe, too.",
+            epilog="--help_all shows the keys of TRL and transformers, too. docs/configuration.md describes all keys.",
+            formatter_class=self.formatter_class,
+            add_help=False,
+        )
+        for title, keys in SECTIONS.items():
+            section = short.add_argument_group(title)
+            for action in self._actions:
+                if action.dest in keys and not action.option_strings[0].startswith("--no_"):
+                    once = copy(action)  # without its second spelling, `--output-dir`
+                    once.option_strings = action.option_strings[:1]
+                    section._add_action(once)
+        return short.format_help()

@@ -1,0 +1,224 @@
+"""Before a run: is every judge server there, does its context hold the prompts, and what will the run cost?
+
+The preflight reaches every server, checks model and context length, and asks one real question. Then it asks as many
+other real questions at once as training does, eight at least, and estimates the cost of the run from them. Its calls
+enter no ledger. It prints their cost. If the run starts after it, they count as spent.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Query
+from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, Reading, Totals, Usage
+from rankbuffer_trl.judge.errors import printable
+from rankbuffer_trl.judge.guard import LONGEST
+from rankbuffer_trl.judge.judge import Asked, explain
+from rankbuffer_trl.judge.openai_client import OpenAIClient
+from rankbuffer_trl.judge.reach import (
+    CHARACTERS_PER_TOKEN,
+    check_servers,
+    context_for,
+    longest_need,
+    longest_of,
+    servers_of,
+)
+from rankbuffer_trl.rewards.listen import first_questions
+from rankbuffer_trl.rewards.method import RewardMethod
+from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.training.scorer import stand_in
+
+SAMPLE = 8
+"""Least number of questions that tell the cost of a run."""
+MASKED = 1e-4
+"""Probability on no valid answer, above which a server is taken to report probabilities before its grammar."""
+
+
+async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = None) -> list[str]:
+    """Check the judge of a run and estimate what it costs.
+
+    Args:
+        plan (`RunPlan`):
+            The plan of the run. With `preflight_only` the lines show a whole prompt and its answer.
+        on_spent (`Callable[[Usage], None]`, *optional*):
+            Called with the tokens of every reply.
+
+    Returns:
+        `list[str]`: lines for people.
+
+    Raises:
+        [`JudgeError`]: if a server cannot be reached, does not serve the model, cannot hold a prompt that is certain
+        to come, or fails more questions than `judge_max_failures` allows.
+    """
+    args, made = plan.args, plan.args.judge()
+    judge = Judge(made.client, made.max_attempts, made.guard, on_spent=on_spent)
+    lines = []
+    try:
+        servers = servers_of(judge)
+        longest = longest_of(plan.first_questions(), judge.guard) if servers else []
+        contexts = await check_servers(judge, longest)
+        for client, context in zip(servers, contexts, strict=True):
+            lines.append(f"judge: {client.name}" + (f", context {context:,} tokens" if context else ""))
+        if servers:
+            context = min(filter(None, contexts), default=None)
+            lines += await check_context(servers[0], context, judge.guard, plan, longest)
+        question = next(plan.first_questions())
+        firsts, found = await ask_first(judge, question, args.judge_step_timeout)
+        lines += found
+        if args.preflight_only:
+            lines += shown_whole(question.chat(judge.guard), firsts[0])
+        asked, sample, seconds = await ask_sample(judge, plan)
+    finally:
+        await judge.client.close()
+    totals, cost = Totals.of(sample), Totals.of([*firsts, *sample])
+    cached = totals.cached_tokens / max(totals.prompt_tokens, 1)
+    lines.append(
+        f"sample: {len(sample)} judgments in {seconds:.1f} s, {totals.prompt_tokens / max(totals.calls, 1):,.0f}"
+        f" prompt tokens each ({cached:.0%} cached), {totals.failures} failed, {totals.attempts - len(sample)} asked"
+        f" again; this check cost {cost.spent_tokens:,} tokens"
+    )
+    if not totals.spent_tokens:
+        lines.append("the judge server reports no token counts, so those below are estimated by characters")
+        if args.has_budget:
+            raise SettingsError("the judge server reports no token counts, so a budget cannot end the run: unset it")
+    if totals.failures and totals.failures / len(sample) > args.judge_max_failures:
+        last = next(call for call in sample if call.failed)
+        raise JudgeError(
+            f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"
+            f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}"
+        )
+    return [*lines, *await asyncio.to_thread(plan.cost, asked, totals, seconds)]  # it has an event loop of its own
+
+
+async def ask_first(judge: Judge, question: Question, timeout: float | None) -> tuple[list[Call], list[str]]:
+    """Ask the first question of all; each server for itself if its probabilities are read.
+
+    Returns the calls, and a line for each server whose probabilities were read.
+    """
+    clients = servers_of(judge) if question.soft else []
+    asked = [Judge(client, judge.max_attempts, judge.guard, on_spent=judge.on_spent) for client in clients] or [judge]
+    answers = [await each.first_question(question, timeout) for each in asked]
+    readings = [reading for reading, _ in answers] if clients else []
+    lines = [probabilities(client, reading) for client, reading in zip(clients, readings, strict=True)]
+    return [call for _, call in answers], lines
+
+
+def probabilities(client: OpenAIClient, reading: Reading) -> str:
+    """Say whether a server reports probabilities before its grammar. A judge that is sure does not tell."""
+    before = " before its grammar" if client.decoding != "none" and reading.outside > MASKED else ""
+    return f"probabilities: {client.name} reports them{before}, {reading.outside:.1%} on no valid answer"
+
+
+def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]:
+    """Return the lines of a whole prompt and of its answer, for `--preflight_only` alone.
+
+    A run does not print them, so that no data set gets into a log by accident.
+    """
+    prompt = [line for message in messages for line in message["content"].splitlines()]
+    answer = first.answer.splitlines() or ["(empty)"]
+    quoted = [f"  | {printable(line)}" for line in answer]
+    return ["the first prompt:", *(f"  | {printable(line)}" for line in prompt), "its answer:", *quoted]
+
+
+async def check_context(
+    client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan, longest: Sequence[Asked]
+) -> list[str]:
+    """Say how long the questions of first visits are, and estimate later prompts.
+
+    A later prompt may show as many responses as the method says. Each is assumed to have `max_completion_length`
+    tokens.
+
+    Raises:
+        [`JudgeError`]: if a later prompt of a method that `shows_whole_groups` is too long.
+    """
+    method, G, length = plan.method, plan.args.num_generations, plan.args.max_completion_length
+    need = await longest_need(client, longest, guard)
+    assert need is not None, "every method asks something first"
+    count = f"{'' if need.exact else 'about '}{need.prompt:,}"
+    lines = [f"longest prompt of a first visit: {count} tokens (query {need.query_id!r})"]
+    frame = await longest_need(client, [without_responses(method, plan.queries[need.query_id], G)], guard)
+    assert frame is not None, "one question was passed"
+    shown = method.most_shown(G)
+    later = context_for(frame.prompt, need.answer, shown * length, guard)
+    if context and later > context:
+        if getattr(method, "shows_whole_groups", False):
+            raise JudgeError(
+                f"the judge's context of {context:,} tokens is too short for method {method.name!r}: a prompt shows"
+                f" all {G} rollouts of a group, and it and its answer may need about {later:,} tokens if rollouts use"
+                f" all of max_completion_length={length}. A group that does not fit would have no rewards. Serve the"
+                f" judge with --max-model-len {later} (llama.cpp: --ctx-size) or more, or set a smaller"
+                " max_completion_length or num_generations"
+            )
+        lines.append(
+            f"a later prompt may show {shown} responses; it and its answer may need about {later:,} tokens if rollouts"
+            f" use all of max_completion_length={length}; what does not fit into {context:,} fails and stays unscored"
+        )
+    if length * CHARACTERS_PER_TOKEN > LONGEST:
+        lines.append(
+            f"a prompt shows {LONGEST:,} characters of a response at most; with max_completion_length={length} a"
+            " rollout may have more, and the rest is cut"
+        )
+    return lines
+
+
+def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
+    """Return the first question about a query with every response replaced by an empty text."""
+    question = first_questions(method, stand_in(query, G))[0]
+    empty = {name: [(heading, "") for heading, _ in pairs] for name, pairs in question.responses.items()}
+    return replace(question, responses=empty)
+
+
+async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Question], list[Call], float]:
+    """Ask as many questions as can be in flight, eight at least. Return them, the calls and their wall seconds.
+
+    Raises:
+        [`JudgeError`]: if they take longer than `judge_step_timeout`.
+    """
+    args = plan.args
+    in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
+    asked = list(islice(unasked(plan), max(in_flight, SAMPLE)))
+    started = time.perf_counter()
+    try:
+        async with asyncio.timeout(args.judge_step_timeout):
+            await judge.ask_all(asked)
+    except TimeoutError:
+        answered = sum(call.outcome == "parsed" for call in judge.drain())
+        raise JudgeError(
+            f"the judge ({judge.client.name}) did not finish a sample within judge_step_timeout="
+            f"{args.judge_step_timeout:g} s: {answered} of {len(asked)} questions were answered, so nothing was"
+            " started"
+        ) from None
+    return asked, judge.drain(), time.perf_counter() - started
+
+
+def unasked(plan: RunPlan) -> Iterator[Question]:
+    """Yield the first questions of a run, each prompt once. The first of all was asked before, so it comes last.
+
+    A server answers a prompt that it has seen from its cache, much faster than those of the run.
+    """
+    first = next(plan.first_questions())
+    seen = {first.prompt()}
+    for question in plan.first_questions():
+        prompt = question.prompt()
+        if prompt not in seen:
+            seen.add(prompt)
+            yield question
+    yield first
+
+
+def report(plan: RunPlan) -> None:
+    """Run [`preflight`] and print its lines. If the run starts after it, record its tokens in the run's folder."""
+    if plan.args.only_checks:
+        lines = asyncio.run(preflight(plan))
+    else:
+        with closing(BufferStore(Path(plan.args.output_dir) / LIVE_STORE)) as store:
+            lines = asyncio.run(preflight(plan, store.spend))
+    for line in lines:
+        print(f"[preflight] {line}")

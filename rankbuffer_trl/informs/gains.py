@@ -1,0 +1,377 @@
+"""Progress by the judge's opinion: two visits are compared by positions among shared anchors. Ours, not the paper's.
+
+Rank rewards have the same mean in every group, so they cannot show whether the policy improves. Anchors stay in a
+buffer for several visits. So rollouts of two visits were placed among the same anchors, and can be compared.
+
+For each query and each anchor that stood in the buffer before both visits, count the rollouts above and below the
+anchor at both visits. These tables of two rows and two columns have one common odds ratio, which the estimator of
+Mantel and Haenszel finds. Its variance is clustered by query. An anchor that the earlier group added is left out,
+because a rollout that became an anchor was often judged too high.
+
+The odds ratio is shown as the probability that the judge prefers a response of the later visit to one of the earlier
+visit: 50 % is no change. This holds for one step from a visit to the next. The odds ratios of several steps must not
+be multiplied: where the gain differs by query, the product is far too high.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, TypeVar
+
+from ..decoding import read_json
+from ..store import numbers
+from ..store.buffer_store import BufferStore
+from ..store.database import StoreError
+from ..store.numbers import Readable
+from ..store.places import DUEL, report_folder
+
+T = TypeVar("T")
+LEAST_QUERIES = 10  # on each side, whose rollouts are not all above or all below the shared anchors
+WINDOW = 100  # queries of a window of steps, at least
+FLOOR = 0.015  # half of the narrowest interval: the model has an error of about 0.01, however many queries there are
+Z = 1.96  # 95 %
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One visit of a query: where its rollouts were placed among the anchors of the buffer before the visit.
+
+    Args:
+        query_id (`str`):
+            The query.
+        step (`int`):
+            The trainer's step, from 0.
+        epoch (`int`):
+            The epoch, from 0.
+        above (`Mapping[str, int]`):
+            Number of rollouts that were placed above an anchor, by the anchor's id, from the worst anchor to the best.
+        placed (`int`):
+            Number of rollouts that were placed.
+    """
+
+    query_id: str
+    step: int
+    epoch: int
+    above: Mapping[str, int]
+    placed: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How often the judge prefers a response of the later visits to a response of the earlier ones.
+
+    Args:
+        queries (`int`):
+            Number of queries that were compared.
+        probability (`float`, *optional*):
+            The probability in 0..1; 0.5 is no change. `None` if the placements do not tell; `reason` says why.
+        low (`float`, *optional*):
+            Lower end of the 95 % interval.
+        high (`float`, *optional*):
+            Upper end of the 95 % interval.
+        reason (`str`, *optional*):
+            Why there is no probability.
+    """
+
+    queries: int
+    probability: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.probability is None or self.low is None or self.high is None:
+            return f"not shown: {self.reason}"
+        return f"{percent(self.probability)} ({percent(self.low)} to {percent(self.high)})"
+
+
+def percent(share: float) -> str:
+    """Write a share as whole percents. Values at the ends become `< 1 %` and `> 99 %`."""
+    if share < 0.01 or share > 0.99:
+        return "< 1 %" if share < 0.5 else "> 99 %"
+    return f"{100 * share:.0f} %"
+
+
+def compare(pairs: Iterable[tuple[Visit, Visit]]) -> Comparison:
+    """Compare the later visit of each pair with the earlier one, over the anchors that both share.
+
+    Args:
+        pairs (`Iterable[tuple[Visit, Visit]]`):
+            One pair per query: an earlier visit and a later one.
+
+    Example:
+
+    ```python
+    from rankbuffer_trl.informs.gains import Visit, compare
+
+    before = [Visit(f"q{i}", 0, 0, {"a": 3 + i % 2, "b": 1}, placed=8) for i in range(40)]
+    after = [Visit(f"q{i}", 1, 1, {"a": 5 + i % 2, "b": 3}, placed=8) for i in range(40)]
+    print(compare(zip(before, after)))  # 69 % (68 % to 71 %)
+    ```
+    """
+    gains, losses = [], []
+    for earlier, later in pairs:
+        gain, loss = weigh(earlier, later)
+        if gain or loss:
+            gains.append(gain)
+            losses.append(loss)
+    n = len(gains)
+    if min(sum(map(bool, gains)), sum(map(bool, losses))) < LEAST_QUERIES:
+        reason = (
+            f"fewer than {LEAST_QUERIES} queries have rollouts on both sides of an anchor that both visits share, so"
+            " the anchors do not reach the policy"
+        )
+        return Comparison(n, reason=reason)
+    gained, lost = math.fsum(gains), math.fsum(losses)
+    log_odds = math.log(gained / lost)
+    variance = math.fsum((gain / gained - loss / lost) ** 2 for gain, loss in zip(gains, losses, strict=True))
+    error = Z * math.sqrt(variance * n / (n - 1))
+    p = preference(log_odds)
+    low, high = preference(log_odds - error), preference(log_odds + error)
+    return Comparison(n, p, max(min(low, p - FLOOR), 0.0), min(max(high, p + FLOOR), 1.0))
+
+
+def weigh(earlier: Visit, later: Visit) -> tuple[float, float]:
+    """Return the weight of the pairs in which the later rollout is above a shared anchor and the earlier one below.
+
+    The second value is the weight of the opposite pairs. Both are the sums of Mantel and Haenszel for one query.
+    """
+    gain = loss = 0.0
+    total = max(later.placed + earlier.placed, 1)  # no rollout was placed where all judgments failed
+    for anchor in earlier.above.keys() & later.above.keys():
+        up, up_before = later.above[anchor], earlier.above[anchor]
+        down, down_before = later.placed - up, earlier.placed - up_before
+        gain += up * down_before / total
+        loss += down * up_before / total
+    return gain, loss
+
+
+def preference(log_odds: float) -> float:
+    """Return the probability that a response beats another one, where their qualities are logistic.
+
+    Args:
+        log_odds (`float`):
+            The logarithm of the odds ratio of the two placements. 0 gives 0.5.
+    """
+    if abs(log_odds) < 1e-3:  # where the formula loses its digits
+        return 0.5 + log_odds / 6
+    if log_odds < 0:
+        return 1 - preference(-log_odds)
+    v = math.exp(-log_odds)  # w = 1 / v does not overflow this way
+    return (1 - v - v * log_odds) / (1 - v) ** 2
+
+
+def gain_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+    """Return the comparisons of [`by_window`] as rows, for a chart."""
+    return [{"step": step} | asdict(comparison) for step, comparison in by_window(found).items()]
+
+
+def reach_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+    """Return the shares of [`above_initial`] as rows, for a chart."""
+    return [asdict(share) for share in above_initial(found)]
+
+
+def visits(store: Readable) -> dict[str, list[Visit]]:
+    """Return the visits whose placements can be compared, of each query in their order.
+
+    There are none if the judge saw the order of the anchors but not their texts. Such a judge has compared nothing.
+    """
+    return {} if numbers.has_calls(store, "order_only") else placements(store)
+
+
+def placements(store: Readable, **equal: Any) -> dict[str, list[Visit]]:
+    """Return all visits of each query in their order, each with the anchors that its group was placed among.
+
+    Args:
+        store (`Readable`):
+            The store of a run.
+        equal:
+            `query_id` to read one query alone.
+    """
+    before = numbers.initial_anchors(store, **equal)
+    versions = {(version.query_id, version.step): version.anchors for version in numbers.buffers(store, **equal)}
+    found: dict[str, list[Visit]] = defaultdict(list)
+    for group in numbers.groups(store, **equal):
+        anchors = before.get(group.query_id, [])
+        # An LLM manager that looks ahead places a group among anchors that no version of the buffer holds.
+        known = anchors if len(anchors) == group.k else []
+        positions = group.positions.values()
+        above = {anchor: sum(position > k for position in positions) for k, anchor in enumerate(known)}
+        found[group.query_id].append(Visit(group.query_id, group.step, group.epoch, above, len(positions)))
+        if (version := versions.get((group.query_id, group.step))) is not None:
+            before[group.query_id] = [anchor.id for anchor in version]
+    return dict(found)
+
+
+def since_last_visit(found: Mapping[str, Sequence[Visit]]) -> dict[int, Comparison]:
+    """Compare the visits of each epoch with the previous visits of the same queries.
+
+    Args:
+        found (`Mapping[str, Sequence[Visit]]`):
+            The visits of each query in their order, see [`visits`].
+
+    Returns:
+        `dict[int, Comparison]`: by epoch of the later visit. The first epoch has nothing to be compared with.
+    """
+    pairs = defaultdict(list)
+    for each in found.values():
+        for earlier, later in pairwise(each):
+            pairs[later.epoch].append((earlier, later))
+    return {epoch: compare(pairs[epoch]) for epoch in sorted(pairs)}
+
+
+def by_window(found: Mapping[str, Sequence[Visit]], least: int = WINDOW) -> dict[int, Comparison]:
+    """Compare as [`since_last_visit`] does, in windows of whole steps with at least `least` queries.
+
+    Args:
+        found (`Mapping[str, Sequence[Visit]]`):
+            The visits of each query in their order, see [`visits`].
+        least (`int`, *optional*, defaults to 100):
+            Number of queries in a window, at least. A window ends with its epoch. What is left at the end of an epoch
+            joins the window before it.
+
+    Returns:
+        `dict[int, Comparison]`: by the last step of a window.
+    """
+    by_epoch: dict[int, list[tuple[int, tuple[Visit, Visit]]]] = defaultdict(list)
+    for each in found.values():
+        for earlier, later in pairwise(each):
+            by_epoch[later.epoch].append((later.step, (earlier, later)))
+    compared: dict[int, Comparison] = {}
+    for _, pairs in sorted(by_epoch.items()):
+        windows: list[tuple[int, list[tuple[Visit, Visit]]]] = cut(pairs, least)
+        if len(windows) > 1 and len(windows[-1][1]) < least:
+            (_, full), (step, rest) = windows[-2:]
+            windows[-2:] = [(step, full + rest)]
+        compared |= {step: compare(window) for step, window in windows}
+    return compared
+
+
+def newest_window(store: Readable, least: int = WINDOW) -> Comparison | None:
+    """Return the comparison of the window that ends with the newest step, for the log of a run.
+
+    Args:
+        store (`Readable`):
+            The store of the run.
+        least (`int`, *optional*, defaults to 100):
+            Number of queries in a window, at least.
+
+    Returns:
+        `Comparison`, *optional*: `None` inside a window, and in the first epoch.
+    """
+    windows = cut(numbers.visited_in_newest_epoch(store), least)
+    if not windows or len(windows[-1][1]) < least or numbers.has_calls(store, "order_only"):
+        return None
+    newest = [placements(store, query_id=query_id)[query_id][-2:] for query_id in windows[-1][1]]
+    pairs = [(each[0], each[1]) for each in newest if len(each) == 2]
+    return compare(pairs) if pairs else None
+
+
+def cut(items: Iterable[tuple[int, T]], least: int) -> list[tuple[int, list[T]]]:
+    """Cut (step, item) pairs into windows of whole steps with at least `least` items; the last window may have fewer.
+
+    Returns:
+        `list[tuple[int, list]]`: the last step and the items of each window.
+    """
+    windows: list[tuple[int, list[T]]] = []
+    for step, group in groupby(sorted(items, key=itemgetter(0)), key=itemgetter(0)):
+        here = [item for _, item in group]
+        if windows and len(windows[-1][1]) < least:
+            here = windows.pop()[1] + here
+        windows.append((step, here))
+    return windows
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of an epoch's rollouts that were placed above an initial anchor.
+
+    Args:
+        epoch (`int`):
+            The epoch, from 0.
+        anchor (`str`):
+            The initial anchor's id, `initial-<i>`; a higher `i` is a better response of the data set.
+        queries (`int`):
+            Number of queries, the same in every epoch.
+        share (`float`):
+            The share in 0..1.
+        low (`float`):
+            Lower end of the 95 % interval over queries.
+        high (`float`):
+            Upper end of the 95 % interval over queries.
+    """
+
+    epoch: int
+    anchor: str
+    queries: int
+    share: float
+    low: float
+    high: float
+
+
+def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
+    """Return the share of rollouts above each initial anchor, by epoch and over the same queries.
+
+    A query counts for an anchor if each epoch has a visit of the query at which the anchor was in its buffer. Epochs
+    that are not complete for half of the queries are left out, such as the one in which a run stands.
+    """
+    counts: dict[int, int] = defaultdict(int)
+    for each in found.values():
+        for epoch in {visit.epoch for visit in each}:
+            counts[epoch] += 1
+    epochs = [epoch for epoch in sorted(counts) if 2 * counts[epoch] >= max(counts.values())]
+    shares: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for each in found.values():
+        last = {visit.epoch: visit for visit in each if visit.placed}
+        if not all(epoch in last for epoch in epochs):
+            continue
+        visited = [last[epoch] for epoch in epochs]
+        # The ids of all other anchors are names within one run.
+        for anchor in set.intersection(*({id for id in v.above if id.startswith("initial-")} for v in visited)):
+            for visit in visited:
+                shares[anchor][visit.epoch].append(visit.above[anchor] / visit.placed)
+    return [
+        Share(epoch, anchor, len(values), *_mean(values))
+        for anchor, by_epoch in sorted(shares.items(), key=lambda item: numbers.initial_number(item[0]))
+        for epoch, values in by_epoch.items()
+        if len(values) >= LEAST_QUERIES
+    ]
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean of shares and its 95 % interval."""
+    mean = fmean(values)
+    error = Z * stdev(values) / math.sqrt(len(values))
+    return mean, max(mean - error, 0.0), min(mean + error, 1.0)
+
+
+@dataclass(frozen=True)
+class Duels:
+    """The duels of a run between the first and the last of its `epochs`, see `rankbuffer-rejudge --mode duel`."""
+
+    run: str
+    judge: str
+    epochs: tuple[int, int]
+    duels: int
+    won: Comparison
+
+
+def duel_of(path: Path, store: BufferStore) -> Duels | None:
+    """Return the result of the duels of a run, `None` if there is none, or if it is of another run.
+
+    Raises:
+        [`StoreError`]: if the file of the result is damaged.
+    """
+    file = report_folder(path) / DUEL
+    if not file.exists():
+        return None
+    try:
+        found = read_json(file, Duels)
+    except ValueError as error:
+        raise StoreError(f"{file.parent}: {error}: delete that file, or ask for the duels again") from None
+    return found if found.run == numbers.run_id(store) else None

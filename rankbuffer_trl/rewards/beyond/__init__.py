@@ -1,0 +1,1 @@
+"""Reward methods beyond the paper: ours and relatives. All are off by default."""
