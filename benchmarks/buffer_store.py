@@ -34,13 +34,13 @@ from rich.table import Table
 
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.data.queries import QueryTable
+from rankbuffer_trl.exact.checkpoint import hash_file
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.informs.export import export_buffers
 from rankbuffer_trl.ranking import rank_rewards
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.buffer_store import STORE
-from rankbuffer_trl.training.checkpoint import hash_file
 
 ANCHORS, G, STEP = 8, 8, 20
 SLOW = ("checkpoint", "resume", "export", "data")

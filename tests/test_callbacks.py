@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pandas
 import pytest
+from helpers.checkpoints import newest_checkpoint
 from helpers.sampled import AtStep, interrupt_at, train
 from helpers.scripted import contents
 from transformers import TrainerCallback, TrainerControl
 
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.command import last_lines
+from rankbuffer_trl.exact.stop import StopEarly
 from rankbuffer_trl.informs.export import FILE
 from rankbuffer_trl.informs.gains import newest_window
 from rankbuffer_trl.informs.informing import informing
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.callbacks import StopEarly
-from rankbuffer_trl.training.checkpoint import newest_checkpoint
 
 
 def terminate_at(step: int) -> TrainerCallback:
@@ -68,7 +68,7 @@ def test_stop_early_stops_at_the_end_of_a_generation_and_for_a_budget_before_the
 def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypatch):
     """The process group's and the launcher's can be one warning."""
     now, ended = [100.0], []
-    monkeypatch.setattr("rankbuffer_trl.training.callbacks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rankbuffer_trl.exact.stop.time.monotonic", lambda: now[0])
     before = signal.signal(signal.SIGTERM, lambda *_: ended.append(now[0]))
     try:
         callback = StopEarly(lambda step: True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from helpers.checkpoints import checkpoints_of, newest_checkpoint, why_torn
 from helpers.damage import damaged
 from helpers.sampled import copy_checkpoints, interrupt_at, train
 from helpers.scripted import config
@@ -20,24 +21,13 @@ from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.report import facts_of
 from rankbuffer_tools.report.runs import log_and_manifest, open_runs
 from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted, delete_oldest, describe, fingerprint
+from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, CheckpointError, checkpoints, read_manifest
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.settings import REMOVED
-from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.buffer_store import STORE
-from rankbuffer_trl.store.places import FOLDER, RUN, STATE, Config, checkpoints, read_store
-from rankbuffer_trl.training.checkpoint import (
-    check_not_uploaded,
-    check_resumable,
-    check_trusted,
-    delete_oldest,
-    describe,
-    differences,
-    fingerprint,
-    newest_checkpoint,
-    read_manifest,
-    set_torn_aside,
-    why_torn,
-)
+from rankbuffer_trl.store.places import RunConfig, read_store
+from rankbuffer_trl.training.state import differences
 
 # Which checkpoints are whole
 
@@ -158,18 +148,18 @@ def test_why_torn_names_what_is_wrong_and_the_checkpoint_is_skipped(tmp_path, wh
         change(checkpoint)
         found = why_torn(checkpoint)
         assert found and re.search(message, found), f"{name}: {found}"
-        with pytest.raises(StoreError, match=r"checkpoint-4 is not a whole checkpoint: ") as error:
-            check_resumable(checkpoint, {}, True)
+        with pytest.raises(CheckpointError, match=r"checkpoint-4 is not a whole checkpoint: ") as error:
+            checkpoints_of(tmp_path).resumable(checkpoint, lambda saved: [], 1, True)
         assert found in str(error.value)
         caplog.clear()
         with caplog.at_level("WARNING"):
             assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3", name
         assert caplog.text.count("skipping") == 1
-        set_torn_aside(tmp_path)
+        checkpoints_of(tmp_path).set_torn_aside()
         assert [step for step, _ in checkpoints(tmp_path)] == [3]
         assert (tmp_path / "_torn" / f"checkpoint-4.{number}").is_dir()
     shutil.rmtree(tmp_path / "checkpoint-3")
-    with pytest.raises(StoreError, match=r"no whole checkpoint in .* to resume from"):
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint in .* to resume from"):
         newest_checkpoint(tmp_path)
 
 
@@ -177,7 +167,7 @@ def test_a_damaged_manifest_or_log_ends_in_one_line_of_each_reader(tmp_path, who
     """Or it is read on, where the damage is a value that could have been there."""
     checkpoint = copy_checkpoints(whole, tmp_path, 4)
     config = RejudgeConfig(run_dir=str(checkpoint), dataset_name="data.jsonl")
-    keys = {*Config.__annotations__, "k0", "step"}
+    keys = {*RunConfig.__annotations__, "k0", "step"}
 
     def report() -> None:
         log, manifest = log_and_manifest(checkpoint)
@@ -213,15 +203,15 @@ def test_checkpoints_leaves_out_folders_with_odd_names(tmp_path, whole):
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
 
 
-def test_check_resumable_checks_the_digest_of_the_store(tmp_path, whole):
+def test_resumable_checks_the_digest_of_the_store(tmp_path, whole):
     """Of a large file the list of files has samples alone."""
     checkpoint = copy_checkpoints(whole, tmp_path, 4)
     store = checkpoint / FOLDER / STORE
     flip(store, store.stat().st_size // 2)
     listing(lambda files: files | {f"{FOLDER}/{STORE}": fingerprint(store)})(checkpoint)
     assert why_torn(checkpoint) is None
-    with pytest.raises(StoreError, match=r"store\.sqlite is damaged: its SHA-256 is not the one in run\.json"):
-        check_resumable(checkpoint, {}, True)
+    with pytest.raises(CheckpointError, match=r"store\.sqlite is damaged: its SHA-256 is not the one in run\.json"):
+        checkpoints_of(tmp_path).resumable(checkpoint, lambda saved: [], 1, True)
 
 
 def test_fingerprint_tells_files_apart(tmp_path):
@@ -267,10 +257,10 @@ def test_save_checkpoint_that_fails_is_void_first_and_leaves_the_settings(tmp_pa
     full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("rankbuffer_trl.files.os.replace", full)
     assert why_torn(old) is None
-    with pytest.raises(StoreError, match="No space left"):
+    with pytest.raises(RankBufferError, match="No space left"):
         trainer.save_model(str(old), _internal_call=True)
     assert why_torn(old) == "run.json is missing"
-    with pytest.raises(StoreError, match="checkpoint-1 could not be written to"):
+    with pytest.raises(CheckpointError, match="checkpoint-1 could not be written to"):
         trainer.train()
     assert trainer.args.save_total_limit == 2
 
@@ -314,12 +304,12 @@ def test_delete_oldest_is_told_the_best_checkpoint(tmp_path, training, rows):
     assert [step for step, _ in checkpoints(tmp_path)] == [4, 1]
 
 
-def test_check_resumable_says_another_number_of_processes_and_allows_it(whole, caplog):
+def test_resumable_says_another_number_of_processes_and_allows_it(whole, caplog):
     checkpoint = whole[0] / "checkpoint-6"
-    saved = read_manifest(checkpoint)
+    known = checkpoints_of(whole[0])
     with caplog.at_level("WARNING"):
-        assert check_resumable(checkpoint, saved, False) == 6 and not caplog.text
-        assert check_resumable(checkpoint, saved | {"processes": 2}, False) == 6
+        assert known.resumable(checkpoint, lambda saved: [], 1, False) == (checkpoint, 6) and not caplog.text
+        assert known.resumable(checkpoint, lambda saved: [], 2, False) == (checkpoint, 6)
     assert "was saved by 1 processes, now there are 2" in caplog.text
 
 
@@ -358,7 +348,7 @@ def test_differences_counts_an_argument_that_is_not_named_as_its_default(monkeyp
 def test_describe_leaves_out_addresses_tokens_and_folders(tmp_path):
     servers = {"judge_url": "http://10.1.2.3:9/v1", "vllm_server_base_url": "http://10.1.2.3:8"}
     args = config(tmp_path, **servers, vllm_server_host="10.1.2.3", judge_model="m", hub_token="hf_a_token")
-    told = describe({}, 0, {}, args)
+    told = describe({}, 0, args)
     assert told["config"]["judge_model"] == "m" and not {"judge_url", "hub_token"} & told["config"].keys()
     assert not any(secret in json.dumps(told) for secret in ("10.1.2.3", "hf_a_token", str(tmp_path.parent)))
     assert told["config"]["output_dir"] == tmp_path.name and told["config"]["format_check"] == "none"
@@ -391,7 +381,7 @@ def make(path, deepspeed=True):
 def refused(checkpoint, output_dir, trusted=False) -> bool:
     try:
         check_trusted(checkpoint, output_dir, trusted)
-    except StoreError as error:
+    except CheckpointError as error:
         assert str(checkpoint) in str(error) and "set trust_checkpoint to true" in str(error)
         return True
     return False
@@ -435,7 +425,7 @@ def test_check_trusted_comes_before_anything_of_a_checkpoint_is_loaded(tmp_path,
     foreign = make(tmp_path / "_from_hub" / "last-checkpoint")
     shutil.copytree(whole[0] / "checkpoint-1", foreign, dirs_exist_ok=True)
     trainer = training()
-    with pytest.raises(StoreError, match=r"did not write.*trust_checkpoint"):
+    with pytest.raises(CheckpointError, match=r"did not write.*trust_checkpoint"):
         trainer.train(resume_from_checkpoint=str(foreign))
     assert trainer.rank_reward.scorer.store.last_step() is None
     trusting = training("trusting", max_steps=2, num_train_epochs=3, trust_checkpoint=True)
@@ -447,5 +437,5 @@ def test_check_not_uploaded_refuses_only_what_a_push_would_upload(tmp_path):
     for name in ("checkpoint-2", "checkpoint-2-copy", "_from_hub/last-checkpoint", "../other/last-checkpoint"):
         check_not_uploaded(tmp_path / name, tmp_path)
     for name in ("last-checkpoint", "checkpoint", "deep/checkpoint-2"):
-        with pytest.raises(StoreError, match="every push would upload it again"):
+        with pytest.raises(CheckpointError, match="every push would upload it again"):
             check_not_uploaded(tmp_path / name, tmp_path)

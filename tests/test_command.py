@@ -27,11 +27,12 @@ from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RECIPES, RecipeParser, find_recipe, given, overlay, read_recipe
 from rankbuffer_trl.data.queries import DataError, load_queries
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.exact import checkpoint
+from rankbuffer_trl.exact.distributed import MainProcessError
+from rankbuffer_trl.exact.manifest import CheckpointError
 from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.training import checkpoint
 from rankbuffer_trl.training.config import LOSSES, RankBufferConfig
-from rankbuffer_trl.training.distributed import MainProcessError
 
 CPU = ("--use_cpu", "--bf16", "false")
 HOWTO = str(QUICKSTART / "howto.jsonl")
@@ -308,7 +309,7 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
     (tmp_path / "checkpoint-3" / "trainer_state.json").unlink()
     for start, message in (("true", "no whole checkpoint in"), (str(tmp_path / "checkpoint-2"), "is not a whole")):
-        with pytest.raises(StoreError, match=message):
+        with pytest.raises(CheckpointError, match=message):
             quickstart(*words, "--max_steps", "5", "--resume_from_checkpoint", start)
 
 
@@ -357,7 +358,7 @@ def test_save_checkpoint_names_what_cannot_be_written_and_a_bug_keeps_its_traceb
         assert (found is error) == (error in bugs), error
         told = f"checkpoint-0 could not be written to {re.escape(str(tmp_path))}: .*disk of that folder has .* MB"
         advice = "start the run as before, since no checkpoint was written before it"
-        assert error in bugs or (type(found) is StoreError and re.search(f"{told}.*{advice}", str(found))), found
+        assert error in bugs or (type(found) is CheckpointError and re.search(f"{told}.*{advice}", str(found))), found
     (tmp_path / "checkpoint-0").mkdir()  # the one that could not be written
     for before, advice in ((0, "start the run as before"), (1, "set resume_from_checkpoint to true")):
         (tmp_path / f"checkpoint-{before}").mkdir(exist_ok=True)

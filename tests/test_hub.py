@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 import transformers.trainer
 from datasets import load_dataset
+from helpers.checkpoints import why_torn
 from helpers.fake_hub import FolderHub
 from helpers.sampled import interrupt_at, same, train
 from helpers.scripted import config
@@ -16,11 +17,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.exact.manifest import FOLDER, RUN, CheckpointError
 from rankbuffer_trl.informs.card import on_hub, public, write_card
 from rankbuffer_trl.informs.export import FILE
-from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.store.places import FOLDER, RUN, read_store
-from rankbuffer_trl.training.checkpoint import why_torn
+from rankbuffer_trl.store.places import read_store
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 REPO = "somebody/ranked"
@@ -69,7 +69,7 @@ def test_push_of_a_run_lets_it_go_on_on_another_machine(tmp_path, tiny_policy, r
 
     card = (hub.root / REPO / "README.md").read_text()
     (checkpoint,) = re.findall(r"--resume_from_checkpoint runs/resumed/(\S+)", card)
-    with pytest.raises(StoreError, match=r"every push would upload it again.*_from_hub"):
+    with pytest.raises(CheckpointError, match=r"every push would upload it again.*_from_hub"):
         run("there", resume=str(pulled), hub_strategy="checkpoint", **PUSH)
     assert steps(hub.root / REPO / "last-checkpoint") == 5 and checkpoint == "_from_hub/last-checkpoint"
     (tmp_path / "there" / "_from_hub").mkdir()

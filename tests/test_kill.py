@@ -9,15 +9,17 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import ROOT, run_program
+from helpers.checkpoints import newest_checkpoint, why_torn
 from helpers.http_server import served
 from helpers.rollout_server import RolloutServer
 from helpers.sampled import AtStep, train
 from helpers.scripted import contents
 from helpers.two_ranks import CASES, FAULT, HELD, ROLLOUTS
 
+from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.exact.manifest import CheckpointError
 from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.checkpoint import newest_checkpoint, why_torn
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +102,7 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_whole(
     tmp_path, tiny_policy, rows, four_steps, left, what, last
 ):
     with small_disk(tmp_path / "disk") as disk:
-        with pytest.raises(StoreError, match=rf"{what}.*(No space left on device|disk is full)"):
+        with pytest.raises(RankBufferError, match=rf"{what}.*(No space left on device|disk is full)"):
             run(disk, tiny_policy, rows, callback=AtStep(3, lambda control: fill(disk, left)))
         (disk / "filler").unlink()
         assert newest_checkpoint(disk).name == f"checkpoint-{last}"
@@ -118,7 +120,7 @@ def test_a_file_that_cannot_grow_is_a_clear_error_and_the_last_checkpoint_is_who
         resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1000, hard))
 
     try:
-        with pytest.raises(StoreError, match="checkpoint-3 could not be written to"):
+        with pytest.raises(CheckpointError, match="checkpoint-3 could not be written to"):
             run(tmp_path, tiny_policy, rows, callback=AtStep(3, limit))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

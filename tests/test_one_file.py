@@ -181,7 +181,7 @@ def runs(tmp_path_factory, tiny_policy, data_file):
 
 def buffers_of(theirs: ScriptedTrainer) -> dict:
     store = theirs.rank_reward.scorer.store
-    return {id: state(buffer) for id in theirs._train_queries.ids if (buffer := store.load(id))}
+    return {id: state(buffer) for id in theirs.train_queries.ids if (buffer := store.load(id))}
 
 
 def test_a_run_has_the_rewards_buffers_and_weights_of_the_package(runs):

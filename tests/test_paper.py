@@ -19,11 +19,12 @@ from rankbuffer_tools.report.report import comparison_charts
 from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_tools.train.parser import RECIPES, read_recipe
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.exact.checkpoint import describe, write_manifest
+from rankbuffer_trl.exact.manifest import FOLDER
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE
-from rankbuffer_trl.training.checkpoint import describe, write_manifest
+from rankbuffer_trl.store.places import LIVE_STORE, SAVED
 
 
 def manifest(folder: Path, recipe: dict, seed: int = 1) -> dict:
@@ -31,7 +32,7 @@ def manifest(folder: Path, recipe: dict, seed: int = 1) -> dict:
     settings = config(folder, seed=seed, **{key: recipe[key] for key in recipe if key in ("method", *paper.OBJECTIVE)})
     method = asdict(load_method(settings.method, recipe.get("method_args", {}), seed))
     names = {"policy": "Qwen3-8B", "data": "nectar", "judge": "small", "seed": seed, "processes": 1}
-    return describe(names | {"method": settings.method, "method_args": method}, 1, {}, settings)
+    return describe(names | {"method": settings.method, "method_args": method}, 1, settings)
 
 
 def finish(folder: Path, row: str, seed: int) -> tuple[int, int]:
@@ -41,7 +42,7 @@ def finish(folder: Path, row: str, seed: int) -> tuple[int, int]:
     store = BufferStore(run.path)
     store.save(folder / FOLDER)
     store.close()
-    write_manifest(folder, found, {})
+    write_manifest(folder, found, SAVED, {})
     parsed = [call for _, call in run.calls if call.outcome == "parsed"]
     return sum(call.usage.prompt + call.usage.completion for call in parsed), len(parsed)
 

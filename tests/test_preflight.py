@@ -19,6 +19,7 @@ from rankbuffer_tools.service.judge import make_app
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser, read_recipe
 from rankbuffer_tools.train.preflight import preflight, report
+from rankbuffer_tools.train.price import RunPrice
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
@@ -125,18 +126,18 @@ def test_cost_follows_the_schedule_and_the_method(tmp_path, queries, rows):
     ):
         table = QueryTable(rows) if overrides is bootstrap else queries
         plan = RunPlan.of(settings(tmp_path, **overrides), table, None)
-        checked, estimated = "\n".join(asyncio.run(preflight(plan))), "\n".join(plan.estimated_cost())
+        checked, estimated = "\n".join(asyncio.run(preflight(plan))), "\n".join(RunPrice(plan).estimated_cost())
         assert "context" not in checked
         for said in (checked, estimated):  # preflight and dry run say the same
             assert f"the run: {expected} judgments," in said, overrides
             assert "no responses" not in said
     resumed = replace(RunPlan.of(settings(tmp_path, **bootstrap), QueryTable(rows), None), done=2)
-    assert resumed.judgments() == (18, 6 + 12 * 8, 6 + 12 * 12), "6 first visits are left"
+    assert RunPrice(resumed).judgments() == (18, 6 + 12 * 8, 6 + 12 * 12), "6 first visits are left"
 
 
 def test_a_run_costs_what_was_estimated(tmp_path, tiny_policy, queries, rows):
     plan = RunPlan.of(settings(tmp_path / "check", judge_concurrency=12 * 7, judge_prompt_price=1e3), queries, None)
-    measured, estimated = "\n".join(asyncio.run(preflight(plan))), "\n".join(plan.estimated_cost())
+    measured, estimated = "\n".join(asyncio.run(preflight(plan))), "\n".join(RunPrice(plan).estimated_cost())
     assert "sample: 84 judgments" in measured and "of judging at this rate" in measured
     assert "tokens are estimated by characters" in estimated and "rate" not in estimated
     run_calls = run(tmp_path / "run", tiny_policy, rows)["calls"]
@@ -182,10 +183,10 @@ def test_cost_of_each_recipe_is_that_of_a_replay_of_four_epochs(name, tmp_path, 
             rollouts = tuple(Rollout(i, draw.choice(known) + "!" * i) for i in range(8))
             made.score([RolloutGroup(query, rollouts, epoch, epoch)], epoch)
     real = made.store.totals().spent_tokens
-    [said] = announced(plan.estimated_cost())
+    [said] = announced(RunPrice(plan).estimated_cost())
     assert real / 2 < said < 2 * real
     if not plan.method.responses_needed:
-        lines = RunPlan.of(args, written.remove_columns("responses"), None).estimated_cost()
+        lines = RunPrice(RunPlan.of(args, written.remove_columns("responses"), None)).estimated_cost()
         low, high = announced(lines)
         assert low < real < high and high > 2 * low and "max_completion_length=400" in lines[1]
 
@@ -212,16 +213,16 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
         ({"judge_price_budget": 6.0, **prices}, "ends at about step 4 of 8"),
         ({"judge_price_budget": 6.0, **prices, "judge_cached_price": 0.25}, "ends at about step 7 of 8"),
     ):
-        plan = RunPlan.of(config(tmp_path, method="pointwise", **budget), rows, None)
+        plan = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", **budget), rows, None))
         asked = list(plan.first_questions())
         assert plan.cost(asked, sample)[-1] == f"the budget {said}"
     with closing(BufferStore(tmp_path / LIVE_STORE)) as store:
         store.spend(Usage(2_000_000, 1_000_000, 0))
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 6 of 8", "the folder has taken 1.25"
-    plan = RunPlan.of(config(tmp_path, method="pointwise", judge_token_budget=9_000_000), rows, None)
+    plan = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", judge_token_budget=9_000_000), rows, None))
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 5 of 8"
     args = config(tmp_path, method="pointwise", judge_token_budget=9_000_000, max_completion_length=50_000)
-    bare = RunPlan.of(args, rows.remove_columns("responses"), None)
+    bare = RunPrice(RunPlan.of(args, rows.remove_columns("responses"), None))
     assert re.search(r"ends at about step \d to \d of 8", bare.cost(list(bare.first_questions()), sample)[-1])
 
 

@@ -13,6 +13,7 @@ from pickle import UnpicklingError
 import pytest
 import torch
 from datasets import Dataset
+from helpers.checkpoints import newest_checkpoint, why_torn
 from helpers.sampled import EPOCHS, AtStep, copy_checkpoints, interrupt_at, same, train
 from helpers.scripted import config, contents
 from helpers.silent import Silence, SilentJudge
@@ -20,12 +21,13 @@ from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.exact.checkpoint import files_of
+from rankbuffer_trl.exact.manifest import FOLDER, RUN, CheckpointError
+from rankbuffer_trl.exact.sampler import EpochSampler
 from rankbuffer_trl.files import fingerprint
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.places import FOLDER, LIVE_STORE, RUN
-from rankbuffer_trl.training.checkpoint import files_of, newest_checkpoint, why_torn
-from rankbuffer_trl.training.sampler import EpochSampler
+from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 KEPT = sorted((Path(__file__).parent / "checkpoints").glob("*.tar.xz"))
@@ -178,7 +180,9 @@ def test_a_checkpoint_of_each_version_is_resumed_for_ever(tmp_path, kept):
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, tiny_policy, rows, whole, case):
     overrides, message = CHANGES[case]
-    with pytest.raises(StoreError, match=rf"belongs to another run:\n(.*\n)*.*{message}(.*\n)*.*resume_with_changes"):
+    with pytest.raises(
+        CheckpointError, match=rf"belongs to another run:\n(.*\n)*.*{message}(.*\n)*.*resume_with_changes"
+    ):
         train(tmp_path, tiny_policy, rows, resume=str(whole[0] / "checkpoint-6"), **overrides)
 
 
@@ -186,7 +190,7 @@ def test_other_data_is_refused_and_taken_when_told(tmp_path, tiny_policy, rows, 
     other = [{**row, "rubrics": row["rubrics"][:-1]} if number == 7 else row for number, row in enumerate(rows)]
     data = Dataset.from_list(other, features=rows.features)
     resume = str(copy_checkpoints(whole, tmp_path, 6))
-    with pytest.raises(StoreError, match="data_sha256"):
+    with pytest.raises(CheckpointError, match="data_sha256"):
         train(tmp_path, tiny_policy, data, resume=resume)
     turned = rows.select(range(11, -1, -1))
     with pytest.raises(RuntimeError, match=r"already visited .* data order"):
@@ -236,7 +240,7 @@ def test_a_checkpoint_inside_a_generation_is_not_resumed(tmp_path, tiny_policy, 
     settings = dict(max_steps=4, num_iterations=2, method=method, save_strategy="no")
     save = AtStep(3, lambda control: setattr(control, "should_save", True))
     train(tmp_path, tiny_policy, rows, callback=save, **settings)
-    with pytest.raises(StoreError, match="checkpoint-3 was saved inside a generation"):
+    with pytest.raises(CheckpointError, match="checkpoint-3 was saved inside a generation"):
         train(tmp_path, tiny_policy, rows, resume=True, **settings)
 
 

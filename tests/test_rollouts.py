@@ -35,12 +35,12 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.exact.distributed import MainProcessError
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.rubric_judge import judge as verdict
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
-from rankbuffer_trl.training import trainer as trainer_module
-from rankbuffer_trl.training.distributed import MainProcessError
+from rankbuffer_trl.training import rollouts as trainer_module
 from rankbuffer_trl.training.rollouts import KEEPALIVE, RETRIES, RolloutError, SeparateRollouts, known_to_us
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 

@@ -6,9 +6,11 @@ import signal
 import struct
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import by_number, group, numbers, scripted_judge
+from helpers.checkpoints import checkpoints_of
 from helpers.forks import fork
 from helpers.sampled import AtStep
 from helpers.scripted import ScriptedTrainer, config, contents
@@ -200,4 +202,6 @@ def test_check_budget_counts_what_each_leg_has_spent_and_refuses_a_used_up_one(
 
 def start_of(folder, resume=True, **changes):
     """What the command finds before it loads anything."""
-    return command.find_start(config(folder, resume_from_checkpoint=str(resume), **changes), {}, steps=4)
+    args = config(folder, resume_from_checkpoint=str(resume), **changes)
+    plan = SimpleNamespace(args=args, checkpoints=checkpoints_of(folder), batches=SimpleNamespace(steps=4))
+    return command.find_start(plan)

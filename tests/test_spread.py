@@ -12,7 +12,7 @@ from helpers.scripted import contents
 from helpers.spread import CASES, Case
 from safetensors.torch import load_file
 
-from rankbuffer_trl.store.places import FOLDER, RUN
+from rankbuffer_trl.exact.manifest import FOLDER, RUN
 
 pytestmark = pytest.mark.slow
 QUERIES, EVALUATED = 10, 5

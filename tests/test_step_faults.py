@@ -17,13 +17,13 @@ from helpers.places import shown_in
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rankbuffer_trl.exact.distributed import StepLeft
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.beyond.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.distributed import StepLeft
 from rankbuffer_trl.training.scorer import GroupScorer
 
 

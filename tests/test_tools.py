@@ -14,11 +14,11 @@ from test_format import TAGGED, of_trl, tokenizer_with
 from transformers import AutoTokenizer
 
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.exact.manifest import CheckpointError
 from rankbuffer_trl.judge.guard import quote, visible
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.rewards.format import Answer, AnswerReader
 from rankbuffer_trl.rewards.views import transcript
-from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE
 
 SECRET = "The kettle sings at noon"  # stands in the book alone, so only a tool can say it
@@ -182,7 +182,7 @@ def test_trainer_with_tools_ends_alike_when_resumed_and_when_judged_late(calling
     assert calling("late", judge_during_generation=False, **settings)[2] == whole
     assert calling("resumed", resume=saved, **settings)[2] == whole
     with pytest.raises(
-        StoreError, match=r"what the judge sees of a rollout with tools\): \['transcript', 40\] in the"
+        CheckpointError, match=r"what the judge sees of a rollout with tools\): \['transcript', 40\] in the"
     ):
         calling("other", resume=saved, **settings | {"judge_view": "answer"})
 

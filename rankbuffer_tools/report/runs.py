@@ -7,21 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, checkpoints, read_state
 from rankbuffer_trl.informs.gains import Duels, duel_of
 from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.places import (
-    FOLDER,
-    LIVE_STORE,
-    RUN,
-    STATE,
-    Manifest,
-    checkpoints,
-    copy_live,
-    read_manifest,
-    read_state,
-    read_store,
-)
+from rankbuffer_trl.store.places import LIVE_STORE, RunFacts, copy_live, read_run, read_store
 
 from .evidence import Watch, watch_of
 
@@ -51,7 +41,7 @@ class Run:
     path: Path
     store: BufferStore
     log: list[dict] = field(default_factory=list)
-    manifest: Manifest | dict[str, Any] = field(default_factory=dict)
+    manifest: RunFacts | dict[str, Any] = field(default_factory=dict)
     duel: Duels | None = None
     watch: Watch | None = None
 
@@ -119,7 +109,7 @@ def newest_finished(path: Path) -> Path | None:
     return next((found for _, found in checkpoints(path) if (found / FOLDER / RUN).is_file()), None)
 
 
-def log_and_manifest(path: Path) -> tuple[list[dict], Manifest | dict[str, Any]]:
+def log_and_manifest(path: Path) -> tuple[list[dict], RunFacts | dict[str, Any]]:
     """Return the trainer's log and the manifest of a checkpoint, or of the newest one in an output folder.
 
     Both are empty if there is none. A checkpoint without a manifest is still being written.
@@ -131,7 +121,7 @@ def log_and_manifest(path: Path) -> tuple[list[dict], Manifest | dict[str, Any]]
     if folder is None:
         return [], {}
     try:
-        manifest = read_manifest(folder)
+        manifest = read_run(folder)
         state = read_state(folder) if (folder / STATE).is_file() else {}
     except ValueError as error:
         raise StoreError(f"{folder}: {error}. Move it away to report on the run without it") from None

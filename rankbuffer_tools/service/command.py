@@ -31,7 +31,7 @@ from rankbuffer_trl.rewards.format import AnswerReader, check_format
 from rankbuffer_trl.rewards.method import RewardMethod, load_method
 from rankbuffer_trl.settings import check_at_least, documented
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.checkpoint import check_budget
+from rankbuffer_trl.training.budget import check_budget
 from rankbuffer_trl.training.scorer import stand_in
 
 from ..train.parser import RecipeParser

@@ -28,16 +28,16 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
 from rankbuffer_trl.data.tokens import load_tokenizer
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.store import StoreError
+from rankbuffer_trl.exact.distributed import MainProcessError, on_main_process
 from rankbuffer_trl.training.batches import Batches
-from rankbuffer_trl.training.checkpoint import check_budget, newest_checkpoint, read_manifest, why_torn
+from rankbuffer_trl.training.budget import check_budget
 from rankbuffer_trl.training.config import RankBufferConfig
-from rankbuffer_trl.training.distributed import MainProcessError, on_main_process
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
 from .parser import NO_DATA, RecipeParser
 from .preflight import report
+from .price import RunPrice
 
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))  # the number of this process on its machine
 
@@ -66,7 +66,7 @@ def make_plan(script_args: ScriptArguments, training_args: RankBufferConfig) -> 
             say("dry run", [*Batches(training_args, queries).lines(), missing])
         raise
     plan = RunPlan.of(training_args, data[0], data[1] if len(data) > 1 else None)
-    checkpoint, done = on_main_process(lambda: find_start(training_args, plan.faults, plan.batches.steps))
+    checkpoint, done = on_main_process(lambda: find_start(plan))
     return replace(plan, checkpoint=checkpoint, done=done)
 
 
@@ -140,26 +140,21 @@ def log_in(args: RankBufferConfig) -> None:
         ) from error
 
 
-def find_start(args: RankBufferConfig, faults: dict[Path, str | None], steps: int) -> tuple[str | None, int]:
-    """Return the checkpoint to resume from and its step, or `None` and 0 for a new run of `steps` steps.
-
-    What is found out about checkpoints is added to `faults`.
+def find_start(plan: RunPlan) -> tuple[str | None, int]:
+    """Return the checkpoint to resume from and its step, or `None` and 0 for a new run.
 
     Raises:
         [`SettingsError`]: if a budget of the judge is used up already.
-        [`StoreError`]: if the checkpoint is not whole, or `output_dir` has none that is.
+        [`CheckpointError`]: if the checkpoint is not whole, or `output_dir` has none that is.
     """
-    wanted = str(args.resume_from_checkpoint)
+    wanted = str(plan.args.resume_from_checkpoint)
     if wanted.lower() in ("none", "false"):
-        check_budget(args, args.output_dir, None)
+        check_budget(plan.args, plan.args.output_dir, None)
         return None, 0
-    path = newest_checkpoint(args.output_dir, faults) if wanted.lower() == "true" else Path(wanted)
-    if torn := why_torn(path, faults):
-        raise StoreError(f"{path} is not a whole checkpoint: {torn}")
-    step = read_manifest(path)["step"]
-    if step < steps:
-        check_budget(args, args.output_dir, path)
-    return str(path), step
+    path, saved = plan.checkpoints.find(True if wanted.lower() == "true" else wanted)
+    if saved["step"] < plan.batches.steps:
+        check_budget(plan.args, plan.args.output_dir, path)
+    return str(path), saved["step"]
 
 
 def check_template(name: str | None, revision: str | None) -> None:
@@ -211,7 +206,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         left = max(steps - plan.done, 0)
         say("resume", [f"from {plan.checkpoint}, after step {plan.done} of {steps}: {left} steps are left"])
     if training_args.dry_run:
-        say("dry run", plan.estimated_cost())
+        say("dry run", RunPrice(plan).estimated_cost())
         return
     if not training_args.preflight_only:
         on_main_process(lambda: check_template(model_args.model_name_or_path, model_args.model_revision))

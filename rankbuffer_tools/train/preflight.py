@@ -35,6 +35,8 @@ from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import stand_in
 
+from .price import RunPrice
+
 SAMPLE = 8
 """Least number of questions that tell the cost of a run."""
 MASKED = 1e-4
@@ -59,22 +61,22 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
     """
     args, made = plan.args, plan.args.judge()
     judge = Judge(made.client, made.max_attempts, made.guard, on_spent=on_spent)
-    lines = []
+    lines, price = [], RunPrice(plan)
     try:
         servers = servers_of(judge)
-        longest = longest_of(plan.first_questions(), judge.guard) if servers else []
+        longest = longest_of(price.first_questions(), judge.guard) if servers else []
         contexts = await check_servers(judge, longest)
         for client, context in zip(servers, contexts, strict=True):
             lines.append(f"judge: {client.name}" + (f", context {context:,} tokens" if context else ""))
         if servers:
             context = min(filter(None, contexts), default=None)
             lines += await check_context(servers[0], context, judge.guard, plan, longest)
-        question = next(plan.first_questions())
+        question = next(price.first_questions())
         firsts, found = await ask_first(judge, question, args.judge_step_timeout)
         lines += found
         if args.preflight_only:
             lines += shown_whole(question.chat(judge.guard), firsts[0])
-        asked, sample, seconds = await ask_sample(judge, plan)
+        asked, sample, seconds = await ask_sample(judge, price)
     finally:
         await judge.client.close()
     totals, cost = Totals.of(sample), Totals.of([*firsts, *sample])
@@ -94,7 +96,7 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
             f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"
             f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}"
         )
-    return [*lines, *await asyncio.to_thread(plan.cost, asked, totals, seconds)]  # it has an event loop of its own
+    return [*lines, *await asyncio.to_thread(price.cost, asked, totals, seconds)]  # it has an event loop of its own
 
 
 async def ask_first(judge: Judge, question: Question, timeout: float | None) -> tuple[list[Call], list[str]]:
@@ -175,15 +177,15 @@ def without_responses(method: RewardMethod, query: Query, G: int) -> Question:
     return replace(question, responses=empty)
 
 
-async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Question], list[Call], float]:
+async def ask_sample(judge: Judge, price: RunPrice) -> tuple[list[Question], list[Call], float]:
     """Ask as many questions as can be in flight, eight at least. Return them, the calls and their wall seconds.
 
     Raises:
         [`JudgeError`]: if they take longer than `judge_step_timeout`.
     """
-    args = plan.args
+    args = price.plan.args
     in_flight = args.judge_concurrency * max(len(servers_of(judge)), 1)
-    asked = list(islice(unasked(plan), max(in_flight, SAMPLE)))
+    asked = list(islice(unasked(price), max(in_flight, SAMPLE)))
     started = time.perf_counter()
     try:
         async with asyncio.timeout(args.judge_step_timeout):
@@ -198,14 +200,14 @@ async def ask_sample(judge: Judge, plan: RunPlan) -> tuple[list[Question], list[
     return asked, judge.drain(), time.perf_counter() - started
 
 
-def unasked(plan: RunPlan) -> Iterator[Question]:
+def unasked(price: RunPrice) -> Iterator[Question]:
     """Yield the first questions of a run, each prompt once. The first of all was asked before, so it comes last.
 
     A server answers a prompt that it has seen from its cache, much faster than those of the run.
     """
-    first = next(plan.first_questions())
+    first = next(price.first_questions())
     seen = {first.prompt()}
-    for question in plan.first_questions():
+    for question in price.first_questions():
         prompt = question.prompt()
         if prompt not in seen:
             seen.add(prompt)

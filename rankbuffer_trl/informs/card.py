@@ -4,12 +4,13 @@ The card goes to the Hub, so it names no folder and no address: of a local path 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import TrainerState
 
@@ -24,6 +25,18 @@ from .gains import Duels, duel_of
 from .growth import growth_table
 
 TEMPLATE = Path(__file__).with_name("card.md")
+PAPER = {
+    "title": "RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation",
+    "citation": (
+        "@inproceedings{yang2027rankbuffer,\n"
+        "    title  = {{RankBuffer: Efficient Ranking-Based Rewards for Open-Ended Generation}},\n"
+        "    author = {Zixuan Yang and Yiqun Chen and Qi Liu and Wei Yang and Erhan Zhang and Liyi Chen"
+        " and Qimeng Wang and Yan Gao and Jiaxin Mao},\n"
+        "    year   = 2027,\n"
+        "    note   = {Under review at ICLR 2027},\n"
+        "}"
+    ),
+}
 VERSIONS = ("trl", "transformers", "torch", "datasets")
 
 
@@ -64,6 +77,22 @@ class CardFacts:
     tags: list[str]
     repo_id: str | None = None
     dataset_name: str | None = None
+
+    @classmethod
+    def of(cls, trainer: Any, dataset_name: str | None, tags: Sequence[str] = ()) -> "CardFacts":
+        """Take the facts from a [`RankBufferTrainer`]."""
+        return cls(
+            settings=trainer.args.to_dict(),
+            state=trainer.state,
+            method=trainer.rank_reward.scorer.method,
+            queries=len(trainer.rank_reward.queries),
+            base_model=trainer.model.config.name_or_path,
+            peft=is_peft_model(trainer.model),
+            paper=PAPER,
+            tags=[*trainer._tag_names, *tags],
+            repo_id=trainer.hub_model_id,
+            dataset_name=dataset_name,
+        )
 
 
 def write_card(folder: Path, store: BufferStore, facts: CardFacts) -> None:

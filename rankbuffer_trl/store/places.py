@@ -1,38 +1,23 @@
 """Where a run keeps its stores, and how to open one of them for reading.
 
-A run's folder has the live store and the checkpoints. A checkpoint has the folder `rankbuffer`
-with a copy of the store and the manifest, which names run and step. A repository on the Hub has this folder too.
+A run's folder has the live store and the checkpoints. A checkpoint has a copy of the store in its folder `rankbuffer`.
 """
 
 import os
-import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from ..decoding import read_json, shown
+from ..decoding import read_json
+from ..exact.manifest import FOLDER, RUN, read_manifest
 from .buffer_store import STORE, BufferStore
-from .database import VERSION, StoreError, open_to_read
+from .database import StoreError, open_to_read
 
-FOLDER = "rankbuffer"
-RUN = "run.json"  # the manifest
+SAVED = f"{FOLDER}/{STORE}"  # the store of a checkpoint, by its name in the manifest
 LIVE_STORE = Path("_rankbuffer") / "live.sqlite"  # the Hub upload skips names that begin with an underscore
-STATE = "trainer_state.json"
 REPORT = "_report"  # the folder of pages and results about a run, which the upload skips too
 DUEL = "duel.json"
-
-
-def checkpoint_step(path: Path) -> int | None:
-    """Return the step in the name of a checkpoint's folder, `None` for any other name."""
-    found = re.fullmatch(r"checkpoint-(\d{1,18})", path.name, re.ASCII)
-    return int(found[1]) if found else None
-
-
-def checkpoints(output_dir: str | os.PathLike) -> list[tuple[int, Path]]:
-    """Return step and folder of all checkpoints in `output_dir`, newest first."""
-    found = ((checkpoint_step(path), path) for path in Path(output_dir).glob("checkpoint-*") if path.is_dir())
-    return sorted(((step, path) for step, path in found if step is not None), reverse=True)
 
 
 def read_store(path: str | os.PathLike) -> BufferStore:
@@ -73,26 +58,21 @@ def copy_live(live: Path, target: Path) -> BufferStore:
     return BufferStore(target, read_only=True, copy_of=live)
 
 
-class Config(TypedDict, total=False):
+class RunConfig(TypedDict, total=False):
     """The settings of a run that others read from its manifest; a manifest holds all of them."""
 
     seed: int
     rubric_dropout: float
-    save_only_model: bool
     judge_prompt_price: float | None
     judge_cached_price: float | None
     judge_completion_price: float | None
 
 
-class Manifest(TypedDict, total=False):
-    """What the program reads of `run.json`. The keys that are not required are for people alone."""
+class RunFacts(TypedDict, total=False):
+    """What the programs read of `run.json`. The keys that are not required are for people alone."""
 
-    format: Required[int]
     step: Required[int]
-    processes: Required[int]
-    config: Required[Config]
-    files: Required[dict[str, list[int | str]]]
-    store_sha256: Required[str]
+    config: Required[RunConfig]
     policy: str | None
     data: str | None
     method: str
@@ -101,43 +81,14 @@ class Manifest(TypedDict, total=False):
     judge_guard: bool
 
 
-class LogEntry(TypedDict):
-    """What the trainer logged at one step."""
-
-    step: int
-
-
-class State(TypedDict, total=False):
-    """What a report reads of `trainer_state.json`."""
-
-    global_step: int
-    log_history: list[LogEntry]
-
-
-def read_manifest(checkpoint: Path) -> Manifest:
-    """Return the contents of a checkpoint's `run.json`, whose fields have the right types.
+def read_run(checkpoint: Path) -> RunFacts:
+    """Return what `run.json` says of a run, whose fields have the right types.
 
     Raises:
-        `ValueError`: if the file is missing, damaged, or of another version of this program.
+        `ValueError`: as [`read_manifest`] does.
     """
-    path = checkpoint / FOLDER / RUN
-    found = read_json(path, dict[str, Any])
-    if found.get("format") != VERSION:
-        writer = shown(found.get("rankbuffer_trl"))
-        raise ValueError(f"{RUN} was written by another version of this program ({writer}), in another format")
-    run = read_json(path, Manifest)
-    if not 0 <= run["step"] < 10**18:  # as many digits as the name of a checkpoint may have
-        raise ValueError(f"{RUN} is damaged: 'step' is below 0 or above all steps")
-    return run
-
-
-def read_state(folder: Path) -> State:
-    """Return what `trainer_state.json` says. The log of a run that went wrong may hold NaN.
-
-    Raises:
-        `ValueError`: if the file is missing or damaged.
-    """
-    return read_json(folder / STATE, State, finite=False)
+    read_manifest(checkpoint)
+    return read_json(checkpoint / FOLDER / RUN, RunFacts)
 
 
 def report_folder(path: Path) -> Path:

@@ -19,6 +19,7 @@ from transformers import TrainerState
 
 from ..data.queries import QueryTable, normal_row
 from ..errors import SettingsError
+from ..exact.distributed import on_main_process
 from ..groups import Rollout, RolloutGroup
 from ..informs.gains import newest_window
 from ..informs.informing import informing
@@ -29,7 +30,6 @@ from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import GroupScore, RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
-from .distributed import on_main_process
 from .scorer import GroupScorer
 from .step import PENDING
 

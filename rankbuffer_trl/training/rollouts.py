@@ -15,14 +15,17 @@ from functools import partial
 from typing import Any
 
 from accelerate import PartialState
+from accelerate.logging import get_logger
 from aiohttp import ClientSession, TCPConnector
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError, Timeout
 from trl.generation.vllm_client import VLLMClient
 
 from ..errors import RankBufferError
+from ..exact.distributed import for_others
 from ..judge.errors import first_leaf, printable
 from ..judge.http import Limits
-from .distributed import for_others
+
+logger = get_logger(__name__)
 
 RETRIES = 8  # of one request, within 40 s
 CONNECT_SECONDS = 60.0
@@ -305,3 +308,34 @@ def known_to_us(client: type[VLLMClient] = VLLMClient) -> bool:
         for method in (client.generate, SeparateRollouts.generate)
     )
     return theirs == ours
+
+
+def separate_rollouts(trainer: Any, arrived: Callable[[int, list[int]], None]) -> SeparateRollouts | None:
+    """Let a trainer send one request per rollout, if each can be judged when the server has generated it.
+
+    With tools, environments or a rollout function, what the server generates is not the whole rollout.
+    """
+    if not (trainer.args.judge_during_generation and trainer.use_vllm and trainer.vllm_mode == "server"):
+        return None
+    if trainer.tools or trainer.rollout_func or trainer.environment_factories is not None:
+        return None
+    if not trainer.accelerator.is_main_process:  # it alone has a client
+        return None
+    if not known_to_us():
+        logger.warning(
+            "this version of TRL generates with other arguments than RankBuffer knows, so judging starts after"
+            " generation"
+        )
+        return None
+    # TRL has no hook per rollout: a rollout_func would take the user's place for one, and would have to tokenize,
+    # gather and slice on every process. The client below all that is a public object, and it is replaced here, while
+    # the trainer is being made, by one with the same methods. TRL's own class is left as it is.
+    generation = trainer.vllm_generation
+    generation.vllm_client = SeparateRollouts(
+        generation.vllm_client,
+        trainer.rank_reward.scorer.run_in_step,
+        arrived,
+        trainer.args.rollout_timeout,
+        trainer.model.config.get_text_config().vocab_size,
+    )
+    return generation.vllm_client

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..buffer import AnchorBuffer
 from ..errors import SettingsError
+from ..exact.distributed import StepLeft
 from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge
 from ..rewards.listen import first_questions
@@ -17,7 +18,6 @@ from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore
 from ..store.places import LIVE_STORE
 from .config import RankBufferConfig
-from .distributed import StepLeft
 from .step import OpenStep
 
 

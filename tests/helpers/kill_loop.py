@@ -31,6 +31,7 @@ import transformers.trainer
 from aiohttp import web
 from safetensors.torch import load_file
 
+from helpers.checkpoints import why_torn
 from helpers.fake_hub import FolderHub
 from helpers.forks import LONGEST, fork, wait
 from helpers.http_server import served
@@ -38,9 +39,9 @@ from helpers.rollout_server import RolloutServer, allow_client, server_config
 from helpers.scripted import config, contents
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.exact.manifest import checkpoints
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.store.places import LIVE_STORE, checkpoints, read_store
-from rankbuffer_trl.training.checkpoint import why_torn
+from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 PHASES = ("start", "optimizer", "generation", "judging", "commit", "checkpoint", "push")

@@ -68,7 +68,7 @@ class ScriptedOne(one.RankBufferTrainer):
     script = ScriptedTrainer.script
 
     @cached_property
-    def _train_queries(self) -> QueryTable:
+    def train_queries(self) -> QueryTable:
         return QueryTable(Dataset.from_list(list(self.queries.values())), anchors_needed=2)
 
     def _calculate_rewards(self, *args):

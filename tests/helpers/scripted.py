@@ -7,6 +7,7 @@ from pathlib import Path
 from datasets import Dataset
 
 from helpers.contents import contents
+from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -36,9 +37,13 @@ class ScriptedTrainer(RankBufferTrainer):
                 file.write(json.dumps([self.state.global_step, rewards[:, 0].tolist()]) + "\n")
         return rewards
 
+    @property
+    def train_queries(self) -> QueryTable:
+        return self.rank_reward.queries
+
     def script(self, step: int, prompt: tuple[int, ...], place: int) -> str:
         question = self._tokenizer.decode(prompt).split("user\n")[1].split("<|im_end|>")[0]
-        table = self._train_queries
+        table = self.train_queries
         query = next(table[id] for id in table.ids if table[id].text == question)
         digest = hashlib.sha256(f"{step} {query.id} {place}".encode()).digest()
         if digest[0] < 16:

@@ -20,12 +20,12 @@ from unittest.mock import patch
 
 import transformers.trainer
 
+from helpers.checkpoints import why_torn
 from helpers.fake_hub import FolderHub
 from helpers.forks import run_ranks
 from helpers.rollout_server import allow_client
 from rankbuffer_tools.train import command
-from rankbuffer_trl.store.places import checkpoints
-from rankbuffer_trl.training.checkpoint import why_torn
+from rankbuffer_trl.exact.manifest import checkpoints
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart" / "quickstart.yaml"
 FAULT = "there it fails"

@@ -9,11 +9,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ..buffer import AnchorBuffer
-from ..groups import Rollout, RolloutGroup
-from ..judge import Call, Judge, Question, RubricJudge
-from ..rewards.method import RewardMethod
-from ..rewards.must import score_group
+from rankbuffer_trl.buffer import AnchorBuffer
+from rankbuffer_trl.groups import Rollout, RolloutGroup
+from rankbuffer_trl.judge import Call, Judge, Question, RubricJudge
+from rankbuffer_trl.rewards.method import RewardMethod
+from rankbuffer_trl.rewards.must import score_group
 
 
 class Listener(Judge):

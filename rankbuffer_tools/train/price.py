@@ -1,0 +1,168 @@
+"""The price of a run before it starts: questions, tokens, money, and the step at which a budget would end it."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from operator import mul
+from statistics import fmean
+
+from rankbuffer_trl.groups import RolloutGroup
+from rankbuffer_trl.judge import Question, Totals
+from rankbuffer_trl.judge.ledger import duration, short
+from rankbuffer_trl.judge.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
+from rankbuffer_trl.rewards.listen import first_questions
+from rankbuffer_trl.rewards.must import count_calls
+from rankbuffer_trl.training.budget import spent_before
+from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.training.scorer import stand_in
+
+from .rehearsal import rehearse
+
+SAMPLED = 8
+"""The most queries whose visits are rehearsed. All first questions tell how much longer the other queries are."""
+REHEARSED = 12
+"""The most visits of a query that are rehearsed."""
+
+
+class RunPrice:
+    """What the judge of a run will be asked, and what that costs.
+
+    Args:
+        plan ([`RunPlan`]):
+            The plan of the run.
+    """
+
+    def __init__(self, plan: RunPlan):
+        self.plan = plan
+
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """The responses of the first query that has some; none if the data set has none."""
+        return next(filter(None, map(self.plan.queries.written, self.plan.queries.ids)), ())
+
+    def stand_ins(self, every: int = 1) -> Iterator[RolloutGroup]:
+        """Yield a group for one of `every` queries, with responses of the data set in the place of rollouts.
+
+        A query without responses borrows those of another one. If the data set has none at all, texts are made up.
+        """
+        texts = self.written
+        for query_id in self.plan.queries.ids[::every]:
+            texts = self.plan.queries.written(query_id) or texts
+            yield stand_in(self.plan.queries[query_id], self.plan.args.num_generations, texts)
+
+    def first_questions(self) -> Iterator[Question]:
+        """Yield the questions of the first visits, with reference responses in the place of rollouts."""
+        for group in self.stand_ins():
+            yield from first_questions(self.plan.method, group)
+
+    def judgments(self) -> tuple[int, int, int]:
+        """Return the number of groups after step `done`, and how many judgments they take at least and at most.
+
+        What a method may ask about a group is averaged over the queries.
+        """
+        per_generation = self.plan.args.queries_per_generation
+        before = self.plan.batches.generations_until(min(self.plan.done, self.plan.batches.steps)) * per_generation
+        groups = self.plan.batches.generations * per_generation - before
+        firsts = min(groups, max(len(self.plan.queries) - before, 0))
+        stand_ins = list(self.stand_ins())
+
+        def judged(end: int) -> int:
+            first, later = (
+                fmean(count_calls(self.plan.method, group, first)[end] for group in stand_ins)
+                for first in (True, False)
+            )
+            return round(firsts * first + (groups - firsts) * later)
+
+        return groups, judged(0), judged(1)
+
+    @cached_property
+    def visits(self) -> list[tuple[float, ...]]:
+        """What each visit of a query asks, until they ask alike: tokens of prompts and answers, and responses shown.
+
+        Made-up responses do not count.
+        """
+        epochs = math.ceil(self.plan.batches.generations / self.plan.batches.generations_per_epoch)
+        every, guard = math.ceil(len(self.plan.queries) / SAMPLED), self.plan.args.judge_guard
+        groups = list(self.stand_ins(every))
+        first = estimate_tokens([q for group in groups for q in first_questions(self.plan.method, group)], guard)[0]
+        whole = estimate_tokens(list(self.first_questions()), guard)[0] / len(self.plan.queries)
+        visits: list[tuple[float, ...]] = []
+        for asked in rehearse(self.plan.method, groups, min(epochs, REHEARSED)):
+            prompt, completion = estimate_tokens(asked, guard)
+            texts = [text for question in asked for pairs in question.responses.values() for _, text in pairs]
+            made_up = 0 if self.written else sum(map(len, texts)) / CHARACTERS_PER_TOKEN
+            visits.append(((prompt - made_up) / first * whole, completion / len(groups), len(texts) / len(groups)))
+        return visits
+
+    def questions(self, step: int) -> list[float]:
+        """Return what `visits` has, for all questions from step `done` to `step`."""
+        size = self.plan.args.queries_per_generation
+        first, last = (size * self.plan.batches.generations_until(each) for each in (min(self.plan.done, step), step))
+        starts = [number * self.plan.batches.generations_per_epoch * size for number in range(len(self.visits))]
+        spans = zip(starts, [*starts[1:], math.inf], strict=True)
+        groups = [max(min(last, end) - max(first, start), 0) for start, end in spans]
+        return [sum(map(mul, groups, column)) for column in zip(*self.visits, strict=True)]
+
+    def cost(self, asked: Sequence[Question], found: Totals | None = None, seconds: float | None = None) -> list[str]:
+        """Return what the rest of the run costs, in lines for people.
+
+        Args:
+            asked (`Sequence[Question]`):
+                The questions of a sample, or the first questions of all queries.
+            found (`Totals`, *optional*):
+                What the sample cost. Without it, or without tokens in it, tokens are estimated by characters.
+            seconds (`float`, *optional*):
+                Wall time of the sample, if it was asked.
+        """
+        args, steps = self.plan.args, self.plan.batches.steps
+        prompt, completion = estimate_tokens(asked, args.judge_guard)
+        by_characters = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(completion))
+        sample = found if found and found.spent_tokens else by_characters
+        # In place of what is made up, a rollout may have so many tokens. The guard marks its lines.
+        ends = [0] if self.written else [0, args.max_completion_length * (1 + args.judge_guard / QUOTED)]
+
+        def total(step: int, more: float) -> Totals:
+            prompts, completions, shown = self.questions(step)
+            tokens = prompts * sample.spent_prompt_tokens / prompt + shown * more
+            cached = tokens * sample.spent_cached_tokens / max(sample.spent_prompt_tokens, 1)
+            answers = completions * sample.spent_completion_tokens / completion
+            counts = ("prompt", tokens), ("cached", cached), ("completion", answers)
+            return Totals(**{f"spent_{name}_tokens": round(number) for name, number in counts})
+
+        groups, *calls = self.judgments()
+        totals = [total(steps, more) for more in ends]
+        which = f"the rest of the run, from step {self.plan.done}" if self.plan.done else "the run"
+        parts = [
+            f"{which}: {groups:,} groups of {args.num_generations} rollouts",
+            f"{between([f'{n:,}' for n in calls])} judgments",
+            f"about {between([short(each.spent_tokens) for each in totals])} tokens",
+        ]
+        if prices := [f"{price:,.2f}" for each in totals if (price := args.endpoint().price(each)) is not None]:
+            parts.append(f"about {between(prices)} at the prices given")
+        if seconds is not None:
+            times = [duration(seconds * each.spent_tokens / sample.spent_tokens) for each in totals]
+            parts.append(f"about {between(times)} of judging at this rate")
+        lines = [", ".join(parts)]
+        if not self.written:
+            lines.append(
+                "the data set has no responses, so this is from the prompts alone to rollouts that use all of"
+                f" max_completion_length={args.max_completion_length:,}"
+            )
+        if args.has_budget:
+            spent = spent_before(args.output_dir, self.plan.checkpoint)
+            over = lambda step, more: bool(args.over_budget(spent + total(step, more)))  # noqa: E731
+            at = [bisect_left(range(steps), True, self.plan.done, key=partial(over, more=more)) for more in ends[::-1]]
+            last = f"ends at about step {between([str(step) for step in at])} of {steps}"
+            lines.append(f"the budget {last if at[0] < steps else 'lasts to the end of the run'}")
+        return lines
+
+    def estimated_cost(self) -> list[str]:
+        """Estimate what the judge costs by the characters of the data, without a judge."""
+        asked = list(self.first_questions())
+        return [*self.cost(asked), "tokens are estimated by characters; --preflight_only asks the judge"]
+
+
+def between(ends: Sequence[str]) -> str:
+    """Write `low to high`, or one of them if they are equal."""
+    return " to ".join(dict.fromkeys(ends))

@@ -1,0 +1,301 @@
+"""Which files make a checkpoint whole, and whether a run may resume from it.
+
+The manifest is the last file of a checkpoint that is written. It says which run and step the checkpoint belongs to,
+and lists all other files.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from accelerate.logging import get_logger
+from transformers import TrainingArguments
+
+from .. import __version__
+from ..files import fingerprint, replacing, sync
+from .manifest import (
+    FOLDER,
+    FORMAT,
+    RUN,
+    STATE,
+    CheckpointError,
+    Manifest,
+    checkpoint_step,
+    checkpoints,
+    read_manifest,
+    read_state,
+)
+
+logger = get_logger(__name__)
+
+TORN, OLD = "_torn", "_old"  # not uploaded either
+PRIVATE = ("_url", "_host", "_token")  # how the names of settings end that a published checkpoint does not hold
+
+
+class Checkpoints:
+    """The checkpoints of a run's folder. Each is read once, since it may have many gigabytes.
+
+    Args:
+        output_dir (`str` or `Path`):
+            The folder of the run.
+        file (`str`):
+            The file of the run's state, by its name in the manifest: a checkpoint without it is none.
+    """
+
+    def __init__(self, output_dir: str | os.PathLike, file: str):
+        self.folder = Path(output_dir)
+        self.file = file
+        self._faults: dict[Path, str | None] = {}
+
+    def fault(self, checkpoint: Path) -> str | None:
+        """Return what is wrong with a checkpoint, `None` if it is whole and all of it was saved at one step."""
+        place = checkpoint.resolve()
+        if place not in self._faults:
+            self._faults[place] = why_torn(checkpoint, self.file)
+        return self._faults[place]
+
+    def newest(self) -> Path:
+        """Return the whole checkpoint with the highest step. Skip torn ones above it, and log each.
+
+        Raises:
+            [`CheckpointError`]: if there is none.
+        """
+        for _, path in checkpoints(self.folder):
+            torn = self.fault(path)
+            if torn is None:
+                return path
+            logger.warning(f"skipping {path}, which is not a whole checkpoint: {torn}")
+        raise CheckpointError(f"no whole checkpoint in {self.folder} to resume from")
+
+    def find(self, wanted: str | bool | Path) -> tuple[Path, Manifest]:
+        """Return a whole checkpoint and its manifest: that of a path, or the newest one for `True`.
+
+        Raises:
+            [`CheckpointError`]: naming what is missing.
+        """
+        path = self.newest() if wanted is True else Path(str(wanted))
+        if torn := self.fault(path):
+            raise CheckpointError(f"{path} is not a whole checkpoint: {torn}")
+        return path, read_manifest(path)
+
+    def resumable(
+        self,
+        wanted: str | bool | Path,
+        differences: Callable[[Manifest], list[str]],
+        processes: int,
+        with_changes: bool,
+    ) -> tuple[Path, int]:
+        """Return a checkpoint and its step. Refuse one that is damaged, or of another run unless changes are allowed.
+
+        Args:
+            wanted (`str`, `bool` or `Path`):
+                As for `find`.
+            differences (`Callable[[Manifest], list[str]]`):
+                Names all that this run and the one that was saved do not have in common.
+            processes (`int`):
+                The number of processes now. Another one is a warning.
+            with_changes (`bool`):
+                Whether a checkpoint of another run is taken.
+
+        Raises:
+            [`CheckpointError`]: naming what is missing, or all that differs.
+        """
+        path, saved = self.find(wanted)
+        if hash_file(path / self.file) != saved["store_sha256"]:
+            raise CheckpointError(
+                f"{path / self.file} is damaged: its SHA-256 is not the one in {RUN}. Resume from another checkpoint"
+            )
+        changed = differences(saved)
+        message = f"{path} belongs to another run:\n  " + "\n  ".join(changed)
+        if changed and not with_changes:
+            raise CheckpointError(f"{message}\nTo resume from it anyway, set resume_with_changes")
+        if changed:
+            logger.warning(message)
+        if saved["processes"] != processes:
+            logger.warning(
+                f"{path} was saved by {saved['processes']} processes, now there are {processes}: queries are visited"
+                " in the same order, but sampled rollouts will differ"
+            )
+        return path, saved["step"]
+
+    def set_torn_aside(self) -> None:
+        """Move torn checkpoints to `_torn`, so that `save_total_limit` does not keep one for a whole one."""
+        for _, path in checkpoints(self.folder):
+            if self.fault(path) is not None:
+                set_aside(path, TORN)
+
+    def set_old_aside(self, step: int) -> None:
+        """Move checkpoints above `step`, where a run starts, to `_old`: they look like the newest ones of this run."""
+        old = [path for number, path in checkpoints(self.folder) if number > step]
+        for path in old:
+            set_aside(path, OLD)
+        if old:
+            names = ", ".join(path.name for path in old)
+            logger.warning(f"{self.folder}: moved to {OLD}/, since this run starts at step {step}: {names}")
+
+
+def why_torn(checkpoint: Path, file: str) -> str | None:
+    """Return what is wrong with a checkpoint, `None` if it is whole. All of its files are read.
+
+    `file` is that of [`Checkpoints`].
+    """
+    try:
+        run = read_manifest(checkpoint)
+        state = read_state(checkpoint)
+    except ValueError as error:
+        return str(error)
+    if run["config"].get("save_only_model"):
+        return "it was saved with save_only_model, so it has no optimizer"
+    steps = {RUN: run["step"], STATE: state.get("global_step")}
+    if (named := checkpoint_step(checkpoint)) is not None:
+        steps["its name"] = named
+    if any(step != run["step"] for step in steps.values()):
+        return "it is mixed from several steps: " + ", ".join(f"{what} says {step!r}" for what, step in steps.items())
+    for name in (STATE, file):  # a run's own folder, which has no optimizer, lists its state alone
+        if name not in run["files"]:
+            return f"{RUN} is not the manifest of a checkpoint, since it does not list {name}"
+    there = files_of(checkpoint)  # names from the manifest are looked up here and never opened
+    for name, mark in run["files"].items():
+        if name not in there:
+            return f"{name} is missing"
+        if fingerprint(there[name]) != mark:
+            return f"{name} is cut short or not the file that was saved at step {run['step']}"
+    return None
+
+
+def files_of(checkpoint: Path) -> dict[str, Path]:
+    """Return all files of a checkpoint but its manifest, by their names in the manifest."""
+    files = {path.relative_to(checkpoint).as_posix(): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
+    files.pop(f"{FOLDER}/{RUN}", None)
+    return files
+
+
+def set_aside(checkpoint: Path, folder: str) -> None:
+    """Move a checkpoint into another folder of its parent, under a name that is free."""
+    names = (checkpoint.parent / folder / f"{checkpoint.name}.{number}" for number in count())
+    (checkpoint.parent / folder).mkdir(exist_ok=True)
+    checkpoint.rename(next(name for name in names if not name.exists()))
+
+
+def delete_oldest(output_dir: str | os.PathLike, limit: int | None, best: str | None) -> None:
+    """Delete the checkpoints with the lowest steps until `limit` are left. Keep the newest and the best.
+
+    The function of transformers would also count and delete folders such as `checkpoint-3-copy`.
+    """
+    found = [path for _, path in checkpoints(output_dir)]
+    kept = [path for path in found if path == found[0] or path == Path(best or "")]
+    older = [path for path in found if path not in kept]
+    if limit is not None and limit > 0:
+        for path in older[max(limit - len(kept), 0) :]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
+    """Refuse a checkpoint in `output_dir` that each push would upload over the newest one on the Hub.
+
+    Raises:
+        [`CheckpointError`]: naming where to put it.
+    """
+    home = Path(output_dir).resolve()
+    if not checkpoint.resolve().is_relative_to(home):
+        return
+    first = next(iter(checkpoint.resolve().relative_to(home).parts), "")
+    if not first.startswith(("_", "checkpoint-")):  # the trainer uploads neither
+        raise CheckpointError(
+            f"{checkpoint} lies in output_dir, so every push would upload it again, over a newer one on the Hub: move"
+            f" it into {Path(output_dir) / '_from_hub'} (names that begin with an underscore stay here)"
+        )
+
+
+def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool) -> None:
+    """Refuse a DeepSpeed or FSDP checkpoint from elsewhere, unless the user trusts it.
+
+    DeepSpeed loads its folder `global_step<N>`, and FSDP the files `.metadata` of its folders, with pickle, which
+    executes code that the files contain. All other files of a checkpoint are read without executing code. A checkpoint
+    is from elsewhere if it is not a folder `checkpoint-<N>` in `output_dir`, or if `hf download` put it there.
+
+    Args:
+        checkpoint (`Path`):
+            The checkpoint to resume from.
+        output_dir (`str` or `Path`):
+            The folder of the run.
+        trusted (`bool`):
+            The setting `trust_checkpoint`.
+
+    Raises:
+        [`CheckpointError`]: naming the checkpoint and the setting.
+    """
+    real, home = checkpoint.resolve(), Path(output_dir).resolve()
+    # `hf download --local-dir` keeps a record of each file that it wrote, in the folder that it is given.
+    record = Path(".cache", "huggingface", "download")
+    downloaded = any((folder / record / real.relative_to(folder)).exists() for folder in (real, *real.parents))
+    own = real.parent == home and real.name.removeprefix("checkpoint-").isdigit() and not downloaded
+    if not trusted and not own and any((*real.glob("global_step*"), *real.glob("*/.metadata"))):
+        raise CheckpointError(
+            f"{checkpoint} is a DeepSpeed or FSDP checkpoint that this output_dir did not write, and loading it would"
+            " execute code that it contains: set trust_checkpoint to true if you trust its author"
+        )
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        [`CheckpointError`]: if the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def withdraw_manifest(folder: Path) -> None:
+    """Delete the manifest, before any other file of the folder changes."""
+    (folder / FOLDER / RUN).unlink(missing_ok=True)
+
+
+def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapping[str, Path]) -> None:
+    """Write `run.json` for a folder with the state of a run. In a checkpoint it must be the last file that is written.
+
+    Args:
+        folder (`Path`):
+            A checkpoint, or a run's folder.
+        run (`Mapping[str, Any]`):
+            What `describe` tells of the run.
+        state (`str`):
+            The file of the run's state, by its name in the manifest.
+        files (`Mapping[str, Path]`):
+            What to list, by name: all files of a checkpoint. Each is on the disk when the manifest is.
+
+    Raises:
+        `OSError`: if it cannot be written.
+    """
+    for path in files.values():
+        sync(path)
+    listed = {name: fingerprint(path) for name, path in files.items()}
+    manifest = {"format": FORMAT, **run, "store_sha256": hash_file(folder / state), "files": listed}
+    with replacing(folder / FOLDER / RUN) as draft:
+        draft.write_text(json.dumps(manifest, indent=1) + "\n")
+    for changed in (folder / FOLDER, folder):
+        sync(changed)
+
+
+def describe(told: Mapping[str, Any], step: int, args: TrainingArguments) -> dict[str, Any]:
+    """Return what `run.json` tells of a run: project version, step, processes, what its state tells, and all settings.
+
+    Since a checkpoint may be published, addresses of servers and tokens for the Hub are left out, and an absolute path
+    is its last part.
+    """
+    settings = {
+        key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        for key, value in args.to_dict().items()
+        if not key.endswith(PRIVATE)
+    }
+    known = {"rankbuffer_trl": __version__, "step": step, "processes": args.world_size}
+    return json.loads(json.dumps({**known, **told, "config": settings}, default=str))

@@ -1,0 +1,140 @@
+"""What a RankBuffer run changes beside the policy: buffers, history and ledger. Checkpoints hold them with it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..informs.card import public
+from ..rewards.method import find_method
+from ..settings import changed_arguments, load_path
+from ..store.places import SAVED
+from .budget import check_budget
+from .plan import RunPlan
+from .reward_function import GroupReward
+
+BINDING = {  # one that a later version lacks stays here: where a checkpoint has it set, the run is another
+    "method": "the reward method",
+    "method_args": "its arguments",
+    "judge": "the judge model",
+    "judge_args": "the arguments of the judge client",
+    "judge_guard": "how responses are quoted for the judge",
+    "format_check": "what counts as an answer",
+    "rubric_dropout": "the share of rubrics that a visit leaves out",
+    "judge_view": "what the judge sees of a rollout with tools",
+    "queries": "the number of queries",
+    "data_sha256": "the data",
+    "seed": "the seed, and with it the order of the data",
+    "num_generations": "rollouts per query",
+    "queries_per_generation": "queries per generation batch",
+    "steps_per_generation": "optimizer steps per generation batch",
+}
+
+
+class StoreState:
+    """The state of a RankBuffer run, as [`RunState`] asks for it.
+
+    Args:
+        plan ([`RunPlan`]):
+            The plan of the run.
+        reward ([`GroupReward`]):
+            The rank reward, which has the store on the main process.
+    """
+
+    file = SAVED
+
+    def __init__(self, plan: RunPlan, reward: GroupReward):
+        self.plan = plan
+        self.reward = reward
+        self.names: dict[str, str | None] = {}  # of policy and data, for people
+        self.steps_per_epoch = plan.batches.steps_per_epoch
+        self.ends_generation = plan.batches.ends_generation
+        self.wake = reward.leave_step
+
+    def identity(self) -> dict[str, Any]:
+        """Return what buffers depend on."""
+        args, queries, scorer = self.plan.args, self.plan.queries, self.reward.scorer
+        found = {
+            "method": args.method,
+            "method_args": asdict(scorer.method),
+            "judge": args.judge_client or args.judge_model or type(scorer.judge.client).__name__,
+            "judge_args": (args.judge_client_args or {}) if args.judge_client else None,
+            "judge_guard": args.judge_guard,
+            "format_check": args.format_check,
+            "rubric_dropout": None,  # a setting that is gone: a checkpoint of a run that used it is another run
+            "judge_view": None if args.judge_view == "answer" else [args.judge_view, args.judge_view_limit],
+            "queries": len(queries),
+            "data_sha256": queries.sha256,
+            "seed": args.seed if args.data_seed is None else [args.seed, args.data_seed],
+            "num_generations": args.num_generations,
+            "queries_per_generation": args.queries_per_generation,
+            "steps_per_generation": args.steps_in_generation,
+        }
+        return json.loads(json.dumps(found, default=str))
+
+    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return one line for everything that a checkpoint and this run do not have in common."""
+        return differences(saved, self.identity())
+
+    def facts(self) -> dict[str, Any]:
+        """Return the names of policy and data as they may be published, and the sums of the ledger."""
+        store = self.reward.scorer.store
+        names = {key: public(name) if name else None for key, name in self.names.items()}
+        return {**names, "totals": {phase: store.totals(phase).as_dict() for phase in ("train", "eval")}}
+
+    def check_start(self, saved: Path | None, step: int) -> None:
+        """Refuse to start when a budget of the judge is used up. The end of the next step would find that too late.
+
+        Raises:
+            [`SettingsError`]: naming the budget.
+        """
+        if not saved or step < self.plan.batches.steps:
+            check_budget(self.plan.args, self.plan.args.output_dir, saved)
+
+    def start(self, saved: Path | None) -> None:
+        """Take up the store of a checkpoint, or begin with an empty one. The judge first answers one real question.
+
+        Raises:
+            [`JudgeError`]: if the judge does not answer.
+        """
+        queries = self.plan.queries
+        if saved:
+            self.reward.restart(saved)
+        self.reward.scorer.first_question(queries[queries.ids[0]])
+        if not saved:
+            self.reward.restart()
+
+    def save(self, folder: Path) -> None:
+        """Write the store into a folder."""
+        self.reward.scorer.store.save(folder)
+
+    def rewind(self, step: int) -> None:
+        """Take back the groups and calls after this step."""
+        self.reward.scorer.store.rewind(step)
+
+    def over_budget(self) -> str | None:
+        """Say which budget of the judge is used up, `None` if none is."""
+        return self.plan.args.over_budget(self.reward.scorer.store.spent)
+
+
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return one line for everything that a checkpoint and a run do not have in common.
+
+    An argument that one of them does not name had its default.
+    """
+    config, classes = saved.get("config", {}), {"method_args": find_method(current["method"])}
+    if client := config.get("judge_client"):  # in an older manifest, `judge` has the arguments too
+        saved = {**saved, "judge": client, "judge_args": config.get("judge_client_args") or {}}
+    if current.get("judge_args") is not None:
+        classes["judge_args"] = load_path(current["judge"])
+
+    def compared(run: Mapping[str, Any], key: str) -> Any:
+        value = run.get(key)
+        return changed_arguments(classes[key], value) if key in classes and isinstance(value, dict) else value
+
+    return [
+        f"{key} ({meaning}): {saved.get(key)!r} in the checkpoint, {current.get(key)!r} now"
+        for key, meaning in BINDING.items()
+        if compared(saved, key) != compared(current, key)
+    ]
