@@ -466,7 +466,7 @@ def process(tmp_path):
 
 
 def test_a_kill_between_judge_and_commit_costs_one_more_post(process, tmp_path, howto):
-    (tmp_path / "recipe.yaml").write_text("base: quickstart/quickstart.yaml\njudge_token_budget: 1e9\n")
+    (tmp_path / "recipe.yaml").write_text("base: quickstart/quickstart.yaml\nrollout_timeout: 60\n")
     words = ("--config", tmp_path / "recipe.yaml", "--dataset_name", QUICKSTART / "howto.jsonl")
     words += ("--output_dir", tmp_path / "out", "--method_args", '{"k0": 3}')
     group = {"query_id": howto[0]["query_id"], "texts": howto[1]["responses"], "step": 5}
@@ -476,7 +476,7 @@ def test_a_kill_between_judge_and_commit_costs_one_more_post(process, tmp_path, 
 
     killed = process(*words, before=kill_at_commit)
     assert ", 36 queries, format_check none, run " in killed.said
-    assert "[serve] not used here, from the recipe: judge_token_budget\n" in killed.said
+    assert "[serve] not used here, from the recipe: recipe_queries_per_step, rollout_timeout\n" in killed.said
     with pytest.raises(httpx.TransportError):
         httpx.post(f"{killed.url}/v1/groups", json=group, timeout=60)
     assert wait([killed.pid]) == [-signal.SIGKILL]
