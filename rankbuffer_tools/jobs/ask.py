@@ -55,7 +55,7 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
 
     Lines are only ever added. A last line that a kill left incomplete is dropped. Any other damage is an error,
     because an answer that was paid for would be lost, or a result would be another one. The digest of the other three
-    shows it; logs of earlier versions have none.
+    shows it. Logs of earlier versions have none, so a line without a digest is taken as it is.
 
     Args:
         path (`str` or `Path`, *optional*):
