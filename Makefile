@@ -1,4 +1,5 @@
 # make quickstart   train a tiny policy with RankBuffer on the CPU, end to end
+# make small        train a real policy of 135M parameters under the embedded judge on a CPU; REAL_POLICY=<folder or name>
 # make test         run the fast tests, in parallel: what to run while you work
 # make test-all     run all tests, also those that train, kill or spread for long: what CI runs
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
@@ -44,10 +45,15 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' pyproject.toml)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart test test-all test-vllm test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments lint mutants benchmarks clean
+.PHONY: quickstart small test test-all test-vllm test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments lint mutants benchmarks clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
+
+REAL_POLICY ?= HuggingFaceTB/SmolLM2-135M-Instruct
+small: $(VENV)/installed
+	DS_ACCELERATOR=cpu $(BIN)/rankbuffer-train --config recipes/small/embedded.yaml --model_name_or_path $(REAL_POLICY)
+	DS_ACCELERATOR=cpu $(BIN)/python -m recipes.small.compare --config evaluation/embedded.yaml --models before=$(REAL_POLICY) after=runs/embedded
 
 test: $(VENV)/installed-dev
 	@echo "One file: $(PYTEST) tests/test_buffer.py    One test: $(PYTEST) tests/test_buffer.py -k NAME"

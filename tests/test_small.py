@@ -24,15 +24,17 @@ def config(tiny_policy, data_file, tmp_path, **changes) -> compare.CompareConfig
     return compare.CompareConfig(**(values | changes))
 
 
-def test_compare_samples_as_the_recipe_trains():
+@pytest.mark.parametrize("name", ["small", "embedded"])
+def test_compare_samples_as_the_recipe_trains(name):
     trained, compared = (
-        yaml.safe_load((ROOT / name).read_text()) for name in ("recipes/small/small.yaml", "evaluation/small.yaml")
+        yaml.safe_load((ROOT / path).read_text()) for path in (f"recipes/small/{name}.yaml", f"evaluation/{name}.yaml")
     )
     same = {"temperature": "temperature", "top_p": "top_p", "max_new_tokens": "max_completion_length"}
     assert {name: compared[name] for name in same} == {name: trained[other] for name, other in same.items()}
-    assert compared["top_k"] == 0, "what TRL takes if a recipe names none"
-    for name in ("judge_model", "judge_url", "judge_decoding", "judge_concurrency"):
-        assert compared[name] == trained[name]
+    assert compared["top_k"] == trained.get("top_k", 0), "TRL takes 0 if a recipe names none"
+    for key in ("judge_model", "judge_url", "judge_decoding", "judge_concurrency"):
+        assert compared.get(key) == trained.get(key)
+    assert bool(trained.get("judge_url")) == (name == "small"), "without an address, the embedded judge is asked"
 
 
 def test_main_shows_asks_in_both_orders_and_continues(tiny_policy, data_file, tmp_path, capsys):

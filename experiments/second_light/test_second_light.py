@@ -1,12 +1,14 @@
-"""The second light: the room that the start leaves, the order of the runs, a run that continues, and the kept numbers."""
+"""The second light: the room that the start leaves, the order of runs, a run that continues, and the kept numbers."""
 
+import json
 import os
 import signal
+import sys
 from statistics import fmean, stdev
 
 import pytest
 
-from experiments.second_light import run
+from experiments.second_light import report, run
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import content_stems, meets, stem_all
 
@@ -15,7 +17,9 @@ from rankbuffer_trl.judge.rubric_judge import content_stems, meets, stem_all
 def test_rubrics_leave_room_and_ask_for_words_that_the_prompt_lacks(of):
     queries, start = load_queries(str(run.DATA[of])), run.read(run.START)[of]
     for place, most in enumerate((65, 65, 65, 80)):  # sentences stand above the others, and weigh an eighth
-        met = [[100 * meets(text, row["rubrics"][place]["text"]) for text in start[row["query_id"]]] for row in queries]
+        met = [
+            [100 * meets(text, row["rubrics"][place]["text"]) for text in start[row["query_id"]]] for row in queries
+        ]
         assert 25 <= round(fmean(map(fmean, met)), 1) <= most
         assert fmean(stdev(values) ** 2 for values in met) ** 0.5 >= (10 if place == 2 else 20)
     mean, deviation = run.scale(start, queries)
@@ -55,3 +59,67 @@ def test_a_run_that_was_ended_continues_and_keeps_all_answers(tiny_policy, tmp_p
     assert all(len(visit["answers"]) == len(visit["rewards"]) == run.G for visit in record["visits"])
     assert [step for step, calls, tokens in record["spent"] if calls and tokens] == [0, 1]
     assert [*record["kept_apart"]] == ["2"] and {len(each) for each in record["kept_apart"]["2"].values()} == {8}
+
+
+def record(row: str, seed: int, answers: dict[str, str], tokens: int) -> dict:
+    """Return the record of a run whose second epoch has these answers; the first one has those of the start."""
+    start = run.read(run.START)
+    first = {id: texts[0] for id, texts in start["trained"].items()}
+    visits = [
+        {"query_id": id, "step": 10 * epoch + i // 2, "rewards": [0.0], "answers": [texts[id]]}
+        for epoch, texts in enumerate((first, answers))
+        for i, id in enumerate(first)
+    ]
+    spent = [[step, 1, tokens + seed] for step in range(20)]
+    kept = {"20": start["kept_apart"], "40": start["kept_apart"]}
+    return {"row": row, "judge": "sharp", "seed": seed, "visits": visits, "spent": spent, "kept_apart": kept}
+
+
+def test_report_tells_the_better_row_and_what_it_cost(tmp_path, monkeypatch, capsys):
+    queries = load_queries(str(run.DATA["trained"]))
+    best, worst = ({row["query_id"]: row["responses"][i] for row in queries} for i in (-1, 0))
+    for seed in range(3):
+        odd = best | ({"sky-blue": worst["sky-blue"]} if seed else {})  # else the seeds would not differ
+        for row, answers, tokens in (("grpo", worst, 1000), ("rankbuffer", odd, 2000), ("rrc_scr", best, 3000)):
+            run.write(tmp_path / f"{row}-{seed}.json.gz", record(row, seed, answers, tokens))
+    monkeypatch.setattr(sys, "argv", ["report", "--records", str(tmp_path), "--figure", str(tmp_path / "a.png")])
+    report.main()
+    *printed, line = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert found["claims"] == {
+        "RankBuffer is above GRPO (sharp)": "holds",
+        "RankBuffer is near RRC-SCR (sharp)": "holds",
+    }
+    cells = [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed if row.startswith("│")]
+    rows = {row[1]: row for row in cells}
+    assert rows["grpo"][2] == "3" and rows["grpo"][-2:] == ["0.02", "10k"], "its own end is below its first epoch"
+    assert rows["rankbuffer"][-2:] == ["0.04", "20k"] and rows["rrc_scr"][4] == "85.0 ± 0.0"
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_claims_compare_the_seeds_that_both_rows_have():
+    end = {
+        ("grpo", 0): 50.0,
+        ("grpo", 1): 52.0,
+        ("rankbuffer", 1): 60.0,
+        ("rankbuffer", 2): 90.0,
+        ("rrc_scr", 1): 70.0,
+    }
+    runs: dict = {}
+    for (row, seed), quality in end.items():
+        each = report.Outcome(row, "blunt", seed, [41.0, quality], [40.0], [1.0, 2.0, 3.0], 20.0, 8, [5, 10])
+        runs.setdefault(("blunt", row), []).append(each)
+    found = report.claims(runs, 40.0, ("sharp", "blunt"))
+    assert {claim: each.values for (_, claim), each in found.items()} == {
+        "RankBuffer is above GRPO": [8.0],
+        "RankBuffer is near RRC-SCR": [pytest.approx(20 - 0.8 * 30)],
+    }
+
+
+def test_what_was_kept_is_whole():
+    for path in run.RECORDS.glob("*.json.gz"):
+        found = run.read(path)
+        assert path.name == f"{found['judge']}-{found['row']}-{found['seed']}.json.gz"
+        assert [visit["step"] for visit in found["visits"]] == [step for step in range(40) for _ in range(2)]
+        assert all(len(visit["answers"]) == len(visit["rewards"]) == run.G for visit in found["visits"])
+        assert [step for step, *_ in found["spent"]] == list(range(40)) and [*found["kept_apart"]] == ["20", "40"]

@@ -1,0 +1,206 @@
+"""The tables, the claims and the figure of the second light, from its kept records alone.
+
+    python -m experiments.second_light.report             # what README.md shows
+    python -m experiments.second_light.report --answers   # also the answers before and after
+
+Rows are compared over the seeds that both have finished under the same judge. The last line is JSON.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from experiments.miniature.report import Comparison, Interval, compare
+from experiments.second_light.run import DATA, HERE, RECORDS, START, read, rubrics_of
+from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.judge.rubric_judge import WORD, meets, score
+
+ROWS = "grpo gdpo rrc_scr tournament_grpo rankbuffer rankbuffer_static rankbuffer_bootstrap listwise_two".split()
+NEAR = 0.8  # share of RRC-SCR's gain from which RankBuffer is near it
+CLAIMS = {  # each difference is above 0 if its claim is true; the last one is asked in both directions
+    "RankBuffer is above GRPO": ("rankbuffer", "grpo", 1.0),
+    "RankBuffer is near RRC-SCR": ("rankbuffer", "rrc_scr", NEAR),
+    "dynamic is above static": ("rankbuffer", "rankbuffer_static", 1.0),
+    "two lists are above RankBuffer": ("listwise_two", "rankbuffer", 1.0),
+}
+Texts = Mapping[str, Sequence[str]]
+
+
+class Measure:
+    """The measures of answers to the prompts of the data."""
+
+    def __init__(self):
+        self.rows = {row["query_id"]: row for path in DATA.values() for row in load_queries(str(path))}
+
+    def quality(self, answers: Texts) -> float:
+        """Return the mean true quality, 0 to 100."""
+        return fmean(100 * score(text, rubrics_of(self.rows[id])) for id, texts in answers.items() for text in texts)
+
+    def unpaid(self, answers: Texts) -> float:
+        """Return the share of the things that nobody pays for, in percent."""
+        return fmean(100 * meets(text, self.rows[id]["unpaid"]) for id, texts in answers.items() for text in texts)
+
+    def words(self, answers: Texts) -> float:
+        """Return the mean number of words."""
+        return fmean(len(WORD.findall(text.lower())) for texts in answers.values() for text in texts)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The numbers of one run: quality by epoch and on the prompts kept apart, and judge tokens by epoch."""
+
+    row: str
+    judge: str
+    seed: int
+    epochs: list[float]
+    kept_apart: list[float]
+    unpaid: list[float]  # in the first and the last epoch, and on the prompts kept apart at the end
+    words: float
+    calls: int
+    tokens: list[int]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], measure: Measure) -> "Outcome":
+        """Measure a record."""
+        length = len({visit["query_id"] for visit in record["visits"]}) // 2  # steps of an epoch: two prompts each
+        epochs: dict[int, dict[str, list[str]]] = defaultdict(dict)
+        tokens: dict[int, int] = defaultdict(int)
+        for visit in record["visits"]:
+            epochs[visit["step"] // length][visit["query_id"]] = visit["answers"]
+        for step, _, asked in record["spent"]:
+            tokens[step // length] += asked
+        last, kept = epochs[max(epochs)], [each for _, each in sorted(record["kept_apart"].items())]
+        return cls(
+            record["row"],
+            record["judge"],
+            record["seed"],
+            [round(measure.quality(epochs[epoch]), 2) for epoch in sorted(epochs)],
+            [round(measure.quality(each), 2) for each in kept],
+            [round(measure.unpaid(each), 2) for each in (epochs[0], last, kept[-1])],
+            round(measure.words(last), 1),
+            sum(calls for _, calls, _ in record["spent"]),
+            [sum(tokens[epoch] for epoch in range(until + 1)) for until in sorted(tokens)],
+        )
+
+
+def mean_of(runs: Iterable[Outcome], value) -> str:
+    """Return a mean over seeds with its interval, to one decimal."""
+    found = Interval.of([value(each) for each in runs])
+    return f"{found.mean:.1f}" + ("" if found.half is None else f" ± {found.half:.1f}")
+
+
+def by_epoch(found: Iterable[Outcome], name: str) -> list[float]:
+    """Return the means over seeds of a field that is a list."""
+    return [fmean(each) for each in zip(*(getattr(run, name) for run in found), strict=True)]
+
+
+def rows_table(runs: Mapping[tuple[str, str], list[Outcome]], start: Mapping[str, float]) -> Table:
+    """Make the table of all rows."""
+    table = Table("judge", "row", "seeds", "by epoch", "last epoch", "kept apart", "not paid for", "words", "calls")
+    table.add_column("Mtokens"), table.add_column("as GRPO's end")
+    table.title = f"True quality; before training {start['trained']:.1f}, and {start['kept_apart']:.1f} kept apart"
+    for (judge, row), found in runs.items():
+        epochs, unpaid = (" ".join(f"{each:.0f}" for each in by_epoch(found, name)) for name in ("epochs", "unpaid"))
+        numbers = [mean_of(found, lambda run: run.epochs[-1]), mean_of(found, lambda run: run.kept_apart[-1]), unpaid]
+        numbers += [f"{fmean(run.words for run in found):.0f}", f"{fmean(run.calls for run in found):,.0f}"]
+        numbers.append(f"{fmean(run.tokens[-1] for run in found) / 1e6:.2f}")
+        table.add_row(judge, row, str(len(found)), epochs, *numbers, until_grpo(found, runs.get((judge, "grpo"), [])))
+    return table
+
+
+def until_grpo(found: Sequence[Outcome], grpo: Sequence[Outcome]) -> str:
+    """Return the judge tokens, in thousands, after which an epoch has the quality of GRPO's last one."""
+    goal = {run.seed: run.epochs[-1] for run in grpo}
+    shared = [run for run in found if run.seed in goal]
+    if not shared:
+        return ""
+    level = fmean(goal[run.seed] for run in shared)
+    spent = zip(by_epoch(shared, "tokens"), by_epoch(shared, "epochs"), strict=True)
+    return next((f"{tokens / 1e3:,.0f}k" for tokens, quality in spent if quality >= level), "not reached")
+
+
+def claims(
+    runs: Mapping[tuple[str, str], list[Outcome]], start: float, judges: Sequence[str]
+) -> dict[tuple[str, str], Comparison]:
+    """Judge all claims under all judges together, over the seeds that both rows of a claim have finished."""
+    found = {}
+    for judge in judges:
+        for claim, (row, other, share) in CLAIMS.items():
+            ends = [{run.seed: run.epochs[-1] - start for run in runs.get((judge, each), [])} for each in (row, other)]
+            if seeds := sorted(ends[0].keys() & ends[1].keys()):
+                found[judge, claim] = [ends[0][seed] - share * ends[1][seed] for seed in seeds]
+    return dict(zip(found, compare(list(found.values())), strict=True)) if found else {}
+
+
+def claims_table(found: Mapping[tuple[str, str], Comparison]) -> Table:
+    """Make the table of the claims."""
+    table = Table("judge", "claim", "seeds", "difference", "p (Holm)", "verdict", "seeds to settle")
+    for (judge, claim), each in found.items():
+        numbers = str(len(each.values)), str(Interval.of(each.values)), f"{each.p:.3f}"
+        table.add_row(judge, claim, *numbers, each.verdict, each.seeds)
+    return table
+
+
+def figure(runs: Mapping[tuple[str, str], list[Outcome]], start: float, path: Path) -> None:
+    """Draw true quality by epoch against judge tokens, one panel per judge."""
+    judges = [*dict.fromkeys(judge for judge, _ in runs)]
+    picture = Figure(figsize=(5.2 * len(judges), 3.8), layout="constrained")
+    for axes, judge in zip(picture.subplots(1, len(judges), squeeze=False, sharey=True)[0], judges, strict=True):
+        for (of, row), found in runs.items():
+            if of == judge:
+                look = {"marker": "o", "markersize": 4, "color": f"C{ROWS.index(row)}", "label": row}
+                axes.plot([each / 1e3 for each in by_epoch(found, "tokens")], by_epoch(found, "epochs"), **look)
+        axes.axhline(start, color="#999999", linewidth=1)
+        axes.set(xlabel="judge tokens so far, thousands", title=f"{judge} judge")
+        axes.spines[["top", "right"]].set_visible(False)
+    picture.axes[0].set_ylabel("true quality of an epoch's rollouts")
+    picture.axes[0].legend(frameon=False, fontsize=7)
+    picture.savefig(path, dpi=110)
+
+
+def show_answers(records: Iterable[Mapping[str, Any]], start: Texts, console: Console) -> None:
+    """Print the first answer to the first three prompts kept apart, before training and of each row with seed 0."""
+    ends = {
+        f"{each['judge']} {each['row']}": max(each["kept_apart"].items())[1] for each in records if not each["seed"]
+    }
+    for id in list(start)[:3]:
+        console.print(
+            f"\n== {id}", *(f"{name}: {each[id][0]}" for name, each in {"before": start, **ends}.items()), sep="\n"
+        )
+
+
+def main() -> None:
+    """Print what the records say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--figure", type=Path, default=HERE / "second_light.png")
+    parser.add_argument("--answers", action="store_true", help="print answers before and after")
+    given = parser.parse_args()
+    console, measure, start = Console(width=170, highlight=False), Measure(), read(START)
+    records = [read(path) for path in sorted(given.records.glob("*.json.gz"))]
+    before = {of: measure.quality(answers) for of, answers in start.items()}
+    runs: dict[tuple[str, str], list[Outcome]] = {}
+    records.sort(key=lambda each: (each["judge"] != "sharp", ROWS.index(each["row"]), each["seed"]))
+    for record in records:
+        runs.setdefault((record["judge"], record["row"]), []).append(Outcome.of(record, measure))
+    found = claims(runs, before["trained"], ("sharp", "blunt"))
+    console.print(rows_table(runs, before), claims_table(found))
+    if given.answers:
+        show_answers(records, start["kept_apart"], console)
+    if runs:
+        figure(runs, before["trained"], given.figure)
+    verdicts = {f"{claim} ({judge})": each.verdict for (judge, claim), each in found.items()}
+    print(json.dumps({"benchmark": "second_light", "runs": len(records), "start": before, "claims": verdicts}))
+
+
+if __name__ == "__main__":
+    main()
