@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.miniature.report import Comparison, Interval, compare
-from experiments.second_light.run import DATA, HERE, RECORDS, START, read, rubrics_of
+from experiments.second_light.run import DATA, HERE, JUDGES, RECORDS, START, read, rubrics_of
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import WORD, meets, score
 
@@ -128,12 +128,10 @@ def until_grpo(found: Sequence[Outcome], grpo: Sequence[Outcome]) -> str:
     return next((f"{tokens / 1e3:,.0f}k" for tokens, quality in spent if quality >= level), "not reached")
 
 
-def claims(
-    runs: Mapping[tuple[str, str], list[Outcome]], start: float, judges: Sequence[str]
-) -> dict[tuple[str, str], Comparison]:
+def claims(runs: Mapping[tuple[str, str], list[Outcome]], start: float) -> dict[tuple[str, str], Comparison]:
     """Judge all claims under all judges together, over the seeds that both rows of a claim have finished."""
     found = {}
-    for judge in judges:
+    for judge in JUDGES:
         for claim, (row, other, share) in CLAIMS.items():
             ends = [{run.seed: run.epochs[-1] - start for run in runs.get((judge, each), [])} for each in (row, other)]
             if seeds := sorted(ends[0].keys() & ends[1].keys()):
@@ -189,10 +187,10 @@ def main() -> None:
     records = [read(path) for path in sorted(given.records.glob("*.json.gz"))]
     before = {of: measure.quality(answers) for of, answers in start.items()}
     runs: dict[tuple[str, str], list[Outcome]] = {}
-    records.sort(key=lambda each: (each["judge"] != "sharp", ROWS.index(each["row"]), each["seed"]))
+    records.sort(key=lambda each: ([*JUDGES].index(each["judge"]), ROWS.index(each["row"]), each["seed"]))
     for record in records:
         runs.setdefault((record["judge"], record["row"]), []).append(Outcome.of(record, measure))
-    found = claims(runs, before["trained"], ("sharp", "blunt"))
+    found = claims(runs, before["trained"])
     console.print(rows_table(runs, before), claims_table(found))
     if given.answers:
         show_answers(records, start["kept_apart"], console)

@@ -19,7 +19,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -53,7 +53,7 @@ DATA = {"trained": RECIPES / "small" / "words.jsonl", "kept_apart": RECIPES / "s
 START, RECORDS = HERE / "start.json.gz", HERE / "records"
 CLAIMED = ("paper/grpo", "paper/rankbuffer", "paper/rrc_scr", "beyond/listwise_two", "paper/rankbuffer_static")
 OTHERS = ("paper/gdpo", "paper/tournament_grpo", "paper/rankbuffer_bootstrap")
-JUDGES = {"sharp": JudgeErrors(noise=0.09, bias=0.02), "blunt": WORLDS["blunt"], "exact": JudgeErrors(noise=0.0)}
+JUDGES = {"sharp": JudgeErrors(noise=0.09, bias=0.02), "blunt": WORLDS["blunt"]}
 G, LENGTH, SAMPLES, TOP_K = 8, 48, 8, 50
 EVALUATED = 20  # steps between two measurements on the prompts kept apart
 SAME = {  # the settings of all runs
@@ -134,10 +134,10 @@ class Run:
             trainer.close()
         if trainer.interrupted:
             raise InterruptedRun(f"a SIGTERM ended {self.name}: the same command continues it")
-        row = {"row": Path(self.row).name, "judge": self.judge, "seed": self.seed, "device": self.device}
+        record = {"row": Path(self.row).name, "judge": self.judge, "seed": self.seed, "device": self.device}
         kept = {path.stem.split("-")[1]: json.loads(path.read_text()) for path in sorted(folder.glob("kept-*.json"))}
         seconds = round(time.perf_counter() - started)  # of the last call, if the run was continued
-        write(RECORDS / f"{self.name}.json.gz", row | {"seconds": seconds, **visits(folder), "kept_apart": kept})
+        write(RECORDS / f"{self.name}.json.gz", record | {"seconds": seconds, **visits(folder), "kept_apart": kept})
         shutil.rmtree(folder)
         return self.name
 
@@ -232,7 +232,7 @@ def write(path: Path, value: Any) -> None:
     os.replace(part, path)
 
 
-def queue(seeds: Iterable[int], judges: Sequence[str] = ("sharp", "blunt")) -> Iterator[tuple[str, str, int]]:
+def queue(seeds: Iterable[int]) -> Iterator[tuple[str, str, int]]:
     """Yield row, judge and seed of all runs in their order.
 
     Seeds are the outer loop. In each seed, the rows of the claims come first, under the sharp judge and then under the
@@ -240,7 +240,7 @@ def queue(seeds: Iterable[int], judges: Sequence[str] = ("sharp", "blunt")) -> I
     """
     for seed in seeds:
         for rows in (CLAIMED, OTHERS):
-            yield from ((row, judge, seed) for judge in judges for row in rows)
+            yield from ((row, judge, seed) for judge in JUDGES for row in rows)
 
 
 def main() -> None:
@@ -250,7 +250,6 @@ def main() -> None:
     parser.add_argument("--output_dir", default="runs/second_light", help="folder of the unfinished runs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to N-1")
-    parser.add_argument("--judges", nargs="+", choices=JUDGES, default=("sharp", "blunt"))
     parser.add_argument("--rows", nargs="+", choices=[*CLAIMED, *OTHERS], default=[*CLAIMED, *OTHERS])
     parser.add_argument("--limit", type=int, help="at most so many runs in this call")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
@@ -263,7 +262,7 @@ def main() -> None:
         return
     runs = [
         Run(row, judge, seed, given.policy, given.output_dir, given.device)
-        for row, judge, seed in queue(range(given.seeds), given.judges)
+        for row, judge, seed in queue(range(given.seeds))
         if row in given.rows
     ]
     missing = [run for run in runs if not (RECORDS / f"{run.name}.json.gz").is_file()][: given.limit]

@@ -7,6 +7,7 @@ import sys
 from statistics import fmean, stdev
 
 import pytest
+import torch
 
 from experiments.second_light import report, run
 from rankbuffer_trl.data.queries import load_queries
@@ -52,8 +53,17 @@ def test_a_run_that_was_ended_continues_and_keeps_all_answers(tiny_policy, tmp_p
         patched.setattr(run.KeptApart, "on_step_end", lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(run.InterruptedRun):
             made()
-    assert (tmp_path / made.name / "checkpoint-1").is_dir()
+    steps, measure = [], run.KeptApart.on_step_end
+
+    def on_step_end(self, args, state, control, **kwargs):
+        steps.append(state.global_step)
+        before = torch.get_rng_state()
+        measure(self, args, state, control, **kwargs)
+        assert torch.equal(before, torch.get_rng_state()), "measuring takes random numbers of the run"
+
+    monkeypatch.setattr(run.KeptApart, "on_step_end", on_step_end)
     assert made() == "blunt-rankbuffer_static-0"
+    assert steps == [2], "the first step was not made again"
     record = run.read(tmp_path / "records" / f"{made.name}.json.gz")
     assert [visit["step"] for visit in record["visits"]] == [0, 0, 1, 1] and not (tmp_path / made.name).exists()
     assert all(len(visit["answers"]) == len(visit["rewards"]) == run.G for visit in record["visits"])
@@ -109,7 +119,7 @@ def test_claims_compare_the_seeds_that_both_rows_have():
     for (row, seed), quality in end.items():
         each = report.Outcome(row, "blunt", seed, [41.0, quality], [40.0], [1.0, 2.0, 3.0], 20.0, 8, [5, 10])
         runs.setdefault(("blunt", row), []).append(each)
-    found = report.claims(runs, 40.0, ("sharp", "blunt"))
+    found = report.claims(runs, 40.0)
     assert {claim: each.values for (_, claim), each in found.items()} == {
         "RankBuffer is above GRPO": [8.0],
         "RankBuffer is near RRC-SCR": [pytest.approx(20 - 0.8 * 30)],
