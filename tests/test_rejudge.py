@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -439,6 +439,18 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
                 assert re.fullmatch(message, str(error)), f"{case}: {error}"
         assert {"cut at 1", "deep", "number", "('epochs', 0): 'x'", "('won', 'low'): nan", "('run',): None"} <= refused
         assert "duels" not in next(iter(headlines_of(Run("run", run, opened.store), None)))
+
+
+def test_reward_method_leaves_out_what_an_older_version_had_at_its_default():
+    batch = {"ladder": False, "most_tokens": None}
+    for name, gone in (("rankbuffer_soft", {"fine": False}), ("rankbuffer_batch", batch)):
+        arguments = {**asdict(load_method(name, {"prune_after": 3}, 0)), **gone}
+        config = RejudgeConfig(run_dir="run", dataset_name="data.jsonl")
+        assert config.reward_method({"method": name, "method_args": arguments})[1] == load_method(
+            name, {"prune_after": 3}, 0
+        )
+        with pytest.raises(SettingsError, match="has no argument"):
+            config.reward_method({"method": name, "method_args": arguments | dict.fromkeys(gone, True)})
 
 
 def test_main_refuses_a_run_that_left_out_rubrics(words, command, monkeypatch):

@@ -38,13 +38,13 @@ from transformers import (
 
 from experiments.miniature.judge import NoisyRubricJudge
 from experiments.simulated_judge import WORLDS, JudgeErrors
+from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
-from rankbuffer_trl.training.parser import RecipeParser
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 HERE = Path(__file__).parent

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import JudgeConfig, read_object
-from rankbuffer_trl.rewards.method import RewardMethod, load_method
-from rankbuffer_trl.settings import check_at_least, documented
+from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
+from rankbuffer_trl.settings import changed_arguments, check_at_least, documented, fields_of
 from rankbuffer_trl.store.places import DUEL, report_folder
 
 from ..jobs.output import beside
@@ -162,7 +162,10 @@ class RejudgeConfig(JudgeConfig):
                 f" add --method {name} to import and execute it"
             )
         if name == manifest.get("method"):
-            arguments = manifest.get("method_args", {}) | arguments
+            cls, recorded = find_method(name), manifest.get("method_args", {})
+            # An older version may have had arguments that this one lacks. At their defaults they say nothing.
+            kept = {*fields_of(cls), *changed_arguments(cls, recorded)}  # type: ignore[arg-type]
+            arguments = {key: value for key, value in recorded.items() if key in kept} | arguments
         return name, load_method(name, arguments, manifest.get("config", {}).get("seed", self.seed))
 
 
