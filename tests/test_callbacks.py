@@ -131,20 +131,20 @@ def test_progress_reaches_the_log_of_its_own_step(training, rows, monkeypatch):
     assert not any(name.startswith("eval_progress") for entry in trainer.state.log_history for name in entry)
 
 
-# What only informs: the calls that fail, counted from 0, of each function of `rankbuffer_trl.training`
+# What only informs: the calls that fail, counted from 0, of each function of `rankbuffer_trl`
 BROKEN = {
-    "reward_function.newest_window": range(1, 99),
-    "reward_function.step_metrics": range(1, 99, 2),
-    "reward_function.probe_metrics": (0,),
-    "reward_function.placement_columns": (1,),
-    "trainer.export_buffers": (0,),
-    "trainer.write_card": (0,),
+    "training.reward_function.newest_window": range(1, 99),
+    "training.reward_function.step_metrics": range(1, 99, 2),
+    "training.reward_function.probe_metrics": (0,),
+    "training.reward_function.placement_columns": (1,),
+    "informs.export.export_buffers": (0,),
+    "training.trainer.write_card": (0,),
 }
 
 
 def breaking(name: str, calls: Container[int]) -> Callable:
     """A function as it is, but for these of its calls, which divide by zero."""
-    function, count = resolve_name(f"rankbuffer_trl.training.{name}"), itertools.count()
+    function, count = resolve_name(f"rankbuffer_trl.{name}"), itertools.count()
     return lambda *args: 1 // 0 if next(count) in calls else function(*args)
 
 
@@ -156,7 +156,7 @@ def test_informing_goes_on_without_what_fails(tmp_path, training, monkeypatch, c
             folder.mkdir()
             (folder / FILE).write_text("an older table")
             for name, calls in BROKEN.items():
-                monkeypatch.setattr(f"rankbuffer_trl.training.{name}", breaking(name, calls))
+                monkeypatch.setattr(f"rankbuffer_trl.{name}", breaking(name, calls))
         trainer = training(folder.name, num_train_epochs=1, log_completions=True)
         with caplog.at_level("WARNING"):
             trainer.train()

@@ -3,26 +3,30 @@
 import re
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 
-import grimp
 import pytest
 from conftest import ROOT
 
+TRAINING = """
+import sys
+from datasets import Dataset
+from rankbuffer_trl import RankBufferConfig, RankBufferTrainer
+rubrics = [{"text": "names: water", "weight": 1}]
+rows = [{"prompt": f"How do I make tea number {n}?", "rubrics": rubrics} for n in range(2)]
+sizes = dict(num_generations=2, per_device_train_batch_size=2, max_completion_length=4, max_steps=1)
+args = RankBufferConfig(sys.argv[2], method="pointwise", report_to="none", save_steps=1, **sizes)
+RankBufferTrainer(sys.argv[1], args, train_dataset=Dataset.from_list(rows)).train()
+print(*sys.modules)
+"""
 
-@pytest.mark.slow  # it loads TRL in a process of its own; `make lint` shows what this package imports itself
-def test_the_trainer_loads_neither_plots_nor_the_laboratory():
-    program = "import sys, rankbuffer_trl.training.trainer; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+
+@pytest.mark.slow  # it trains in a process of its own; `make lint` shows what the library imports itself
+def test_a_training_loads_neither_plots_nor_programs(tiny_policy, tmp_path):
+    words = [sys.executable, "-c", TRAINING, tiny_policy, str(tmp_path)]
+    loaded = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT, timeout=300)
     roots = {name.partition(".")[0] for name in loaded.stdout.split()}
-    assert {"rankbuffer_trl", "trl"} <= roots
-    assert not roots & {"matplotlib", "rankbuffer_tools"}
-
-
-def test_no_modules_import_each_other_not_even_for_types():
-    roots = ("rankbuffer_trl", "rankbuffer_tools", "evaluation", "experiments")
-    graph = grimp.build_graph(*roots, exclude_type_checking_imports=False, cache_dir=None)
-    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
+    assert {"rankbuffer_trl", "trl"} <= roots and (tmp_path / "checkpoint-1" / "rankbuffer" / "run.json").is_file()
+    assert not roots & {"matplotlib", "rankbuffer_tools", "evaluation"}
 
 
 def test_sql_is_in_the_store_alone():

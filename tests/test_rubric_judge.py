@@ -26,7 +26,8 @@ from rankbuffer_trl.judge import (
     ranking_question,
     selection_question,
 )
-from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, meets, score, stem
+from rankbuffer_trl.judge.rubric_judge import insertion_position, judge, meets, score
+from rankbuffer_trl.words import stem
 
 STEPS = Rubric("Gives the steps in order: rinse, boil, simmer.", 3)
 RICE = Query("rice", [{"role": "user", "content": "How do I cook rice?"}], (STEPS,))

@@ -23,7 +23,8 @@ from random import Random
 from experiments.simulated_judge import Doubts, JudgeErrors, World, verdict
 from rankbuffer_trl.judge import Question, Reply, Tally, Usage
 from rankbuffer_trl.judge.probabilities import without_doubt
-from rankbuffer_trl.judge.rubric_judge import WORD, content_stems, count_tokens, parse_rubrics, score, stem_all
+from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
+from rankbuffer_trl.words import WORD, content_stems, stem_all
 
 NOISE = 0.09  # standard deviation of the error of one look
 Rubrics = Sequence[tuple[int, str]]

@@ -22,7 +22,8 @@ from rich.table import Table
 from experiments.miniature.report import Comparison, Interval, compare
 from experiments.second_light.run import DATA, HERE, JUDGES, RECORDS, START, read, rubrics_of
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.rubric_judge import WORD, meets, score
+from rankbuffer_trl.judge.rubric_judge import meets, score
+from rankbuffer_trl.words import WORD
 
 ROWS = "grpo gdpo rrc_scr tournament_grpo rankbuffer rankbuffer_static rankbuffer_bootstrap listwise_two".split()
 NEAR = 0.8  # share of RRC-SCR's gain from which RankBuffer is near it

@@ -11,7 +11,8 @@ import torch
 
 from experiments.second_light import report, run
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge.rubric_judge import content_stems, meets, stem_all
+from rankbuffer_trl.judge.rubric_judge import meets
+from rankbuffer_trl.words import content_stems, stem_all
 
 
 @pytest.mark.parametrize("of", run.DATA)

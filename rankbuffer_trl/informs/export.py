@@ -24,12 +24,20 @@ import pyarrow.parquet
 from ..files import replacing
 from ..store.buffer_store import BufferStore
 from ..store.database import StoreError
+from .informing import informing
 
 FILE = "buffers.parquet"
 COLUMNS = ("query_id", "rank", "size", "text", "source", "epoch", "inactive", "anchor_id", "visits")
 NUMBERS = ("rank", "size", "epoch", "inactive", "visits")
 SCHEMA = pyarrow.schema([(name, pyarrow.int32() if name in NUMBERS else pyarrow.string()) for name in COLUMNS])
 QUERIES = 1000  # in memory at once
+
+
+@informing(FILE)
+def write_table(store: BufferStore, folder: Path) -> None:
+    """Write the table of the buffers into a folder, as [`export_buffers`] does."""
+    (folder / FILE).unlink(missing_ok=True)  # else the table of an earlier step would pass for this one
+    export_buffers(store, folder / FILE)
 
 
 def export_buffers(store: BufferStore, path: str | os.PathLike) -> int:

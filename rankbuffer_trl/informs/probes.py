@@ -11,8 +11,8 @@ from itertools import combinations
 from statistics import fmean
 
 from ..groups import RolloutGroup, Rubric
-from ..judge.rubric_judge import content_stems, stem_all
 from ..rewards.method import GroupScore
+from ..words import content_stems, stem_all
 
 WORD = re.compile(r"\w+")
 MARKUP = re.compile(r"^[ \t]*(?:#{1,6}|[-*+•]|\d{1,9}[.)])[ \t]", re.MULTILINE)

@@ -21,20 +21,13 @@ import re
 import time
 from functools import lru_cache
 
+from ..words import WORD, content_stems, stem_all
 from .errors import TransportError
 from .judge import Asked
 from .ledger import Reply, Tally, Usage
 from .probabilities import without_doubt
 
-WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 RUBRIC = re.compile(r"^\d+\.\[weight=(-?\d+)\] (.*)$", re.MULTILINE)
-# Words that a rubric uses to talk about a response. A response need not repeat them.
-RUBRIC_WORDS = frozenset(
-    "a about all an and answer any are as at be by can does each explains for from gives has how if in is it its "
-    "lists long makes mentions name names needed no not of on or order reader recommends response say says should "
-    "steps tells than that the them then they this to uses well what when where which while who why with word "
-    "words you your".split()
-)
 
 
 class RubricJudge:
@@ -241,27 +234,6 @@ def read_terms(rubric: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
     if not terms:
         raise ValueError(f"the rubric judge finds nothing to check in the rubric {rubric!r}")
     return tuple(terms)
-
-
-def content_stems(text: str) -> tuple[str, ...]:
-    """Return the stems of the words of `text` that are not in `RUBRIC_WORDS`."""
-    return tuple(stem(word) for word in WORD.findall(text) if word not in RUBRIC_WORDS)
-
-
-def stem_all(text: str) -> list[str]:
-    """Return the stems of all words of `text`, in order."""
-    return [stem(word) for word in WORD.findall(text.lower())]
-
-
-@lru_cache(maxsize=65536)
-def stem(word: str) -> str:
-    """Return a crude stem: `stirred`, `stirring` and `stirs` give `stir`; `rinsing` and `rinse` give `rins`."""
-    word = word.removesuffix("'s")
-    for suffix in ("ing", "ed", "es", "s", "ly", "e"):
-        if word.endswith(suffix) and len(word) - len(suffix) >= 3 and not word.endswith("ss"):
-            word = word[: -len(suffix)]
-            break
-    return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
 
 
 def find(term: tuple[tuple[str, ...], ...], stems: list[str]) -> int | None:

@@ -21,7 +21,7 @@ from ..errors import SettingsError
 from ..exact.distributed import on_main_process
 from ..exact.trainer import ResumableTrainer
 from ..informs.card import PAPER, CardFacts, write_card
-from ..informs.export import FILE, export_buffers
+from ..informs.export import write_table
 from ..informs.informing import informing
 from ..judge import Judge
 from ..rewards.format import AnswerReader, format_reward
@@ -218,16 +218,12 @@ class RankBufferTrainer(ResumableTrainer):
         """
         super().save_model(output_dir, _internal_call)
         if not _internal_call:
-            on_main_process(lambda: self._export(Path(output_dir or self.args.output_dir)))
-
-    @informing(FILE)
-    def _export(self, folder: Path) -> None:
-        (folder / FILE).unlink(missing_ok=True)  # else the table of an earlier step would pass for this one
-        export_buffers(self.rank_reward.scorer.store, folder / FILE)
+            folder = Path(output_dir or self.args.output_dir)
+            on_main_process(lambda: write_table(self.rank_reward.scorer.store, folder))
 
     def _prepare_push(self) -> None:
         super()._prepare_push()
-        self._export(Path(self.args.output_dir))
+        write_table(self.rank_reward.scorer.store, Path(self.args.output_dir))
         if self.is_in_train:  # else `push_to_hub` asks for the card later
             self._write_card(self.dataset_name)
 

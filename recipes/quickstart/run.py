@@ -30,10 +30,11 @@ from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.informs.growth import growth_table
-from rankbuffer_trl.judge.rubric_judge import WORD, score
+from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.store import BufferStore, numbers
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.words import WORD
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
