@@ -219,7 +219,7 @@ def test_answer_log_names_a_damaged_line_and_leaves_the_file_free(tmp_path):
 
 def test_answer_log_keeps_readings_typed_and_names_damage_to_them(tmp_path):
     log, reading = tmp_path / "log", Reading(8, {8: 0.75, 9: 0.25}, 0.125, 0.0)
-    _, call = asyncio.run(scripted_judge(add_one).put(chat("1")))
+    _, call = asyncio.run(scripted_judge(add_one).ask_with_cost(chat("1")))
     with AnswerLog(log) as answers:
         answers.add("k", reading, call)
     text = log.read_text()

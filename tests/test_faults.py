@@ -275,7 +275,7 @@ def test_client_sends_no_other_key_of_the_environment_and_names_the_variable(fau
         return refusing(403, "no")(request, n)
 
     async def look(client):
-        _, call = await Judge(client).put(question)
+        _, call = await Judge(client).ask_with_cost(question)
         await client.alive()
         await client.count_tokens("How long?")
         return call

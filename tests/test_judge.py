@@ -137,7 +137,7 @@ def test_drain_does_not_tell_who_answered_or_failed_first():
 def test_on_call_is_told_of_every_call_of_its_asker(query):
     told = []
     judge = scripted_judge(lambda messages: GOOD if "good one" in messages[0]["content"] else "no", max_attempts=2)
-    asker = judge.asker("my_method", told.append)
+    asker = judge.for_method("my_method", told.append)
     assert ask_all(asker, [coarse(query, ["x", "y"], text) for text in ("a good one", "another one")]) == [1, None]
     assert {(call.method, call.outcome, call.failed, call.attempts) for call in told} == {
         ("my_method", "parsed", False, 1),

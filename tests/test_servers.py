@@ -339,7 +339,7 @@ async def test_servers_that_are_all_down_let_questions_wait(two, caplog, number)
     asked = asyncio.create_task(calls(judge, questions))
     while not any("questions wait" in line for line in log(caplog)):
         await asyncio.sleep(0)
-    later = asyncio.create_task(calls(asker := judge.asker(), questions))
+    later = asyncio.create_task(calls(asker := judge.for_method(), questions))
     await asyncio.sleep(0)
     assert not asked.done()
     await asyncio.to_thread(lost.open)
@@ -363,7 +363,7 @@ async def test_servers_send_no_question_into_an_outage(two, caplog):
     held = asyncio.create_task(judge.ask(first_one))
     while not log(caplog):
         await asyncio.sleep(0)
-    asker = judge.asker()
+    asker = judge.for_method()
     late = asyncio.create_task(asker.ask(second))
     await asyncio.sleep(0)
     await asyncio.to_thread(lost.open)

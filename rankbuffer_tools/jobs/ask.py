@@ -19,7 +19,7 @@ from rankbuffer_trl.decoding import decode, parse_json
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.files import lock
 from rankbuffer_trl.judge.errors import first_leaf
-from rankbuffer_trl.judge.judge import Asked, Judge
+from rankbuffer_trl.judge.judge import Askable, Judge
 from rankbuffer_trl.judge.ledger import Call, Totals
 from rankbuffer_trl.judge.probabilities import Reading
 from rankbuffer_trl.judge.reach import check_servers, servers_of
@@ -70,7 +70,7 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
     ```python
     with AnswerLog("answers.jsonl") as log:
         if "q1" not in log:
-            log.add("q1", *await judge.put(question))
+            log.add("q1", *await judge.ask_with_cost(question))
         print(log["q1"], log.totals().tokens)
     ```
     """
@@ -193,7 +193,7 @@ class Answers:
 
 
 async def ask_many(
-    judge: Judge, questions: Mapping[str, Asked], log: Path | None, title: str, model: str | None = None
+    judge: Judge, questions: Mapping[str, Askable], log: Path | None, title: str, model: str | None = None
 ) -> Answers:
     """Ask all questions at once whose answers are not in a log yet, and close the judge's connections.
 
@@ -204,7 +204,7 @@ async def ask_many(
     Args:
         judge (`Judge`):
             The judge. Its ledger is empty afterwards; the calls are in the result.
-        questions (`Mapping[str, Asked]`):
+        questions (`Mapping[str, Askable]`):
             What to ask, by unique name.
         log (`Path`, *optional*):
             File of the answers, see [`AnswerLog`]. With `None`, nothing is kept on disk.
@@ -237,8 +237,8 @@ async def ask_many(
             with progress() as shown:
                 bar = shown.add_task(title, total=len(keys), completed=len(keys) - len(todo))
 
-                async def ask(name: str, question: Asked) -> None:
-                    value, call = await judge.put(question)
+                async def ask(name: str, question: Askable) -> None:
+                    value, call = await judge.ask_with_cost(question)
                     if call.failed:
                         failed[name] = call
                     else:
@@ -263,7 +263,7 @@ async def ask_many(
         await judge.client.close()
 
 
-def hash_question(judge: Judge, question: Asked, model: str | None = None) -> str:
+def hash_question(judge: Judge, question: Askable, model: str | None = None) -> str:
     """Hash the request that a judge makes of a question, see [`hash_request`].
 
     A client that is no server has no fields of a request. Its arguments count instead, see [`arguments_of`], and
@@ -272,7 +272,7 @@ def hash_question(judge: Judge, question: Asked, model: str | None = None) -> st
     Args:
         judge (`Judge`):
             The judge that is asked.
-        question (`Asked`):
+        question (`Askable`):
             The question.
         model (`str`, *optional*):
             Name of the model that answers. Default: the name under which the servers serve it.

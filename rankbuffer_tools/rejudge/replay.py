@@ -17,7 +17,7 @@ from typing import Any
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
-from rankbuffer_trl.judge import Asked, Call, Judge, JudgeError, Totals
+from rankbuffer_trl.judge import Askable, Call, Judge, JudgeError, Totals
 from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import explain
 from rankbuffer_trl.judge.reach import check_servers, estimate_tokens
@@ -116,8 +116,8 @@ class KeptJudge(Judge):
         self._asked: Counter[str] = Counter()
         self._failed: list[Call] = []
 
-    async def put(self, question: Asked) -> tuple[Any | None, Call]:
-        """Answer as [`Judge.put`] does, from the log if the answer is there.
+    async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
+        """Answer as [`Judge.ask_with_cost`] does, from the log if the answer is there.
 
         Raises:
             [`JudgeError`]: as soon as too many questions have failed.
@@ -129,7 +129,7 @@ class KeptJudge(Judge):
             call = self._log.call(key)
             self.calls.append(call)
             return self._log[key], call
-        verdict, call = await super().put(question)
+        verdict, call = await super().ask_with_cost(question)
         if call.failed:
             self._failed.append(call)
             check_failures(self, self._failed, self._most, self._max_failures)

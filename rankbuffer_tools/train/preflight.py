@@ -18,7 +18,7 @@ from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Call, Judge, JudgeError, Question, Reading, Totals, Usage
 from rankbuffer_trl.judge.errors import printable
 from rankbuffer_trl.judge.guard import LONGEST
-from rankbuffer_trl.judge.judge import Asked, explain
+from rankbuffer_trl.judge.judge import Askable, explain
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.judge.reach import (
     CHARACTERS_PER_TOKEN,
@@ -130,7 +130,7 @@ def shown_whole(messages: Sequence[Mapping[str, str]], first: Call) -> list[str]
 
 
 async def check_context(
-    client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan, longest: Sequence[Asked]
+    client: OpenAIClient, context: int | None, guard: bool, plan: RunPlan, longest: Sequence[Askable]
 ) -> list[str]:
     """Say how long the questions of first visits are, and estimate later prompts.
 

@@ -23,10 +23,10 @@ class Listener(Judge):
         super().__init__(RubricJudge(), max_attempts=1)
         self.asked = asked
 
-    async def put(self, question: Any) -> tuple[Any | None, Call]:
-        """See [`Judge.put`]."""
+    async def ask_with_cost(self, question: Any) -> tuple[Any | None, Call]:
+        """See [`Judge.ask_with_cost`]."""
         self.asked.append(question)
-        return await super().put(question)
+        return await super().ask_with_cost(question)
 
 
 def rehearse(method: RewardMethod, groups: Sequence[RolloutGroup], visits: int) -> list[list[Question]]:

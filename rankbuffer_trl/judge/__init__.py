@@ -1,7 +1,7 @@
 """The judge: questions in the paper's words, one class that asks them, clients that answer, a ledger of the cost."""
 
 from .errors import JudgeError, TransportError
-from .judge import Asked, ChatClient, Judge
+from .judge import Askable, ChatClient, Judge
 from .ledger import Call, Reply, Tally, Totals, Usage
 from .probabilities import Reading
 from .questions import (
@@ -20,7 +20,7 @@ from .rubric_judge import RubricJudge
 from .verdicts import Verdict, VerdictError
 
 __all__ = [
-    "Asked",
+    "Askable",
     "Call",
     "ChatClient",
     "Judge",

@@ -23,7 +23,7 @@ CUT_OFF = "the answer was cut off at its token limit"
 FIRST_QUESTION_SECONDS = 600.0  # for the first question of all; a server may have to load or compile something
 
 
-class Asked(Protocol):
+class Askable(Protocol):
     """A question that a judge can answer: a [`Question`] of a reward method, or a [`Chat`]."""
 
     @property
@@ -54,7 +54,7 @@ class ChatClient(Protocol):
     name: str
     """The endpoint and the model, for messages."""
 
-    async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
+    async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
         """Answer a chat about `question` deterministically, or raise [`TransportError`].
 
         Requests, seconds and the server are added to `tally` as they happen. A client without a server names none.
@@ -135,19 +135,19 @@ class Judge:
         self.on_spent = on_spent
         self.calls: list[Call] = []
 
-    def asker(self, method: str = "", on_call: Callable[[Call], None] | None = None) -> "Judge":
+    def for_method(self, method: str = "", on_call: Callable[[Call], None] | None = None) -> "Judge":
         """Return a judge with the same client, settings and count, but with its own ledger, method and watcher."""
         return Judge(self.client, self.max_attempts, self.guard, method or self.method, on_call, self.on_spent)
 
-    async def ask(self, question: Asked) -> Any | None:
+    async def ask(self, question: Askable) -> Any | None:
         """Return the parsed verdict of `question`, or `None` if there is none.
 
         Either way one [`Call`] joins `calls`.
         """
-        verdict, _ = await self.put(question)
+        verdict, _ = await self.ask_with_cost(question)
         return verdict
 
-    async def put(self, question: Asked) -> tuple[Any | None, Call]:
+    async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
         """Return the verdict as [`Judge.ask`] does, and the entry in the ledger.
 
         Every reply of a client passes here and becomes storable: lone surrogates are replaced in an answer and
@@ -191,7 +191,7 @@ class Judge:
             self.on_call(call)
         return verdict, call
 
-    def _record(self, question: Asked, outcome: str, usage: Usage, tally: Tally, error: str, answer: str) -> Call:
+    def _record(self, question: Askable, outcome: str, usage: Usage, tally: Tally, error: str, answer: str) -> Call:
         call = Call(
             method=self.method,
             kind=question.kind,
@@ -209,7 +209,7 @@ class Judge:
         self.calls.append(call)
         return call
 
-    async def ask_all(self, questions: Iterable[Asked]) -> list[Any | None]:
+    async def ask_all(self, questions: Iterable[Askable]) -> list[Any | None]:
         """Put all questions at once, in this order, and return their verdicts.
 
         When one of them ends in an exception, the others are cancelled.
@@ -225,13 +225,13 @@ class Judge:
             calls, key=lambda c: (c.query_id, c.kind, c.outcome, c.usage, c.spent, c.attempts, c.server, c.error)
         )
 
-    async def first_question(self, question: Asked, timeout: float | None = None) -> tuple[Any, Call]:
+    async def first_question(self, question: Askable, timeout: float | None = None) -> tuple[Any, Call]:
         """Ask one real question before anything is started, and return its verdict and its call.
 
         The call does not enter the ledger.
 
         Args:
-            question (`Asked`):
+            question (`Askable`):
                 The question.
             timeout (`float`, *optional*):
                 Seconds in all, at most `FIRST_QUESTION_SECONDS`, which is the default.
@@ -242,7 +242,7 @@ class Judge:
         seconds = min(timeout or FIRST_QUESTION_SECONDS, FIRST_QUESTION_SECONDS)
         try:
             async with asyncio.timeout(seconds):
-                verdict, call = await self.asker().put(question)
+                verdict, call = await self.for_method().ask_with_cost(question)
         except TimeoutError:
             raise JudgeError(
                 f"the judge ({self.client.name}) did not answer its first question within {seconds:g} s, so nothing"

@@ -11,7 +11,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHt
 from .endpoint import Endpoint, read_key
 from .errors import ECHOED, TransportError, masked
 from .http import Limits, ReadTimeout, Request, Response
-from .judge import Asked
+from .judge import Askable
 from .ledger import Reply, Tally, Usage
 
 IDLE_SECONDS = 3.0
@@ -81,7 +81,7 @@ class OpenAIClient:
         self._hasty = self._client.with_options(max_retries=0)
 
     async def complete(
-        self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally, retry: bool = True
+        self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally, retry: bool = True
     ) -> Reply:
         """Answer as [`ChatClient`] says. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
@@ -155,7 +155,7 @@ class OpenAIClient:
         except (OpenAIError, ValueError, TypeError, LookupError, RecursionError, TimeoutError):
             return False
 
-    def fields_of(self, question: Asked) -> dict[str, Any]:
+    def fields_of(self, question: Askable) -> dict[str, Any]:
         """Return the fields that question and user set in a request; `None` stands for a field that is left out."""
         return question.fields(self.decoding, self.free_tokens) | dict(self.endpoint.request)
 

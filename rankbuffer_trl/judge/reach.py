@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import JudgeError, TransportError
-from .judge import Asked, Judge
+from .judge import Askable, Judge
 from .questions import Question
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def check_judge(judge: Judge) -> None:
     asyncio.run(check())
 
 
-async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> list[int | None]:
+async def check_servers(judge: Judge, questions: Iterable[Askable] = ()) -> list[int | None]:
     """Check that every server is there, serves the model, and has a context for the longest questions.
 
     Only servers that report a context and can count tokens, such as vLLM and llama.cpp, are checked for length.
@@ -76,7 +76,7 @@ async def check_servers(judge: Judge, questions: Iterable[Asked] = ()) -> list[i
     Args:
         judge (`Judge`):
             The judge. The embedded one needs no check.
-        questions (`Iterable[Asked]`, *optional*, defaults to `()`):
+        questions (`Iterable[Askable]`, *optional*, defaults to `()`):
             The questions to come.
 
     Returns:
@@ -128,23 +128,23 @@ async def check_server(client: "OpenAIClient") -> int | None:
     return models[client.model]
 
 
-def longest_of(questions: Iterable[Asked], guard: bool) -> list[Asked]:
+def longest_of(questions: Iterable[Askable], guard: bool) -> list[Askable]:
     """Return the [`LONGEST`] questions whose prompts have most characters."""
     return heapq.nlargest(LONGEST, questions, key=lambda question: len(text_of(question, guard)))
 
 
-def text_of(question: Asked, guard: bool) -> str:
+def text_of(question: Askable, guard: bool) -> str:
     """Return the text of all messages of a prompt."""
     return "\n".join(message["content"] for message in question.chat(guard))
 
 
-async def longest_need(client: "OpenAIClient", questions: Iterable[Asked], guard: bool) -> Need | None:
+async def longest_need(client: "OpenAIClient", questions: Iterable[Askable], guard: bool) -> Need | None:
     """Count prompts with the server's tokenizer and return what the question with most tokens needs.
 
     Args:
         client (`OpenAIClient`):
             The server that counts.
-        questions (`Iterable[Asked]`):
+        questions (`Iterable[Askable]`):
             The questions, such as those of [`longest_of`].
         guard (`bool`):
             Whether responses are quoted in prompts (`judge_guard`).

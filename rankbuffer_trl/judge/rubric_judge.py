@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from ..words import WORD, content_stems, stem_all
 from .errors import TransportError
-from .judge import Asked
+from .judge import Askable
 from .ledger import Reply, Tally, Usage
 from .probabilities import without_doubt
 
@@ -39,7 +39,7 @@ class RubricJudge:
     name = "embedded rubric judge"
     model = "rubric-judge"
 
-    async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
+    async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
         """See [`ChatClient`]. It reads only `messages`, as a server would."""
         started = time.perf_counter()
         tally.attempts += 1

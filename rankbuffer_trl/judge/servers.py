@@ -10,7 +10,7 @@ from typing import Any
 
 from .endpoint import Endpoint
 from .errors import TransportError
-from .judge import Asked
+from .judge import Askable
 from .ledger import Reply, Tally
 from .openai_client import OpenAIClient
 
@@ -56,7 +56,7 @@ class Servers:
         clients = [OpenAIClient(url, endpoint.model, decoding, free_tokens, endpoint) for url in endpoint.urls]
         return cls(clients, wait=endpoint.wait)
 
-    async def complete(self, messages: list[dict[str, str]], *, question: Asked, seed: int, tally: Tally) -> Reply:
+    async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:
         """Answer as [`ChatClient`] says."""
         order = self.order(question.query_id)
         asked = {"messages": messages, "question": question, "seed": seed, "tally": tally}

@@ -16,7 +16,7 @@ from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..groups import Query, Rollout, RolloutGroup, Rubric
 from ..judge import Judge, Question, Reply, Usage, Verdict, VerdictError
-from ..judge.judge import Asked
+from ..judge.judge import Askable
 from ..judge.probabilities import without_doubt
 
 T = TypeVar("T")
@@ -39,11 +39,11 @@ class Listener(Judge):
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    async def put(self, question: Asked) -> NoReturn:
+    async def ask_with_cost(self, question: Askable) -> NoReturn:
         """Hear a question."""
         await self.ask_all([question])
 
-    async def ask_all(self, questions: Iterable[Asked]) -> NoReturn:
+    async def ask_all(self, questions: Iterable[Askable]) -> NoReturn:
         """Hear questions."""
         self.heard += questions
         await asyncio.Event().wait()

@@ -14,7 +14,7 @@ from ..buffer import AnchorBuffer
 from ..groups import Rollout, RolloutGroup
 from ..judge import Call, Judge, JudgeError, Question, Usage
 from ..judge.errors import first_leaf
-from ..judge.judge import Asked, explain
+from ..judge.judge import Askable, explain
 from ..rewards.listen import early_questions, without
 from ..rewards.method import GroupScore, RewardMethod
 from ..rewards.must import count_calls, must_questions, score_group
@@ -38,21 +38,21 @@ class EarlyJudge(Judge):
         on_spent: Callable[[Usage], None] | None = None,
     ):
         super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call, on_spent)
-        self._early: defaultdict[tuple[str, str], list[tuple[Asked, asyncio.Task]]] = defaultdict(list)
+        self._early: defaultdict[tuple[str, str], list[tuple[Askable, asyncio.Task]]] = defaultdict(list)
 
-    def ask_early(self, question: Asked, tasks: asyncio.TaskGroup) -> None:
+    def ask_early(self, question: Askable, tasks: asyncio.TaskGroup) -> None:
         """Put `question` now, in `tasks`, and keep its answer for the first equal question to come."""
-        asked = (question, tasks.create_task(super().put(question)))
+        asked = (question, tasks.create_task(super().ask_with_cost(question)))
         self._early[question.kind, question.query_id].append(asked)
 
-    async def put(self, question: Asked) -> tuple[Any | None, Call]:
-        """Answer as [`Judge.put`] does, with the answer of an equal early question if there is one."""
+    async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
+        """Answer as [`Judge.ask_with_cost`] does, with the answer of an equal early question if there is one."""
         waiting = self._early[question.kind, question.query_id]
         for place, (asked, task) in enumerate(waiting):
             if asked == question:
                 del waiting[place]
                 return await task
-        return await super().put(question)
+        return await super().ask_with_cost(question)
 
     def drop_early(self) -> None:
         """Cancel the early questions that nothing has asked for."""
