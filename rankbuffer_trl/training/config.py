@@ -56,8 +56,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         > Parameters that control what the run may cost
 
         judge_step_timeout (`float`, *optional*):
-            Seconds for judging one step after its last rollout, above which the run stops with an error. `judge_wait`
-            counts. Default: nine tenths of `ddp_timeout`, because the other processes give up after `ddp_timeout`.
+            Seconds for judging one step after its last rollout, above which the run stops with an error. The seconds
+            of `judge_wait` are among them. Default: nine tenths of `ddp_timeout`, because the other processes give up
+            after `ddp_timeout`.
         rollout_timeout (`float`, *optional*):
             Seconds for one generation, above which the run stops with an error. It holds where each rollout is a
             request of its own (`judge_during_generation`). Default: half of `ddp_timeout`.

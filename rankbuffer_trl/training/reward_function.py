@@ -39,7 +39,9 @@ PATIENCE = 3  # generations without any answer, from the start of a run, after w
 
 
 class GroupReward:
-    """The rank reward of [`RankBufferTrainer`], which passes answers, split and epoch as columns of the rows.
+    """The rank reward on every process of a run. It gathers the rollouts, and the main process scores them.
+
+    [`RankBufferTrainer`] passes answers, split and epoch as columns of the rows.
 
     Args:
         queries (`QueryTable`):

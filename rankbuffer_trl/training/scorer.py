@@ -71,7 +71,7 @@ def phase(update: bool) -> str:
 
 
 class GroupScorer:
-    """Bring a reward method, a judge and a store together.
+    """The one scorer of a run, on its main process. It brings a reward method, a judge and a store together.
 
     Args:
         method (`RewardMethod`):
