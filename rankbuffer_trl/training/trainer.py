@@ -24,7 +24,7 @@ from ..informs.card import PAPER, CardFacts, write_card
 from ..informs.export import write_table
 from ..informs.informing import informing
 from ..judge import Judge
-from ..rewards.format import AnswerReader, format_reward
+from ..rewards.format import Answer, AnswerReader, format_reward
 from .advantages import scale_by_signal, tied_groups
 from .config import RankBufferConfig
 from .plan import RunPlan
@@ -126,7 +126,7 @@ class RankBufferTrainer(ResumableTrainer):
         self._answers = AnswerReader(
             args.format_check, self._tokenizer, args.chat_template_kwargs, view, args.judge_view_limit
         )
-        self._masks: list[list[int]] | None = None  # of the last generation: which tokens the policy wrote
+        self._read: list[Answer] = []  # of the last generation
         self._any_prompt = queries[queries.ids[0]].prompt
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
@@ -160,10 +160,10 @@ class RankBufferTrainer(ResumableTrainer):
         generated = super()._generate(prompts)
         self._log_metric("rollouts/seconds", time.perf_counter() - started)
         _, completion_ids, masks, completions, *_ = generated
-        self._masks = masks if self.tools else None
+        # The masks say which tokens the policy wrote, and which are those of tools.
+        self._read = self._answers.read(prompts, completions, completion_ids, masks if self.tools else None)
         if self.args.judge_during_generation:
-            answers = self._answers.read(prompts, completions, completion_ids, self._masks)
-            self.rank_reward.all_arrived([answer.text for answer in answers])
+            self.rank_reward.all_arrived([answer.text for answer in self._read])
         return generated
 
     def _calculate_rewards(
@@ -177,8 +177,7 @@ class RankBufferTrainer(ResumableTrainer):
         training = self.model.training
         # TRL passes the columns of a row to every reward function.
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
-        answers = self._answers.read(prompts, completions, completion_ids_list, self._masks)
-        inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, answers, strict=True)]
+        inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, self._read, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.rank_only_ties:
             rewards[:, RANK] = self._rank_ties(rewards, inputs, completions, completion_ids_list)
