@@ -211,7 +211,7 @@ def test_query_table_takes_a_prompt_as_text_and_a_row_without_id(tmp_path, load)
 
 def test_query_table_passes_the_columns_on_that_it_does_not_read(tmp_path):
     further = [{"solution": f"{i}", "when": datetime(2026, 1, 1 + i), "more": {"n": [i]}} for i in range(4)]
-    taken = {"models": ["a"] * 4, "images": ["x"], "ranked": False, "prompts": "?", "completions": "!"}
+    taken = {"models": ["a"] * 4, "images": ["x"], "prompts": "?", "completions": "!"}
     plain = [row | {"prompt": row["prompt"][1]["content"]} for row in good_rows(4)]
     for name, rows in (("messages", good_rows(4)), ("texts", plain)):
         dataset = Dataset.from_list([row | more | taken for row, more in zip(rows, further, strict=True)])

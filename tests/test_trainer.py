@@ -211,29 +211,6 @@ def test_beside_takes_functions_that_trl_calls_itself():
             RankBufferReward.beside(None, other)
 
 
-def test_rank_only_ties_ranks_the_groups_that_the_other_rewards_leave_tied(training):
-    """The first query of each step is tied. In the third step, none is."""
-
-    def verified(query_id, **kwargs):
-        seen.append(list(dict.fromkeys(query_id)))
-        tied = seen[-1][:1] if len(seen) < 3 else []
-        return [float(id in tied or place % 2) for place, id in enumerate(query_id)]
-
-    with pytest.raises(SettingsError, match="rank_only_ties needs reward_functions"):
-        training("none", rank_only_ties=True)
-    seen: list[list[str]] = []
-    trainer = training(max_steps=3, rank_only_ties=True, reward_funcs=[verified])
-    trainer.train()
-    store = trainer.rank_reward.scorer.store
-    ranked = [(step, query) for step, query in store.rows("SELECT step, query_id FROM groups ORDER BY rowid")]
-    assert ranked == [(0, seen[0][0]), (1, seen[1][0])]
-    assert {query for (query,) in store.rows("SELECT DISTINCT query_id FROM calls")} == {seen[0][0], seen[1][0]}
-    log = trainer.state.log_history
-    assert [entry["rank/tied_groups"] for entry in log[:3]] == pytest.approx([1 / 3, 1 / 3, 0])
-    assert log[0]["rewards/rank_reward/std"] > 0 == log[2]["rewards/rank_reward/std"]
-    assert "judge/calls" in log[0] and "judge/calls" not in log[2]
-
-
 def test_run_reads_its_data_once(tmp_path, quickstart, data_file, monkeypatch):
     tables = []
     stock = QueryTable.__init__

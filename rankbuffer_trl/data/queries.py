@@ -35,7 +35,7 @@ PAPER_SET = (
 )
 COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 # Names that mean something to TRL or to the rank reward, so that no column of them is passed on.
-TAKEN = ("prompts", "completions", "image", "images", "ranked")
+TAKEN = ("prompts", "completions", "image", "images")
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 # What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.

@@ -1,21 +1,6 @@
-"""What the rewards of a group give: whether they differ, and how much the groups that differ weigh."""
+"""How much the groups weigh whose rewards differ (GPG)."""
 
 import torch
-
-
-def tied_groups(rewards: torch.Tensor, weights: torch.Tensor, G: int) -> torch.Tensor:
-    """Return for each group whether its total rewards are all equal, of shape (groups,).
-
-    Args:
-        rewards (`torch.Tensor`):
-            The rewards, of shape (groups * G, functions). NaN counts as 0.
-        weights (`torch.Tensor`):
-            The weights of the functions, of shape (functions,).
-        G (`int`):
-            The number of rollouts in a group.
-    """
-    totals = (rewards * weights.to(rewards)).nansum(dim=1).view(-1, G)
-    return totals.amax(dim=1) == totals.amin(dim=1)
 
 
 def scale_by_signal(rewards: torch.Tensor, weights: torch.Tensor, G: int) -> torch.Tensor:

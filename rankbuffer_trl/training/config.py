@@ -45,9 +45,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             The arguments of the reward method, as JSON on the command line. The file of the method lists them.
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling).
-        rank_only_ties (`bool`, *optional*, defaults to `False`):
-            Ask the judge only about groups that `reward_functions` leave tied. In the other groups, all rollouts have
-            the rank reward 0, and no buffer changes. Judging then starts after generation.
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -136,7 +133,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     method: str = "rankbuffer"
     method_args: dict | str | None = None
     scale_by_signal: bool = False
-    rank_only_ties: bool = False
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
@@ -219,8 +215,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(
                 "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
             )
-        if self.rank_only_ties:
-            self.judge_during_generation = False  # which groups tie is not known before
         self.method_args = read_object("method_args", self.method_args)
         self.reward_method()
         if self.loss_type not in LOSSES:

@@ -27,7 +27,7 @@ from ..informs.metrics import COLUMNS, placement_columns, step_metrics
 from ..informs.probes import probe_metrics
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, completion_text
-from ..rewards.method import GroupScore, RewardMethod
+from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
 from .scorer import GroupScorer
@@ -105,45 +105,36 @@ class GroupReward:
         trainer_state: TrainerState | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list], None] | None = None,
-        ranked: Sequence[bool] | None = None,
         **kwargs,
     ) -> list[float | None]:
-        """Return one reward per completion of this process. A collective: every process must call it.
-
-        Groups whose rows are not `ranked` are not judged, and their rollouts have the reward 0.
-        """
+        """Return one reward per completion of this process. A collective: every process must call it."""
         rows = gather_object([(id, answer.text) for id, answer in zip(query_id, extracted_answer, strict=True)])
-        wanted = gather_object([True] * len(query_id) if ranked is None else list(ranked))
         step = trainer_state.global_step if trainer_state else 0
 
         def score() -> tuple[list[float | None], dict[str, float], dict[str, list]]:
             training = split[0] == "train"
             groups = self._groups(rows, training, step, epoch[0])
-            G = len(groups[0].rollouts)
-            judged = [group for i, group in enumerate(groups) if wanted[i * G]]
             if not any(group.answered for group in groups):
                 self._no_answers(step, len(rows), training, completions, completion_ids)
             elif training:
                 self._unanswered = None
             self._start(training, step)
-            outcome = self.scorer.score(judged, step, update=training)
-            found = iter(outcome.scores)
-            scores = [next(found) if wanted[i * G] else GroupScore((0.0,) * G) for i in range(len(groups))]
-            rewards = [reward for score in scores for reward in score.rewards]
+            outcome = self.scorer.score(groups, step, update=training)
+            rewards = [reward for score in outcome.scores for reward in score.rewards]
             metrics: dict[str, float] = {}
             columns = {name: [None] * len(rewards) for name in COLUMNS}  # TRL needs whole columns
             with informing("the metrics of a step"):
-                metrics = step_metrics(judged, *outcome) if judged else {}
+                metrics = step_metrics(groups, *outcome)
             with informing("the probes of a step"):
                 queries = self.queries if training else self.eval_queries  # with all rubrics, as in the report
-                whole = [replace(group, query=queries[group.query.id]) for group in judged]
+                whole = [replace(group, query=queries[group.query.id]) for group in groups]
                 metrics |= probe_metrics(whole, outcome.scores)
             with informing("progress/beats_last_visit"):
-                window = newest_window(self.scorer.store) if judged and training else None
+                window = newest_window(self.scorer.store) if training else None
                 if window is not None and window.probability is not None:
                     metrics["progress/beats_last_visit"] = window.probability
             with informing("where rollouts were placed, in the table of completions,"):
-                columns = placement_columns(scores)
+                columns = placement_columns(outcome.scores)
             return rewards, metrics, columns
 
         rewards, metrics, columns = on_main_process(score)

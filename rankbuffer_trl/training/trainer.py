@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -25,7 +24,7 @@ from ..informs.export import write_table
 from ..informs.informing import informing
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, format_reward
-from .advantages import scale_by_signal, tied_groups
+from .advantages import scale_by_signal
 from .config import RankBufferConfig
 from .plan import RunPlan
 from .reward_function import GroupReward
@@ -94,8 +93,6 @@ class RankBufferTrainer(ResumableTrainer):
         args.check_view(tools=bool(kwargs.get("tools") or kwargs.get("environment_factory")))
         plan = plan or RunPlan.of(args, train_dataset, eval_dataset)
         queries, eval_queries = plan.queries, plan.eval_queries
-        if args.rank_only_ties and not (plan.functions or reward_funcs):
-            raise SettingsError("rank_only_ties needs reward_functions, which say which groups are tied")
         self.rank_reward = GroupReward(
             queries,
             lambda: open_scorer(args, judge, plan.method, plan.batches.ends_generation),
@@ -108,7 +105,7 @@ class RankBufferTrainer(ResumableTrainer):
         functions = [format_reward, *plan.functions, *(reward_funcs or [])]
         super().__init__(
             model,
-            reward_funcs=[ranked_later if args.rank_only_ties else self.rank_reward, *functions],
+            reward_funcs=[self.rank_reward, *functions],
             args=args,
             train_dataset=queries.prompts,
             eval_dataset=None if eval_queries is None else eval_queries.prompts,
@@ -179,36 +176,10 @@ class RankBufferTrainer(ResumableTrainer):
         step = {"split": "train" if training else "eval", "epoch": self.current_epoch() if training else None}
         inputs = [{**row, **step, "extracted_answer": answer} for row, answer in zip(inputs, self._read, strict=True)]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self.args.rank_only_ties:
-            rewards[:, RANK] = self._rank_ties(rewards, inputs, completions, completion_ids_list)
         rewards[torch.isnan(rewards[:, RANK])] = torch.nan
         if self.args.scale_by_signal and training:
             rewards = scale_by_signal(rewards, self.reward_weights, self.num_generations)
         return rewards
-
-    def _rank_ties(
-        self, rewards: torch.Tensor, inputs: list[dict], completions: list, completion_ids_list: list[list[int]]
-    ) -> torch.Tensor:
-        """Return the rank rewards of all processes: those of the groups that the reward functions leave tied, else 0.
-
-        `rewards` has the shape (rollouts of all processes, reward functions).
-        """
-        G = self.num_generations if self.model.training else self.num_generations_eval
-        tied = tied_groups(rewards[:, FORMAT + 1 :], self.reward_weights[FORMAT + 1 :], G)
-        self._log_metric("rank/tied_groups", tied.float().mean().item())
-        start = self.accelerator.process_index * len(inputs)
-        ranked = tied.repeat_interleave(G)[start : start + len(inputs)].tolist()
-        ranks = self.rank_reward(
-            completions,
-            **{key: [row[key] for row in inputs] for key in ("query_id", "extracted_answer", "split", "epoch")},
-            ranked=ranked,
-            completion_ids=completion_ids_list,
-            trainer_state=self.state,
-            log_metric=self._log_metric,
-            log_extra=self._log_completion_extra,
-        )
-        mine = torch.tensor([torch.nan if rank is None else rank for rank in ranks], device=rewards.device)
-        return gather(mine)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy, and first the buffers, history and ledger; all go to the Hub together.
@@ -244,11 +215,3 @@ class RankBufferTrainer(ResumableTrainer):
             self._rollouts.close()
             self._rollouts = None
         self.rank_reward.close()
-
-
-def ranked_later(completions: list, **kwargs) -> list[float]:
-    """Take the place of the rank reward until the other rewards say which groups are tied."""
-    return [0.0] * len(completions)
-
-
-ranked_later.__name__ = "rank_reward"  # the name in the log

@@ -10,7 +10,7 @@ graph". It is in no table of the RankBuffer paper. These points are ours:
 * Reward: the mean probability of winning against the other rollouts of the group, from -1 to 1.
 * The prompt is that of the pairwise methods (`judge/prompts/pairwise.txt`); a tie is half a win to each.
 
-Reasoning Arena judges only groups that verifiable rewards leave tied: set `rank_only_ties: true` for this.
+Reasoning Arena judges only groups that verifiable rewards leave tied. Here every group is judged.
 """
 
 from collections.abc import Sequence
