@@ -214,7 +214,7 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
         ({"judge_price_budget": 6.0, **prices, "judge_cached_price": 0.25}, "ends at about step 7 of 8"),
     ):
         plan = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", **budget), rows, None))
-        asked = list(plan.first_questions())
+        asked = plan.first_questions
         assert plan.cost(asked, sample)[-1] == f"the budget {said}"
     with closing(BufferStore(tmp_path / LIVE_STORE)) as store:
         store.spend(Usage(2_000_000, 1_000_000, 0))
@@ -223,7 +223,7 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 5 of 8"
     args = config(tmp_path, method="pointwise", judge_token_budget=9_000_000, max_completion_length=50_000)
     bare = RunPrice(RunPlan.of(args, rows.remove_columns("responses"), None))
-    assert re.search(r"ends at about step \d to \d of 8", bare.cost(list(bare.first_questions()), sample)[-1])
+    assert re.search(r"ends at about step \d to \d of 8", bare.cost(bare.first_questions, sample)[-1])
 
 
 def test_cost_counts_repeated_and_failed_answers_and_the_first_question(tmp_path, queries):

@@ -64,14 +64,14 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
     lines, price = [], RunPrice(plan)
     try:
         servers = servers_of(judge)
-        longest = longest_of(price.first_questions(), judge.guard) if servers else []
+        longest = longest_of(price.first_questions, judge.guard) if servers else []
         contexts = await check_servers(judge, longest)
         for client, context in zip(servers, contexts, strict=True):
             lines.append(f"judge: {client.name}" + (f", context {context:,} tokens" if context else ""))
         if servers:
             context = min(filter(None, contexts), default=None)
             lines += await check_context(servers[0], context, judge.guard, plan, longest)
-        question = next(price.first_questions())
+        question = price.first_questions[0]
         firsts, found = await ask_first(judge, question, args.judge_step_timeout)
         lines += found
         if args.preflight_only:
@@ -205,9 +205,9 @@ def unasked(price: RunPrice) -> Iterator[Question]:
 
     A server answers a prompt that it has seen from its cache, much faster than those of the run.
     """
-    first = next(price.first_questions())
+    first = price.first_questions[0]
     seen = {first.prompt()}
-    for question in price.first_questions():
+    for question in price.first_questions:
         prompt = question.prompt()
         if prompt not in seen:
             seen.add(prompt)

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from operator import mul
 from statistics import fmean
@@ -41,20 +41,22 @@ class RunPrice:
         """The responses of the first query that has some; none if the data set has none."""
         return next(filter(None, map(self.plan.queries.written, self.plan.queries.ids)), ())
 
-    def stand_ins(self, every: int = 1) -> Iterator[RolloutGroup]:
-        """Yield a group for one of `every` queries, with responses of the data set in the place of rollouts.
+    @cached_property
+    def stand_ins(self) -> list[RolloutGroup]:
+        """A group for each query, with responses of the data set in the place of rollouts.
 
         A query without responses borrows those of another one. If the data set has none at all, texts are made up.
         """
-        texts = self.written
-        for query_id in self.plan.queries.ids[::every]:
+        texts, groups = self.written, []
+        for query_id in self.plan.queries.ids:
             texts = self.plan.queries.written(query_id) or texts
-            yield stand_in(self.plan.queries[query_id], self.plan.args.num_generations, texts)
+            groups.append(stand_in(self.plan.queries[query_id], self.plan.args.num_generations, texts))
+        return groups
 
-    def first_questions(self) -> Iterator[Question]:
-        """Yield the questions of the first visits, with reference responses in the place of rollouts."""
-        for group in self.stand_ins():
-            yield from first_questions(self.plan.method, group)
+    @cached_property
+    def first_questions(self) -> list[Question]:
+        """The questions of the first visits of all queries, in their order."""
+        return [question for group in self.stand_ins for question in first_questions(self.plan.method, group)]
 
     def judgments(self) -> tuple[int, int, int]:
         """Return the number of groups after step `done`, and how many judgments they take at least and at most.
@@ -65,11 +67,10 @@ class RunPrice:
         before = self.plan.batches.generations_until(min(self.plan.done, self.plan.batches.steps)) * per_generation
         groups = self.plan.batches.generations * per_generation - before
         firsts = min(groups, max(len(self.plan.queries) - before, 0))
-        stand_ins = list(self.stand_ins())
 
         def judged(end: int) -> int:
             first, later = (
-                fmean(count_calls(self.plan.method, group, first)[end] for group in stand_ins)
+                fmean(count_calls(self.plan.method, group, first)[end] for group in self.stand_ins)
                 for first in (True, False)
             )
             return round(firsts * first + (groups - firsts) * later)
@@ -84,9 +85,9 @@ class RunPrice:
         """
         epochs = math.ceil(self.plan.batches.generations / self.plan.batches.generations_per_epoch)
         every, guard = math.ceil(len(self.plan.queries) / SAMPLED), self.plan.args.judge_guard
-        groups = list(self.stand_ins(every))
+        groups = self.stand_ins[::every]
         first = estimate_tokens([q for group in groups for q in first_questions(self.plan.method, group)], guard)[0]
-        whole = estimate_tokens(list(self.first_questions()), guard)[0] / len(self.plan.queries)
+        whole = estimate_tokens(self.first_questions, guard)[0] / len(self.plan.queries)
         visits: list[tuple[float, ...]] = []
         for asked in rehearse(self.plan.method, groups, min(epochs, REHEARSED)):
             prompt, completion = estimate_tokens(asked, guard)
@@ -159,8 +160,10 @@ class RunPrice:
 
     def estimated_cost(self) -> list[str]:
         """Estimate what the judge costs by the characters of the data, without a judge."""
-        asked = list(self.first_questions())
-        return [*self.cost(asked), "tokens are estimated by characters; --preflight_only asks the judge"]
+        return [
+            *self.cost(self.first_questions),
+            "tokens are estimated by characters; --preflight_only asks the judge",
+        ]
 
 
 def between(ends: Sequence[str]) -> str:
