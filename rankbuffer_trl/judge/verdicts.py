@@ -60,6 +60,7 @@ class Verdict:
         return json.dumps(self.longest_value)
 
 
+@lru_cache(maxsize=256)  # a step asks hundreds of these questions, about buffers of few sizes
 def position_verdict(K: int) -> Verdict:
     """Expect `{"position": p}` with an integer insertion position `p` in 0..K."""
 
