@@ -1,7 +1,7 @@
 """What a RankBuffer run changes beside the policy: buffers, history and ledger. Checkpoints hold them with it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,28 @@ from ..rewards.method import find_method
 from ..settings import changed_arguments, load_path
 from ..store.places import SAVED
 from .budget import check_budget
+from .config import RankBufferConfig
 from .plan import RunPlan
 from .reward_function import GroupReward
+from .scorer import GroupScorer
 
-BINDING = {  # one that a later version lacks stays here: where a checkpoint has it set, the run is another
-    "method": "the reward method",
-    "method_args": "its arguments",
-    "judge": "the judge model",
-    "judge_args": "the arguments of the judge client",
-    "judge_guard": "how responses are quoted for the judge",
-    "format_check": "what counts as an answer",
-    "rubric_dropout": "the share of rubrics that a visit leaves out",
-    "judge_view": "what the judge sees of a rollout with tools",
-    "queries": "the number of queries",
-    "data_sha256": "the data",
-    "seed": "the seed, and with it the order of the data",
-    "num_generations": "rollouts per query",
-    "queries_per_generation": "queries per generation batch",
-    "steps_per_generation": "optimizer steps per generation batch",
+# What buffers depend on: its name in a checkpoint, what it means, and where a run has it. One that a later version
+# lacks stays here as `None`: a checkpoint that has it set belongs to another run.
+BINDING: dict[str, tuple[str, Callable[[RunPlan, GroupScorer], Any]]] = {
+    "method": ("the reward method", lambda plan, _: plan.args.method),
+    "method_args": ("its arguments", lambda _, scorer: asdict(scorer.method)),
+    "judge": ("the judge model", lambda plan, scorer: judge_name(plan.args, scorer)),
+    "judge_args": ("the arguments of the judge client", lambda plan, _: client_arguments(plan.args)),
+    "judge_guard": ("how responses are quoted for the judge", lambda plan, _: plan.args.judge_guard),
+    "format_check": ("what counts as an answer", lambda plan, _: plan.args.format_check),
+    "rubric_dropout": ("the share of rubrics that a visit leaves out", lambda *_: None),
+    "judge_view": ("what the judge sees of a rollout with tools", lambda plan, _: view(plan.args)),
+    "queries": ("the number of queries", lambda plan, _: len(plan.queries)),
+    "data_sha256": ("the data", lambda plan, _: plan.queries.sha256),
+    "seed": ("the seed, and with it the order of the data", lambda plan, _: seeds(plan.args)),
+    "num_generations": ("rollouts per query", lambda plan, _: plan.args.num_generations),
+    "queries_per_generation": ("queries per generation batch", lambda plan, _: plan.args.queries_per_generation),
+    "steps_per_generation": ("optimizer steps per generation batch", lambda plan, _: plan.args.steps_in_generation),
 }
 
 
@@ -54,23 +58,7 @@ class StoreState:
 
     def identity(self) -> dict[str, Any]:
         """Return what buffers depend on."""
-        args, queries, scorer = self.plan.args, self.plan.queries, self.reward.scorer
-        found = {
-            "method": args.method,
-            "method_args": asdict(scorer.method),
-            "judge": args.judge_client or args.judge_model or type(scorer.judge.client).__name__,
-            "judge_args": (args.judge_client_args or {}) if args.judge_client else None,
-            "judge_guard": args.judge_guard,
-            "format_check": args.format_check,
-            "rubric_dropout": None,  # a setting that is gone: a checkpoint of a run that used it is another run
-            "judge_view": None if args.judge_view == "answer" else [args.judge_view, args.judge_view_limit],
-            "queries": len(queries),
-            "data_sha256": queries.sha256,
-            "seed": args.seed if args.data_seed is None else [args.seed, args.data_seed],
-            "num_generations": args.num_generations,
-            "queries_per_generation": args.queries_per_generation,
-            "steps_per_generation": args.steps_in_generation,
-        }
+        found = {key: value(self.plan, self.reward.scorer) for key, (_, value) in BINDING.items()}
         return json.loads(json.dumps(found, default=str))
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
@@ -135,6 +123,26 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
 
     return [
         f"{key} ({meaning}): {saved.get(key)!r} in the checkpoint, {current.get(key)!r} now"
-        for key, meaning in BINDING.items()
+        for key, (meaning, _) in BINDING.items()
         if compared(saved, key) != compared(current, key)
     ]
+
+
+def judge_name(args: RankBufferConfig, scorer: GroupScorer) -> str:
+    """Return the client of a recipe, else its model, else the class of a client that was passed."""
+    return args.judge_client or args.judge_model or type(scorer.judge.client).__name__
+
+
+def client_arguments(args: RankBufferConfig) -> dict | str | None:
+    """Return the arguments of the client that a recipe names; `None` if it names none."""
+    return (args.judge_client_args or {}) if args.judge_client else None
+
+
+def view(args: RankBufferConfig) -> list | None:
+    """Return the view of a rollout with tools and its limit; `None` for the answer alone, as without tools."""
+    return None if args.judge_view == "answer" else [args.judge_view, args.judge_view_limit]
+
+
+def seeds(args: RankBufferConfig) -> int | list:
+    """Return the seed, or both if the data has its own."""
+    return args.seed if args.data_seed is None else [args.seed, args.data_seed]
