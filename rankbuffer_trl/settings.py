@@ -105,7 +105,7 @@ def kind_of(annotation: Any) -> Kind:
     return KINDS.get(annotation, Kind(lambda value: True, ""))
 
 
-def parse_json(key: str, value: Any, kind: type, words: str) -> Any:
+def parse_setting(key: str, value: Any, kind: type, words: str) -> Any:
     """Return a setting, or `None`, that a YAML file gives as lists and mappings, and the command line as JSON.
 
     Raises:

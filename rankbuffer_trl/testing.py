@@ -190,7 +190,7 @@ def faulty(case: tuple[int, float], answer: Callable[[str], Any] = truth) -> Cal
     return respond
 
 
-def check_score(played: Played) -> None:
+def check_played(played: Played) -> None:
     """Check what holds for every score: rewards in range, empty rollouts last, and the order that of the rewards."""
     group, rewards, order = played.group, played.rewards, played.score.order
     assert len(rewards) == len(group.rollouts), f"{len(rewards)} rewards for {len(group.rollouts)} rollouts"
@@ -261,7 +261,7 @@ def check_method(
             check_group(method, group, answer, ordered, plays_empty)
             for share in (0.3, 0.8, 1.0):
                 played = play(method, group, faulty((number, share), answer))
-                check_score(played)
+                check_played(played)
                 if share == 1 and played.calls:
                     unheard = all(played.rewards[each.id] is None for each in group.answered)
                     assert unheard, f"every judgment failed, and there are rewards: {played.rewards}"
@@ -277,7 +277,7 @@ def check_group(
     for epoch in range(2):
         group = replace(group, epoch=epoch)
         played = play(method, group, answer, buffer)
-        check_score(played)
+        check_played(played)
         check_questions(played, method, plays_empty)
         assert None not in played.rewards, f"no judgment failed, and a reward is missing: {played.rewards}"
         again = play(method, group, answer, buffer)

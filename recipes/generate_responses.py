@@ -21,7 +21,7 @@ from rankbuffer_tools.data.responses import order_question, sample_chats
 from rankbuffer_tools.jobs.ask import ask_many
 from rankbuffer_tools.jobs.output import beside, check_output, read_provenance, source_name
 from rankbuffer_tools.jobs.script import cost_line, finish, run
-from rankbuffer_trl.data.queries import checked, load_queries
+from rankbuffer_trl.data.queries import checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Judge
@@ -131,7 +131,7 @@ def main(config: ResponsesConfig) -> int:
     """Read the queries, sample responses, rank them, write the result, and return the exit code."""
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
-    rows = list(checked(dataset, rubrics_needed=False))
+    rows = list(checked_rows(dataset, rubrics_needed=False))
     if config.audit_queries is not None:
         return sample_for_audit(config, path, rows)
     todo = {row["query_id"]: row for row in rows if not row.get("responses")}

@@ -16,7 +16,7 @@ from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
 from rankbuffer_tools.jobs.ask import ask_many
 from rankbuffer_tools.jobs.output import beside, check_output, read_provenance, source_name
 from rankbuffer_tools.jobs.script import cost_line, finish, run
-from rankbuffer_trl.data.queries import GENERIC, DataError, checked, load_queries
+from rankbuffer_trl.data.queries import GENERIC, DataError, checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import ClientConfig
 from rankbuffer_trl.settings import documented
@@ -72,7 +72,7 @@ def main(config: RubricsConfig) -> int:
     """Read the queries, ask for rubrics, write the result, and return the exit code."""
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
-    rows = list(checked(dataset, rubrics_needed=False))
+    rows = list(checked_rows(dataset, rubrics_needed=False))
     todo = [row for row in rows if not row.get("rubrics")]
     step = {"step": "rubrics", "dataset_name": source_name(config.dataset_name), "queries_without": len(todo)}
     failures = {}

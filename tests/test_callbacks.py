@@ -76,10 +76,10 @@ def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypa
         for now[0] in (100.0, 101.0, 104.0, 106.0):
             signal.raise_signal(signal.SIGTERM)
         assert ended == [106.0]
-        callback.leave()
+        callback.restore_handler()
         callback.on_train_begin(None, None, None)
         assert callback.received is None, "another training has had no warning yet"
-        callback.leave()
+        callback.restore_handler()
     finally:
         signal.signal(signal.SIGTERM, before)
 

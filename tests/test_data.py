@@ -12,7 +12,7 @@ from rankbuffer_trl.data.queries import (
     HINT,
     DataError,
     QueryTable,
-    checked,
+    checked_rows,
     iterate,
     load_queries,
     normal_row,
@@ -117,27 +117,27 @@ def test_checked_refuses_a_bad_value_with_its_place():
         id = rows[0]["query_id"]
         name = f" (query_id {id!r})" if isinstance(id, str) else ""
         with pytest.raises(DataError) as error:
-            list(checked(Dataset.from_list(rows), anchors_needed=4))
+            list(checked_rows(Dataset.from_list(rows), anchors_needed=4))
         assert str(error.value) == f"row 1{name}: {key} {problem}, got {shown}{HINT}", (column, value)
 
 
 def test_checked_takes_columns_that_are_not_needed_as_they_are_or_missing():
     for change in ({"rubrics": None}, {"responses": None}, {"responses": []}, {"models": None}, {"split": 3}):
         rows = [row | change for row in good_rows()]
-        assert list(checked(Dataset.from_list(rows), rubrics_needed=False)) == rows
+        assert list(checked_rows(Dataset.from_list(rows), rubrics_needed=False)) == rows
     for change, key in (({"rubrics": [{"text": "x", "weight": 9}]}, "weight"), ({"responses": [""]}, "responses")):
         with pytest.raises(DataError, match=key):
-            list(checked(Dataset.from_list([good_rows(1)[0] | change]), rubrics_needed=False))
+            list(checked_rows(Dataset.from_list([good_rows(1)[0] | change]), rubrics_needed=False))
     with pytest.raises(DataError, match="no rows"):
-        list(checked(Dataset.from_list(good_rows()).select([])))
+        list(checked_rows(Dataset.from_list(good_rows()).select([])))
 
 
 def test_checked_refuses_two_rows_of_one_name():
     with pytest.raises(DataError, match="row 2: the query_id 'q0' is that of row 1, too"):
-        list(checked(Dataset.from_list(good_rows(1) * 2)))
+        list(checked_rows(Dataset.from_list(good_rows(1) * 2)))
     nameless = Dataset.from_list(without("query_id", good_rows(1)) * 2)
     with pytest.raises(DataError, match=r"row 2 .*: the prompt is the same as in row 1, and a row without query_id"):
-        list(checked(nameless))
+        list(checked_rows(nameless))
 
 
 def test_checked_numbers_the_rows_after_the_first_thousand():

@@ -587,7 +587,7 @@ def test_a_sigterm_ends_the_wait_for_a_judge_that_is_down(process, tmp_path):
         return await RubricJudge().complete(messages, question=question, seed=seed, tally=tally)
 
     def one_that_dies():
-        command.check_judge, OpenAIClient.complete = AsyncMock(), complete
+        command.try_judge, OpenAIClient.complete = AsyncMock(), complete
 
     judge = ("--judge_url", "http://127.0.0.1:9/v1", "--judge_model", "mine", "--judge_wait", 10**6)
     running = process("--output_dir", tmp_path / "out", *judge, before=one_that_dies)

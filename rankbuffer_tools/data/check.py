@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from rankbuffer_trl.data.queries import checked, generic_row
+from rankbuffer_trl.data.queries import checked_rows, generic_row
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import insertion_question
@@ -102,7 +102,7 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
     wordy = Query("", [], ())
     every = max(1, -(-len(dataset) // settings.sample))
     generic = {} if "rubrics" in dataset.column_names else generic_row("the data set")
-    for number, row in enumerate(checked(dataset, rubrics_needed=False)):
+    for number, row in enumerate(checked_rows(dataset, rubrics_needed=False)):
         query = Query.from_row(row | generic)
         count(found, query)
         if query.text in prompts:

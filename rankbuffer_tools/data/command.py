@@ -13,7 +13,7 @@ from pathlib import Path
 
 from datasets import disable_progress_bars
 
-from rankbuffer_trl.data.queries import DataError, checked, load_queries, select
+from rankbuffer_trl.data.queries import DataError, checked_rows, load_queries, select
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
@@ -63,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
 def run_command(arguments: argparse.Namespace) -> None:
     """Do what the command line says."""
     if arguments.command == "card":
-        rows = list(checked(load_queries(arguments.file)))
+        rows = list(checked_rows(load_queries(arguments.file)))
         name = f"train{Path(arguments.file).suffix}"
         print(make_card(arguments.repo_id, name, rows, read_provenance(arguments.file)), end="")
     else:

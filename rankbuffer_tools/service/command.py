@@ -125,7 +125,7 @@ class ServeConfig(BudgetConfig):
         return load_method(self.method, read_object("method_args", self.method_args) or {}, self.seed)
 
 
-def first_questions(method: RewardMethod, queries: QueryTable | None) -> Iterable[Question]:
+def questions_to_try(method: RewardMethod, queries: QueryTable | None) -> Iterable[Question]:
     """Yield the questions of first visits. Without queries, they are about one that is made up."""
     made_up = Query(
         "preflight",
@@ -137,14 +137,14 @@ def first_questions(method: RewardMethod, queries: QueryTable | None) -> Iterabl
         yield from listen.first_questions(method, stand_in(query, G=2))
 
 
-async def check_judge(judge: Judge, method: RewardMethod, queries: QueryTable | None, timeout: float | None) -> None:
+async def try_judge(judge: Judge, method: RewardMethod, queries: QueryTable | None, timeout: float | None) -> None:
     """Check that the judge is there, holds the prompts of first visits, and answers a question.
 
     Raises:
         [`JudgeError`]: naming the server and what is wrong.
     """
-    await check_servers(judge, first_questions(method, queries))
-    await judge.first_question(next(iter(first_questions(method, queries))), timeout)
+    await check_servers(judge, questions_to_try(method, queries))
+    await judge.first_question(next(iter(questions_to_try(method, queries))), timeout)
 
 
 async def serve(args: ServeConfig) -> None:
@@ -163,7 +163,7 @@ async def serve(args: ServeConfig) -> None:
     try:
         spent: list[Usage] = []
         first = Judge(judge.client, judge.max_attempts, judge.guard, on_spent=spent.append)
-        await check_judge(first, method, queries, args.judge_step_timeout)
+        await try_judge(first, method, queries, args.judge_step_timeout)
         if args.has_budget and not sum(map(sum, spent)):
             raise SettingsError(
                 "the judge server reports no token counts, so a budget cannot end the service: unset it"

@@ -232,7 +232,7 @@ def say(topic: str, lines: Sequence[str]) -> None:
     on_main_process(lambda: print(*(f"[{topic}] {line}" for line in lines), sep="\n", flush=True))
 
 
-def leave(error: RankBufferError) -> None:
+def exit_with(error: RankBufferError) -> None:
     """Exit with status 1 and one line. A launcher of several processes gets the line, too.
 
     All processes find the same fault in settings and data. So only the first one of a machine prints it.
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except MainProcessError as error:  # the main process has the cause in its log, which may be on another machine
         sys.exit(1 if LOCAL_RANK else f"rankbuffer-train: {error}")
     except RankBufferError as error:  # not OSError: after hours of training, its traceback is worth more than one line
-        leave(error)
+        exit_with(error)
     except KeyboardInterrupt:
         again = "to continue: the same command with --resume_from_checkpoint true, if there is one"
         sys.exit(1 if LOCAL_RANK else f"rankbuffer-train: interrupted. The last checkpoint is kept; {again}")

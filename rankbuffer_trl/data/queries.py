@@ -149,7 +149,7 @@ class QueryTable:
         self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*COLUMNS, *TAKEN)])
         self._row: dict[str, int] = {}
         contents = hashlib.sha256()
-        for number, row in enumerate(checked(self._dataset, anchors_needed, rubrics_needed=not self._generic)):
+        for number, row in enumerate(checked_rows(self._dataset, anchors_needed, rubrics_needed=not self._generic)):
             contents.update(json.dumps(row | self._generic, sort_keys=True).encode())
             self._row[row["query_id"]] = number
         self.sha256 = contents.hexdigest()
@@ -243,7 +243,7 @@ def prompt_id(prompt: Any) -> str:
     return "prompt-" + hashlib.sha256(json.dumps(prompt, default=str).encode()).hexdigest()[:16]
 
 
-def checked(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool = True) -> Iterator[dict]:
+def checked_rows(dataset: Dataset, anchors_needed: int = 0, rubrics_needed: bool = True) -> Iterator[dict]:
     """Yield the rows of a data set as [`normal_row`] makes them. Each is checked, and no two may have the same id.
 
     Raises:

@@ -98,7 +98,7 @@ class StopEarly(TrainerCallback):
         if self.stopped:
             control.should_save = control.should_evaluate = False
 
-    def leave(self) -> None:
+    def restore_handler(self) -> None:
         """Restore the earlier handler of the signal, however training ended."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)

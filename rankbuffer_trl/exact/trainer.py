@@ -173,7 +173,7 @@ class ResumableTrainer(GRPOTrainer):
         try:
             return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
-            self._stop.leave()
+            self._stop.restore_handler()
 
     def _prepare_run(self, resume: str | bool | None) -> str | None:
         checkpoint, step, args = None, 0, self.args

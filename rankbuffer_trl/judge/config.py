@@ -13,7 +13,7 @@ from ..settings import (
     check_own_fields,
     documented,
     load_path,
-    parse_json,
+    parse_setting,
 )
 from .endpoint import Endpoint
 from .judge import ChatClient, Judge
@@ -258,4 +258,4 @@ def read_object(key: str, value: dict | str | None) -> dict | None:
     Raises:
         [`SettingsError`]: if it is neither.
     """
-    return parse_json(key, value, dict, "a JSON object")
+    return parse_setting(key, value, dict, "a JSON object")

@@ -17,7 +17,7 @@ from .ledger import Reply, Tally, Usage
 IDLE_SECONDS = 3.0
 PROBE_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for a list of models or a count of tokens; a sampler's `timeout` may be an hour
-PATIENCE = 5  # times `timeout` that a request may take in all; some servers send blanks while a question waits
+WHOLE = 5  # times `timeout` that a request may take in all; some servers send blanks while a question waits
 MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text with room to spare
 MOST_WORDS = 300  # characters of a server's own words in an error
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
@@ -185,7 +185,7 @@ class OpenAIClient:
             state = "" if self._key else " is not set and"
             variable = f"the environment variable {self.endpoint.api_key_env}{state} should hold the key"
             text += f" ({variable}; see {self.role}_api_key_env)"
-        return self._error(f"HTTP {status}: {text}", kind_of(status), status)
+        return self._error(f"HTTP {status}: {text}", fault_of(status), status)
 
     def _error(self, message: str, kind: str = "refused", status: int | None = None) -> TransportError:
         return TransportError(message, kind, status, self._key)
@@ -215,7 +215,7 @@ class BoundedClient(DefaultAioHttpClient):
 
     Args:
         timeout (`float`):
-            Seconds without a byte. An answer may take `PATIENCE` times as long in all.
+            Seconds without a byte. An answer may take `WHOLE` times as long in all.
     """
 
     def __init__(self, timeout: float):
@@ -227,7 +227,7 @@ class BoundedClient(DefaultAioHttpClient):
             # 0 is no limit: `concurrency` is the limit, and aiohttp's own one of 100 would undercut it.
             limits=Limits(max_connections=0, keepalive_expiry=IDLE_SECONDS),
         )
-        self._seconds = PATIENCE * timeout
+        self._seconds = WHOLE * timeout
 
     async def send(self, request: Request, **kwargs: Any) -> Response:
         """Send a request and read its whole answer.
@@ -266,7 +266,7 @@ async def read_body(response: Response) -> bytes:
     return bytes(body)
 
 
-def kind_of(status: int) -> str:
+def fault_of(status: int) -> str:
     """Return which kind of [`TransportError`] an HTTP status is."""
     if status in (502, 503, 504):
         return "down"

@@ -13,7 +13,7 @@ from .questions import Question
 if TYPE_CHECKING:
     from .openai_client import OpenAIClient
 
-LONGEST = 5
+COUNTED = 5
 """How many prompts are counted exactly. The longest text need not have the most tokens."""
 CHARACTERS_PER_TOKEN = 3
 """Few for English, so that an estimate is too high rather than too low."""
@@ -129,8 +129,8 @@ async def check_server(client: "OpenAIClient") -> int | None:
 
 
 def longest_of(questions: Iterable[Askable], guard: bool) -> list[Askable]:
-    """Return the [`LONGEST`] questions whose prompts have most characters."""
-    return heapq.nlargest(LONGEST, questions, key=lambda question: len(text_of(question, guard)))
+    """Return the [`COUNTED`] questions whose prompts have most characters."""
+    return heapq.nlargest(COUNTED, questions, key=lambda question: len(text_of(question, guard)))
 
 
 def text_of(question: Askable, guard: bool) -> str:

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 from ..errors import SettingsError
-from ..settings import is_finite, load_path, parse_json
+from ..settings import is_finite, load_path, parse_setting
 
 FORM = 'such as [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]'
 
@@ -23,7 +23,7 @@ def load_functions(named: list | str | None) -> tuple[list[Callable], list[float
     Raises:
         [`SettingsError`]: if a function does not exist, does not take its `args`, or has no finite weight.
     """
-    items = [load_function(item) for item in parse_json("reward_functions", named, list, f"a list {FORM}") or ()]
+    items = [load_function(item) for item in parse_setting("reward_functions", named, list, f"a list {FORM}") or ()]
     return [function for function, _ in items], [weight for _, weight in items]
 
 

@@ -109,14 +109,14 @@ def unlock(path: Path) -> None:
         os.close(descriptor)
 
 
-def leave_claims() -> None:
-    """Leave the claims to the parent after a fork. A child that kept the files open would keep them after its end."""
+def drop_claims() -> None:
+    """Drop the claims after a fork. They are the parent's; a child with open files would keep them after its end."""
     for descriptor, _ in claims.values():
         os.close(descriptor)
     claims.clear()
 
 
-os.register_at_fork(after_in_child=leave_claims)
+os.register_at_fork(after_in_child=drop_claims)
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
