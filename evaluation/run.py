@@ -104,7 +104,7 @@ def evaluate(config: EvaluationConfig) -> EvaluationReport:
             folder = config.folder(label, name)
             cost = benchmark.judge(folder, label, config)
             scores = benchmark.scores(folder, label)
-            results.setdefault(label, {})[name] = ModelResult(scores, cost, config.endpoint().price(cost))
+            results.setdefault(label, {})[name] = ModelResult(scores, cost, config.endpoint.price(cost))
     titles = {name: benchmark.title for name, benchmark in benchmarks.items()}
     report = EvaluationReport(
         results, titles, str(config.judge_model), config.limit, config.paper_rows, config.compare_with

@@ -115,7 +115,7 @@ class ResponsesConfig(VerdictConfig):
     def sampler(self) -> Endpoint:
         """Describe the model that writes responses. It shares the judge's limits, but not the judge's prices."""
         return replace(
-            self.endpoint(),
+            self.endpoint,
             role="sampler",
             urls=(self.sampler_url,),
             model=self.sampler_model,
@@ -141,7 +141,7 @@ def main(config: ResponsesConfig) -> int:
 
     questions = {id: order_question(Query.from_row(todo[id]), responses) for id, responses in texts.items()}
     orders = asyncio.run(ask_many(config.judge(), questions, beside(path, "orders.jsonl"), "ranking responses"))
-    print(f"order of {len(orders.values):,} queries' responses: {cost_line(config.endpoint(), orders.totals)}")
+    print(f"order of {len(orders.values):,} queries' responses: {cost_line(config.endpoint, orders.totals)}")
     failures |= {query_id: f"no order of its responses: {cause}" for query_id, cause in orders.failures.items()}
     for query_id, order in orders.values.items():
         todo[query_id]["responses"] = [texts[query_id][i] for i in order]
@@ -153,7 +153,7 @@ def main(config: ResponsesConfig) -> int:
         "dataset_name": source_name(config.dataset_name),
         "queries_without": len(todo),
         "ranked_by": config.judge_client or config.judge_model or "embedded rubric judge",
-        "ranking_request": config.endpoint().request or None,
+        "ranking_request": config.endpoint.request or None,
         "ranking_cost": orders.totals.as_dict(),
         "queries_failed": len(failures),
     }

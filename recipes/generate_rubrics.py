@@ -105,7 +105,7 @@ def ask_for_rubrics(config: RubricsConfig, rows: list[dict]) -> tuple[dict[str, 
     answers = asyncio.run(ask_many(config.judge(), chats, log, "writing rubrics"))
     for row in rows:
         row["rubrics"] = answers.values.get(row["query_id"])
-    endpoint = config.endpoint()
+    endpoint = config.endpoint
     print(f"rubrics for {len(answers.values):,} of {len(rows):,} queries: {cost_line(endpoint, answers.totals)}")
     made = {
         "model": config.judge_model or config.judge_client,

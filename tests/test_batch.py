@@ -281,9 +281,9 @@ def test_answer_log_keeps_whole_lines_on_a_full_disk(tmp_path):
 
 def test_price_adds_up_what_answers_cost(tmp_path):
     totals = put(scripted_judge(add_one), tmp_path / "log", *range(4)).totals
-    assert JudgeConfig().endpoint().price(totals) is None
-    assert JudgeConfig(judge_prompt_price=100.0).endpoint().price(totals) == pytest.approx(4 * 10 * 100 / 1e6)
-    both = JudgeConfig(judge_prompt_price=1.0, judge_completion_price=2.0).endpoint()
+    assert JudgeConfig().endpoint.price(totals) is None
+    assert JudgeConfig(judge_prompt_price=100.0).endpoint.price(totals) == pytest.approx(4 * 10 * 100 / 1e6)
+    both = JudgeConfig(judge_prompt_price=1.0, judge_completion_price=2.0).endpoint
     assert both.price(totals) == pytest.approx(4 * (10 + 2 * 3) / 1e6)
     with pytest.raises(ValueError, match="judge_completion_price must be at least 0"):
         JudgeConfig(judge_completion_price=-1.0)

@@ -246,7 +246,7 @@ def test_judge_is_what_the_fields_say():
             assert str(inner.base_url) == f"{client.url}/"
             assert (inner.timeout, inner.max_retries) == (guarded.judge_timeout, guarded.judge_max_retries)
     assert judge.max_attempts == 7
-    assert (settings.endpoint().prompt_price, settings.endpoint().completion_price) == (2.0, 4.0)
+    assert (settings.endpoint.prompt_price, settings.endpoint.completion_price) == (2.0, 4.0)
     assert EvaluationConfig(models=["a"], **SERVER, judge_max_attempts=2).judge().max_attempts == 2
 
 

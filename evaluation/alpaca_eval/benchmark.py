@@ -118,7 +118,7 @@ class AlpacaEval:
         """See [`Benchmark`]. As in the official code, an answer without a preference is NaN and is not repeated."""
         outputs = self.read_outputs(folder, model)
         log, what = folder / "judge.jsonl", f"{self.title}: {model}"
-        request = settings.endpoint().request
+        request = settings.endpoint.request
         fixed = {field: value for field, value in request.items() if field not in TOKEN}
         settings = replace(settings, judge_request=fixed)
         pilot = dict(list(self.chats(outputs, read_pilot_preference).items())[:PILOT])

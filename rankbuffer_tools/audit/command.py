@@ -203,10 +203,10 @@ def audit(config: AuditConfig) -> Audit:
         asked += length_questions(group, config.probabilities).values()
         asked += insertions(group, range(len(group.rollouts))).values()  # in another order, but of the same lengths
     tokens = estimate_tokens(asked, config.judge_guard)
-    announce(config.endpoint(), f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
+    announce(config.endpoint, f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
-    print(f"[price] asked: {cost_line(config.endpoint(), Totals.of(calls))}")
+    print(f"[price] asked: {cost_line(config.endpoint, Totals.of(calls))}")
     write_rows(config.log.with_name("pairs.jsonl"), rows_to_label(groups, pairs))
     found = Audit(
         judge=config.judge().client.name,

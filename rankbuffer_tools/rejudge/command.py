@@ -63,7 +63,7 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     known = recorded if same_method else Totals()
     price = price_of(visits, method, judge.guard, known)
     what = f"{groups:,} groups of {len(visits):,} queries"
-    recipe.announce(config.endpoint(), what, *price, config.log, by_characters=not known.prompt_tokens)
+    recipe.announce(config.endpoint, what, *price, config.log, by_characters=not known.prompt_tokens)
     if config.dry_run:
         return None
     scores, calls = asyncio.run(replay(visits, method, judge, config.log, price[0][1], config.judge_max_failures))
@@ -79,7 +79,7 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     arguments = json.loads(json.dumps(asdict(method), default=str))
     found["replayed"] = {
         "judge": config.named, "judge_guard": judge.guard, "method": name, "method_args": arguments,
-        "totals": spent.as_dict(), "price": config.endpoint().price(spent),
+        "totals": spent.as_dict(), "price": config.endpoint.price(spent),
     }  # fmt: skip
     found["measures"] = measure(visits, scores, config.seed)
     print(*replay_lines(found), sep="\n")
@@ -130,7 +130,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     questions = questions_of(drawn, queries, config.probabilities)
     tokens = estimate_tokens(questions.values(), judge.guard)
     what = f"{len(drawn.duels):,} duels in both orders, {len(drawn.control):,} insertions"
-    recipe.announce(config.endpoint(), what, (len(questions), len(questions)), *tokens, config.log)
+    recipe.announce(config.endpoint, what, (len(questions), len(questions)), *tokens, config.log)
     if config.dry_run:
         return None
     answers = asyncio.run(ask_many(judge, questions, config.log, "asking the judge"))

@@ -259,7 +259,7 @@ def announce(config: RejudgeConfig, run: Run, sides: Sequence[Side]) -> None:
     for side in sides:
         asked = side.questions(due)
         what = f"{side.name} {named(side.config)}, {len(due):,} pairs that are due"
-        recipe.announce(side.config.endpoint(), what, (len(asked), len(asked)), *side.tokens(asked), config.log)
+        recipe.announce(side.config.endpoint, what, (len(asked), len(asked)), *side.tokens(asked), config.log)
     print(f"[price] while the run goes on, both together take {config.reader_share:g} of its judge's tokens at most")
     if sides[0].config == sides[1].config:
         how = "the same rubrics, so the two cannot part" if config.reader_rubrics else "no rubrics of the query"

@@ -139,7 +139,7 @@ class RunPrice:
             f"{between([f'{n:,}' for n in calls])} judgments",
             f"about {between([short(each.spent_tokens) for each in totals])} tokens",
         ]
-        if prices := [f"{price:,.2f}" for each in totals if (price := args.endpoint().price(each)) is not None]:
+        if prices := [f"{price:,.2f}" for each in totals if (price := args.endpoint.price(each)) is not None]:
             parts.append(f"about {between(prices)} at the prices given")
         if seconds is not None:
             times = [duration(seconds * each.spent_tokens / sample.spent_tokens) for each in totals]

@@ -76,22 +76,16 @@ class ServersConfig:
         if isinstance(self.judge_url, str):
             self.judge_url = [self.judge_url]
         check_own_fields(self, ServersConfig)
-        self.judge_request = read_object("judge_request", self.judge_request)
-        self.endpoint()  # raises for what no endpoint has
-        check_at_least(self, judge_max_attempts=1)
-
-    def endpoint(self) -> Endpoint:
-        """Describe the judge's model and its servers. Without servers it holds the prices alone."""
+        self.judge_request = request = read_object("judge_request", self.judge_request)
         alike = {each.name for each in fields(Endpoint)} - {"urls", "request", "role"}
-        return Endpoint(
-            urls=tuple(self.judge_url or ()),
-            request=read_object("judge_request", self.judge_request) or {},
-            **{name: getattr(self, f"judge_{name}") for name in alike},
-        )
+        values = {name: getattr(self, f"judge_{name}") for name in alike}
+        # What the judge's clients and prices are made from. Without servers it holds the prices alone.
+        self.endpoint = Endpoint(urls=tuple(self.judge_url or ()), request=request or {}, **values)
+        check_at_least(self, judge_max_attempts=1)
 
     def client(self) -> ChatClient:
         """Make the client that answers for the judge."""
-        return Servers.of(self.endpoint())
+        return Servers.of(self.endpoint)
 
     def judge(self) -> Judge:
         """Make the judge that these settings describe."""
@@ -196,7 +190,7 @@ class VerdictConfig(ClientConfig):
     def client(self) -> ChatClient:
         """Make the client that answers for the judge. Servers are told how to enforce the form of a verdict."""
         if self.judge_url:
-            return Servers.of(self.endpoint(), self.judge_decoding, self.judge_free_tokens)
+            return Servers.of(self.endpoint, self.judge_decoding, self.judge_free_tokens)
         return super().client()
 
     def judge(self) -> Judge:
@@ -246,7 +240,7 @@ class BudgetConfig(JudgeConfig):
         tokens, price = self.judge_token_budget, self.judge_price_budget
         if tokens is not None and spent.spent_tokens >= tokens:
             return f"the judge has taken {spent.spent_tokens:,} tokens, judge_token_budget={tokens:,}"
-        cost = self.endpoint().price(spent)
+        cost = self.endpoint.price(spent)
         if price is not None and cost is not None and cost >= price:
             return f"the judge has cost {cost:,.2f}, judge_price_budget={price:,.2f}"
         return None
