@@ -137,6 +137,7 @@ def test_fit_judge_finds_the_judge_of_a_large_audit_in_narrow_intervals(large):
         assert 0.02 < high - low < (0.8 if name == "bias_spread" else 0.4), name
 
 
+@pytest.mark.slow
 def test_fit_judge_tells_a_spread_over_queries_from_none():
     biased = replace(JUDGE, list_bias=1.2, pair_bias=1.0)
     for name, judge, seed in (("spread", JUDGE, 3), ("bias_spread", biased, 12)):
@@ -145,6 +146,7 @@ def test_fit_judge_tells_a_spread_over_queries_from_none():
         assert none < 0.3 < 0.5 < some, name
 
 
+@pytest.mark.slow
 def test_fit_judge_tells_lists_and_pairs_that_see_different_things():
     own, same = (fit_judge(audit(replace(JUDGE, kappa=kappa), 50, seed=4)) for kappa in (0.6, 1.0))
     assert interval(own, lambda model: model.kappa)[1] < 0.9
@@ -297,6 +299,7 @@ def labelled(share: float, queries: int, noise: float = 0.0, pairs_share: float 
     return fit_judge(looks), looks, labels
 
 
+@pytest.mark.slow
 def test_lasting_bound_holds_the_share_of_the_lasting_error():
     for share in (0.15, 0.5):
         found = lasting_bound(*labelled(share, 60))
@@ -309,6 +312,7 @@ def test_lasting_bound_holds_the_share_of_the_lasting_error():
     assert lasting_bound(fit, looks, contradicted).value == 1, "nothing but error"
 
 
+@pytest.mark.slow
 def test_label_agreement_says_which_kind_of_question_sees_the_truth():
     lists, pairs = label_agreement(*labelled(0.1, 70, pairs_share=0.8))
     for found, share in ((lists, 0.1), (pairs, 0.8)):

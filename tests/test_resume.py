@@ -64,9 +64,8 @@ LEFT = {  # where the judge falls silent: (the step, the settings, the steps tha
 }
 
 
-@pytest.mark.parametrize(
-    "case", [case if case == "mid-epoch" else pytest.param(case, marks=pytest.mark.slow) for case in LEFT]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LEFT)
 def test_a_sigterm_leaves_a_step_that_waits_for_the_judge_and_the_resumed_run_ends_alike(
     tmp_path, tiny_policy, rows, whole, case
 ):
@@ -186,6 +185,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, tiny_policy, rows, who
         train(tmp_path, tiny_policy, rows, resume=str(whole[0] / "checkpoint-6"), **overrides)
 
 
+@pytest.mark.slow
 def test_other_data_is_refused_and_taken_when_told(tmp_path, tiny_policy, rows, whole):
     other = [{**row, "rubrics": row["rubrics"][:-1]} if number == 7 else row for number, row in enumerate(rows)]
     data = Dataset.from_list(other, features=rows.features)

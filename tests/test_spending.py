@@ -155,6 +155,7 @@ def interrupt(control) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_check_budget_counts_what_each_leg_has_spent_and_refuses_a_used_up_one(
     tmp_path, tiny_policy, rows, monkeypatch, caplog
 ):
