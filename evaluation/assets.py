@@ -30,13 +30,14 @@ class Assets:
         folder (`str` or `Path`):
             The folder.
         manifest (`str` or `Path`, *optional*):
-            A YAML file of entries by benchmark and name, which replace those of the benchmarks' own `assets.yaml`.
+            A YAML file of entries by benchmark and name, which replace those of the benchmarks' own `assets.yaml`. A
+            benchmark from another package can have its entries there.
     """
 
     def __init__(self, folder: str | Path, manifest: str | Path | None = None):
         self.folder = Path(folder)
         others = read_yaml(Path(manifest)) if manifest else {}
-        self.manifest: dict[str, dict[str, dict]] = {
+        self.manifest: dict[str, dict[str, dict]] = others | {
             path.parent.name: read_yaml(path) | others.get(path.parent.name, {})
             for path in Path(__file__).parent.glob("*/assets.yaml")
         }

@@ -1,6 +1,5 @@
 """The settings of an evaluation."""
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from rankbuffer_trl.settings import check_at_least, documented
 
 from .assets import Assets
 from .files import read_json, write_json
-from .rooms import ROOMS
+from .rooms import LABEL, ROOMS, find_room
 
 KEPT = (
     *("limit", "temperature", "top_p", "top_k", "max_new_tokens", "chat_template_kwargs", "seed"),
@@ -35,7 +34,8 @@ class EvaluationConfig(FailureLimit):
             Models to evaluate: ids on the Hub, folders of checkpoints or of LoRA adapters, each with an optional label
             as `label=path`. The label names the model's folder and its row. Default: the last part of the path.
         benchmarks (`list[str]`, *optional*, defaults to all four):
-            Any of `alpaca_eval`, `arena_hard`, `wildbench`, `writingbench`.
+            Any of `alpaca_eval`, `arena_hard`, `wildbench`, `writingbench`, and dotted paths of classes of your own,
+            see `evaluation/README.md`.
         assets_dir (`str`, *optional*, defaults to `"assets"`):
             Folder with the official files, see `evaluation/README.md`.
         assets_manifest (`str`, *optional*):
@@ -112,14 +112,15 @@ class EvaluationConfig(FailureLimit):
         if not self.models:
             raise SettingsError("models is not set: name the checkpoints to evaluate")
         labels = list(self.labelled_models())
-        if unfit := [label for label in labels if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", label)]:
+        if unfit := [label for label in labels if not LABEL.fullmatch(label)]:
             raise SettingsError(
                 f"a model's label names a folder, so it may hold letters, digits and .+-_ only, not {unfit[0]!r}"
             )
         if len(labels) < len(self.models):
             raise SettingsError(f"models has a label twice: {labels}; write label=path to tell them apart")
-        if unknown := set(self.benchmarks) - set(ROOMS):
-            raise SettingsError(f"benchmarks must be some of {', '.join(ROOMS)}, got {', '.join(sorted(unknown))}")
+        names = [room.name for room in {*map(find_room, self.benchmarks)}]
+        if len(names) > len({*names}):
+            raise SettingsError(f"benchmarks has two classes of one name, and each names a folder: {sorted(names)}")
         check_at_least(self, limit=1, engine_batch_size=1, engine_concurrency=1, max_new_tokens=1)
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise SettingsError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rankbuffer_tools.paper import average, paper_rows
+from rankbuffer_tools.paper import BENCHMARKS, average, paper_rows
 from rankbuffer_trl.judge import Totals
 
 from .benchmark import BenchmarkScores
@@ -138,9 +138,11 @@ class EvaluationReport:
         for label, mean in self.averages().items():
             shown = (format_interval(result.headline) for result in self.results[label].values())
             rows.append((label, *shown, "-" if mean is None else f"{mean:.2f}"))
-        for row in self.paper:
+        known = {*BENCHMARKS} & self.titles.keys()
+        for row in self.paper if known else ():
             numbers = paper_rows()[row]
-            shown = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, "average"))
+            whole = "average" if len(known) == len(BENCHMARKS) else None  # the paper's mean is one of all four
+            shown = (f"{numbers[name]:.2f}" if name in numbers else "-" for name in (*self.titles, whole))
             rows.append((f"paper: {row}", *shown))
         heads = next(iter(self.results.values())).items()
         return table(("model", *(f"{self.titles[name]}: {one.scores.headline}" for name, one in heads), "Avg."), rows)

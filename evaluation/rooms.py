@@ -1,9 +1,11 @@
-"""The benchmarks, each in its own folder.
+"""The paper's benchmarks, each in its own folder, and those of one's own, by dotted path."""
 
-A further benchmark needs a folder with a class that follows [`Benchmark`], an `assets.yaml`, and one line in `ROOMS`.
-"""
+import re
+from inspect import isclass
+from typing import Any
 
-from collections.abc import Callable
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.settings import load_path
 
 from .alpaca_eval.benchmark import AlpacaEval
 from .arena_hard.benchmark import ArenaHard
@@ -11,10 +13,42 @@ from .benchmark import Benchmark
 from .wildbench.benchmark import WildBench
 from .writingbench.benchmark import WritingBench
 
-ROOMS: dict[str, Callable[..., Benchmark]] = {
+ROOMS: dict[str, Any] = {
     "alpaca_eval": AlpacaEval,
     "arena_hard": ArenaHard,
     "wildbench": WildBench,
     "writingbench": WritingBench,
 }
-"""The class of each benchmark, by the name that settings, folders and results use."""
+"""The class of each benchmark of the paper, by the name that settings, folders and results use."""
+LABEL = re.compile(r"[\w.+-]*\w[\w.+-]*")  # of a model or a benchmark, for which a folder is named
+MEMBERS = [name for name in (*Benchmark.__annotations__, *vars(Benchmark)) if not name.startswith("_")]
+
+
+def find_room(name: str) -> Any:
+    """Return the class of a benchmark, which is called with `assets` and `limit`.
+
+    Args:
+        name (`str`):
+            A key of [`ROOMS`], or the dotted path of a class that follows [`Benchmark`].
+
+    Raises:
+        [`SettingsError`]: if there is no such class, if it lacks a member of [`Benchmark`], or if its name is that of
+            a benchmark of the paper, whose numbers would stand beside its own.
+    """
+    if name in ROOMS:
+        return ROOMS[name]
+    try:
+        room = load_path(name)
+    except LookupError as error:
+        known = ", ".join(ROOMS)
+        raise SettingsError(
+            f"benchmarks: there is no {name!r} ({error}): name some of {known}, or the dotted path of a class"
+        ) from error
+    if missing := [member for member in MEMBERS if not hasattr(room, member)] if isclass(room) else MEMBERS:
+        raise SettingsError(f"benchmarks: {name} must be a class with {', '.join(missing)}")
+    if room.name in ROOMS or not LABEL.fullmatch(str(room.name)):
+        raise SettingsError(
+            f"benchmarks: the name of {name} is {room.name!r}. It names a folder, so it may hold letters, digits and"
+            " .+-_ only, and it must not be that of a benchmark of the paper"
+        )
+    return room

@@ -28,7 +28,7 @@ from .config import EvaluationConfig
 from .files import write_json, write_text
 from .generate import generate
 from .results import EvaluationReport, ModelResult
-from .rooms import ROOMS
+from .rooms import find_room
 
 
 def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Benchmark]:
@@ -42,7 +42,8 @@ def load_benchmarks(config: EvaluationConfig, assets: Assets) -> dict[str, Bench
     faults = []
     for name in config.benchmarks:
         try:
-            loaded[name] = ROOMS[name](assets, config.limit, **options.get(name, {}))
+            room = find_room(name)
+            loaded[room.name] = room(assets, config.limit, **options.get(name, {}))
         except AssetError as fault:
             faults.append(str(fault))
     if faults:

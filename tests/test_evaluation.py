@@ -10,6 +10,7 @@ import subprocess
 import sys
 import traceback
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,7 @@ from evaluation.benchmark import OutputError
 from evaluation.config import EvaluationConfig
 from evaluation.rooms import ROOMS
 from evaluation.run import evaluate, load_benchmarks, main
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 
 
@@ -96,9 +98,10 @@ def test_evaluate_asks_model_and_judge_once_and_writes_files_and_tables(done):
     assert re.search(r"\| paper: RankBuffer +\| 82.80 .*\| 57.27 \|\n", text)
     other = replace(done.report, results={"mine": {"poems": results["writingbench"]}}, titles={"poems": "Poems"})
     assert "Poems: Overall" in other.markdown()
-    assert re.search(r"\| mine +\| .*\| - +\|\n\| paper: Base .*\n\| paper: RankBuffer +\| - +\|", other.markdown()), (
-        "a benchmark that the paper has not"
-    )
+    assert re.search(r"\| mine +\| .*\| - +\|\n\n## All", other.markdown()), "the paper has no such benchmark"
+    pair = {"poems": results["writingbench"], "arena_hard": results["arena_hard"]}
+    other = replace(done.report, results={"mine": pair}, titles=dict(zip(pair, ("Poems", "AH"), strict=True)))
+    assert re.search(r"\| paper: RankBuffer +\| - +\| 30.20 +\| - +\|\n", other.markdown()), "nor a mean of this pair"
     facts = json.loads((done.out / "mine" / "wildbench" / "generation.json").read_text())
     assert list(facts.values()) == [ROWS, 0, 0]
 
@@ -275,6 +278,44 @@ def test_rooms_are_named_like_their_folders():
     for name, room in ROOMS.items():
         assert room.name == name and room.__module__ == f"evaluation.{name}.benchmark"
         assert Assets(".").manifest[name].keys()
+
+
+HOUSE = """
+from evaluation.writingbench.benchmark import WritingBench
+
+House = type("House", (WritingBench,), {"name": "house", "title": "House style"})
+Twin, Copy, Up = (type("Other", (House,), {"name": name}) for name in ("house", "wildbench", "../up"))
+Half, ready = type("Half", (), {"name": "half", "title": "Half", "prompts": len}), House.__new__(House)
+"""
+
+
+def test_benchmarks_of_ones_own_load_by_their_paths(values, assets, monkeypatch, tmp_path):
+    (tmp_path / "my_house.py").write_text(HOUSE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_house", raising=False)
+    for names, fault in (
+        (["my_hose.House"], "no 'my_hose.House' .*No module named 'my_hose'.*name some of alpaca_eval, .*dotted path"),
+        (["my_house.Half"], "my_house.Half must be a class with write_outputs, read_outputs, judge, scores$"),
+        (["my_house.ready"], "my_house.ready must be a class with name, title, prompts"),
+        (["my_house.Copy"], "the name of my_house.Copy is 'wildbench'.*of the paper"),
+        (["my_house.Up"], r"is '\.\./up'. It names a folder"),
+        (["my_house.House", "my_house.Twin"], "two classes of one name.*'house', 'house'"),
+    ):
+        with pytest.raises(SettingsError, match=f"^benchmarks.*{fault}"):
+            EvaluationConfig(**values("http://127.0.0.1:9", benchmarks=names))
+            pytest.fail(str(names))
+    assert EvaluationConfig(models=["m"]).benchmarks == [*ROOMS], "the default stays"
+    lists = yaml.safe_load(Path(assets["assets_manifest"]).read_text())
+    lists["house"] = Assets(".").manifest["writingbench"] | lists["writingbench"]
+    (tmp_path / "assets.yaml").write_text(yaml.safe_dump(lists))
+    server = Loopback()
+    with served(server.app) as url:
+        changes = dict(benchmarks=["my_house.House"] * 2, assets_manifest=str(tmp_path / "assets.yaml"))
+        report = evaluate(EvaluationConfig(**values(url, **changes)))
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert found["models"]["mine"].keys() == found["assets"].keys() == {"house"} and len(found["assets"]["house"]) == 2
+    assert server.asked == {"model": ROWS, "judge": 5 * ROWS} and "paper:" not in report.markdown()
+    assert "House style: Overall" in report.markdown()
 
 
 def test_main_with_generate_only_needs_no_judge_and_leaves_the_rest(values, monkeypatch, tmp_path, capsys):
