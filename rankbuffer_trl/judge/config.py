@@ -39,6 +39,9 @@ class ServersConfig:
         judge_request (`dict`, *optional*):
             Fields to set in every request, as JSON on the command line; `null` leaves a field out. For example
             `{"chat_template_kwargs": {"enable_thinking": false}}`.
+        judge_headers (`dict`, *optional*):
+            Headers of every request, as JSON on the command line, for example `{"X-Run": "mine"}`: by them, the owner
+            of the judge can bill runs. No key belongs there. Checkpoints do not hold them. Default: none.
         judge_timeout (`float`, *optional*, defaults to `120.0`):
             Seconds that a request may go without a byte from the server. The whole request may take five times as
             long.
@@ -63,6 +66,7 @@ class ServersConfig:
     judge_model: str | None = None
     judge_api_key_env: str = Endpoint.api_key_env
     judge_request: dict | str | None = None
+    judge_headers: dict | str | None = None
     judge_timeout: float = Endpoint.timeout
     judge_wait: float = Endpoint.wait
     judge_max_retries: int = Endpoint.max_retries
@@ -77,15 +81,17 @@ class ServersConfig:
             self.judge_url = [self.judge_url]
         check_own_fields(self, ServersConfig)
         self.judge_request = read_object("judge_request", self.judge_request)
+        self.judge_headers = read_object("judge_headers", self.judge_headers)
         self.endpoint()  # raises for what no endpoint has
         check_at_least(self, judge_max_attempts=1)
 
     def endpoint(self) -> Endpoint:
         """Describe the judge's model and its servers. Without servers it holds the prices alone."""
-        alike = {each.name for each in fields(Endpoint)} - {"urls", "request", "role"}
+        alike = {each.name for each in fields(Endpoint)} - {"urls", "request", "headers", "role"}
         return Endpoint(
             urls=tuple(self.judge_url or ()),
             request=read_object("judge_request", self.judge_request) or {},
+            headers=read_object("judge_headers", self.judge_headers) or {},
             **{name: getattr(self, f"judge_{name}") for name in alike},
         )
 

@@ -63,6 +63,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             Seconds for one generation, above which the run stops with an error. It holds where each rollout is a
             request of its own (`judge_during_generation`). Default: half of `ddp_timeout`.
 
+        on_stop_command (`str`, *optional*):
+            A program that `rankbuffer-train` starts on the main process when the run ends, with its arguments as a
+            shell would split them. There is no shell. Its environment has the reason, the step and the price
+            (`docs/scaling.md`). It has 30 seconds, and its failure changes nothing.
+
         > Parameters that control prompts and answers
 
         format_check (`str`, *optional*, defaults to `"none"`):
@@ -140,6 +145,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
+    on_stop_command: str | None = None
     format_check: str = "none"
     format_weight: float = 0.2
     judge_view: Literal["answer", "last_reply", "transcript"] = "answer"
@@ -170,8 +176,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         check_backends(self.report_to)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the login of the Hub out of what `pickle` writes: each checkpoint has the settings in a pickle."""
-        return self.__dict__ | {"hub_token": None}
+        """Leave what is private out of what `pickle` writes: each checkpoint has the settings in a pickle."""
+        return self.__dict__ | {"hub_token": None, "judge_headers": None, "on_stop_command": None}
 
     @property
     def world_size(self) -> int:
