@@ -116,10 +116,30 @@ def test_a_command_that_nobody_understands_is_found(monkeypatch, capsys):
 # Tables that a program knows
 
 
-def test_the_configuration_page_is_what_the_dataclasses_say():
-    spec = importlib.util.spec_from_file_location("make_configuration", ROOT / "docs" / "make_configuration.py")
+def made_by(name: str):
+    """Load a program of docs/ that writes a page."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
+    return maker
+
+
+def test_the_table_of_recipes_is_what_the_experiments_stored(tmp_path, monkeypatch):
+    maker = made_by("make_recipes")
+    assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_recipes.py"
+    rows = [line.split(" | ") for line in maker.table().splitlines()[2:]]
+    assert not [row[0] for row in rows if not (row[1] and row[2])], "a recipe without its price"
+    cells = {row[0]: row[1:5] for row in rows}
+    assert cells["| `paper/rankbuffer`"] == ["9.4", "24.0", "0.784", "90.96 ± 1.25 (5)"], "as on the two pages"
+    assert cells["| `beyond/ruler`"][3].endswith("(3)") and "†" in cells["| `beyond/pairs_soft`"][2]
+    race = tmp_path / "race.json"
+    race.write_text('{"paper/rankbuffer": 123456}')
+    monkeypatch.setattr(maker, "RACE", race)
+    assert [line.split(" | ")[-1] for line in maker.table().splitlines() if "/rankbuffer`" in line] == ["123,456 |"]
+
+
+def test_the_configuration_page_is_what_the_dataclasses_say():
+    maker = made_by("make_configuration")
     assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_configuration.py"
 
 
