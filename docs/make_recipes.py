@@ -2,8 +2,8 @@
 
     python docs/make_recipes.py
 
-The sources are the tables of two pages of `experiments/` and one record. `tests/test_docs.py` fails if the page differs
-from the output of this program.
+The sources are the tables of two pages of `experiments/` and one record. `tests/test_docs.py` fails if the page is not
+what this program prints.
 """
 
 import gzip

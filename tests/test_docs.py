@@ -120,6 +120,7 @@ def made_by(name: str):
     """Load a program of docs/ that writes a page."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     maker = importlib.util.module_from_spec(spec)
+    sys.modules[name] = maker  # where dataclasses look
     spec.loader.exec_module(maker)
     return maker
 
@@ -136,6 +137,18 @@ def test_the_table_of_recipes_is_what_the_experiments_stored(tmp_path, monkeypat
     race.write_text('{"paper/rankbuffer": 123456}')
     monkeypatch.setattr(maker, "RACE", race)
     assert [line.split(" | ")[-1] for line in maker.table().splitlines() if "/rankbuffer`" in line] == ["123,456 |"]
+
+
+def test_the_artifact_page_is_its_list_and_a_wrong_number_fails():
+    maker = made_by("make_artifact")
+    assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_artifact.py --write"
+    assert [maker.run(claim) for claim in maker.CLAIMS if claim.minutes < 0.5] == [None] * 6
+    for output, part in (
+        ("50 before, 96.9 after", "[50.0, 96.9], expected [50, 99] ± 2"),
+        ("nothing", "nothing like"),
+    ):
+        assert part in maker.Claim("", "", 1, r"(\d+) before, ([\d.]+) after", (50, 99), 2).fault(output)
+    assert "exit status 1" in maker.run(maker.Claim("", "python -c raise(SystemExit(1))", 1, ""))
 
 
 def test_the_configuration_page_is_what_the_dataclasses_say():
@@ -274,6 +287,8 @@ def test_the_programs_that_other_pages_show_run(tmp_path, tiny_policy, store, mo
     small = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
     shown = [code for page in PAGES if page.name != "extending.md" for code in blocks(page, "python")]
     assert shown
+    prompts = tmp_path / "my_prompts.jsonl"  # prompts and nothing else
+    prompts.write_text("".join(json.dumps({"prompt": f"How do I boil {i} eggs?"}) + "\n" for i in range(8)))
     with served(make_app()) as address:
         for i, code in enumerate(shown):
             store.save(tmp_path / str(i) / "runs" / "mine" / "checkpoint-100" / "rankbuffer")
@@ -285,6 +300,7 @@ def test_the_programs_that_other_pages_show_run(tmp_path, tiny_policy, store, mo
                 "my-judge": "rubric-judge",
                 "Qwen/Qwen3-0.6B": tiny_policy,
                 "data/mine.jsonl": str(QUICKSTART / "howto.jsonl"),
+                "data/my_prompts.jsonl": str(prompts),
             }.items():
                 code = code.replace(word, real)
             names: dict = {}
