@@ -15,6 +15,7 @@
 # make lint         check style, types and imports
 # make mutants FILE=<module> TESTS=<test files>   change the module in many small ways; do these tests notice?
 # make benchmarks   measure costs and speed
+# make artifact     run the claims of docs/artifact.md that take under 15 minutes each, and print pass or fail
 #
 # The first target that you make installs what it needs into .venv. You need make and Python 3.11 or newer.
 # Tests run in one worker per core, four at most; WORKERS=<number> changes that.
@@ -45,7 +46,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' pyproject.toml)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart small test test-all test-vllm test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments lint mutants benchmarks clean
+.PHONY: quickstart small test test-all test-vllm test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments lint mutants benchmarks artifact clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -123,6 +124,9 @@ benchmarks: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/buffer_store.py
 	$(BIN)/python benchmarks/judge_throughput.py
 	$(BIN)/python benchmarks/overlap.py --measure
+
+artifact: $(VENV)/installed-dev
+	DS_ACCELERATOR=cpu $(BIN)/python docs/make_artifact.py
 
 $(VENV)/installed: $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'

@@ -1,4 +1,4 @@
-"""Draw `docs/images/one_step.png`, the picture of the README: one group and one buffer, as in `examples/one_group.py`.
+"""Draw `docs/images/one_step.png`, a picture of the method: one group and one buffer, as in `examples/one_group.py`.
 
 python docs/make_picture.py
 """

@@ -321,7 +321,7 @@ def test_leave_says_once_a_machine_what_all_processes_find(tmp_path, monkeypatch
         (SettingsError("wrong"), "0", "rankbuffer-train: wrong"),
         (SettingsError("wrong"), "3", 1),
         (DataError("wrong"), "3", 1),
-        (JudgeError("wrong"), "0", "rankbuffer-train: wrong"),
+        (JudgeError("wrong"), "0", 75),  # a resume may mend it
         (StoreError("wrong"), "3", "rankbuffer-train: wrong"),  # a disk can be full for one process alone
         (MainProcessError("the main process failed"), "0", "rankbuffer-train: the main process failed"),
         (MainProcessError("the main process failed"), "3", 1),

@@ -116,10 +116,43 @@ def test_a_command_that_nobody_understands_is_found(monkeypatch, capsys):
 # Tables that a program knows
 
 
-def test_the_configuration_page_is_what_the_dataclasses_say():
-    spec = importlib.util.spec_from_file_location("make_configuration", ROOT / "docs" / "make_configuration.py")
+def made_by(name: str):
+    """Load a program of docs/ that writes a page."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     maker = importlib.util.module_from_spec(spec)
+    sys.modules[name] = maker  # where dataclasses look
     spec.loader.exec_module(maker)
+    return maker
+
+
+def test_the_table_of_recipes_is_what_the_experiments_stored(tmp_path, monkeypatch):
+    maker = made_by("make_recipes")
+    assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_recipes.py"
+    rows = [line.split(" | ") for line in maker.table().splitlines()[2:]]
+    assert not [row[0] for row in rows if not (row[1] and row[2])], "a recipe without its price"
+    cells = {row[0]: row[1:5] for row in rows}
+    assert cells["| `paper/rankbuffer`"] == ["9.4", "24.0", "0.784", "90.96 ± 1.25 (5)"], "as on the two pages"
+    assert cells["| `beyond/ruler`"][3].endswith("(3)") and "†" in cells["| `beyond/pairs_soft`"][2]
+    race = tmp_path / "race.json"
+    race.write_text('{"paper/rankbuffer": 123456}')
+    monkeypatch.setattr(maker, "RACE", race)
+    assert [line.split(" | ")[-1] for line in maker.table().splitlines() if "/rankbuffer`" in line] == ["123,456 |"]
+
+
+def test_the_artifact_page_is_its_list_and_a_wrong_number_fails():
+    maker = made_by("make_artifact")
+    assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_artifact.py --write"
+    assert [maker.run(claim) for claim in maker.CLAIMS if claim.minutes < 0.5] == [None] * 6
+    for output, part in (
+        ("50 before, 96.9 after", "[50.0, 96.9], expected [50, 99] ± 2"),
+        ("nothing", "nothing like"),
+    ):
+        assert part in maker.Claim("", "", 1, r"(\d+) before, ([\d.]+) after", (50, 99), 2).fault(output)
+    assert "exit status 1" in maker.run(maker.Claim("", "python -c raise(SystemExit(1))", 1, ""))
+
+
+def test_the_configuration_page_is_what_the_dataclasses_say():
+    maker = made_by("make_configuration")
     assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_configuration.py"
 
 
@@ -254,6 +287,8 @@ def test_the_programs_that_other_pages_show_run(tmp_path, tiny_policy, store, mo
     small = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
     shown = [code for page in PAGES if page.name != "extending.md" for code in blocks(page, "python")]
     assert shown
+    prompts = tmp_path / "my_prompts.jsonl"  # prompts and nothing else
+    prompts.write_text("".join(json.dumps({"prompt": f"How do I boil {i} eggs?"}) + "\n" for i in range(8)))
     with served(make_app()) as address:
         for i, code in enumerate(shown):
             store.save(tmp_path / str(i) / "runs" / "mine" / "checkpoint-100" / "rankbuffer")
@@ -265,6 +300,7 @@ def test_the_programs_that_other_pages_show_run(tmp_path, tiny_policy, store, mo
                 "my-judge": "rubric-judge",
                 "Qwen/Qwen3-0.6B": tiny_policy,
                 "data/mine.jsonl": str(QUICKSTART / "howto.jsonl"),
+                "data/my_prompts.jsonl": str(prompts),
             }.items():
                 code = code.replace(word, real)
             names: dict = {}

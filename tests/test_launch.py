@@ -121,6 +121,20 @@ def test_two_nodes_meet_at_the_addresses_given(tmp_path):
         assert trained.of("accelerate")[0].env["VLLM_HOST_IP"] == "10.0.0.1" and trained.of("vllm") == []
 
 
+def test_a_training_that_lost_its_judge_is_resumed_as_often_as_told(tmp_path):
+    environment = {"JUDGE_URL": HERE, "RETRY_SECONDS": "0"}
+    for lost, retries, status, starts in (("2", "3", 0, 3), ("9", "2", 75, 3), ("1", "0", 75, 1)):
+        more = {"LOSES_JUDGE": lost, "RETRIES": retries}
+        done = launch(tmp_path, "one_node.sh", *SEED, there=SERVED, **environment | more)
+        first, *again = done.of("accelerate")
+        assert (done.status, len(again), done.left) == (status, starts - 1, []), (lost, retries, done.output)
+        assert all(call.argv == [*first.argv, "--resume_from_checkpoint", "true"] for call in again)
+    more = {"LOSES_JUDGE": "1", "RETRIES": "1", "OUTPUT": str(tmp_path / "run")}
+    done = launch(tmp_path, "slurm.sh", *SEED, there=SERVED, **SLURM | environment | {"JUDGE_URL": AWAY} | more)
+    assert done.status == 0 and len(done.of("accelerate")) == 4, "both nodes are started again, by one srun"
+    assert [call.argv[-1] for call in done.of("accelerate")].count("true") >= 2
+
+
 def test_slurm_serves_on_one_node_and_trains_on_the_others(tmp_path):
     given = HOSTS | {"ADDRESS": "127.0.1."}  # the nodes resolve their names to loopback addresses
     both = {"8000": "0,1,2,3", "8001": "4,5,6,7"}

@@ -267,6 +267,31 @@ def serve(single):
     return start
 
 
+def test_metrics_count_groups_and_tokens_for_those_who_may_ask(single, serve):
+    groups = single(lambda messages: RubricJudge().answer(messages)[0])
+    with serve(groups, token="a-token") as http:
+        mine = {"headers": {"Authorization": "Bearer a-token"}}
+        assert http.client.get("/metrics").status_code == 401
+        assert [http.post(**QUERY, texts=TEXTS, **mine)[0] for _ in range(2)] == [200, 200]
+        assert [http.post(**QUERY, texts=[], **mine)[0], http.post(**QUERY, texts=TEXTS)[0]] == [400, 401]
+        answer = http.client.get("/metrics", **mine)
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    sample = re.compile(r'([a-z_]+(?:\{[a-z]+="\w+"\})?) ([0-9.]+)')
+    lines = [line for line in answer.text.splitlines() if not line.startswith("# ")]
+    found = {name: float(value) for name, value in (sample.fullmatch(line).groups() for line in lines)}
+    counts = {code: found[f'rankbuffer_groups_total{{status="{code}"}}'] for code in (200, 400, 401)}
+    assert counts == {200: 2, 400: 1, 401: 1} and found["rankbuffer_open_groups"] == 0
+    assert found["rankbuffer_group_seconds_count"] == 4 and found["rankbuffer_group_seconds_sum"] > 0
+    spent = groups.store.spent
+    assert spent.spent_prompt_tokens > 0 and {
+        kind: found[f'rankbuffer_judge_tokens_total{{kind="{kind}"}}'] for kind in ("prompt", "cached", "completion")
+    } == {
+        "prompt": spent.spent_prompt_tokens,
+        "cached": spent.spent_cached_tokens,
+        "completion": spent.spent_completion_tokens,
+    }
+
+
 def test_a_server_refuses_in_one_line_and_records_nothing(single, serve, caplog, monkeypatch):
     groups, long = single(lambda messages: RubricJudge().answer(messages)[0]), "x" * (MOST_CHARACTERS + 1)
     whole = QUERY | {"texts": TEXTS}

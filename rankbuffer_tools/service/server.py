@@ -8,6 +8,8 @@ import asyncio
 import hmac
 import logging
 import re
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
@@ -39,6 +41,7 @@ LONGEST_READ = 30.0
 """Seconds for the head of a request, and for its body. A connection may be idle as long."""
 DRAIN = 5.0
 """Seconds that open groups have at the end. `docker stop` kills after 10."""
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 ENDS = "the server is about to end: post the group to the next one"
 LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 """The header `Host` of a request to this machine. A page that rebinds a name of its own to it sends that name."""
@@ -109,6 +112,8 @@ class GroupServer:
         self.draining = False
         self._limits: set[asyncio.Timeout] = set()  # of the open groups, without an end until the server drains
         self._closed = asyncio.Condition()  # notified when a group is
+        self._answers: Counter[int] = Counter()  # to posted groups, by status
+        self._seconds = 0.0  # that they took
 
     @property
     def open(self) -> int:
@@ -123,7 +128,7 @@ class GroupServer:
         """Make the aiohttp application."""
         app = web.Application(client_max_size=MOST_BYTES, middlewares=[self._answer])
         app.add_routes([web.get("/health", self._health), web.post("/v1/groups", self._score)])
-        app.add_routes([web.post("/v1/rewind", self._rewind)])
+        app.add_routes([web.post("/v1/rewind", self._rewind), web.get("/metrics", self._metrics)])
         return app
 
     async def drain(self) -> None:
@@ -141,6 +146,15 @@ class GroupServer:
 
     @web.middleware
     async def _answer(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        started, answer = time.perf_counter(), await self._answered(request, handler)
+        if request.path == "/v1/groups":
+            self._answers[answer.status] += 1
+            self._seconds += time.perf_counter() - started
+        return answer
+
+    async def _answered(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         try:
@@ -186,6 +200,25 @@ class GroupServer:
     async def _health(self, request: web.Request) -> web.Response:
         state = "draining" if self.draining else "ok"
         return web.json_response({"status": state, "run": self.groups.run, "open": self.open})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """Answer in the text format of Prometheus. Groups are those of this process, tokens all of the folder."""
+        spent = self.groups.store.spent
+        kinds = {"prompt": spent.spent_prompt_tokens, "cached": spent.spent_cached_tokens}
+        kinds["completion"] = spent.spent_completion_tokens
+        lines = [
+            "# TYPE rankbuffer_open_groups gauge",
+            f"rankbuffer_open_groups {self.open}",
+            "# TYPE rankbuffer_groups_total counter",
+            *(f'rankbuffer_groups_total{{status="{code}"}} {count}' for code, count in sorted(self._answers.items())),
+            "# TYPE rankbuffer_group_seconds summary",
+            f"rankbuffer_group_seconds_sum {self._seconds:.3f}",
+            f"rankbuffer_group_seconds_count {self._answers.total()}",
+            "# HELP rankbuffer_judge_tokens_total of all attempts; cached tokens are among the prompt tokens",
+            "# TYPE rankbuffer_judge_tokens_total counter",
+            *(f'rankbuffer_judge_tokens_total{{kind="{kind}"}} {count}' for kind, count in kinds.items()),
+        ]
+        return web.Response(text="\n".join([*lines, ""]), headers={"Content-Type": EXPOSITION})
 
     async def _score(self, request: web.Request) -> web.Response:
         body = await self._read(request, GroupRequest)

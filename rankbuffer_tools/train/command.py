@@ -35,6 +35,7 @@ from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
+from .ending import FAILED, exit_code, stop_words, tell_command, tell_launcher
 from .parser import NO_DATA, RecipeParser
 from .preflight import report
 from .price import RunPrice
@@ -208,14 +209,19 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     if training_args.dry_run:
         say("dry run", RunPrice(plan).estimated_cost())
         return
-    if not training_args.preflight_only:
-        on_main_process(lambda: check_template(model_args.model_name_or_path, model_args.model_revision))
-    on_main_process(lambda: report(plan))
     if training_args.preflight_only:
+        on_main_process(lambda: report(plan))
         return
-    trainer = build_trainer(script_args, model_args, plan)
+    if hook := training_args.on_stop_command:
+        on_main_process(lambda: stop_words(hook))
+    on_main_process(lambda: check_template(model_args.model_name_or_path, model_args.model_revision))
+    trainer: RankBufferTrainer | None = None
+    step, reason = plan.done, "finished"
     try:
+        on_main_process(lambda: report(plan))
+        trainer = build_trainer(script_args, model_args, plan)
         trainer.train(resume_from_checkpoint=plan.checkpoint)
+        reason = "SIGTERM" if trainer.interrupted else reason
         if not trainer.interrupted:  # else the checkpoint is written, and a scheduler does not wait for more
             if training_args.push_to_hub:
                 trainer.push_to_hub()  # saves first
@@ -223,8 +229,16 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
                 trainer.save_model()
                 trainer.create_model_card()
         say("end", last_lines(trainer, script_args.dataset_name, model_args.model_name_or_path))
+    except BaseException as error:
+        reason = type(error).__name__
+        if isinstance(error, RankBufferError):
+            tell_launcher(error, training_args.output_dir, trainer.state.global_step if trainer else 0)
+        raise
     finally:
-        trainer.close()
+        if trainer:
+            step = trainer.state.global_step
+            trainer.close()
+        tell_command(training_args, reason, step)
 
 
 def say(topic: str, lines: Sequence[str]) -> None:
@@ -233,13 +247,16 @@ def say(topic: str, lines: Sequence[str]) -> None:
 
 
 def exit_with(error: RankBufferError) -> None:
-    """Exit with status 1 and one line. A launcher of several processes gets the line, too.
+    """Exit with one line and the code of the error. A launcher of several processes gets the line, too.
 
     All processes find the same fault in settings and data. So only the first one of a machine prints it.
     """
     line = f"rankbuffer-train: {error}"
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torch's launcher shows it as the cause, at the end
         Path(path).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
+    if (code := exit_code(error)) != FAILED:
+        print(line, file=sys.stderr)
+        sys.exit(code)
     same_everywhere = isinstance(error, (SettingsError, DataError))
     sys.exit(1 if same_everywhere and LOCAL_RANK else line)
 

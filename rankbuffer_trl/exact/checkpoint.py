@@ -34,7 +34,8 @@ from .manifest import (
 logger = get_logger(__name__)
 
 TORN, OLD = "_torn", "_old"  # not uploaded either
-PRIVATE = ("_url", "_host", "_token")  # how the names of settings end that a published checkpoint does not hold
+# How the names of settings end that a published checkpoint does not hold.
+PRIVATE = ("_url", "_host", "_token", "_headers", "_command")
 
 
 class Checkpoints:

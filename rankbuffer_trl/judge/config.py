@@ -39,6 +39,9 @@ class ServersConfig:
         judge_request (`dict`, *optional*):
             Fields to set in every request, as JSON on the command line; `null` leaves a field out. For example
             `{"chat_template_kwargs": {"enable_thinking": false}}`.
+        judge_headers (`dict`, *optional*):
+            Headers of every request, as JSON on the command line, for example `{"X-Run": "mine"}`: by them, the owner
+            of the judge can bill runs. No key belongs there. Checkpoints do not hold them. Default: none.
         judge_timeout (`float`, *optional*, defaults to `120.0`):
             Seconds that a request may go without a byte from the server. The whole request may take five times as
             long.
@@ -63,6 +66,7 @@ class ServersConfig:
     judge_model: str | None = None
     judge_api_key_env: str = Endpoint.api_key_env
     judge_request: dict | str | None = None
+    judge_headers: dict | str | None = None
     judge_timeout: float = Endpoint.timeout
     judge_wait: float = Endpoint.wait
     judge_max_retries: int = Endpoint.max_retries
@@ -77,10 +81,11 @@ class ServersConfig:
             self.judge_url = [self.judge_url]
         check_own_fields(self, ServersConfig)
         self.judge_request = request = read_object("judge_request", self.judge_request)
-        alike = {each.name for each in fields(Endpoint)} - {"urls", "request", "role"}
+        self.judge_headers = headers = read_object("judge_headers", self.judge_headers)
+        alike = {each.name for each in fields(Endpoint)} - {"urls", "request", "headers", "role"}
         values = {name: getattr(self, f"judge_{name}") for name in alike}
         # What the judge's clients and prices are made from. Without servers it holds the prices alone.
-        self.endpoint = Endpoint(urls=tuple(self.judge_url or ()), request=request or {}, **values)
+        self.endpoint = Endpoint(tuple(self.judge_url or ()), request=request or {}, headers=headers or {}, **values)
         check_at_least(self, judge_max_attempts=1)
 
     def client(self) -> ChatClient:

@@ -22,6 +22,11 @@ KEY = re.compile(  # of known providers. An id of an account may look as random,
     re.IGNORECASE,
 )
 
+CLIENT_HEADER = re.compile(  # what the HTTP client sets, and what authorises
+    r".*(authorization|cookie|api-?key|token|secret).*|host|connection|content-.*|transfer-.*|accept.*|expect|upgrade|te",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -37,6 +42,8 @@ class Endpoint:
             Environment variable that holds the servers' key.
         request (`Mapping`, *optional*):
             Fields to set in every request; `None` leaves a field out.
+        headers (`Mapping[str, str]`, *optional*):
+            Headers to set in every request.
         timeout (`float`, *optional*, defaults to `120.0`):
             Seconds that a request may go without a byte from the server.
         max_retries (`int`, *optional*, defaults to `4`):
@@ -73,6 +80,7 @@ class Endpoint:
     model: str | None = None
     api_key_env: str = DEFAULT_KEY
     request: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 120.0
     max_retries: int = 4
     concurrency: int = 64
@@ -90,6 +98,7 @@ class Endpoint:
         check_variable(self.api_key_env, variable)
         for each in self.urls:
             check_url(url, each, variable, os.environ.get(self.api_key_env))
+        check_headers(f"{self.role}_headers", self.headers, variable)
         if len(set(self.urls)) < len(self.urls):
             raise SettingsError(f"{url} names a server twice: {list(self.urls)}")
         if self.urls and not self.model:
@@ -145,6 +154,22 @@ def check_url(key: str, url: str, variable: str | None = None, secret: str | Non
         raise SettingsError(f"{key} must start with http:// or https://, got {url!r}")
     if address[3] and not 0 < int(address[3][1:]) <= 65535:
         raise SettingsError(f"{key} has no port between 1 and 65535, got {url!r}")
+
+
+def check_headers(key: str, headers: Mapping[str, Any], variable: str) -> None:
+    """Refuse headers that cannot be sent, that the client itself sets, or that look like a key. Files hold settings.
+
+    Raises:
+        [`SettingsError`]: naming the setting `key` and the header, without its value.
+    """
+    for name, value in headers.items():
+        if not re.fullmatch(r"[A-Za-z][\w-]{0,99}", name, re.ASCII) or CLIENT_HEADER.fullmatch(name):
+            raise SettingsError(f"{key} cannot have the header {name[:99]!r}: name one of your own, such as X-Run")
+        if not isinstance(value, str) or not re.fullmatch(r"[!-~]([ -~]{0,998}[!-~])?", value) or KEY.search(value):
+            raise SettingsError(
+                f"{key} has a header {name} that is no text of printable ASCII characters, or looks like a key: a key"
+                f" belongs into the environment variable that {variable} names"
+            )
 
 
 def check_variable(name: str, key: str = "judge_api_key_env") -> None:

@@ -76,6 +76,7 @@ class OpenAIClient:
             api_key=self._key or "none",
             timeout=self.endpoint.timeout,
             max_retries=self.endpoint.max_retries,
+            default_headers=dict(self.endpoint.headers),
             http_client=BoundedClient(self.endpoint.timeout),
         )
         self._hasty = self._client.with_options(max_retries=0)

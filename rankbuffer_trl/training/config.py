@@ -4,7 +4,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -59,6 +59,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         rollout_timeout (`float`, *optional*):
             Seconds for one generation, above which the run stops with an error. It holds where each rollout is a
             request of its own (`judge_during_generation`). Default: half of `ddp_timeout`.
+
+        on_stop_command (`str`, *optional*):
+            A program that `rankbuffer-train` starts on the main process when the run ends, with its arguments as a
+            shell would split them. There is no shell. Its environment has the reason, the step and the price
+            (`docs/scaling.md`). It has 30 seconds, and its failure changes nothing.
 
         > Parameters that control prompts and answers
 
@@ -136,6 +141,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
+    on_stop_command: str | None = None
     format_check: str = "none"
     format_weight: float = 0.2
     judge_view: Literal["answer", "last_reply", "transcript"] = "answer"
@@ -166,8 +172,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         check_backends(self.report_to)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the login of the Hub out of what `pickle` writes: each checkpoint has the settings in a pickle."""
-        return self.__dict__ | {"hub_token": None}
+        """Leave what is private out of what `pickle` writes: each checkpoint has the settings in a pickle."""
+        private = {"hub_token": None, "judge_headers": None, "on_stop_command": None}
+        return self.__dict__ | private | {"endpoint": replace(self.endpoint, headers={})}
 
     @property
     def world_size(self) -> int:

@@ -22,6 +22,7 @@ from ..exact.trainer import ResumableTrainer
 from ..informs.card import PAPER, CardFacts, write_card
 from ..informs.export import write_table
 from ..informs.informing import informing
+from ..informs.steplog import StepLog
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, format_reward
 from .advantages import scale_by_signal
@@ -117,6 +118,7 @@ class RankBufferTrainer(ResumableTrainer):
         )
         given = [args.format_weight, *plan.weights]
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
+        self.add_callback(StepLog(args.output_dir))
         self.dataset_name = dataset_name
         state.names = {"policy": self.model.config.name_or_path, "data": dataset_name}
         view = args.judge_view if self.tools else None

@@ -11,6 +11,9 @@
 # PORT         port of the policy's server (default 8000). A judge that the script starts gets the next port.
 # JUDGE_CONTEXT   context in tokens of a judge that the script starts (default 65536).
 #
+# RETRIES      how often a training that a judge or a rollout server has ended (exit code 75) is started again (default 0),
+#              from its newest checkpoint, after RETRY_SECONDS (default 60). The servers of the script must live on.
+#
 # Servers and training run in process groups of their own and append to $LOGS/NAME.log, after a line with the date and the
 # number of the attempt. All of them end with the script, for any reason: SIGKILL too. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C
 # first go to the training processes, which write a checkpoint and end. Another signal ends everything at once, unless it
@@ -323,9 +326,34 @@ check_alive() {
     die "$1 ended before it was ready; its whole log is $LOGS/$1.log"
 }
 
-# train NAME COMMAND...: run the command, show what it writes and return its exit status.
+# train NAME COMMAND...: run the command, show what it writes and return its exit status. `accelerate` exits with 1 for every
+# fault. So the training writes the status 75, and the further arguments of a resume, into the file RANKBUFFER_STATUS_FILE.
 train() {
-    local status=0
+    local left=${RETRIES:-0} status deadline more=()
+    if [[ -n ${RANKBUFFER_STATUS_FILE:-} ]]; then # another script waits for this one, and reads the file
+        train_once "$@"
+        return "$status"
+    fi
+    mkdir -p "$LOGS"
+    RANKBUFFER_STATUS_FILE=$(cd "$LOGS" && pwd)/$1.status
+    export RANKBUFFER_STATUS_FILE
+    while true; do
+        : >"$RANKBUFFER_STATUS_FILE"
+        train_once "$@" "${more[@]}"
+        if ((status)) && read -r -a more <"$RANKBUFFER_STATUS_FILE"; then
+            status=${more[0]} more=("${more[@]:1}")
+        fi
+        ((status == 75 && left > 0)) && [[ -z $WARNED ]] || return "$status"
+        deadline=$((SECONDS + ${RETRY_SECONDS:-60}))
+        say "the judge or the rollout server has failed: again in ${RETRY_SECONDS:-60} s, $left times at most"
+        left=$((left - 1))
+        while ((SECONDS < deadline)); do sleep "$POLL_SECONDS"; done
+    done
+}
+
+# train_once NAME COMMAND...: run the command, show what it writes, and set `status` to its exit status.
+train_once() {
+    status=0
     start "$@"
     TRAINING=${SERVERS[$1]}
     setsid tail --follow --lines="+${FIRST_LINE[$1]}" --sleep-interval=0.2 --pid="$TRAINING" "$LOGS/$1.log" &
@@ -334,7 +362,6 @@ train() {
     while kill -0 "$TRAINING" 2>/dev/null; do wait "$TRAINING" || true; done
     wait "$TRAINING" || status=$?
     TRAINING=
-    return "$status"
 }
 
 # children PID: print the child processes. For `accelerate launch` they are the training processes. They get the signal

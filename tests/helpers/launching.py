@@ -78,6 +78,12 @@ elif name == "trl":
     os.execvp("vllm", words)
 elif name == "accelerate":
     signal.signal(signal.SIGTERM, lambda *_: (note("accelerate", got="SIGTERM"), os._exit(143)))
+    if told := os.environ.get("LOSES_JUDGE"):  # as a training without its judge does, the first times
+        lost = folder / "lost"
+        lost.write_text("x" * (1 + (len(lost.read_text()) if lost.exists() else 0)))
+        if len(lost.read_text()) <= int(told):
+            Path(os.environ["RANKBUFFER_STATUS_FILE"]).write_text("75 --resume_from_checkpoint true\\n")
+            sys.exit(1)
     if "TRAINS" in os.environ:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(worker("rank", saves=True), 0)[1]))
 elif name == "python":

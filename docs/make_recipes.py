@@ -1,0 +1,134 @@
+"""Write the table of results into `recipes/README.md`, from what the experiments stored.
+
+    python docs/make_recipes.py
+
+The sources are the tables of two pages of `experiments/` and one record. `tests/test_docs.py` fails if the page is not
+what this program prints.
+"""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "recipes" / "README.md"
+REPLAY, MINIATURE = (ROOT / "experiments" / name / "README.md" for name in ("judge_cost", "miniature"))
+FIRST_LIGHT = ROOT / "experiments" / "first_light" / "first_light.json.gz"
+RACE = ROOT / "experiments" / "race" / "tokens_to_85.json"  # {"paper/grpo": judge tokens}; the column needs the file
+BEGIN, END = "<!-- python docs/make_recipes.py writes this table -->\n", "<!-- end -->\n"
+GROUPS = 4000  # of a run of the paper's size
+IN_REPLAY = {
+    **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gpg"), "GRPO"),
+    **{"gdpo": "GDPO", "tournament_grpo": "Tournament-GRPO", "rrc_agr": "RRC-AGR", "rrc_scr": "RRC-SCR"},
+    **{"pairwise_rank": "Pairwise Rank", "arenarl": "ArenaRL", "coarse_only": "Coarse-only", "llm_buffer": "LLM"},
+    **{"llm_buffer_look_ahead": "LLM + look-ahead", "order_only": "Order-only"},
+    **{"order_only_bootstrap": "Order-only-Bootstrap", "rankbuffer": "RankBuffer", "rankbuffer_static": "RankBuffer*"},
+    **{"rankbuffer_bootstrap": "RankBuffer-Bootstrap", "rankbuffer_bootstrap_static": "RankBuffer-Bootstrap*"},
+    **{f"rankbuffer_k0_{k}": f"RankBuffer, K0={k}" for k in (2, 7)},
+    **{f"rankbuffer_bootstrap_k0_{k}": f"RankBuffer-Bootstrap, K0={k}" for k in (2, 7)},
+    **{"listwise_one": "List", "listwise_two": "List, 2 looks", "listwise": "List, 2 + 2"},
+    **{"listwise_four": "List, 4 looks", "rankbuffer_batch": "Batch, 2 looks", "ruler": "RULER", "brpo": "BRPO"},
+    **{"rankbuffer_looks": "RankBuffer, fine 2 looks", "anchor_matches": "Anchor matches"},
+    **{"ratings_soft": "Soft ratings", "pairs_soft": "Soft pairs", "rankbuffer_soft": "RankBuffer, soft"},
+}
+RUN_FOR_REAL = {
+    "pointwise": "paper/grpo",
+    "rankbuffer": "paper/rankbuffer_bootstrap",
+    "ratings_soft": "beyond/ratings_soft",
+}
+HEAD = """| recipe | questions a group | thousand tokens a group | agreement | points (seeds) | run for real |
+|---|---:|---:|---:|---:|---|"""
+
+
+def rows_with(page: Path, *columns: str) -> dict[str, dict[str, str]]:
+    """Return the rows of all tables that have these columns, by their first cell. The first row of a name counts."""
+    found: dict[str, dict[str, str]] = {}
+    for block in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in block.splitlines())
+        if set(columns) <= set(head):
+            for row in rows:
+                found.setdefault(row[0], dict(zip(reversed(head), reversed(row), strict=True)))
+    return found
+
+
+def number(text: str) -> float:
+    """Return the number that a cell begins with."""
+    return float(text.split()[0].replace(",", ""))
+
+
+def costs() -> dict[str, tuple[float, float]]:
+    """Return questions and thousand tokens a group of each row of the replay."""
+    runs = rows_with(REPLAY, "calls", "Mtokens").items()
+    found = {name: (number(row["calls"]) / GROUPS, number(row["Mtokens"]) * 1000 / GROUPS) for name, row in runs}
+    for name, row in rows_with(REPLAY, "calls/group", "tokens/group").items():
+        found.setdefault(name, (number(row["calls/group"]), number(row["tokens/group"]) / 1000))
+    for name, row in rows_with(REPLAY, "reads", "ktokens/group").items():
+        found.setdefault(name, (number(row["calls/group"]), number(row["ktokens/group"])))
+    return found
+
+
+def agreements() -> dict[str, str]:
+    """Return tau of each row of the replay: at noise 0.09, or under the judge with doubts, which has a dagger."""
+    found = {name: row["0.09"] for name, row in rows_with(REPLAY, "noise", "0.03", "0.09").items()}
+    found |= {name: row["0.09"] for name, row in rows_with(REPLAY, "tau at noise 0.03", "0.09").items()}
+    found["Pairwise Rank"] = found["RRC-SCR"]  # the same questions
+    doubts = rows_with(REPLAY, "reads", "tau")
+    return {name: f"{row['tau']} †" for name, row in doubts.items() if row["reads"] == "probabilities"} | found
+
+
+def points() -> dict[str, str]:
+    """Return the quality that each row of the miniature ends with, and its seeds, by recipe."""
+    *_, text = MINIATURE.read_text().partition("## The rows of the paper")
+    seeds = [int(each) for each in re.findall(r"Means over (\d+) seeds", text)]
+    found = {}
+    for name, row in rows_with(MINIATURE, "true quality", "judge tokens").items():
+        found[name] = f"{row['true quality']} ({seeds[0]})"
+    three = {"ruler", "brpo", "anchor_matches"}  # `--seeds 3`, in the text above their table
+    for name, row in rows_with(MINIATURE, "quality, error 0.3", "quality, error 0.09", "calls").items():
+        found.setdefault(name, f"{row['quality, error 0.09']} ({3 if name in three else 8})")
+    for name, row in rows_with(MINIATURE, "reads", "quality").items():
+        if row["reads"] == "probabilities":
+            found[name] = f"{row['quality']} † ({seeds[-1]})"
+    return found
+
+
+def table() -> str:
+    """Build the table: a row for each recipe of `paper/` and `beyond/`."""
+    cost, tau, point = costs(), agreements(), points()
+    real = {RUN_FOR_REAL[name]: f"135M, {len(run['steps']['tokens'])} steps" for name, run in runs_for_real().items()}
+    race = json.loads(RACE.read_text()) if RACE.is_file() else None
+    lines = (
+        HEAD.splitlines()
+        if race is None
+        else [HEAD.splitlines()[0] + " tokens to 85 |", HEAD.splitlines()[1] + "---:|"]
+    )
+    for path in sorted(ROOT.glob("recipes/paper/*.yaml")) + sorted(ROOT.glob("recipes/beyond/*.yaml")):
+        recipe, name = f"{path.parent.name}/{path.stem}", path.stem
+        row = IN_REPLAY.get(name, "")
+        questions, tokens = cost.get(row, (None, None))
+        cells = [
+            f"`{recipe}`",
+            "" if questions is None else f"{questions:.1f}",
+            "" if tokens is None else f"{tokens:.1f}",
+        ]
+        cells += [tau.get(row, ""), point.get(name, ""), real.get(recipe, "")]
+        cells += [] if race is None else [f"{race[recipe]:,}" if recipe in race else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def runs_for_real() -> dict[str, dict]:
+    """Return the runs of a real policy under a real judge, by row."""
+    with gzip.open(FIRST_LIGHT) as file:
+        return json.load(file)
+
+
+def page() -> str:
+    """Build the page: as it is, with a new table."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    return before + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
