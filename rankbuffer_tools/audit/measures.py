@@ -5,14 +5,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from rankbuffer_trl.informs.probes import sign, tau_b
 
-from .results import FEWEST, SOFT, SOFT_GAIN, Result
+from .results import FEWEST, OPINION, PLACE_SPREAD, SOFT, SOFT_GAIN, Result
 from .samples import LISTS, Order, Pair, QueryVerdicts
 
 RESAMPLES = 1000
@@ -331,7 +331,7 @@ MEASURES = (
         gain_of_means,
     ),
     Measure(
-        "soft_opinion",
+        OPINION,
         "opinion",
         "log odds by which the better one of a pair leads, median",
         lambda a: median(sizes) if (sizes := [abs(lead) for lead, _ in opinions(a.odds).values()]) else None,
@@ -343,6 +343,14 @@ MEASURES = (
         "place",
         "log odds that being shown first adds; 0 is no bias",
         lambda a: mean([place for _, place in opinions(a.odds).values()]),
+        better=0,
+    ),
+    Measure(
+        PLACE_SPREAD,
+        "its deviation",
+        "how much that differs between the pairs of a query",
+        lambda a: stdev(places) if len(places := [place for _, place in opinions(a.odds).values()]) > 1 else None,
+        None,
         better=0,
     ),
 )

@@ -17,6 +17,8 @@ REFERENCES = (
 )
 SOFT, SOFT_GAIN = "soft_pairs_ratings", "soft_gain"
 """The measures that say whether a judge's probabilities tell responses apart, and better than its words do."""
+OPINION, PLACE_SPREAD = "soft_opinion", "soft_place_spread"
+"""The measures that say whether soft pairs need both orders of presentation."""
 SOFT_RECIPES = "beyond/ratings_soft.yaml or beyond/pairs_soft.yaml"
 FEWEST = 6
 """Queries with values that an interval takes. Values of fewer are often all equal, and would look exact."""
@@ -301,4 +303,7 @@ def compare(measured: Mapping[str, Result], blind: bool) -> str:
     if (gain := measured.get(SOFT_GAIN)) and not blind:
         better = f"better with the lists, by {gain.value:.2f} in tau" if gain.clear else "no better with the lists"
         said += f" At the same price, ratings by probabilities agree {better}."
+    if (opinion := measured.get(OPINION)) and (spread := measured.get(PLACE_SPREAD)):
+        steady = spread.value < opinion.value  # with the mean place taken out, its deviation is the error of one order
+        said += f" For soft pairs, {'one order of presentation will do' if steady else 'both orders are needed'}."
     return said
