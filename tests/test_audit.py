@@ -18,7 +18,7 @@ from rich.console import Console
 from rankbuffer_tools.audit.command import costs, form_of
 from rankbuffer_tools.audit.figure import _measure_panel, audit_figure
 from rankbuffer_tools.audit.fit import Estimate, Fit
-from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists
+from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists, rating_noise
 from rankbuffer_tools.audit.model import JudgeModel, QueryLooks
 from rankbuffer_tools.audit.results import (
     ALARMED,
@@ -278,6 +278,18 @@ def test_measures_find_the_opinion_behind_the_habits_of_a_judge():
     ]
     assert verdict(make_audit(wandering, calls)).endswith("both orders are needed.")
     assert measure_table(audit).row_count == len(MEASURES)
+
+
+def test_rating_noise_is_that_of_ratings_as_reliable_as_log_odds():
+    luck, answers = random.Random(0), []
+    for _ in range(3000):
+        worth = [luck.gauss(5, 1) for _ in range(4)]
+        means = [each + luck.gauss(0, 0.6) for each in worth]
+        leads = {(i, j): 0.1 * (worth[i] - worth[j] + luck.gauss(0, 0.6 * 2**0.5)) for i, j in ((0, 1), (2, 3))}
+        odds = {shown: lead + 0.4 for (i, j), one in leads.items() for shown, lead in (((i, j), one), ((j, i), -one))}
+        answers.append(QueryVerdicts(QueryLooks("q", [], [], means=means), odds=odds))
+    assert rating_noise(answers) == pytest.approx(0.6 * 2 / 9, rel=0.03)
+    assert rating_noise([]) is None
 
 
 def test_verdict_takes_no_noise_in_probabilities_for_an_opinion():

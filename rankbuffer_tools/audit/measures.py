@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from rankbuffer_trl.informs.probes import sign, tau_b
+from rankbuffer_trl.rewards.beyond.ratings_soft import MOST
 
 from .results import FEWEST, OPINION, PLACE_SPREAD, SOFT, SOFT_GAIN, Result
 from .samples import LISTS, Order, Pair, QueryVerdicts
@@ -157,6 +158,26 @@ def tied_ratings(answers: QueryVerdicts) -> float | None:
     """Return the share of samples whose rating another sample has, too."""
     ratings = answers.looks.ratings
     return mean([float(ratings.count(rating) > 1) for rating in ratings])
+
+
+def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
+    """Return the noise of one soft rating in units of reward, `None` without probabilities.
+
+    Ratings and log odds count as two equally reliable measurements of how far apart the samples of a pair are. So
+    their correlation is the share of variance that is no noise (parallel forms). What the two kinds of question see
+    differently counts as noise, too.
+    """
+    both = [
+        (one.looks.means[i] - one.looks.means[j], lead)
+        for one in answers
+        if one.looks.means
+        for (i, j), (lead, _) in opinions(one.odds).items()
+    ]
+    gaps, leads = (sum(pair[k] ** 2 for pair in both) for k in (0, 1))
+    if not gaps or not leads:
+        return None
+    shared = sum(gap * lead for gap, lead in both) / math.sqrt(gaps * leads)
+    return math.sqrt((1 - max(shared, 0.0)) / 2 * gaps / len(both)) * 2 / MOST
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,8 @@ class Audit:
             For each sample that was taken out and put back: number of samples, place in the lists, place given.
         max_failures (`float`):
             Share of failed judgments above which training would stop.
+        soft_noise (`float`, *optional*):
+            The noise of one soft rating in units of reward; `None` without probabilities.
         estimates (`dict[str, ModelRow]`, *optional*):
             The model of the judge; `None` if it was not estimated.
         advice (`Advice`, *optional*):
@@ -236,6 +238,7 @@ class Audit:
     costs: list[Cost]
     moves: list[tuple[int, int, int]]
     max_failures: float
+    soft_noise: float | None = None
     estimates: dict[str, ModelRow] | None = None
     advice: Advice | None = None
 
@@ -261,6 +264,7 @@ class Audit:
             "clearly_better": sum(result.clear for result in self.counted),
             "of": len(self.counted),
             "measures": {result.name: result.as_dict() for result in self.results},
+            "soft_noise": self.soft_noise,
             "model": self.estimates and {name: asdict(one) for name, one in self.estimates.items()},
             "advice": self.advice and self.advice.as_dict(),
             "cost": {cost.kind: asdict(cost) for cost in self.costs},
