@@ -18,7 +18,7 @@ from rich.console import Console
 from rankbuffer_tools.audit.command import costs, form_of
 from rankbuffer_tools.audit.figure import _measure_panel, audit_figure
 from rankbuffer_tools.audit.fit import Estimate, Fit
-from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists
+from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists, rating_noise
 from rankbuffer_tools.audit.model import JudgeModel, QueryLooks
 from rankbuffer_tools.audit.results import (
     ALARMED,
@@ -244,6 +244,9 @@ def test_pairs_with_lists_is_a_half_for_pairs_won_by_place_alone(one, other, see
 # What the words hide, the probabilities tell
 
 
+ONCE = "For soft pairs, one order of presentation will do."
+
+
 def at_random(question, worth):
     return random.Random(f"{question.responses} {worth}").gauss(0, 5)
 
@@ -261,6 +264,7 @@ def test_measures_find_the_opinion_behind_the_habits_of_a_judge():
     expected = {
         "soft_pairs_ratings": 1, "soft_words": 1 / 2, "soft_labels": 1, "soft_pairs_lists": 1 / 2,
         "soft_ratings_lists": 0, "soft_gain": 0, "soft_place": pytest.approx(7),
+        "soft_place_spread": pytest.approx(0),
     }  # fmt: skip
     assert {name: measured[name] for name in expected} == expected
     assert min(leads) <= measured["soft_opinion"] <= max(leads)
@@ -268,8 +272,24 @@ def test_measures_find_the_opinion_behind_the_habits_of_a_judge():
     audit = make_audit(answers, calls)
     assert "on 0 of 5. This judge's words cannot be told from guessing: do not train with them." in verdict(audit)
     assert "Its probabilities can: use beyond/ratings_soft.yaml or beyond/pairs_soft.yaml." in verdict(audit)
-    assert verdict(audit).endswith("agree on 100% of pairs, and by its words on 50%.")
+    assert verdict(audit).endswith(f"agree on 100% of pairs, and by its words on 50%. {ONCE}")
+    wandering = [
+        replace(one, odds={(a, b): lead + 9 * (a + b) for (a, b), lead in one.odds.items()}) for one in answers
+    ]
+    assert verdict(make_audit(wandering, calls)).endswith("both orders are needed.")
     assert measure_table(audit).row_count == len(MEASURES)
+
+
+def test_rating_noise_is_that_of_ratings_as_reliable_as_log_odds():
+    luck, answers = random.Random(0), []
+    for _ in range(3000):
+        worth = [luck.gauss(5, 1) for _ in range(4)]
+        means = [each + luck.gauss(0, 0.6) for each in worth]
+        leads = {(i, j): 0.1 * (worth[i] - worth[j] + luck.gauss(0, 0.6 * 2**0.5)) for i, j in ((0, 1), (2, 3))}
+        odds = {shown: lead + 0.4 for (i, j), one in leads.items() for shown, lead in (((i, j), one), ((j, i), -one))}
+        answers.append(QueryVerdicts(QueryLooks("q", [], [], means=means), odds=odds))
+    assert rating_noise(answers) == pytest.approx(0.6 * 2 / 9, rel=0.03)
+    assert rating_noise([]) is None
 
 
 def test_verdict_takes_no_noise_in_probabilities_for_an_opinion():
@@ -290,7 +310,7 @@ def test_verdict_says_whether_probabilities_beat_words_at_the_same_price():
         answers, calls = examine(client, make_groups(6))
         said, measured = verdict(make_audit(answers, calls)), values(answers)
         assert (measured["soft_pairs_lists"], measured["soft_ratings_lists"]) == (1, 1)
-        assert "agree on 100% of pairs, and by its words" in said and said.endswith(f"{price} {end}")
+        assert "agree on 100% of pairs, and by its words" in said and said.endswith(f"{price} {end} {ONCE}")
 
 
 def test_ask_everything_goes_on_with_words_where_there_are_no_probabilities(caplog):

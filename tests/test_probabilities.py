@@ -299,6 +299,10 @@ def test_soft_methods_order_right_where_the_word_ties(qualities, bias):
     rank = {q: place for place, q in enumerate(sorted(qualities))}
     expected = [2 * rank[q] / (len(qualities) - 1) - 1 for q in qualities]
     assert play(PairsSoft(), group, answer).rewards == pytest.approx(expected)
+    assert play(PairsSoft(orders=1), group, answer).rewards == pytest.approx(expected)
+    strengths = [2 * (q - min(qualities)) / (max(qualities) - min(qualities)) - 1 for q in qualities]
+    for orders in (1, 2):
+        assert play(PairsSoft(orders, "strength"), group, answer).rewards == pytest.approx(strengths)
     rewards = play(RatingsSoft(), group, answer).rewards
     assert sorted(rank, key=dict(zip(qualities, rewards, strict=True)).get) == sorted(rank)
     assert play(RankBufferSoft(), group, answer).rewards == pytest.approx(expected)
@@ -333,6 +337,33 @@ def test_pairs_soft_counts_a_pair_whose_two_judgments_succeed(qualities, seed, s
             others = [means[j] - means[i] for j in means if j != i]  # rounding may break a tie
             best, worst = (1 - 2 * sum(lead > by for lead in others) / len(others) for by in (1e-9, -1e-9))
             assert worst - 1e-9 <= rewards[i] <= best + 1e-9
+
+
+@given(st.lists(st.integers(0, 40), min_size=3, max_size=6), st.integers(0, 999), st.sampled_from([0.2, 0.6]))
+def test_pairs_once_are_scored_where_matches_tell_place_and_strengths_apart(qualities, seed, share):
+    group, method, case = make(qualities), PairsSoft(orders=1, reward="strength"), (seed, share)
+    names = {rollout.text: rollout.id for rollout in group.rollouts}
+
+    def answer(prompt):
+        found, told = opinion(prompt, 2.0)
+        return found, None if fails(case, *SHOWN.findall(prompt)) else told
+
+    played = play(method, group, answer)
+    shown = [tuple(names[text] for text in SHOWN.findall(prompt)) for prompt in played.prompts]
+    seats = [first for first, _ in shown]
+    assert max(map(seats.count, seats)) <= len(qualities) / 2
+    heard = [(i, j) for i, j in shown if not fails(case, group.rollouts[i].text, group.rollouts[j].text)]
+    level = {i: 0 for pair in heard[:1] for i in pair[:1]}  # a place alone explains matches that go down by one level
+    for i, j in heard * len(qualities):
+        if level.keys() & {i, j}:
+            level.setdefault(j, level.get(i, 0) - 1)
+            level.setdefault(i, level[j] + 1)
+    told = level.keys() == {i for pair in heard for i in pair} and any(level[i] - level[j] != 1 for i, j in heard)
+    scored = level.keys() if told else set()
+    assert {i for i, reward in enumerate(played.rewards) if reward is not None} == set(scored)
+    low, high = (end((qualities[i] for i in scored), default=0) for end in (min, max))
+    for i in scored if low < high else ():
+        assert played.rewards[i] == pytest.approx(2 * (qualities[i] - low) / (high - low) - 1)
 
 
 # RankBuffer with expected positions

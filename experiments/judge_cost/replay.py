@@ -54,6 +54,9 @@ RELATIVES = {"RULER": Row("ruler"), "BRPO": Row("brpo"), "Anchor matches": Row("
 SOFT = {
     "Soft ratings": Row("ratings_soft"),
     "Soft pairs": Row("pairs_soft"),
+    "Soft pairs, strength": Row("pairs_soft", {"reward": "strength"}),
+    "Soft pairs once, rank": Row("pairs_soft", {"orders": 1}),
+    "Soft pairs once, strength": Row("pairs_soft", {"orders": 1, "reward": "strength"}),
     "RankBuffer, soft": Row("rankbuffer_soft"),
 }
 ROWS = PAPER | OURS | RELATIVES | SOFT

@@ -8,7 +8,7 @@ import gzip
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -117,6 +117,23 @@ def one_order(soft: bool) -> Callable[[Verdicts], Leads]:
         return found
 
     return leads
+
+
+def without_place(record: Sequence[Verdicts]) -> list[Verdicts]:
+    """Return a record whose pairs have lost the mean log odds of the pairs of the other queries."""
+    known = set(BETTER) | {pair[::-1] for pair in BETTER}
+    names = [f"pair {a} {b}" for a, b in known]
+    means = [fmean(verdicts[name].lead for name in names) for verdicts in record]
+    found = []
+    for verdicts, own in zip(record, means, strict=True):
+        place = (sum(means) - own) / (len(means) - 1)
+        chances = {name: 1 / (1 + math.exp(place - verdicts[name].lead)) for name in names}
+        shifted = {
+            name: replace(verdicts[name], reading=verdicts[name].reading._replace(chances={"A": a, "B": 1 - a}))
+            for name, a in chances.items()
+        }
+        found.append({**verdicts, **shifted})
+    return found
 
 
 def lists(*kinds: str) -> Callable[[Verdicts], Leads]:
@@ -266,6 +283,8 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     record = read(parser.parse_args().record)
     counts = [count(record, reading) for reading in readings() if any(reading.leads(v) for v in record)]
+    once = next(each for each in readings() if each.name == "pair, one order" and each.reads == "probabilities")
+    counts.append(count(without_place(record), replace(once, name="pair, one order, place taken out")))
     print(table(counts))
     soft = [r for r in readings() if r.name in ("rating 0 to 9", "pair, both orders")]
     damages = [{"asked": r.name, "read": r.reads, **by_damage(record, r)} for r in soft]

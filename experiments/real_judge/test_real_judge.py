@@ -8,7 +8,7 @@ import pytest
 from experiments.fit_doubts import fit
 from experiments.real_judge.answers import BETTER, answers_of
 from experiments.real_judge.ask import ANCHORS, asked
-from experiments.real_judge.report import Verdict, count, parameters, read, readings
+from experiments.real_judge.report import Verdict, Way, count, one_order, parameters, read, readings, without_place
 from experiments.simulated_judge import RECORDED
 from rankbuffer_tools.audit.command import AuditConfig, audit
 from rankbuffer_tools.audit.results import verdict as verdict_of
@@ -111,6 +111,8 @@ def test_record_has_the_figures_of_the_page():
     assert right == {"word": 160, "probabilities": 276}
     assert found["pair, both orders", "probabilities"]["right"] == 274
     assert found["insertion, two looks", "probabilities"]["right"] == 53
+    once = Way("pair, one order", "probabilities", one_order(True), lambda name: name.startswith("pair "))
+    assert (count(record, once)["right"], count(without_place(record), once)["right"]) == (409, 511)
     assert sum(map(len, record)) == 2012
 
 

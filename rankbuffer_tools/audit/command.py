@@ -29,7 +29,7 @@ from .advice import MethodCosts, advise
 from .figure import audit_figure
 from .fit import fit_judge, lasting_bound
 from .labels import read_labels, rows_to_label
-from .measures import MEASURES
+from .measures import MEASURES, rating_noise
 from .results import Audit, Cost, Form, estimates
 from .samples import (
     FURTHER,
@@ -218,6 +218,7 @@ def audit(config: AuditConfig) -> Audit:
         costs=costs(calls),
         moves=[(one.n, place, given) for one in verdicts for place, given in one.put_back if given is not None],
         max_failures=config.judge_max_failures,
+        soft_noise=rating_noise(verdicts),
     )
     if references or not any(result.clear for result in found.counted):
         return found

@@ -5,14 +5,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from rankbuffer_trl.informs.probes import sign, tau_b
+from rankbuffer_trl.rewards.beyond.ratings_soft import MOST
 
-from .results import FEWEST, SOFT, SOFT_GAIN, Result
+from .results import FEWEST, OPINION, PLACE_SPREAD, SOFT, SOFT_GAIN, Result
 from .samples import LISTS, Order, Pair, QueryVerdicts
 
 RESAMPLES = 1000
@@ -157,6 +158,26 @@ def tied_ratings(answers: QueryVerdicts) -> float | None:
     """Return the share of samples whose rating another sample has, too."""
     ratings = answers.looks.ratings
     return mean([float(ratings.count(rating) > 1) for rating in ratings])
+
+
+def rating_noise(answers: Sequence[QueryVerdicts]) -> float | None:
+    """Return the noise of one soft rating in units of reward, `None` without probabilities.
+
+    Ratings and log odds count as two equally reliable measurements of how far apart the samples of a pair are. So
+    their correlation is the share of variance that is no noise (parallel forms). What the two kinds of question see
+    differently counts as noise, too.
+    """
+    both = [
+        (one.looks.means[i] - one.looks.means[j], lead)
+        for one in answers
+        if one.looks.means
+        for (i, j), (lead, _) in opinions(one.odds).items()
+    ]
+    gaps, leads = (sum(pair[k] ** 2 for pair in both) for k in (0, 1))
+    if not gaps or not leads:
+        return None
+    shared = sum(gap * lead for gap, lead in both) / math.sqrt(gaps * leads)
+    return math.sqrt((1 - max(shared, 0.0)) / 2 * gaps / len(both)) * 2 / MOST
 
 
 @dataclass(frozen=True)
@@ -331,7 +352,7 @@ MEASURES = (
         gain_of_means,
     ),
     Measure(
-        "soft_opinion",
+        OPINION,
         "opinion",
         "log odds by which the better one of a pair leads, median",
         lambda a: median(sizes) if (sizes := [abs(lead) for lead, _ in opinions(a.odds).values()]) else None,
@@ -343,6 +364,14 @@ MEASURES = (
         "place",
         "log odds that being shown first adds; 0 is no bias",
         lambda a: mean([place for _, place in opinions(a.odds).values()]),
+        better=0,
+    ),
+    Measure(
+        PLACE_SPREAD,
+        "its deviation",
+        "how much that differs between the pairs of a query",
+        lambda a: stdev(places) if len(places := [place for _, place in opinions(a.odds).values()]) > 1 else None,
+        None,
         better=0,
     ),
 )

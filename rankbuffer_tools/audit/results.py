@@ -17,6 +17,8 @@ REFERENCES = (
 )
 SOFT, SOFT_GAIN = "soft_pairs_ratings", "soft_gain"
 """The measures that say whether a judge's probabilities tell responses apart, and better than its words do."""
+OPINION, PLACE_SPREAD = "soft_opinion", "soft_place_spread"
+"""The measures that say whether soft pairs need both orders of presentation."""
 SOFT_RECIPES = "beyond/ratings_soft.yaml or beyond/pairs_soft.yaml"
 FEWEST = 6
 """Queries with values that an interval takes. Values of fewer are often all equal, and would look exact."""
@@ -219,6 +221,8 @@ class Audit:
             For each sample that was taken out and put back: number of samples, place in the lists, place given.
         max_failures (`float`):
             Share of failed judgments above which training would stop.
+        soft_noise (`float`, *optional*):
+            The noise of one soft rating in units of reward; `None` without probabilities.
         estimates (`dict[str, ModelRow]`, *optional*):
             The model of the judge; `None` if it was not estimated.
         advice (`Advice`, *optional*):
@@ -234,6 +238,7 @@ class Audit:
     costs: list[Cost]
     moves: list[tuple[int, int, int]]
     max_failures: float
+    soft_noise: float | None = None
     estimates: dict[str, ModelRow] | None = None
     advice: Advice | None = None
 
@@ -259,6 +264,7 @@ class Audit:
             "clearly_better": sum(result.clear for result in self.counted),
             "of": len(self.counted),
             "measures": {result.name: result.as_dict() for result in self.results},
+            "soft_noise": self.soft_noise,
             "model": self.estimates and {name: asdict(one) for name, one in self.estimates.items()},
             "advice": self.advice and self.advice.as_dict(),
             "cost": {cost.kind: asdict(cost) for cost in self.costs},
@@ -301,4 +307,7 @@ def compare(measured: Mapping[str, Result], blind: bool) -> str:
     if (gain := measured.get(SOFT_GAIN)) and not blind:
         better = f"better with the lists, by {gain.value:.2f} in tau" if gain.clear else "no better with the lists"
         said += f" At the same price, ratings by probabilities agree {better}."
+    if (opinion := measured.get(OPINION)) and (spread := measured.get(PLACE_SPREAD)):
+        steady = spread.value < opinion.value  # with the mean place taken out, its deviation is the error of one order
+        said += f" For soft pairs, {'one order of presentation will do' if steady else 'both orders are needed'}."
     return said

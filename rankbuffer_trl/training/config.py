@@ -4,13 +4,16 @@ import logging
 import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
 
+from ..decoding import read_json
 from ..errors import SettingsError
 from ..judge.config import BudgetConfig, read_object
 from ..judge.endpoint import check_seconds, check_url
@@ -45,6 +48,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             The arguments of the reward method, as JSON on the command line. The file of the method lists them.
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling).
+        judge_noise (`float` or `str`, *optional*):
+            The judge's noise in units of reward, or the `audit.json` of an audit that asked for probabilities. The log
+            then has `rank/below_noise`, the share of groups whose rewards differ by less. The rewards do not change.
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -138,6 +144,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     method: str = "rankbuffer"
     method_args: dict | str | None = None
     scale_by_signal: bool = False
+    judge_noise: float | str | None = None
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
@@ -222,6 +229,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(
                 "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
             )
+        self.judge_noise = read_noise(self.judge_noise)
         self.method_args = read_object("method_args", self.method_args)
         self.reward_method()
         if self.loss_type not in LOSSES:
@@ -322,6 +330,27 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             `ValueError`: if there is no such method or argument.
         """
         return load_method(self.method, read_object("method_args", self.method_args) or {}, self.seed)
+
+
+def read_noise(setting: float | str | None) -> float | None:
+    """Return the noise that `judge_noise` gives, as a number or as the path of an audit's JSON.
+
+    Raises:
+        [`SettingsError`]: if there is none, or if it is not above 0.
+    """
+    noise: Any = setting
+    with suppress(ValueError):
+        noise = float(setting) if isinstance(setting, str) else setting  # the command line gives texts
+    if isinstance(noise, str):
+        try:
+            noise = read_json(Path(setting), dict[str, Any]).get("soft_noise", 0)
+        except ValueError as error:
+            raise SettingsError(f"judge_noise must be a number or an audit's JSON: {error}") from None
+        if not noise:
+            raise SettingsError(f"judge_noise: {Path(setting).name} has no 'soft_noise'; audit with probabilities")
+    if noise is not None and not (type(noise) in (int, float) and 0 < noise < math.inf):
+        raise SettingsError(f"judge_noise must be above 0, got {noise!r}")
+    return noise
 
 
 def check_backends(names: Iterable[str]) -> None:

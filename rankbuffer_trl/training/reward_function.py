@@ -68,8 +68,10 @@ class GroupReward:
         format_check: str = "none",
         eval_queries: QueryTable | None = None,
         num_generations_eval: int | None = None,
+        noise: float | None = None,
     ):
         self.queries = queries
+        self.noise = noise
         self.eval_queries = queries if eval_queries is None else eval_queries
         self.num_generations = num_generations
         self.num_generations_eval = num_generations_eval or num_generations
@@ -124,7 +126,7 @@ class GroupReward:
             metrics: dict[str, float] = {}
             columns = {name: [None] * len(rewards) for name in COLUMNS}  # TRL needs whole columns
             with informing("the metrics of a step"):
-                metrics = step_metrics(groups, *outcome)
+                metrics = step_metrics(groups, *outcome, noise=self.noise)
             with informing("the probes of a step"):
                 queries = self.queries if training else self.eval_queries  # with all rubrics, as in the report
                 whole = [replace(group, query=queries[group.query.id]) for group in groups]

@@ -101,6 +101,7 @@ class RankBufferTrainer(ResumableTrainer):
             args.format_check,
             eval_queries,
             args.num_generations_eval,
+            args.judge_noise,
         )
         state = StoreState(plan, self.rank_reward)
         functions = [format_reward, *plan.functions, *(reward_funcs or [])]
