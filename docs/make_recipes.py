@@ -30,7 +30,7 @@ IN_REPLAY = {
     **{"listwise_one": "List", "listwise_two": "List, 2 looks", "listwise": "List, 2 + 2"},
     **{"listwise_four": "List, 4 looks", "rankbuffer_batch": "Batch, 2 looks", "ruler": "RULER", "brpo": "BRPO"},
     **{"rankbuffer_looks": "RankBuffer, fine 2 looks", "anchor_matches": "Anchor matches"},
-    **{"ratings_soft": "Soft ratings", "pairs_soft": "Soft pairs", "rankbuffer_soft": "RankBuffer, soft"},
+    **{"ratings_soft": "Soft ratings", "pairs_soft": "Soft pairs, rank", "rankbuffer_soft": "RankBuffer, soft"},
 }
 RUN_FOR_REAL = {
     "pointwise": "paper/grpo",
@@ -80,16 +80,17 @@ def agreements() -> dict[str, str]:
 def points() -> dict[str, str]:
     """Return the quality that each row of the miniature ends with, and its seeds, by recipe."""
     *_, text = MINIATURE.read_text().partition("## The rows of the paper")
-    seeds = [int(each) for each in re.findall(r"Means over (\d+) seeds", text)]
+    parts = text, text.partition("--doubts")[2]  # of the rows of the paper, and of those under the judge with doubts
+    paper, doubts = (re.search(r"Means over (\d+) seeds", part)[1] for part in parts)
     found = {}
     for name, row in rows_with(MINIATURE, "true quality", "judge tokens").items():
-        found[name] = f"{row['true quality']} ({seeds[0]})"
+        found[name] = f"{row['true quality']} ({paper})"
     three = {"ruler", "brpo", "anchor_matches"}  # `--seeds 3`, in the text above their table
     for name, row in rows_with(MINIATURE, "quality, error 0.3", "quality, error 0.09", "calls").items():
         found.setdefault(name, f"{row['quality, error 0.09']} ({3 if name in three else 8})")
     for name, row in rows_with(MINIATURE, "reads", "quality").items():
         if row["reads"] == "probabilities":
-            found[name] = f"{row['quality']} † ({seeds[-1]})"
+            found[name] = f"{row['quality']} † ({doubts})"
     return found
 
 

@@ -308,6 +308,7 @@ def compare(measured: Mapping[str, Result], blind: bool) -> str:
         better = f"better with the lists, by {gain.value:.2f} in tau" if gain.clear else "no better with the lists"
         said += f" At the same price, ratings by probabilities agree {better}."
     if (opinion := measured.get(OPINION)) and (spread := measured.get(PLACE_SPREAD)):
-        steady = spread.value < opinion.value  # with the mean place taken out, its deviation is the error of one order
+        # With the mean place taken out, its deviation is the error of one order.
+        steady = (spread.value or 0.0) < (opinion.value or 0.0)
         said += f" For soft pairs, {'one order of presentation will do' if steady else 'both orders are needed'}."
     return said

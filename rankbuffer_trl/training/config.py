@@ -339,15 +339,17 @@ def read_noise(setting: float | str | None) -> float | None:
         [`SettingsError`]: if there is none, or if it is not above 0.
     """
     noise: Any = setting
-    with suppress(ValueError):
-        noise = float(setting) if isinstance(setting, str) else setting  # the command line gives texts
+    if isinstance(setting, str):
+        with suppress(ValueError):
+            noise = float(setting)  # the command line gives texts
     if isinstance(noise, str):
+        path = Path(noise)
         try:
-            noise = read_json(Path(setting), dict[str, Any]).get("soft_noise", 0)
+            noise = read_json(path, dict[str, Any]).get("soft_noise", 0)
         except ValueError as error:
             raise SettingsError(f"judge_noise must be a number or an audit's JSON: {error}") from None
         if not noise:
-            raise SettingsError(f"judge_noise: {Path(setting).name} has no 'soft_noise'; audit with probabilities")
+            raise SettingsError(f"judge_noise: {path.name} has no 'soft_noise'; audit with probabilities")
     if noise is not None and not (type(noise) in (int, float) and 0 < noise < math.inf):
         raise SettingsError(f"judge_noise must be above 0, got {noise!r}")
     return noise

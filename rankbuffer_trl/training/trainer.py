@@ -26,7 +26,7 @@ from ..informs.steplog import StepLog
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, format_reward
 from .advantages import scale_by_signal
-from .config import RankBufferConfig
+from .config import RankBufferConfig, read_noise
 from .plan import RunPlan
 from .reward_function import GroupReward
 from .rollouts import limit_requests, separate_rollouts
@@ -101,7 +101,7 @@ class RankBufferTrainer(ResumableTrainer):
             args.format_check,
             eval_queries,
             args.num_generations_eval,
-            args.judge_noise,
+            read_noise(args.judge_noise),
         )
         state = StoreState(plan, self.rank_reward)
         functions = [format_reward, *plan.functions, *(reward_funcs or [])]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class PairsSoft(PlaysMatches):
         """See [`RewardMethod`]."""
         matches = self.matches(group)
         readings = await judge.ask_all(match.question for match in matches)
-        odds = {m.shown: r.log_odds("A", "B") for m, r in zip(matches, readings, strict=True) if r is not None}
+        odds: Any = {m.shown: r.log_odds("A", "B") for m, r in zip(matches, readings, strict=True) if r is not None}
         found = fit_place(odds) if self._once(len(group.answered)) else mean_leads(odds)
         strengths = {rollout.id: found.get(rollout.id) for rollout in group.answered}
         rewards = reward_ranks(group, strengths) if self.reward == "rank" else spread_out(strengths)
