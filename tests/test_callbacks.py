@@ -145,7 +145,7 @@ BROKEN = {
 def breaking(name: str, calls: Container[int]) -> Callable:
     """A function as it is, but for these of its calls, which divide by zero."""
     function, count = resolve_name(f"rankbuffer_trl.{name}"), itertools.count()
-    return lambda *args: 1 // 0 if next(count) in calls else function(*args)
+    return lambda *args, **named: 1 // 0 if next(count) in calls else function(*args, **named)
 
 
 def test_informing_goes_on_without_what_fails(tmp_path, training, monkeypatch, caplog):

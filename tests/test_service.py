@@ -569,7 +569,9 @@ def test_each_setting_of_the_command_arrives_where_it_works(process, tmp_path):
     with served(judge) as url:
         with socket.create_server(("127.0.0.2", 0)) as free:
             port = free.getsockname()[1]
-        endpoint = Endpoint((f"{url}/v1",), "mine", "JUDGE_KEY", {"top_k": 7}, 77.0, 2, 9, 66.0, 2.0, 0.5, 4.0)
+        endpoint = Endpoint(
+            (f"{url}/v1",), "mine", "JUDGE_KEY", {"top_k": 7}, {"X-Run": "7"}, 77.0, 2, 9, 66.0, 2.0, 0.5, 4.0
+        )
         given = {f"judge_{name}": value for name, value in vars(endpoint).items() if name not in ("urls", "role")}
         given |= {"judge_url": [*endpoint.urls], "judge_decoding": "json_schema", "judge_free_tokens": 99}
         given |= {

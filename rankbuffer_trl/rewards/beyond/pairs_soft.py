@@ -62,7 +62,10 @@ class PairsSoft(PlaysMatches):
     def matches(self, group: RolloutGroup) -> list[Match]:
         """Return one match for every pair of answered rollouts, or two, one in each order."""
         answered = {rollout.id: rollout.text for rollout in group.answered}
-        shown = seats(shuffle(answered, 0, group)) if self._once(len(answered)) else permutations(answered, 2)
+        shown = [*permutations(answered, 2)]
+        if self._once(len(answered)):  # who is first is drawn for the whole group, before all have arrived
+            drawn = seats(shuffle([rollout.id for rollout in group.rollouts], 0, group))
+            shown = [pair for pair in drawn if answered.keys() >= {*pair}]
         return [
             Match((a, b), replace(pairwise_question(group.query, answered[a], answered[b], tie=False), soft=True))
             for a, b in shown
