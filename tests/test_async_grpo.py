@@ -11,7 +11,7 @@ import pytest
 from accelerate import PartialState
 from aiohttp import web
 from conftest import by_number, group, scripted_judge
-from conftest import numbers as query_of_numbers
+from conftest import history as query_of_numbers
 from datasets import Dataset
 from helpers.contents import contents
 from helpers.http_server import served
@@ -24,7 +24,7 @@ from rankbuffer_tools.service.async_grpo import AsyncRankBufferReward
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, history
 
 pytestmark = pytest.mark.usefixtures("cache")
 needs_trl_1_16 = pytest.mark.skipif(not hasattr(utils, "is_async_callable"), reason="needs TRL 1.16")
@@ -145,7 +145,7 @@ def test_the_workers_process_records_each_group_that_it_rewards(tmp_path, tiny_p
         finally:
             worker.stop()
     with closing(BufferStore(tmp_path / "live.sqlite")) as store:  # which nobody has now
-        groups = numbers.groups(store)
+        groups = history.groups(store)
     assert [row.step for row in groups] == [*range(len(groups))] and len(groups) >= 7
     visits = {id: [row.epoch for row in groups if row.query_id == id] for id in reward.queries.ids}
     assert all(epochs == [*range(len(epochs))] for epochs in visits.values())

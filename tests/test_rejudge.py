@@ -41,7 +41,7 @@ from rankbuffer_trl.informs.gains import Z, duel_of, visits
 from rankbuffer_trl.judge import JudgeError, Totals, TransportError, Usage
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store import numbers as ledger
+from rankbuffer_trl.store import history as ledger
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
 from rankbuffer_trl.testing import quality, truth
 from rankbuffer_trl.training.scorer import GroupScorer

@@ -35,7 +35,7 @@ from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
 
 
@@ -184,7 +184,7 @@ def test_a_page_beyond_its_limits_has_a_sample_and_says_so(store, shown, limits)
     assert kept["visits"] == [visits[0], *visits[2:]] and [each["number"] for each in kept["visits"]] == [1, 3, 4]
     wanted = {anchor["id"] for visit in kept["visits"] for anchor in visit["before"] + visit["after"]}
     steps = {each["step"] for each in kept["visits"]}
-    stored = numbers.responses(store, entry["id"])
+    stored = history.responses(store, entry["id"])
     assert kept["texts"] == {r.id: r.text for r in stored if r.initial or r.id in wanted or r.step in steps}
     said = page.run_html(0, section)
     assert "the first visit and the last 2 visits of 1 of 4 queries, which are drawn at random" in said
@@ -245,7 +245,7 @@ def test_write_card_needs_no_trainer(run, store, tmp_path):
     state = TrainerState(global_step=8, max_steps=12, epoch=4.0, num_train_epochs=6)
     facts = CardFacts(values, state, RankBuffer(), 4, "/models/base", False, paper, ["trl"])
     won = {"queries": 9, "probability": 0.79, "low": 0.74, "high": 0.84, "reason": ""}
-    duel = {"run": numbers.run_id(store), "judge": "/models/other", "epochs": [0, 3], "duels": 200, "won": won}
+    duel = {"run": history.run_id(store), "judge": "/models/other", "epochs": [0, 3], "duels": 200, "won": won}
     (tmp_path / "run" / REPORT).mkdir(parents=True)
     (tmp_path / "run" / REPORT / DUEL).write_text(json.dumps(duel))
     write_card(tmp_path / "run", store, facts)

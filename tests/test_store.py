@@ -16,7 +16,7 @@ from rankbuffer_trl.buffer import Anchor, AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.store import BufferStore, StoreError, numbers
+from rankbuffer_trl.store import BufferStore, StoreError, history
 
 contents = partial(stored.contents, without=())
 
@@ -105,7 +105,7 @@ def test_has_group_last_step_and_query_ids(store):
     assert [store.has_group("b", step) for step in (2, 3, 5, 6)] == [False, True, True, False]
     assert not store.has_group("r", 3)
     assert store.last_step() == 5
-    assert numbers.query_ids(store) == ["b", "a", "c"], "by their first visits"
+    assert history.query_ids(store) == ["b", "a", "c"], "by their first visits"
     assert store.query_ids() == ["a", "b", "c"]
     assert store.query_ids(after="a", limit=1) == ["b"]
 

@@ -34,7 +34,7 @@ from rankbuffer_trl import files
 from rankbuffer_trl.judge import Reply, TransportError, Usage
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.probabilities import without_doubt
-from rankbuffer_trl.store import StoreError, numbers
+from rankbuffer_trl.store import StoreError, history
 from rankbuffer_trl.store.places import LIVE_STORE, REPORT, read_store
 from rankbuffer_trl.testing import quality
 
@@ -135,7 +135,7 @@ def test_next_pairs_are_uniform_over_queries_and_responses_within_the_share(grow
     sides = [Side("judge", JudgeConfig(), True, table), Side("reader", JudgeConfig(), False, table)]
     drawn: Counter[str] = Counter()
     with closing(read_store(grown)) as store:
-        ledger = numbers.totals_by(store, "step")
+        ledger = history.totals_by(store, "step")
         for seed in range(12):
             pairs, texts = read(store, sides, seed)
             assert len(pairs) > 15
@@ -247,7 +247,7 @@ def test_main_watches_a_run_that_has_ended_and_raises_the_alarm_on_the_page(comm
     assert (found.judge, found.reader, found.reader_rubrics) == (NUMBERS[1], f"{__name__}.Contrary", True)
     with open_runs([tmp_path / "run"]) as (run,):
         texts = {
-            (id, r.id): r.text for id in {p.query_id for p in found.pairs} for r in numbers.responses(run.store, id)
+            (id, r.id): r.text for id in {p.query_id for p in found.pairs} for r in history.responses(run.store, id)
         }
         for pair in found.pairs:
             old, new = (quality(texts[pair.query_id, id]) for id in (pair.old, pair.new))

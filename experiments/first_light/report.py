@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankbuffer_tools.report.runs import open_runs
-from rankbuffer_trl.store import numbers
+from rankbuffer_trl.store import history
 
 HERE = Path(__file__).parent
 KEPT = HERE / "first_light.json.gz"
@@ -69,8 +69,8 @@ def read_visits(folder: Path) -> list[Row]:
     with open_runs([folder]) as (run,):
         texts = {
             (id, response.id): response.text
-            for id in numbers.query_ids(run.store)
-            for response in numbers.responses(run.store, id)
+            for id in history.query_ids(run.store)
+            for response in history.responses(run.store, id)
         }
         return [
             {
@@ -80,7 +80,7 @@ def read_visits(folder: Path) -> list[Row]:
                 "rewards": [reward and round(reward, 4) for reward in group.rewards],
                 "answers": [texts.get((group.query_id, f"{group.step}-{i}"), "") for i in range(len(group.rewards))],
             }
-            for group in numbers.groups(run.store)
+            for group in history.groups(run.store)
         ]
 
 

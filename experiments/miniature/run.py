@@ -68,7 +68,7 @@ from rankbuffer_trl.informs import gains
 from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 from recipes.quickstart import policy
@@ -329,8 +329,8 @@ def measure_groups(store: BufferStore, queries: Dataset) -> tuple[list[float], l
     quality = true_quality(queries)
     best = {row["query_id"]: max(quality(row["query_id"], text) for text in row["responses"]) for row in queries}
     repeats, cosines, better = defaultdict(list), defaultdict(list), defaultdict(list)
-    texts = {(id, found.id): found.text for id in numbers.query_ids(store) for found in numbers.responses(store, id)}
-    for group in numbers.groups(store):
+    texts = {(id, found.id): found.text for id in history.query_ids(store) for found in history.responses(store, id)}
+    for group in history.groups(store):
         pairs = ((texts.get((group.query_id, f"{group.step}-{i}"), ""), r) for i, r in enumerate(group.rewards))
         scored = [(text, reward) for text, reward in pairs if reward is not None]
         repeats[group.epoch] += repeated(text for text, _ in scored)

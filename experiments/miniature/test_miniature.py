@@ -45,7 +45,7 @@ from rankbuffer_trl.judge import Judge, Tally, pairwise_question, pointwise_ques
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
 from recipes.quickstart import policy
 
@@ -507,7 +507,7 @@ def test_progress_follows_the_true_scores_of_a_training(tmp_path):
     found = gains.since_last_visit(gains.visits(store))
     worth = {}  # on the scale of the judge's errors
     for query_id in queries["query_id"]:
-        for response in numbers.responses(store, query_id):
+        for response in history.responses(store, query_id):
             if not response.initial:
                 score = miniature.true_quality(queries)(query_id, response.text) / 100
                 worth.setdefault((query_id, response.step // 6), []).append(0.25 * (score - mean) / deviation)

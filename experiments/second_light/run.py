@@ -43,7 +43,7 @@ from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
@@ -204,7 +204,7 @@ def scale(answers: dict[str, list[str]], queries: Iterable[dict]) -> tuple[float
 def visits(folder: Path) -> dict[str, list]:
     """Return the groups of a run, in the order of its steps, and judge calls and tokens by step."""
     store = BufferStore(folder / LIVE_STORE)
-    texts = {(id, each.id): each.text for id in numbers.query_ids(store) for each in numbers.responses(store, id)}
+    texts = {(id, each.id): each.text for id in history.query_ids(store) for each in history.responses(store, id)}
     groups = [
         {
             "query_id": group.query_id,
@@ -212,9 +212,9 @@ def visits(folder: Path) -> dict[str, list]:
             "rewards": [reward if reward is None else round(reward, 4) for reward in group.rewards],
             "answers": [texts.get((group.query_id, f"{group.step}-{i}"), "") for i in range(len(group.rewards))],
         }
-        for group in numbers.groups(store)
+        for group in history.groups(store)
     ]
-    spent = [[step, each.calls, each.tokens] for step, each in sorted(numbers.totals_by(store, "step").items())]
+    spent = [[step, each.calls, each.tokens] for step, each in sorted(history.totals_by(store, "step").items())]
     store.close()
     return {"visits": groups, "spent": spent}
 

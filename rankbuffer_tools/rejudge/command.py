@@ -19,7 +19,7 @@ from rankbuffer_trl.files import replacing
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.reach import estimate_tokens
-from rankbuffer_trl.store import numbers
+from rankbuffer_trl.store import history
 
 from ..jobs import script as recipe
 from ..jobs.ask import ask_many
@@ -67,7 +67,7 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     if config.dry_run:
         return None
     scores, calls = asyncio.run(replay(visits, method, judge, config.log, price[0][1], config.judge_max_failures))
-    found: dict[str, Any] = {"run": numbers.run_id(run.store), "queries": len(visits), "groups": groups}
+    found: dict[str, Any] = {"run": history.run_id(run.store), "queries": len(visits), "groups": groups}
     found |= {"epochs": config.epochs, "seed": config.seed, "dataset": config.dataset_name}
     if config.method is None and not config.method_args:  # another method may read other columns
         found["same_data"] = queries.sha256 == run.manifest.get("data_sha256")
@@ -97,7 +97,7 @@ def check_rubrics(run: Run) -> None:
 
 def recorded_totals(run: Run, visits: Visits) -> Totals:
     """Return what the recorded judgments of the visits cost."""
-    ledger = numbers.totals_by_visit(run.store)
+    ledger = history.totals_by_visit(run.store)
     steps = ((query_id, visit.row.step) for query_id, each in visits.items() for visit in each)
     return sum((ledger.get(key, Totals()) for key in steps), Totals())
 
@@ -140,7 +140,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     print(f"epoch {last} beats epoch {first} in {won} of {n:,} duels over {won.queries:,} queries")
     if drawn.control:
         print(f"control, {len(drawn.control):,} first-epoch responses inserted again (50 % is right): {control}")
-    found: dict[str, Any] = {"run": numbers.run_id(run.store), "judge": config.named, "seed": config.seed}
+    found: dict[str, Any] = {"run": history.run_id(run.store), "judge": config.named, "seed": config.seed}
     found |= {"epochs": drawn.epochs, "probabilities": config.probabilities, "duels": n, "won": asdict(won)}
     return found | {"insertions": len(drawn.control), "control": asdict(control)}
 

@@ -20,8 +20,8 @@ from rankbuffer_trl.informs.gains import Comparison, Visit, Z, compare
 from rankbuffer_trl.informs.probes import sign
 from rankbuffer_trl.judge import JudgeError, Question, insertion_question, pairwise_question
 from rankbuffer_trl.judge.probabilities import Reading, lead
-from rankbuffer_trl.store import BufferStore, numbers
-from rankbuffer_trl.store.numbers import GroupRow, ResponseRow
+from rankbuffer_trl.store import BufferStore, history
+from rankbuffer_trl.store.history import GroupRow, ResponseRow
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
         [`SettingsError`]: if the run has a single epoch, or no query has answers in both epochs.
     """
     by_epoch: dict[int, dict[str, GroupRow]] = defaultdict(dict)
-    for row in numbers.groups(store):
+    for row in history.groups(store):
         by_epoch[row.epoch][row.query_id] = row
     first = min(by_epoch)
     last = max(epoch for epoch in by_epoch if 2 * len(by_epoch[epoch]) >= len(by_epoch[first]))
@@ -89,11 +89,11 @@ def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
     answers: dict[str, list[list[ResponseRow]]] = {}
     initial: dict[str, list[ResponseRow]] = {}
     for id in ids:
-        stored = numbers.responses(store, id)
+        stored = history.responses(store, id)
         of_epochs = [[r for r in stored if r.step == by[id].step and not r.initial] for by in rows]
         if all(of_epochs):
             answers[id] = of_epochs
-            initial[id] = sorted((r for r in stored if r.initial), key=lambda r: numbers.initial_number(r.id))
+            initial[id] = sorted((r for r in stored if r.initial), key=lambda r: history.initial_number(r.id))
     if not answers:
         raise SettingsError(f"no query has answers in both epochs, {first} and {last}, so there is nothing to compare")
     chosen = {}
@@ -103,7 +103,7 @@ def draw(store: BufferStore, duels: int, control: int, seed: int) -> Draw:
         for one, other in random_.sample(pairs, min(count, len(pairs))):
             chosen[f"{id} {one.id} {other.id}"] = (id, one, other)
     again: dict[str, Insertion] = {}
-    placed_by_insertion = numbers.has_calls(store, "insert")  # by a judge that saw the anchors' texts
+    placed_by_insertion = history.has_calls(store, "insert")  # by a judge that saw the anchors' texts
     each = max(2, math.ceil(control / len(answers)))
     for id, (before, _) in answers.items() if placed_by_insertion else ():
         row = rows[0][id]

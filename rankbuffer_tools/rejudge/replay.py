@@ -24,8 +24,8 @@ from rankbuffer_trl.judge.reach import check_servers, estimate_tokens
 from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.must import count_calls, score_group
-from rankbuffer_trl.store import BufferStore, numbers
-from rankbuffer_trl.store.numbers import GroupRow
+from rankbuffer_trl.store import BufferStore, history
+from rankbuffer_trl.store.history import GroupRow
 
 from ..audit.measures import interval, tau_b
 from ..jobs.ask import AnswerLog, hash_question, progress
@@ -70,18 +70,18 @@ def read_visits(
         [`SettingsError`]: if the run has no group in these epochs.
     """
     rows = defaultdict(list)
-    for row in numbers.groups(store):
+    for row in history.groups(store):
         if epochs is None or row.epoch < epochs:
             rows[row.query_id].append(row)
     if not rows:
         raise SettingsError(
-            f"the run has no group in its first epochs={epochs}: its epochs are {numbers.epochs(store)}"
+            f"the run has no group in its first epochs={epochs}: its epochs are {history.epochs(store)}"
         )
     drawn = random.Random(seed).sample(list(rows), min(sample, len(rows)))
     found: dict[str, list[RecordedVisit]] = {}
     for query_id in drawn:
         query = queries[query_id]
-        texts = {response.id: response.text for response in numbers.responses(store, query_id)}
+        texts = {response.id: response.text for response in history.responses(store, query_id)}
         found[query_id] = []
         for row in rows[query_id]:
             # The store has no text of a rollout without an answer.

@@ -27,8 +27,8 @@ from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Call, Question, RubricJudge, Totals, pairwise_question
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.reach import estimate_tokens
-from rankbuffer_trl.store import BufferStore, numbers
-from rankbuffer_trl.store.numbers import ResponseRow
+from rankbuffer_trl.store import BufferStore, history
+from rankbuffer_trl.store.history import ResponseRow
 from rankbuffer_trl.store.places import LIVE_STORE
 
 from ..jobs import script as recipe
@@ -113,9 +113,9 @@ def next_pairs(
     """
     pairs, texts, asked = list(begun.pairs), [], len(begun.pairs)
     last = pairs[-1].step if pairs else 0
-    ledger, allowed = numbers.totals_by(store, "step"), 0.0
+    ledger, allowed = history.totals_by(store, "step"), 0.0
     visited: dict[str, dict[int, int]] = defaultdict(dict)  # the epoch by step, of each query
-    for step, rows in groupby(numbers.groups(store), key=lambda row: row.step):
+    for step, rows in groupby(history.groups(store), key=lambda row: row.step):
         allowed += share * ledger.get(step, Totals()).spent_tokens
         for row in rows:
             visited[row.query_id][step] = row.epoch
@@ -147,7 +147,7 @@ def draw_pair(store: BufferStore, visited: Mapping[str, Mapping[int, int]], rand
     ids = [id for id, steps in visited.items() if len(steps) > 1]
     for id in random_.sample(ids, len(ids)):
         answered: dict[int, list[ResponseRow]] = defaultdict(list)
-        for response in numbers.responses(store, id):
+        for response in history.responses(store, id):
             if not response.initial and response.step in visited[id]:
                 answered[response.step].append(response)
         if len(answered) > 1:
@@ -236,7 +236,7 @@ def begin(config: RejudgeConfig, run: Run, sides: Sequence[Side]) -> Watch:
     """
     judge, reader = (named(side.config) for side in sides)
     rules = (config.reader_rubrics, config.probabilities, config.seed, config.tolerance, config.false_alarm_rate)
-    new = Watch(numbers.run_id(run.store), judge, reader, *rules, [], *(side.digest for side in sides))
+    new = Watch(history.run_id(run.store), judge, reader, *rules, [], *(side.digest for side in sides))
     old = read_watch(config.result) or new
     old = replace(
         old, **{name: getattr(old, name) or getattr(new, name) for name in ("judge_digest", "reader_digest")}

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rankbuffer_trl.data.queries import QueryTable
-from rankbuffer_trl.store import BufferStore, numbers
-from rankbuffer_trl.store.numbers import AnchorRow
+from rankbuffer_trl.store import BufferStore, history
+from rankbuffer_trl.store.history import AnchorRow
 
 VISITS = 50  # visits of a query that the page keeps: the first and the last ones
 
@@ -17,12 +17,12 @@ def visits_of(store: BufferStore, query_id: str) -> list[dict[str, Any]]:
     A visit is a scored group, see [`GroupRow`], with the anchors `before` it, empty if there was no buffer, and
     `after` it, from worst to best.
     """
-    versions = {version.step: version.anchors for version in numbers.buffers(store, query_id=query_id)}
+    versions = {version.step: version.anchors for version in history.buffers(store, query_id=query_id)}
     # The store has no version of a buffer before its first visit: the data set's responses are its anchors then.
-    initial = numbers.initial_anchors(store, query_id=query_id).get(query_id, [])
+    initial = history.initial_anchors(store, query_id=query_id).get(query_id, [])
     visits: list[dict[str, Any]] = []
     buffer = [AnchorRow(id, "initial", 0, 0) for id in initial]
-    for group in numbers.groups(store, query_id=query_id):
+    for group in history.groups(store, query_id=query_id):
         before = buffer if group.k else []
         buffer = versions.get(group.step, before)
         visits.append(
@@ -61,9 +61,9 @@ def query_pages(
         ids (`Iterable[str]`, *optional*):
             The queries. Default: all, in the order of their first visits.
     """
-    for id in numbers.query_ids(store) if ids is None else ids:
+    for id in history.query_ids(store) if ids is None else ids:
         query = queries[id] if queries is not None and id in queries else None
-        visits, responses = visits_of(store, id), numbers.responses(store, id)
+        visits, responses = visits_of(store, id), history.responses(store, id)
         index = {"id": id, "prompt": query.text[:200] if query else "", "visits": len(visits)}
         visits = visits[:1] + visits[1:][1 - VISITS :]
         index["anchors"] = len(visits[-1]["after"])

@@ -36,7 +36,7 @@ from statistics import fmean
 from typing import Any
 
 from rankbuffer_trl.decoding import read_json
-from rankbuffer_trl.store import BufferStore, StoreError, numbers
+from rankbuffer_trl.store import BufferStore, StoreError, history
 from rankbuffer_trl.store.places import report_folder
 
 WATCH = "watch.json"
@@ -183,4 +183,4 @@ def watch_of(path: Path, store: BufferStore) -> Watch | None:
         [`StoreError`]: if its file is damaged.
     """
     found = read_watch(report_folder(path) / WATCH)
-    return found if found and found.run == numbers.run_id(store) else None
+    return found if found and found.run == history.run_id(store) else None

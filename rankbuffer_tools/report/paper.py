@@ -17,7 +17,7 @@ from typing import Any
 from rankbuffer_trl.decoding import read_json
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.rewards.method import load_method
-from rankbuffer_trl.store import numbers
+from rankbuffer_trl.store import history
 
 from ..paper import average, number, paper, paper_recipes, paper_rows
 from .chart import save
@@ -72,7 +72,7 @@ def measure(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[Row]:
     """
     rows = []
     started = {Path(run.manifest.get("policy") or "").name for run in runs}
-    places = [(numbers.run_id(run.store), run.store.last_step()) for run in runs]
+    places = [(history.run_id(run.store), run.store.last_step()) for run in runs]
     scores_of: dict[tuple, Row] = {place: {} for place in places}
     for path, results in evaluations.items():
         known = False
@@ -93,7 +93,7 @@ def measure(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[Row]:
             what = f"{path} evaluated {models}, and none of it is the policy after the last step of a run here"
             raise SettingsError(f"{what}: name the checkpoint that was evaluated, or evaluate the run again")
     for run, place in zip(runs, places, strict=True):
-        costs, seed = numbers.totals(run.store), run.manifest.get("seed")
+        costs, seed = history.totals(run.store), run.manifest.get("seed")
         source = run.name if seed is None else f"{run.name}, seed {seed}"
         row = _row(row_of(run.manifest) or f"run {run.name}", source, scores_of[place])
         rows.append(row | {"tokens": costs.tokens, "calls": costs.calls})

@@ -18,7 +18,7 @@ from rankbuffer_trl.informs import gains
 from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import RubricJudge, Totals
 from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.store import numbers
+from rankbuffer_trl.store import history
 
 from . import tables
 from .browser import query_pages
@@ -141,7 +141,7 @@ def rubric_quality(queries: QueryTable) -> Quality:
 
 def check_queries(run: Run, queries: QueryTable) -> None:
     """Refuse a data set that lacks a query of the run."""
-    for query_id in numbers.query_ids(run.store):
+    for query_id in history.query_ids(run.store):
         if query_id not in queries:
             raise DataError(
                 f"the data set has no query {query_id!r}, but {run.path} was trained on it: name the run's data set"
@@ -210,7 +210,7 @@ def section_of(
     browser_mb: float,
 ) -> RunSection:
     """Return the part of the page that shows a run. Its example is always among the queries that are drawn."""
-    ids = numbers.query_ids(run.store)
+    ids = history.query_ids(run.store)
     own = quality if judged_by_rubrics(run) else None
     example = example_of(run, own)
     drawn = dict.fromkeys([*([example["query"]] if example else []), *random.Random(0).sample(ids, len(ids))])
@@ -245,7 +245,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
     `rankbuffer-rejudge` has asked for duels. A reader that watches the run adds its evidence.
     """
-    totals, rewards = numbers.totals(run.store), tables.reward_table(run.store)
+    totals, rewards = history.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
     found = gains.visits(run.store)
     headlines = risen(run, rewards, quality) if quality else {}
@@ -278,8 +278,8 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
     """Return the mean score of the first and of the last epoch, by label; nothing before the second epoch."""
     epoch_of = {row["step"]: row["epoch"] for row in rewards}
     scores: dict[int, list[float]] = {}
-    for query_id in numbers.query_ids(run.store):
-        for response in numbers.responses(run.store, query_id):
+    for query_id in history.query_ids(run.store):
+        for response in history.responses(run.store, query_id):
             if not response.initial and response.step in epoch_of:  # a foreign store may lack it
                 scores.setdefault(epoch_of[response.step], []).append(quality(query_id, response.text))
     first, last = min(scores), max(scores)
@@ -289,13 +289,13 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
 
 def facts_of(run: Run, queries: int) -> dict[str, str]:
     """Return what the table of a run says, by label: what was trained, by what, and how far."""
-    rewards, totals, growth = tables.reward_table(run.store), numbers.totals(run.store), growth_table(run.store)
+    rewards, totals, growth = tables.reward_table(run.store), history.totals(run.store), growth_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
     unscored = sum(row["unscored"] * row["rollouts"] for row in rewards)
     known, config = run.manifest, run.manifest.get("config", {})
     arguments = known.get("method_args", {})
     shown = ", ".join(f"{key} {value}" for key, value in arguments.items())
-    methods = ", ".join(numbers.totals_by(run.store, "method"))
+    methods = ", ".join(history.totals_by(run.store, "method"))
     rows = {
         "policy": known.get("policy"),
         "data": known.get("data"),
@@ -346,7 +346,7 @@ def example_of(run: Run, quality: Quality | None = None) -> dict[str, Any] | Non
 
 def middles_of(run: Run, query_id: str) -> list[tuple[int, int, int]]:
     """Return visit, step and rollout id of the response in the middle of a query's first group and of its last."""
-    groups = numbers.groups(run.store, query_id=query_id)
+    groups = history.groups(run.store, query_id=query_id)
     middles = []
     for visit in (0, -1):
         order = [id for tier in groups[visit].order for id in tier] or [0]  # a method of your own may give no order
@@ -356,7 +356,7 @@ def middles_of(run: Run, query_id: str) -> list[tuple[int, int, int]]:
 
 def rise_of(run: Run, query_id: str, quality: Quality) -> float:
     """Return by how much the score of the response in the middle has risen from the first visit to the last."""
-    texts = {response.id: response.text for response in numbers.responses(run.store, query_id)}
+    texts = {response.id: response.text for response in history.responses(run.store, query_id)}
     first, last = (quality(query_id, texts.get(f"{step}-{id}", "")) for _, step, id in middles_of(run, query_id))
     return last - first
 

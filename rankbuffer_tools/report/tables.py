@@ -13,8 +13,8 @@ from rankbuffer_trl.informs.growth import epoch_ends
 from rankbuffer_trl.informs.probes import NAMES, probe, summary
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.ranking import INSERTION_BINS, insertion_bin
-from rankbuffer_trl.store import BufferStore, numbers
-from rankbuffer_trl.store.numbers import GroupRow
+from rankbuffer_trl.store import BufferStore, history
+from rankbuffer_trl.store.history import GroupRow
 
 Row = dict[str, Any]  # numbers, names, and None where there is no value
 BINS = 10
@@ -30,7 +30,7 @@ def reward_table(store: BufferStore) -> list[Row]:
     groups that have two rewards or more. `levels` is the mean number of different rewards in a group. `tied`,
     `unscored` and `empty` are the shares of the rollouts that share their reward, have no reward, have no answer.
     """
-    answered = numbers.answers_by_step(store)
+    answered = history.answers_by_step(store)
     table = []
     for step, epoch, groups in _steps(store):
         rewards = [group.rewards for group in groups]
@@ -58,7 +58,7 @@ def reward_table(store: BufferStore) -> list[Row]:
 
 def _steps(store: BufferStore) -> Iterator[tuple[int, int, list[GroupRow]]]:
     """Yield step, epoch and groups of each step."""
-    for (step, epoch), groups in groupby(numbers.groups(store), key=lambda group: (group.step, group.epoch)):
+    for (step, epoch), groups in groupby(history.groups(store), key=lambda group: (group.step, group.epoch)):
         yield step, epoch, list(groups)
 
 
@@ -115,8 +115,8 @@ def _ledger(store: BufferStore, column: str) -> Iterator[tuple[Any, Totals, int]
 
     Requests leave out cancelled calls: they have neither succeeded nor failed, so no repeat can be counted from them.
     """
-    cancelled = numbers.totals_by(store, column, outcome="cancelled")
-    for value, sums in numbers.totals_by(store, column).items():
+    cancelled = history.totals_by(store, column, outcome="cancelled")
+    for value, sums in history.totals_by(store, column).items():
         yield value, sums, sums.attempts - cancelled.get(value, Totals()).attempts
 
 
@@ -186,7 +186,7 @@ def occupancy_table(store: BufferStore) -> list[Row]:
 def maintenance_table(store: BufferStore) -> list[Row]:
     """Return, by epoch, the anchors that were added and pruned, in all and by source."""
     changes: dict[int, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
-    for group in numbers.groups(store):
+    for group in history.groups(store):
         added, pruned = changes[group.epoch]
         added.update(source for _, source in group.added)
         pruned.update(source for _, source in group.pruned)
@@ -235,8 +235,8 @@ def distinct(groups: Sequence[Sequence[float | None]]) -> float:
 def quality_table(store: BufferStore, quality: Callable[[str, str], float]) -> list[Row]:
     """Return, by step, the mean of a measure `quality(query_id, text)` over the rollouts that have an answer."""
     steps: dict[int, list[float]] = defaultdict(list)
-    for query_id in numbers.query_ids(store):
-        for response in numbers.responses(store, query_id):
+    for query_id in history.query_ids(store):
+        for response in history.responses(store, query_id):
             if not response.initial:
                 steps[response.step].append(quality(query_id, response.text))
     return [{"step": step, "quality": fmean(values)} for step, values in sorted(steps.items())]
@@ -247,11 +247,11 @@ def probe_table(store: BufferStore, rubrics: Callable[[str], Sequence[Rubric]] =
 
     `rubrics` tells those of a query. Columns without any value are left out.
     """
-    rewards = {(g.query_id, f"{g.step}-{i}"): r for g in numbers.groups(store) for i, r in enumerate(g.rewards)}
+    rewards = {(g.query_id, f"{g.step}-{i}"): r for g in history.groups(store) for i, r in enumerate(g.rewards)}
     steps: dict[int, dict[str, list]] = defaultdict(lambda: defaultdict(list))
-    for query_id in numbers.query_ids(store):
+    for query_id in history.query_ids(store):
         asked = rubrics(query_id)
-        for response in numbers.responses(store, query_id):
+        for response in history.responses(store, query_id):
             if not response.initial:
                 probed = probe(response.text, asked), rewards.get((query_id, response.id))
                 steps[response.step][query_id].append(probed)

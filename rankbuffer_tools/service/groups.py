@@ -25,7 +25,7 @@ from rankbuffer_trl.files import sync
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Judge
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
-from rankbuffer_trl.store import BufferStore, StoreError, numbers
+from rankbuffer_trl.store import BufferStore, StoreError, history
 from rankbuffer_trl.training.scorer import phase
 from rankbuffer_trl.training.step import OpenStep
 
@@ -94,7 +94,7 @@ class SingleGroups:
         # file holds up all that needs the store, but not the event loop.
         self._thread = ThreadPoolExecutor(1, "store")
         self.store = self._thread.submit(BufferStore, store).result()
-        self.run = self._thread.submit(numbers.run_id, self.store).result()
+        self.run = self._thread.submit(history.run_id, self.store).result()
         self._visits: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by query
         self._notes = store.with_suffix(".queries")
         self._noted: dict[str, str] = self._thread.submit(self._read_notes).result()
@@ -155,7 +155,7 @@ class SingleGroups:
             try:
                 self.store.rewind(step)
             finally:
-                self.run = numbers.run_id(self.store)
+                self.run = history.run_id(self.store)
                 self._noted = self._read_notes()
                 self._queries = dict(self._noted)
 
@@ -175,7 +175,7 @@ class SingleGroups:
         self._thread.shutdown()
 
     def _recorded(self, query_id: str, texts: Sequence[str], step: int | None) -> Scored | None:
-        visits = numbers.groups(self.store, query_id=query_id)
+        visits = history.groups(self.store, query_id=query_id)
         for visit in visits if step is not None else visits[-1:]:
             if step in (visit.step, None) and self._texts(visit) == list(texts):
                 return Scored(visit.step, tuple(visit.rewards), tuple(map(tuple, visit.order)))
@@ -186,9 +186,9 @@ class SingleGroups:
             )
         return None
 
-    def _texts(self, visit: numbers.GroupRow) -> list[str]:
+    def _texts(self, visit: history.GroupRow) -> list[str]:
         """Return the texts of a recorded group. Those without an answer are not stored."""
-        stored = {row.id: row.text for row in numbers.responses(self.store, visit.query_id)}
+        stored = {row.id: row.text for row in history.responses(self.store, visit.query_id)}
         return [stored.get(f"{visit.step}-{i}", "") for i in range(len(visit.rewards))]
 
     async def _judged(self, query: Query, texts: Sequence[str], step: int, training: bool) -> Scored:
@@ -226,7 +226,7 @@ class SingleGroups:
 
     def _read_notes(self) -> dict[str, str]:
         """Return the digests of the queries that have a recorded group, as this process and others noted them."""
-        visited = {*numbers.query_ids(self.store)}
+        visited = {*history.query_ids(self.store)}
         content = self._notes.read_text(encoding="utf-8", errors="replace") if self._notes.is_file() else ""
         found = {}
         for line in content.splitlines():

@@ -17,7 +17,7 @@ from transformers import TrainerState
 from .. import __version__
 from ..buffer import SOURCES
 from ..rewards.method import RewardMethod
-from ..store import BufferStore, numbers
+from ..store import BufferStore, history
 from . import gains
 from .cards import Markdown, code, escaped, fill_card
 from .export import FILE
@@ -167,9 +167,9 @@ def settings_table(facts: CardFacts) -> list[tuple[str, Markdown]]:
 
 def judging(store: BufferStore) -> dict[str, Any]:
     """Return what the card says of the judge's cost."""
-    totals = numbers.totals(store)
+    totals = history.totals(store)
     costs = [
-        (epoch, f"{sums.calls:,}", f"{sums.tokens:,}") for epoch, sums in numbers.totals_by(store, "epoch").items()
+        (epoch, f"{sums.calls:,}", f"{sums.tokens:,}") for epoch, sums in history.totals_by(store, "epoch").items()
     ]
     counts = ("calls", "tokens", "failures", "attempts")
     return {"costs": costs, "totals": {name: f"{getattr(totals, name):,}" for name in counts}}

@@ -24,10 +24,10 @@ from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 from ..decoding import read_json
-from ..store import numbers
+from ..store import history
 from ..store.buffer_store import BufferStore
 from ..store.database import StoreError
-from ..store.numbers import Readable
+from ..store.history import Readable
 from ..store.places import DUEL, report_folder
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ def visits(store: Readable) -> dict[str, list[Visit]]:
 
     There are none if the judge saw the order of the anchors but not their texts. Such a judge has compared nothing.
     """
-    return {} if numbers.has_calls(store, "order_only") else placements(store)
+    return {} if history.has_calls(store, "order_only") else placements(store)
 
 
 def placements(store: Readable, **equal: Any) -> dict[str, list[Visit]]:
@@ -193,10 +193,10 @@ def placements(store: Readable, **equal: Any) -> dict[str, list[Visit]]:
         equal:
             `query_id` to read one query alone.
     """
-    before = numbers.initial_anchors(store, **equal)
-    versions = {(version.query_id, version.step): version.anchors for version in numbers.buffers(store, **equal)}
+    before = history.initial_anchors(store, **equal)
+    versions = {(version.query_id, version.step): version.anchors for version in history.buffers(store, **equal)}
     found: dict[str, list[Visit]] = defaultdict(list)
-    for group in numbers.groups(store, **equal):
+    for group in history.groups(store, **equal):
         anchors = before.get(group.query_id, [])
         # An LLM manager that looks ahead places a group among anchors that no version of the buffer holds.
         known = anchors if len(anchors) == group.k else []
@@ -264,8 +264,8 @@ def newest_window(store: Readable, least: int = WINDOW) -> Comparison | None:
     Returns:
         `Comparison`, *optional*: `None` inside a window, and in the first epoch.
     """
-    windows = cut(numbers.visited_in_newest_epoch(store), least)
-    if not windows or len(windows[-1][1]) < least or numbers.has_calls(store, "order_only"):
+    windows = cut(history.visited_in_newest_epoch(store), least)
+    if not windows or len(windows[-1][1]) < least or history.has_calls(store, "order_only"):
         return None
     newest = [placements(store, query_id=query_id)[query_id][-2:] for query_id in windows[-1][1]]
     pairs = [(each[0], each[1]) for each in newest if len(each) == 2]
@@ -337,7 +337,7 @@ def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
                 shares[anchor][visit.epoch].append(visit.above[anchor] / visit.placed)
     return [
         Share(epoch, anchor, len(values), *_mean(values))
-        for anchor, by_epoch in sorted(shares.items(), key=lambda item: numbers.initial_number(item[0]))
+        for anchor, by_epoch in sorted(shares.items(), key=lambda item: history.initial_number(item[0]))
         for epoch, values in by_epoch.items()
         if len(values) >= LEAST_QUERIES
     ]
@@ -374,4 +374,4 @@ def duel_of(path: Path, store: BufferStore) -> Duels | None:
         found = read_json(file, Duels)
     except ValueError as error:
         raise StoreError(f"{file.parent}: {error}: delete that file, or ask for the duels again") from None
-    return found if found.run == numbers.run_id(store) else None
+    return found if found.run == history.run_id(store) else None

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..buffer import SOURCES
-from ..store import numbers
+from ..store import history
 from ..store.buffer_store import BufferStore
-from ..store.numbers import AnchorRow
+from ..store.history import AnchorRow
 
 
 def epoch_ends(store: BufferStore) -> Iterator[tuple[int, Mapping[str, list[AnchorRow]]]]:
@@ -16,8 +16,8 @@ def epoch_ends(store: BufferStore) -> Iterator[tuple[int, Mapping[str, list[Anch
     The same dictionary is updated and yielded again. Copy it to keep it.
     """
     newest: dict[str, list[AnchorRow]] = {}
-    for epoch in numbers.epochs(store):
-        if versions := numbers.buffers(store, epoch=epoch):
+    for epoch in history.epochs(store):
+        if versions := history.buffers(store, epoch=epoch):
             newest.update((version.query_id, version.anchors) for version in versions)
             yield epoch, newest
 

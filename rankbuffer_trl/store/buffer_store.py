@@ -24,9 +24,9 @@ from ..files import replacing, sync
 from ..groups import RolloutGroup
 from ..judge import Call, Totals, Usage
 from ..rewards.method import GroupScore
-from . import database, numbers
+from . import database, history
 from .database import StoreError
-from .numbers import AnchorRow
+from .history import AnchorRow
 from .spending import Spending
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class BufferStore:
         row = next(self.rows(sql, (query_id,)), None)
         if row is None:
             return None
-        with numbers.damage(self.path, "buffers", {"query_id": query_id}):
+        with history.damage(self.path, "buffers", {"query_id": query_id}):
             anchors = decode(parse_json(row[0], at="anchors"), list[AnchorRow], "anchors")
             marks = ",".join("?" * len(anchors))
             sql = f"SELECT id, text FROM responses WHERE query_id = ? AND id IN ({marks})"
@@ -184,7 +184,7 @@ class BufferStore:
 
     def totals(self, phase: str = "train") -> Totals:
         """Add up the judge calls so far."""
-        return numbers.totals(self, phase)
+        return history.totals(self, phase)
 
     def spend(self, tokens: Usage) -> None:
         """Record the tokens of one reply of the judge, in any thread. `restore` and `rewind` do not take them back.

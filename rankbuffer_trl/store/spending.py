@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from ..judge import Totals, Usage
-from . import numbers
+from . import history
 from .database import StoreError
 
 LINE = re.compile(rb"[0-9a-f]{64} (\d{20}) (\d{20}) (\d{20})\n")  # of one length: it is written over the last one
@@ -33,7 +33,7 @@ class Spending:
         self._recorded = self._ledger = Usage()
         self._file: int | None = None
 
-    def begin(self, store: numbers.Readable | None) -> "Spending":
+    def begin(self, store: history.Readable | None) -> "Spending":
         """Go on from the record, and at least from the ledger of a store. `None` is a run that has no store yet.
 
         Raises:
@@ -42,8 +42,8 @@ class Spending:
         self._recorded, self._ledger = self._read(), Usage()
         if store is not None:
             # An id may come from elsewhere and be any text.
-            self._run = hashlib.sha256(numbers.run_id(store).encode()).hexdigest()
-            total = numbers.totals(store, "train") + numbers.totals(store, "eval")
+            self._run = hashlib.sha256(history.run_id(store).encode()).hexdigest()
+            total = history.totals(store, "train") + history.totals(store, "eval")
             self._ledger = Usage(total.spent_prompt_tokens, total.spent_cached_tokens, total.spent_completion_tokens)
         return self
 

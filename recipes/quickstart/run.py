@@ -31,7 +31,7 @@ from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge.rubric_judge import score
-from rankbuffer_trl.store import BufferStore, numbers
+from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.words import WORD
@@ -150,7 +150,7 @@ def measure_table(before: dict[str, float], after: dict[str, float]) -> Table:
 
 def epoch_table(store: BufferStore, curve: list[Row]) -> Table:
     """Build the table of quality, buffers and costs by epoch."""
-    epochs, costs = growth_table(store), numbers.totals_by(store, "epoch")
+    epochs, costs = growth_table(store), history.totals_by(store, "epoch")
     steps_per_epoch = len(curve) // len(epochs)
     sources = [source for source in SOURCES if any(row[source] for row in epochs)]
     columns = ["epoch", "score", "anchors", *sources, "judge calls", "judge tokens"]

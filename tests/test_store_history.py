@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from conftest import numbers as numbers_query
+from conftest import history as numbers_query
 from datasets import load_dataset
 from helpers.damage import damaged
 from helpers.visits import visit_all
@@ -23,7 +23,7 @@ from rankbuffer_trl.informs import gains
 from rankbuffer_trl.informs.export import export_buffers
 from rankbuffer_trl.judge import Call, Totals, Usage
 from rankbuffer_trl.rewards.method import GroupScore
-from rankbuffer_trl.store import BufferStore, StoreError, numbers
+from rankbuffer_trl.store import BufferStore, StoreError, history
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +62,16 @@ def check_sums(store, steps, evaluation):
         store.commit(step, [], calls)
     store.commit(len(steps), [], evaluation, phase="eval")
     every = list(chain.from_iterable(steps))
-    assert numbers.totals(store) == Totals.of(every)
-    assert numbers.totals(store, "eval") == Totals.of(evaluation)
-    assert numbers.totals_by(store, "step") == {i: Totals.of(calls) for i, calls in enumerate(steps) if calls}
+    assert history.totals(store) == Totals.of(every)
+    assert history.totals(store, "eval") == Totals.of(evaluation)
+    assert history.totals_by(store, "step") == {i: Totals.of(calls) for i, calls in enumerate(steps) if calls}
     for column in ("kind", "outcome", "method"):
         values = sorted({getattr(call, column) for call in every})
         by_value = {value: [call for call in every if getattr(call, column) == value] for value in values}
-        assert numbers.totals_by(store, column) == {value: Totals.of(calls) for value, calls in by_value.items()}
-    assert numbers.totals_by(store, "epoch") == {}, "no group of these calls was committed"
+        assert history.totals_by(store, column) == {value: Totals.of(calls) for value, calls in by_value.items()}
+    assert history.totals_by(store, "epoch") == {}, "no group of these calls was committed"
     visits = {(call.query_id, step) for step, calls in enumerate(steps) for call in calls}
-    assert numbers.totals_by_visit(store) == {
+    assert history.totals_by_visit(store) == {
         (query_id, step): Totals.of([call for call in steps[step] if call.query_id == query_id])
         for query_id, step in visits
     }
@@ -84,7 +84,7 @@ def check_sums(store, steps, evaluation):
 
 def test_totals_by_epoch_are_those_of_its_steps(run, store):
     epochs = {group.step: group.epoch for group, _ in run.visits}
-    for epoch, sums in numbers.totals_by(store, "epoch").items():
+    for epoch, sums in history.totals_by(store, "epoch").items():
         assert sums == Totals.of(call for step, call in run.calls if epochs[step] == epoch)
 
 
@@ -93,21 +93,21 @@ def test_initial_anchors_are_in_the_order_of_their_numbers(tmp_path):
     store = BufferStore(tmp_path / "live.sqlite")
     before = initial_buffer(query.responses, 12)
     store.commit(0, [(RolloutGroup(query, (Rollout(0, "7"),), 0, 0), GroupScore((0.0,), before=before, after=before))])
-    assert numbers.initial_anchors(store) == {"q": [f"initial-{i}" for i in range(12)]}
-    assert numbers.initial_anchors(store, query_id="r") == {}
+    assert history.initial_anchors(store) == {"q": [f"initial-{i}" for i in range(12)]}
+    assert history.initial_anchors(store, query_id="r") == {}
     store.close()
 
 
 def test_readers_of_numbers_leave_no_lock_behind(run):
     for read in (
-        numbers.query_ids,
-        numbers.epochs,
-        numbers.groups,
-        numbers.buffers,
-        numbers.answers_by_step,
-        numbers.totals,
-        lambda store: numbers.responses(store, "q0"),
-        lambda store: numbers.totals_by(store, "step"),
+        history.query_ids,
+        history.epochs,
+        history.groups,
+        history.buffers,
+        history.answers_by_step,
+        history.totals,
+        lambda store: history.responses(store, "q0"),
+        lambda store: history.totals_by(store, "step"),
     ):
         reader = BufferStore(run.path, read_only=True)
         found = read(reader)
@@ -153,9 +153,9 @@ def test_readers_name_the_row_that_is_damaged(tmp_path, run):
     shutil.copyfile(run.path, tmp_path / "copy.sqlite")
     store = BufferStore(tmp_path / "copy.sqlite")
     store.rows("PRAGMA synchronous = OFF")
-    of_groups = (numbers.groups, gains.placements)
+    of_groups = (history.groups, gains.placements)
     columns = {("groups", name): of_groups for name in ("positions", "tiers", "rewards", "added", "pruned")}
-    columns["buffers", "anchors"] = (lambda store, query_id: store.load(query_id), numbers.buffers)
+    columns["buffers", "anchors"] = (lambda store, query_id: store.load(query_id), history.buffers)
     for (table, column), readers in columns.items():
         ((row, text),) = store.rows(f"SELECT max(rowid), {column} FROM {table} WHERE query_id = 'q0'")
         place = rf"copy\.sqlite, table {table}, query_id 'q0'(, step \d+)?: .*({column}|order|anchor)"
@@ -171,18 +171,18 @@ def test_readers_name_the_row_that_is_damaged(tmp_path, run):
         store.rows(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (text, row))
         assert {"cut at 1", "deep", "digits", "number"} <= refused and len(refused) > 12, (column, refused)
     store.rows("UPDATE responses SET id = 'initial-x' WHERE id = 'initial-0' AND query_id = 'q1'")
-    for read in (numbers.initial_anchors, lambda store: numbers.responses(store, "q1")):
+    for read in (history.initial_anchors, lambda store: history.responses(store, "q1")):
         with pytest.raises(StoreError, match=r"table responses, query_id 'q1'.*initial-<number>, got 'initial-x'"):
             read(store)
     store.rows("UPDATE calls SET seconds = 9e999")
-    for read in (numbers.totals, numbers.totals_by_visit, lambda store: numbers.totals_by(store, "kind")):
+    for read in (history.totals, history.totals_by_visit, lambda store: history.totals_by(store, "kind")):
         with pytest.raises(StoreError, match=r"table calls.*seconds must be a finite number, got inf"):
             read(store)
     store.close()
 
 
 def test_initial_number_orders_the_anchors_of_the_data_set():
-    assert [numbers.initial_number(id) for id in ("initial-0", "initial-10", "3-7", "x")] == [0, 10, -1, -1]
+    assert [history.initial_number(id) for id in ("initial-0", "initial-10", "3-7", "x")] == [0, 10, -1, -1]
     for id in ("initial-", "initial-x", "initial--1", "initial-1 ", "initial-\u0663", "initial-" + "9" * 5000):
         with pytest.raises(ValueError, match="must be initial-<number>, got 'initial-"):
-            numbers.initial_number(id)
+            history.initial_number(id)
