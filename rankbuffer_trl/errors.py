@@ -5,7 +5,8 @@ class RankBufferError(Exception):
     """An error that the user can mend: in a setting, a data set, a server or a file.
 
     Its text is one line that says what is wrong, where, and what to do. Commands print that line and exit with status
-    1. They catch this class and `OSError` only, so that a bug in the code keeps its traceback.
+    1, `rankbuffer-train` with 75 if a server failed. They catch this class and `OSError` only, so that a bug in the
+    code keeps its traceback.
 
     Example:
 

@@ -40,7 +40,7 @@ class PairsSoft(PlaysMatches):
         orders (`Literal[1, 2]`, *optional*, defaults to `2`):
             The number of orders in which a pair is shown. With 1, the method asks half as many questions: 28 for 8.
             The preference for a place is fitted in each group. If failed judgments leave that open, no answer of the
-            group has a reward. Two rollouts alone are always shown in both orders.
+            group has a reward. A group of two, or with a rollout that has no answer, is shown in both orders.
         reward (`Literal["rank", "strength"]`, *optional*, defaults to `"rank"`):
             With `strength`, the reward is linear in the mean log odds: the best rollout has 1 and the worst one -1.
     """
@@ -54,7 +54,7 @@ class PairsSoft(PlaysMatches):
         matches = self.matches(group)
         readings = await judge.ask_all(match.question for match in matches)
         odds: Any = {m.shown: r.log_odds("A", "B") for m, r in zip(matches, readings, strict=True) if r is not None}
-        found = fit_place(odds) if self._once(len(group.answered)) else mean_leads(odds)
+        found = fit_place(odds) if self._once(group) else mean_leads(odds)
         strengths = {rollout.id: found.get(rollout.id) for rollout in group.answered}
         rewards = reward_ranks(group, strengths) if self.reward == "rank" else spread_out(strengths)
         return score_by_reward(group, rewards)
@@ -62,21 +62,22 @@ class PairsSoft(PlaysMatches):
     def matches(self, group: RolloutGroup) -> list[Match]:
         """Return one match for every pair of answered rollouts, or two, one in each order."""
         answered = {rollout.id: rollout.text for rollout in group.answered}
-        shown = [*permutations(answered, 2)]
-        if self._once(len(answered)):  # who is first is drawn for the whole group, before all have arrived
-            drawn = seats(shuffle([rollout.id for rollout in group.rollouts], 0, group))
-            shown = [pair for pair in drawn if answered.keys() >= {*pair}]
+        once = self._once(group)
+        shown = seats(shuffle(answered, 0, group)) if once else permutations(answered, 2)
         return [
             Match((a, b), replace(pairwise_question(group.query, answered[a], answered[b], tie=False), soft=True))
             for a, b in shown
         ]
 
-    def number(self, n: int) -> int:
-        """See [`PlaysMatches`]."""
-        return n * (n - 1) // (2 if self._once(n) else 1)
+    def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
+        """See [`RewardMethod`]."""
+        n = self.number(len(group.answered)) * (1 if self._once(group) else 2)
+        return n, n
 
-    def _once(self, n: int) -> bool:
-        return self.orders == 1 and n > 2
+    def _once(self, group: RolloutGroup) -> bool:
+        # Each rollout must sit first in half of its pairs, else the place takes part of a strength. So who sits first
+        # depends on all who play, and that is known in time for early questions only if everybody plays.
+        return self.orders == 1 and 2 < len(group.answered) == len(group.rollouts)
 
 
 def seats(ids: list[int]) -> list[tuple[int, int]]:
