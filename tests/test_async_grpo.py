@@ -11,7 +11,7 @@ import pytest
 from accelerate import PartialState
 from aiohttp import web
 from conftest import by_number, group, scripted_judge
-from conftest import history as query_of_numbers
+from conftest import numbers as query_of_numbers
 from datasets import Dataset
 from helpers.contents import contents
 from helpers.http_server import served

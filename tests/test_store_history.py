@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from conftest import history as numbers_query
+from conftest import numbers as numbers_query
 from datasets import load_dataset
 from helpers.damage import damaged
 from helpers.visits import visit_all
