@@ -204,17 +204,15 @@ class ResumableTrainer(GRPOTrainer):
         return str(checkpoint) if checkpoint else None
 
     def _run_epoch(self, **kwargs) -> None:
-        """Train for an epoch as transformers does, unless the run has no step left.
-
-        If the run is told to stop while a step waits, nothing of that step is kept. The checkpoint is that of the last
-        whole step, and a resumed run repeats the step.
-        """
+        """Train for an epoch as transformers does, unless the run has no step left."""
         if self.state.global_step >= self.state.max_steps:  # transformers would ask after one more step
             self.control.should_training_stop = True
             return
         try:
             super()._run_epoch(**kwargs)
         except StepLeft:
+            # Nothing of the step that waited is kept. The checkpoint is that of the step before, as it was at its end,
+            # and a resumed run repeats the step.
             step = self.state.global_step
             logger.warning(f"SIGTERM: stopping after step {step}, and leaving the next one, which was not finished")
             if self._after_step and self._stop.saved != step:
@@ -225,8 +223,9 @@ class ResumableTrainer(GRPOTrainer):
             self._stop.leave_step(self.control)
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
-        """Log, save and evaluate after a step as transformers does. Remember what the next step will change first."""
+        """Log, save and evaluate after a step as transformers does."""
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        # What the next step changes before it can wait: if it is left, this goes back.
         tokens, restore = self.state.num_input_tokens_seen, random_states()
 
         def go_back() -> None:
@@ -261,16 +260,15 @@ class ResumableTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         """Save a checkpoint as TRL does, then complete it, push it, and delete those that are too many.
 
-        TRL pushes and deletes before the manifest could be written, and deletes by the clock: after the clock was set
-        back, each new checkpoint would be the oldest. So both are put off and done here, in the order of the steps.
-
         Raises:
             [`CheckpointError`]: if it cannot be written, saying which checkpoint to resume from.
         """
         run, limit = self._get_output_dir(trial=trial), self.args.save_total_limit
         checkpoint = Path(run, f"checkpoint-{self.state.global_step}")
         try:
-            self.args.save_total_limit = None  # keeps TRL from deleting
+            # TRL pushes and deletes here, before there is a manifest, and deletes by the clock: after it was set back,
+            # each new checkpoint would be the oldest. So both are put off, to the end of this function.
+            self.args.save_total_limit = None
             super()._save_checkpoint(model, trial)
             self.args.save_total_limit = limit
             self.accelerator.wait_for_everyone()  # until all processes have written their files
@@ -293,7 +291,7 @@ class ResumableTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         if self.args.push_to_hub:
             super()._push_from_checkpoint(str(checkpoint))
-        if self.args.should_save:
+        if self.args.should_save:  # by step
             delete_oldest(run, limit, self.state.best_model_checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
@@ -301,10 +299,8 @@ class ResumableTrainer(GRPOTrainer):
 
 
 def random_states() -> Callable[[], None]:
-    """Return a function that takes the random numbers of this process back to where they are now.
-
-    A checkpoint has the same ones.
-    """
+    """Return a function that takes the random numbers of this process back to where they are now."""
+    # The same that transformers writes into a checkpoint.
     states: list[tuple[Callable[[Any], Any], Any]] = [
         (random.setstate, random.getstate()),
         (numpy.random.set_state, numpy.random.get_state()),

@@ -192,10 +192,8 @@ class OpenAIClient:
         return TransportError(message, kind, status, self._key)
 
     def _without_key(self, text: str) -> str:
-        """Mask the key in what a server answers, which logs and checkpoints may quote.
-
-        A key of a few characters, such as `none`, can be a part of any answer and is left there.
-        """
+        """Mask the key in what a server answers, which logs and checkpoints may quote."""
+        # A key of a few characters, such as `none`, can be a part of any answer.
         return masked(text, self._key) if self._key and len(self._key) >= ECHOED else text
 
     async def close(self) -> None:

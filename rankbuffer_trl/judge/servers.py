@@ -27,8 +27,8 @@ class Servers:
     connection, no answer in time or 502 to 504 is taken for down until it generates a token again.
 
     When all servers are down, questions wait until one of them is back, for at most `wait` seconds after the last one
-    went down. Questions do not wait if this time has passed, or if no server has ever answered. Such a question goes
-    to its first server with all retries of that client, and a fault is then final. A single server has the same rule.
+    went down. Questions do not wait if this time has passed, or if no server has ever answered. A single server has
+    the same rule.
 
     Args:
         clients (`Sequence[OpenAIClient]`):
@@ -65,6 +65,7 @@ class Servers:
                 if client not in self._down and isinstance(outcome := await self._ask(client, asked), Reply):
                     return outcome
             if hold == HOLDS or not self._waiting():
+                # Nobody waits, so the first server gets the question, and its fault is final.
                 # With all retries after each hold, a question that is too slow for its time limit would take four
                 # times as long to fail.
                 outcome = await self._ask(order[0], asked, retry=not hold)
@@ -81,16 +82,12 @@ class Servers:
         return sorted(self.clients, key=lambda client: hashlib.sha256(f"{client.url} {query_id}".encode()).digest())
 
     async def _ask(self, client: OpenAIClient, asked: dict[str, Any], retry: bool = False) -> Reply | TransportError:
-        """Return the reply of a server, or the fault by which it is down.
-
-        Without `retry` one request is sent, so that a server that is down is noticed at once. Only a busy server gets
-        all retries then.
-        """
+        """Return the reply of a server, or the fault by which it is down. Without `retry`, that is noticed at once."""
         try:
             try:
                 reply = await client.complete(retry=retry, **asked)
             except TransportError as fault:
-                if retry or fault.kind != "busy":
+                if retry or fault.kind != "busy":  # a busy server gets its retries all the same
                     raise
                 reply = await client.complete(**asked)
         except TransportError as fault:

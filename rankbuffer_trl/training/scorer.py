@@ -148,8 +148,7 @@ class GroupScorer:
     def score(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> StepScore:
         """Score all groups of one generation step, concurrently.
 
-        A query's buffer changes at most once per step: a group of a query that was already scored in this step is
-        ranked, but not recorded. With `update=False` (evaluation) only the ledger is written.
+        A query's buffer changes at most once per step. With `update=False` (evaluation) only the ledger is written.
 
         Raises:
             [`JudgeError`]: if the share of failed judgments is above `max_failures`, as soon as that is certain, or if
@@ -173,7 +172,7 @@ class GroupScorer:
         done = self._recorded(groups, step)
         records = []
         for group, score in zip(groups, scores, strict=True) if update else ():
-            if group.query.id not in done:
+            if group.query.id not in done:  # a second group of a query has rewards, and leaves no record
                 done.add(group.query.id)
                 records.append((group, score))
         self.store.commit(step, records, calls, opened.phase)

@@ -24,11 +24,7 @@ PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a met
 
 
 class EarlyJudge(Judge):
-    """A judge that can be asked a question early: the same question, asked later, gets that answer.
-
-    Each early question answers one later question. Two rollouts with the same text are therefore two calls, as they
-    are without early questions.
-    """
+    """A judge that can be asked a question early: the same question, asked later, gets that answer."""
 
     def __init__(
         self,
@@ -50,7 +46,7 @@ class EarlyJudge(Judge):
         waiting = self._early[question.kind, question.query_id]
         for place, (asked, task) in enumerate(waiting):
             if asked == question:
-                del waiting[place]
+                del waiting[place]  # it answers once: two rollouts with the same text are two calls, as always
                 return await task
         return await super().ask_with_cost(question)
 
@@ -129,7 +125,7 @@ class OpenStep:
         self._task = asyncio.create_task(self._score_all())
 
     async def finish(self, groups: Sequence[RolloutGroup]) -> list[GroupScore]:
-        """Return the scores of `groups`, which hold all rollouts. A group that arrived with other texts is asked anew.
+        """Return the scores of `groups`, which hold all rollouts.
 
         Raises:
             [`JudgeError`]: if the judge fails too often, or takes too long.
@@ -161,7 +157,7 @@ class OpenStep:
                         if rollout.id not in self._missing[i]
                     )
                     if i in scoring and group.rollouts != self.groups[i].rollouts:
-                        scoring.pop(i).cancel()
+                        scoring.pop(i).cancel()  # what was asked about other texts decides nothing
                     self.groups[i] = group
                     if i not in scoring:
                         scoring[i] = self._start(i, tasks)
@@ -212,10 +208,8 @@ class OpenStep:
         return tasks.create_task(score_group(self.method, self.groups[i], self.buffers[i], self.judge))
 
     def _watch(self, call: Call) -> None:
-        """Stop as soon as the failures are too many even if all questions still to come succeed.
-
-        Once rollouts turned out to have other texts than those that arrived, how many are to come is not known.
-        """
+        """Stop as soon as the failures are too many even if all questions still to come succeed."""
+        # With other texts than those that arrived, it is not known how many questions are to come.
         if call.failed and not self._other_texts:
             pairs = zip(self.groups, self.buffers, strict=True)
             again = getattr(self.method, "asked_again", lambda group: 0)
