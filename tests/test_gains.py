@@ -8,6 +8,7 @@ from conftest import by_number, group, numbers, scripted_judge
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.report.progress import above_initial, by_window
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.informs.gains import (
@@ -15,8 +16,6 @@ from rankbuffer_trl.informs.gains import (
     LEAST_QUERIES,
     Comparison,
     Visit,
-    above_initial,
-    by_window,
     compare,
     cut,
     newest_window,

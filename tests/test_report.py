@@ -24,10 +24,10 @@ from rankbuffer_tools.report.chart import Chart, column, panels, plain, thousand
 from rankbuffer_tools.report.charts import advantage_chart, run_charts, score_chart
 from rankbuffer_tools.report.command import main
 from rankbuffer_tools.report.page import escape, format_number, pack
+from rankbuffer_tools.report.progress import Share
 from rankbuffer_tools.report.report import example_of, facts_of, headlines_of, judged_by_rubrics, write_report
 from rankbuffer_tools.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.informs import gains
 from rankbuffer_trl.informs.card import CardFacts, write_card
 from rankbuffer_trl.informs.gains import visits as visits_by_query
 from rankbuffer_trl.informs.gains import weigh
@@ -299,8 +299,8 @@ def test_headlines_of_name_reach_and_cost_and_leave_out_what_is_not_known(run, s
 
 def test_headlines_of_show_a_share_that_moved_alone(monkeypatch, shown):
     def reach(last):
-        shares = [gains.Share(epoch, "initial-3", 10, share, 0, 1) for epoch, share in enumerate((0.001, last))]
-        monkeypatch.setattr(gains, "above_initial", lambda found: shares)
+        shares = [Share(epoch, "initial-3", 10, share, 0, 1) for epoch, share in enumerate((0.001, last))]
+        monkeypatch.setattr(report, "above_initial", lambda found: shares)
         return headlines_of(shown(), None)
 
     label = "of the responses above the data set's best, epoch 0 to 1"

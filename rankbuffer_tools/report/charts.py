@@ -35,6 +35,7 @@ from .chart import (
     window,
 )
 from .evidence import Watch
+from .progress import gain_table, reach_table
 from .tables import LEVEL, Row, advantage_bins, distinct, joined, trailing_means
 
 SOURCE_COLOURS = {
@@ -444,10 +445,10 @@ def run_charts(
     """
     charts = watch_charts(watch)
     found = gains.visits(store)
-    progress = gains.gain_table(found)
+    progress = gain_table(found)
     if any(row["probability"] is not None for row in progress):
         charts.append(gain_chart(progress))
-    reach = gains.reach_table(found)
+    reach = reach_table(found)
     if len({row["epoch"] for row in reach}) > 1:
         charts.append(reach_chart(reach))
     rewards = tables.reward_table(store)

@@ -1,0 +1,112 @@
+"""Progress as a report shows it: windows of steps, and shares above the initial anchors. Ours."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any
+
+from rankbuffer_trl.informs.gains import LEAST_QUERIES, WINDOW, Comparison, Visit, Z, compare, cut
+from rankbuffer_trl.store import history
+
+
+def gain_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+    """Return the comparisons of [`by_window`] as rows, for a chart."""
+    return [{"step": step} | asdict(comparison) for step, comparison in by_window(found).items()]
+
+
+def reach_table(found: Mapping[str, Sequence[Visit]]) -> list[dict[str, Any]]:
+    """Return the shares of [`above_initial`] as rows, for a chart."""
+    return [asdict(share) for share in above_initial(found)]
+
+
+def by_window(found: Mapping[str, Sequence[Visit]], least: int = WINDOW) -> dict[int, Comparison]:
+    """Compare as [`since_last_visit`] does, in windows of whole steps with at least `least` queries.
+
+    Args:
+        found (`Mapping[str, Sequence[Visit]]`):
+            The visits of each query in their order, see [`visits`].
+        least (`int`, *optional*, defaults to 100):
+            Number of queries in a window, at least. A window ends with its epoch. What is left at the end of an epoch
+            joins the window before it.
+
+    Returns:
+        `dict[int, Comparison]`: by the last step of a window.
+    """
+    by_epoch: dict[int, list[tuple[int, tuple[Visit, Visit]]]] = defaultdict(list)
+    for each in found.values():
+        for earlier, later in pairwise(each):
+            by_epoch[later.epoch].append((later.step, (earlier, later)))
+    compared: dict[int, Comparison] = {}
+    for _, pairs in sorted(by_epoch.items()):
+        windows: list[tuple[int, list[tuple[Visit, Visit]]]] = cut(pairs, least)
+        if len(windows) > 1 and len(windows[-1][1]) < least:
+            (_, full), (step, rest) = windows[-2:]
+            windows[-2:] = [(step, full + rest)]
+        compared |= {step: compare(window) for step, window in windows}
+    return compared
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of an epoch's rollouts that were placed above an initial anchor.
+
+    Args:
+        epoch (`int`):
+            The epoch, from 0.
+        anchor (`str`):
+            The initial anchor's id, `initial-<i>`; a higher `i` is a better response of the data set.
+        queries (`int`):
+            Number of queries, the same in every epoch.
+        share (`float`):
+            The share in 0..1.
+        low (`float`):
+            Lower end of the 95 % interval over queries.
+        high (`float`):
+            Upper end of the 95 % interval over queries.
+    """
+
+    epoch: int
+    anchor: str
+    queries: int
+    share: float
+    low: float
+    high: float
+
+
+def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
+    """Return the share of rollouts above each initial anchor, by epoch and over the same queries.
+
+    A query counts for an anchor if each epoch has a visit of the query at which the anchor was in its buffer. Epochs
+    that are not complete for half of the queries are left out, such as the one in which a run stands.
+    """
+    counts: dict[int, int] = defaultdict(int)
+    for each in found.values():
+        for epoch in {visit.epoch for visit in each}:
+            counts[epoch] += 1
+    epochs = [epoch for epoch in sorted(counts) if 2 * counts[epoch] >= max(counts.values())]
+    shares: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for each in found.values():
+        last = {visit.epoch: visit for visit in each if visit.placed}
+        if not all(epoch in last for epoch in epochs):
+            continue
+        visited = [last[epoch] for epoch in epochs]
+        # The ids of all other anchors are names within one run.
+        for anchor in set.intersection(*({id for id in v.above if id.startswith("initial-")} for v in visited)):
+            for visit in visited:
+                shares[anchor][visit.epoch].append(visit.above[anchor] / visit.placed)
+    return [
+        Share(epoch, anchor, len(values), *_mean(values))
+        for anchor, by_epoch in sorted(shares.items(), key=lambda item: history.initial_number(item[0]))
+        for epoch, values in by_epoch.items()
+        if len(values) >= LEAST_QUERIES
+    ]
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean of shares and its 95 % interval."""
+    mean = fmean(values)
+    error = Z * stdev(values) / math.sqrt(len(values))
+    return mean, max(mean - error, 0.0), min(mean + error, 1.0)
