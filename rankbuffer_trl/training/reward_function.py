@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import wraps
 from inspect import iscoroutinefunction, isfunction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate import PartialState
 from accelerate.logging import get_logger
@@ -30,12 +30,22 @@ from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
+from .config import RankBufferConfig, read_noise
 from .scorer import GroupScorer
 from .step import PENDING
 
 logger = get_logger(__name__)
 
 PATIENCE = 3  # generations without any answer, from the start of a run, after which the run stops
+
+
+class GroupSettings(NamedTuple):
+    """What [`GroupReward`] reads of a [`RankBufferConfig`], for a trainer that has none. See there."""
+
+    num_generations: int
+    format_check: str = "none"
+    num_generations_eval: int | None = None
+    judge_noise: float | str | None = None
 
 
 class GroupReward:
@@ -48,14 +58,10 @@ class GroupReward:
             The queries to train on.
         open_scorer (`Callable[[], GroupScorer]`):
             Opens the scorer, with judge and store. It is called once, on the main process alone.
-        num_generations (`int`):
-            `G`, the number of rollouts per query.
-        format_check (`str`, *optional*, defaults to `"none"`):
-            The format check that the answers were read with, for messages.
+        args ([`RankBufferConfig`] or `GroupSettings`):
+            The settings. `num_generations` is `G`, and `format_check` stands in messages alone.
         eval_queries (`QueryTable`, *optional*):
             The queries to evaluate on. Default: `queries`.
-        num_generations_eval (`int`, *optional*):
-            The number of rollouts per query in an evaluation. Default: `num_generations`.
     """
 
     __name__ = "rank_reward"
@@ -64,18 +70,15 @@ class GroupReward:
         self,
         queries: QueryTable,
         open_scorer: Callable[[], GroupScorer],
-        num_generations: int,
-        format_check: str = "none",
+        args: RankBufferConfig | GroupSettings,
         eval_queries: QueryTable | None = None,
-        num_generations_eval: int | None = None,
-        noise: float | None = None,
     ):
         self.queries = queries
-        self.noise = noise
         self.eval_queries = queries if eval_queries is None else eval_queries
-        self.num_generations = num_generations
-        self.num_generations_eval = num_generations_eval or num_generations
-        self.format_check = format_check
+        self.num_generations = args.num_generations
+        self.num_generations_eval = args.num_generations_eval or args.num_generations
+        self.format_check = args.format_check
+        self.noise = read_noise(args.judge_noise)
         self._started = False
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
         self._scorer: GroupScorer | None = None
@@ -317,8 +320,7 @@ class RankBufferReward:
         self._reward = GroupReward(
             QueryTable(dataset, anchors_needed=method.responses_needed),
             lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout),
-            num_generations,
-            self.reader.check,
+            GroupSettings(num_generations, self.reader.check),
         )
 
     def __call__(

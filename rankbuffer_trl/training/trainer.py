@@ -26,7 +26,7 @@ from ..informs.steplog import StepLog
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, format_reward
 from .advantages import scale_by_signal
-from .config import RankBufferConfig, read_noise
+from .config import RankBufferConfig
 from .plan import RunPlan
 from .reward_function import GroupReward
 from .rollouts import limit_requests, separate_rollouts
@@ -97,11 +97,8 @@ class RankBufferTrainer(ResumableTrainer):
         self.rank_reward = GroupReward(
             queries,
             lambda: open_scorer(args, judge, plan.method, plan.batches.ends_generation),
-            args.num_generations,
-            args.format_check,
+            args,
             eval_queries,
-            args.num_generations_eval,
-            read_noise(args.judge_noise),
         )
         state = StoreState(plan, self.rank_reward)
         functions = [format_reward, *plan.functions, *(reward_funcs or [])]
