@@ -76,6 +76,8 @@ class Result:
             Share of the rollouts of each epoch that are truly better than the best reference of their query.
         saturated (`list[float]`):
             Share of the rollouts of each epoch that the judge placed above all anchors of their buffer.
+        tokens_by_step (`list[int]`):
+            The judge's prompt and completion tokens of each step.
         seconds, cpu_seconds (`float`):
             Wall time and CPU time of the whole run.
     """
@@ -95,6 +97,7 @@ class Result:
     better: list[float] = field(default_factory=list)
     saturated: list[float] = field(default_factory=list)
     believed: list[float] = field(default_factory=list)
+    tokens_by_step: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,7 @@ class Run:
         samples = sample(trainer.model, trainer.processing_class, queries, self.settings, self.seed)
         store = BufferStore(folder / LIVE_STORE)
         totals, growth = store.totals(), growth_table(store)
+        spent = history.totals_by(store, "step")
         curve = quality_table(store, true_quality(queries))
         believed = quality_table(store, believed_quality(queries, client)) if weakness else []
         repeats, cosines, better = measure_groups(store, queries)
@@ -233,6 +234,7 @@ class Run:
             cosines=cosines,
             better=better,
             saturated=saturated,
+            tokens_by_step=[spent[row["step"]].tokens if row["step"] in spent else 0 for row in curve],
             seconds=round(time.perf_counter() - started, 1),
             cpu_seconds=round(time.process_time() - cpu, 1),
         )
