@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import product
 from math import log, prod
@@ -338,8 +338,22 @@ def test_main_waits_beside_a_live_run_and_goes_on_after_a_stop(command, grown, t
     assert printed.count("no query of the run has two visits with answers") == 1
     assert "interrupted. The answers so far are kept; run the same command again" in printed
     assert {pair.step for pair in read_watch(file).pairs} == {1} and not turns
-    turns = [lambda: show(3), lambda: os.close(descriptor)]
-    printed = command(*NUMBERS, *CONTRARY)
+
+    @contextmanager
+    def open_before_the_end(paths):
+        """The run writes its last step and ends after the first look."""
+        with open_runs(paths) as runs:
+            yield runs
+        if len(looks := [*looked, paths]) == 2:  # the first one is for the price
+            show(3)
+            os.close(descriptor)
+        looked[:] = looks
+
+    looked: list = []
+    turns = [lambda: None]
+    with monkeypatch.context() as patched:
+        patched.setattr("rankbuffer_tools.rejudge.watch.open_runs", open_before_the_end)
+        printed = command(*NUMBERS, *CONTRARY)
     assert not turns and "no process trains the run now" in printed and "ALARM" in late
     assert read_watch(file) == read_watch(tmp_path / "late.json"), "as a reader that comes late"
     show(1)

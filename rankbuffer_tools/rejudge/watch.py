@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,10 @@ def next_pairs(
     last = pairs[-1].step if pairs else 0
     ledger, allowed = history.totals_by(store, "step"), 0.0
     visited: dict[str, dict[int, int]] = defaultdict(dict)  # the epoch by step, of each query
-    for step, rows in groupby(history.groups(store), key=lambda row: row.step):
+    for step, visits in groupby(history.visits(store), key=itemgetter(0)):
         allowed += share * ledger.get(step, Totals()).spent_tokens
-        for row in rows:
-            visited[row.query_id][step] = row.epoch
+        for _, query_id, epoch in visits:
+            visited[query_id][step] = epoch
         while step >= last and first_of_block(len(pairs)) <= asked and needed(pairs) < allowed:
             drawn = draw_pair(store, visited, random.Random(f"{begun.seed} {len(pairs)}"))
             if drawn is None:
