@@ -22,7 +22,7 @@ from rankbuffer_trl.judge import (
     pointwise_question,
     ranking_question,
 )
-from rankbuffer_trl.judge.probabilities import LEAST, UNSEEN, ProbabilityError, read_chances
+from rankbuffer_trl.judge.probabilities import LEAST, SLACK, UNSEEN, ProbabilityError, checked, read_chances
 from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict, winner_verdict
 from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
 from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
@@ -410,3 +410,10 @@ def test_rankbuffer_soft_places_each_rollout_at_its_expected_position(qualities,
     assert score.after == after.visited() and score.fine_ranked == any(len(each) > 1 for each in sigma)
     with pytest.raises(SettingsError, match="has no argument 'fine'"):
         load_method("rankbuffer_soft", {"fine": True}, 0)
+
+
+def test_checked_takes_what_a_server_has_rounded_above_a_probability_of_one():
+    assert checked("A", SLACK) == 0.0 and checked("A", -SLACK) == -SLACK
+    for logprob in (2 * SLACK, math.nan):
+        with pytest.raises(ProbabilityError, match="which is none"):
+            checked("A", logprob)
