@@ -245,13 +245,17 @@ def test_judge_is_what_the_fields_say():
     limits = {"judge_timeout": 4.5, "judge_max_retries": 2, "judge_concurrency": 9, "judge_wait": 77.0}
     servers = {"judge_url": [URL, "http://127.0.0.1:8002/v1"], "judge_model": "judge"}
     settings = make(**servers, judge_request='{"top_p": null, "seed": 5}', **limits, **PRICES)
-    for guarded in (settings, make(**SERVER, judge_max_attempts=7, judge_decoding="regex", judge_free_tokens=33)):
+    for guarded in (
+        settings,
+        make(**SERVER, judge_max_attempts=7, judge_decoding="regex", judge_free_tokens=33, judge_samples=5),
+    ):
         judge = guarded.judge()
         assert isinstance(judge.client, Servers) and judge.guard and judge.client.wait == guarded.judge_wait
         assert [client.url for client in judge.client.clients] == guarded.judge_url
         for client in judge.client.clients:
             assert (client.model, client.name) == ("judge", f"judge at {client.url}")
             assert (client.decoding, client.free_tokens) == (guarded.judge_decoding, guarded.judge_free_tokens)
+            assert client.samples == guarded.judge_samples
             assert client.endpoint.request == (guarded.judge_request or {})
             assert client._slots._value == guarded.judge_concurrency
             inner = client._client

@@ -26,6 +26,7 @@ from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, Totals, Usage
 from rankbuffer_trl.judge.guard import LONGEST
 from rankbuffer_trl.judge.ledger import duration, short
+from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.budget import spent_before
@@ -288,6 +289,33 @@ def test_preflight_says_of_each_server_which_probabilities_it_reports(tmp_path, 
             check(settings(tmp_path, [raw, capped], **soft), queries)
         hard = check(settings(tmp_path, raw, method="pointwise", judge_concurrency=2), queries)
         assert "probabilities" not in hard and "logprobs" not in others[-1]
+
+
+def test_a_server_without_probabilities_answers_several_times(tmp_path, queries):
+    def several(*scores: int):
+        usage = {"prompt_tokens": 100, "completion_tokens": 7 * len(scores)}
+        choices = [{"message": {"role": "assistant", "content": f'{{"score": {score}}}'}} for score in scores]
+        return web.json_response({"choices": choices, "usage": usage})
+
+    sampled = {"method": "ratings_soft", "judge_concurrency": 2, "judge_samples": 5}
+    with (
+        vllm_like(4096, lambda: several(7, 9, 7, 7, 3)) as (url, asked),
+        vllm_like(4096, lambda: several(7)) as (one, _),
+    ):
+        text = check(settings(tmp_path, url, **sampled), queries)
+        assert f"{url} gives 5 answers to each question, whose shares are read" in text
+        shape = {(each["n"], each["temperature"], "logprobs" in each, "top_logprobs" in each) for each in asked}
+        assert shape == {(5, 1, False, False)}
+        with pytest.raises(JudgeError, match="fewer answers than judge_samples=5"):
+            check(settings(tmp_path, one, **sampled), queries)
+        check(settings(tmp_path, url, **sampled | {"method": "pointwise"}), queries)
+        assert "n" not in asked[-1] and asked[-1]["temperature"] == 0, "words are asked for once"
+    plans = [RunPlan.of(settings(tmp_path, url, **sampled | {"judge_samples": n}), queries, None) for n in (1, 5)]
+    asked = RunPrice(plans[0]).first_questions
+    once, often = (estimate_tokens(asked, True, plan.args.judge_samples) for plan in plans)
+    assert (often[0], often[1]) == (once[0], 5 * once[1])
+    prices = [RunPrice(plan).cost(asked)[0] for plan in plans]
+    assert prices[0] != prices[1], "a price without a judge counts the answers"
 
 
 # The context

@@ -16,14 +16,24 @@ from hypothesis import strategies as st
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import (
     Reading,
+    Usage,
     batch_question,
     duel_question,
     pairwise_question,
     pointwise_question,
     ranking_question,
 )
-from rankbuffer_trl.judge.probabilities import LEAST, SLACK, UNSEEN, ProbabilityError, checked, read_chances
-from rankbuffer_trl.judge.verdicts import position_verdict, score_verdict, winner_verdict
+from rankbuffer_trl.judge.ledger import Reply
+from rankbuffer_trl.judge.probabilities import (
+    LEAST,
+    SLACK,
+    UNSEEN,
+    ProbabilityError,
+    checked,
+    read_chances,
+    read_samples,
+)
+from rankbuffer_trl.judge.verdicts import VerdictError, position_verdict, score_verdict, winner_verdict
 from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
 from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
 from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
@@ -417,3 +427,17 @@ def test_checked_takes_what_a_server_has_rounded_above_a_probability_of_one():
     for logprob in (2 * SLACK, math.nan):
         with pytest.raises(ProbabilityError, match="which is none"):
             checked("A", logprob)
+
+
+def test_read_samples_are_shares_of_what_could_be_read():
+    said = ['{"winner": "B"}', "B!", '{"winner": "A"}', '{"winner": "B"}', '{"winner": "B"}']
+    reading = read_samples(A_OR_B, said)
+    assert (reading.value, reading.outside, reading.shared) == ("B", pytest.approx(1 / 5), 0)
+    assert reading.chances == {"A": pytest.approx(1.5 / 5), "B": pytest.approx(3.5 / 5)}
+    ratings = read_samples(score_verdict(9), [f'{{"score": {each}}}' for each in (9, 7, 7, 9)])
+    assert ratings.value == 9 and ratings.mean == pytest.approx((4 * 8 + 4.5) / 5), "drawn to the middle by one answer"
+    hard = pointwise_question(QUERY, "an answer")
+    several = Reply('{"score": 7}', Usage(), samples=('{"score": 7}', '{"score": 9}', '{"score": 9}'))
+    assert hard.read_reply(several) == 7 and replace(hard, soft=True).read_reply(several).value == 9
+    with pytest.raises(VerdictError, match="one flat JSON object"):
+        read_samples(A_OR_B, ["B", "b"])

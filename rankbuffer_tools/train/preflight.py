@@ -114,6 +114,8 @@ async def ask_first(judge: Judge, question: Question, timeout: float | None) -> 
 
 def probabilities(client: OpenAIClient, reading: Reading) -> str:
     """Say whether a server reports probabilities before its grammar. A judge that is sure does not tell."""
+    if client.samples > 1:
+        return f"probabilities: {client.name} gives {client.samples} answers to each question, whose shares are read"
     before = " before its grammar" if client.decoding != "none" and reading.outside > MASKED else ""
     return f"probabilities: {client.name} reports them{before}, {reading.outside:.1%} on no valid answer"
 

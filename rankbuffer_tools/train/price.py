@@ -118,7 +118,8 @@ class RunPrice:
         """
         args, steps = self.plan.args, self.plan.batches.steps
         prompt, completion = estimate_tokens(asked, args.judge_guard)
-        by_characters = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(completion))
+        sampled = estimate_tokens(asked, args.judge_guard, args.judge_samples)[1]
+        by_characters = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(sampled))
         sample = found if found and found.spent_tokens else by_characters
         # In place of what is made up, a rollout may have so many tokens. The guard marks its lines.
         ends = [0] if self.written else [0, args.max_completion_length * (1 + args.judge_guard / QUOTED)]

@@ -182,20 +182,25 @@ class VerdictConfig(ClientConfig):
         judge_guard (`bool`, *optional*, defaults to `True`):
             Quote responses in prompts, so that no response can imitate a prompt's headings, rubrics or instructions.
             `False` gives the paper's prompts.
+        judge_samples (`int`, *optional*, defaults to `1`):
+            Number of answers at temperature 1 that stand for the judge's probabilities, for servers that give none: a
+            request asks for so many (`n`), and their shares are read. 5 will do. 1 reads the probabilities. No effect
+            on methods that read words.
     """
 
     judge_decoding: Literal["regex", "json_schema", "none"] = "none"
     judge_free_tokens: int = 256
     judge_guard: bool = True
+    judge_samples: int = 1
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(self, judge_free_tokens=0)
+        check_at_least(self, judge_free_tokens=0, judge_samples=1)
 
     def client(self) -> ChatClient:
         """Make the client that answers for the judge. Servers are told how to enforce the form of a verdict."""
         if self.judge_url:
-            return Servers.of(self.endpoint, self.judge_decoding, self.judge_free_tokens)
+            return Servers.of(self.endpoint, self.judge_decoding, self.judge_free_tokens, self.judge_samples)
         return super().client()
 
     def judge(self) -> Judge:

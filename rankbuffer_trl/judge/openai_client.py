@@ -44,6 +44,8 @@ class OpenAIClient:
             for `regex`.
         endpoint (`Endpoint`, *optional*):
             The settings of the connection: key, request fields, limits, role. Default: [`Endpoint`] with `settings`.
+        samples (`int`, *optional*, defaults to `1`):
+            Number of answers at temperature 1 to ask for in place of log probabilities, if it is above 1.
         settings:
             Arguments of [`Endpoint`], if `endpoint` is not given, such as `timeout`.
 
@@ -59,6 +61,7 @@ class OpenAIClient:
         decoding: str = "none",
         free_tokens: int = 256,
         endpoint: Endpoint | None = None,
+        samples: int = 1,
         **settings: Any,
     ):
         self.endpoint = replace(endpoint or Endpoint(**settings), urls=(url,), model=model)
@@ -69,6 +72,7 @@ class OpenAIClient:
         self.model = model
         self.decoding = decoding
         self.free_tokens = free_tokens
+        self.samples = samples
         self._slots = asyncio.Semaphore(self.endpoint.concurrency)
         self._key = read_key(self.endpoint.api_key_env, f"{self.role}_api_key_env")
         self._client = AsyncOpenAI(
@@ -86,7 +90,7 @@ class OpenAIClient:
     ) -> Reply:
         """Answer as [`ChatClient`] says. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
-        fields = {"temperature": 0, "seed": 0} | question.fields(self.decoding, self.free_tokens)
+        fields = {"temperature": 0, "seed": 0} | self._asked(question)
         if fields["seed"] is not None:
             fields["seed"] += seed
         body = self._body(messages=messages, **fields)
@@ -106,6 +110,8 @@ class OpenAIClient:
         tally.attempts += retries(response)
         try:
             reply = read_reply(response.json())
+            if len(reply.samples) < fields.get("n", 0):
+                raise self._error(f"it gives fewer answers than judge_samples={self.samples}; not every server can")
             return reply._replace(text=self._without_key(reply.text))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise self._error(f"not a chat completion ({type(error).__name__}: {str(error)[:MOST_WORDS]})") from error
@@ -158,7 +164,13 @@ class OpenAIClient:
 
     def fields_of(self, question: Askable) -> dict[str, Any]:
         """Return the fields that question and user set in a request; `None` stands for a field that is left out."""
-        return question.fields(self.decoding, self.free_tokens) | dict(self.endpoint.request)
+        return self._asked(question) | dict(self.endpoint.request)
+
+    def _asked(self, question: Askable) -> dict[str, Any]:
+        fields = question.fields(self.decoding, self.free_tokens)
+        if self.samples > 1 and fields.get("logprobs"):
+            return fields | {"logprobs": None, "top_logprobs": None, "n": self.samples, "temperature": 1}
+        return fields
 
     def _body(self, **fields: Any) -> dict[str, Any]:
         """Return a request's fields, with those that the user sets over the others."""
@@ -285,19 +297,29 @@ def context_of(model: Any) -> int | None:
 
 
 def read_reply(completion: Any) -> Reply:
-    """Read a chat completion. Some servers send the content as a list of parts, of which the texts count.
+    """Read a chat completion, with all of its choices.
 
     Raises:
         `TypeError`, `LookupError`, `AttributeError`: if it is none.
     """
-    choice = completion["choices"][0]
+    choice, *others = completion["choices"]
+    samples = tuple(content_of(each) for each in (choice, *others)) if others else ()
+    usage, cut_off = read_usage(completion.get("usage")), choice.get("finish_reason") == "length"
+    return Reply(content_of(choice), usage, cut_off, choice.get("logprobs"), samples)
+
+
+def content_of(choice: Any) -> str:
+    """Return the text of a choice. Some servers send the content as a list of parts, of which the texts count.
+
+    Raises:
+        `TypeError`, `LookupError`, `AttributeError`: if it has none.
+    """
     content = choice["message"].get("content")
     if isinstance(content, list):
         content = "".join(part["text"] for part in content if part["type"] == "text")
     if not isinstance(content, str | None):
         raise TypeError(f"the content is a {type(content).__name__}")
-    usage = read_usage(completion.get("usage"))
-    return Reply(content or "", usage, choice.get("finish_reason") == "length", choice.get("logprobs"))
+    return content or ""
 
 
 def read_usage(usage: dict | None) -> Usage:

@@ -10,6 +10,8 @@ possible, such as `1` and `10` after the token `1`:
   that of this one. A number of two tokens is therefore exact where the judge said its first token.
 * Several, and the judge said another token: nobody knows how they share it. It counts for none of them.
 
+A server without log probabilities can answer several times in their place, see [`read_samples`].
+
 A list has no reading. What comes after its first item depends on that item, and the probabilities are known along the
 one list that was said.
 """
@@ -17,7 +19,8 @@ one list that was said.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..decoding import decode, parse_json
@@ -160,6 +163,35 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
     return Reading(value, {each: chance / total for each, chance in chances.items()}, outside, shared)
 
 
+def read_samples(verdict: Verdict, samples: Sequence[str]) -> Reading:
+    """Read the probabilities of a verdict's alternatives from answers that were sampled at temperature 1.
+
+    The probability of an alternative is its share of the answers. One answer in all is spread evenly over the
+    alternatives first (the prior of Perks), so that none has the probability 0. Answers that cannot be read are
+    `outside`. The value is the most frequent one, the first of equals.
+
+    Args:
+        verdict (`Verdict`):
+            The answer that was expected.
+        samples (`Sequence[str]`):
+            The answers.
+
+    Raises:
+        [`VerdictError`]: if no answer can be read, for the cause of the last one.
+    """
+    said, fault = [], VerdictError("there is no answer")
+    for text in samples:
+        try:
+            said.append(verdict.parse(text))
+        except VerdictError as error:
+            fault = error
+    if not said:
+        raise fault
+    counts, spelled = Counter(said), alternatives(verdict)[1].values()
+    chances = {each: (counts[each] + 1 / len(spelled)) / (len(said) + 1) for each in spelled}
+    return Reading(counts.most_common(1)[0][0], chances, 1 - len(said) / len(samples), 0.0)
+
+
 def possible(text: str, key: str, spelled: Mapping[str, Any]) -> list[Any]:
     """Return the alternatives that an answer can have which goes on after `text`."""
     head = re.search(rf'"{key}"\s*:\s*', text)
@@ -191,7 +223,7 @@ def read_tokens(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]]:
     if not tokens:
         raise ProbabilityError(
             "the judge returns no logprobs, which this question needs. Use a server that gives `top_logprobs` for"
-            " chats, such as vLLM or llama.cpp"
+            " chats, such as vLLM or llama.cpp, or set judge_samples to 5"
         )
     return tokens
 

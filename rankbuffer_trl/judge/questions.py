@@ -19,7 +19,7 @@ from typing import Any
 from ..groups import Query, Rollout, Rubric
 from .guard import defuse, show
 from .ledger import Reply
-from .probabilities import LISTED, alternatives, read_chances
+from .probabilities import LISTED, alternatives, read_chances, read_samples
 from .verdicts import (
     Verdict,
     constrain,
@@ -110,6 +110,8 @@ class Question:
 
     def read_reply(self, reply: Reply) -> Any:
         """Return the verdict in the text of a reply, as a [`Reading`] if `soft`, or raise [`VerdictError`]."""
+        if self.soft and reply.samples:
+            return read_samples(self.verdict, reply.samples)
         value = self.read(reply.text)
         return read_chances(self.verdict, value, reply.logprobs) if self.soft else value
 

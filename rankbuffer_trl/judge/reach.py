@@ -178,8 +178,8 @@ def context_for(prompt: int, verdict: int, responses: int = 0, guard: bool = Tru
     return prompt + responses + (responses // QUOTED if guard else 0) + 2 * verdict + TURN_TOKENS
 
 
-def estimate_tokens(questions: Collection[Question], guard: bool) -> tuple[float, float]:
-    """Estimate the prompt and completion tokens of questions by their characters."""
+def estimate_tokens(questions: Collection[Question], guard: bool, samples: int = 1) -> tuple[float, float]:
+    """Estimate the prompt and completion tokens of questions by their characters. Soft ones have `samples` answers."""
     prompt = sum(len(message["content"]) for question in questions for message in question.chat(guard))
-    answers = sum(len(question.verdict.longest) for question in questions)
+    answers = sum(len(question.verdict.longest) * (samples if question.soft else 1) for question in questions)
     return prompt / CHARACTERS_PER_TOKEN, answers / CHARACTERS_PER_TOKEN

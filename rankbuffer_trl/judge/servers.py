@@ -51,9 +51,10 @@ class Servers:
         self._back = asyncio.Event()
 
     @classmethod
-    def of(cls, endpoint: Endpoint, decoding: str = "none", free_tokens: int = 256) -> "Servers":
-        """Connect to the servers of an endpoint. See [`OpenAIClient`] for `decoding` and `free_tokens`."""
-        clients = [OpenAIClient(url, endpoint.model, decoding, free_tokens, endpoint) for url in endpoint.urls]
+    def of(cls, endpoint: Endpoint, decoding: str = "none", free_tokens: int = 256, samples: int = 1) -> "Servers":
+        """Connect to the servers of an endpoint. See [`OpenAIClient`] for the other arguments."""
+        how = decoding, free_tokens, endpoint, samples
+        clients = [OpenAIClient(url, endpoint.model, *how) for url in endpoint.urls]
         return cls(clients, wait=endpoint.wait)
 
     async def complete(self, messages: list[dict[str, str]], *, question: Askable, seed: int, tally: Tally) -> Reply:

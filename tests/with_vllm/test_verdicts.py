@@ -120,3 +120,16 @@ def test_probabilities_come_with_every_verdict(judge, texts, decoding):
         assert reading.outside < MASKED and reading.chances[reading.value] > 0, reading
         if reading.shared < MASKED:
             assert reading.value == max(reading.chances, key=reading.chances.get), "greedy"
+
+
+def test_sampled_answers_stand_for_probabilities(judge, texts):
+    question = replace(pairwise_question(texts.query(), texts.text(1), texts.text(2), tie=False), soft=True)
+    calls = []
+    for samples in (1, 5):
+        (reading,), (call,) = ask(judge(max_attempts=1, decoding="regex", samples=samples), [question])
+        calls.append(call)
+        assert call.outcome == "parsed" and reading.outside < MASKED, call.error
+    counts = [6 * chance - 0.5 for chance in reading.chances.values()]
+    assert sum(counts) == pytest.approx(5) and counts == pytest.approx([round(count) for count in counts])
+    once, often = (call.usage for call in calls)
+    assert often.prompt_tokens == once.prompt_tokens and often.completion_tokens > 2 * once.completion_tokens
