@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import QUICKSTART
 
+from rankbuffer_tools.audit.card import card_of
 from rankbuffer_tools.audit.command import AuditConfig, main
 from rankbuffer_tools.audit.measures import MEASURES
+from rankbuffer_tools.audit.results import SOFT, Audit, Result
 from rankbuffer_trl.judge import rubric_judge
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
@@ -101,3 +103,37 @@ def test_main_as_a_module_prints_its_error_alone(howto, tmp_path, monkeypatch, c
         runpy.run_module("rankbuffer_tools.audit", run_name="__main__")
     assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*", stop.value.code)
     assert capsys.readouterr() == ("", ""), "no bar for reading the file either"
+
+
+# The card of a judge
+
+
+def test_card_compares_a_judge_on_the_public_set_and_names_no_address(command, tmp_path, capsys):
+    printed = command("--card", "embedded", "--queries", 6, "--output_dir", tmp_path).out
+    file = tmp_path / "embedded.json"
+    card, found = json.loads(file.read_text()), json.loads((tmp_path / "audit.json").read_text())
+    assert str(file) in printed and "/" not in re.sub(r"(beyond|paper)/\w+", "", file.read_text())
+    assert (card["judge"], card["queries"], card["decoding"], card["guard"]) == ("embedded", 6, "none", True)
+    assert card["questions"] == 6 * 22 + 6 * 12 == sum(cost["form"]["questions"] for cost in found["cost"].values())
+    for name, numbers in card["measures"].items():
+        assert numbers == pytest.approx([found["measures"][name][key] for key in ("value", "low", "high")], abs=6e-4)
+    assert card["verdict"] == found["verdict"] and card["soft_noise"] == pytest.approx(found["soft_noise"], abs=6e-4)
+    assert card["train_with"] == (found["advice"] or {}).get("advised"), "it reads, so the advice is about words"
+    assert card["tokens"].keys() == found["cost"].keys()
+    for arguments, why in (
+        (("--card", "../mine"), "card must be the name of the judge"),
+        (("--card", ".mine"), "card must be the name of the judge"),
+        (("--card", "mine", *REFERENCE), "leave out dataset_name and samples"),
+    ):
+        with pytest.raises(SystemExit, match=why):
+            command(*arguments)
+
+
+def test_card_names_the_recipe_that_reads_probabilities_if_words_tell_nothing():
+    def card(low: float) -> dict:
+        measures = [Result(name, "", "", 1, True, {"q": 0.8}, low, 0.9, chance=0.5) for name in (SOFT, "soft_words")]
+        found = Audit("", "", "", references=False, looks=[], results=measures, costs=[], moves=[], max_failures=0.25)
+        return card_of(found, "mine", "none", True)
+
+    assert [card(low)["train_with"] for low in (0.6, 0.4)] == ["beyond/ratings_soft", None]
+    assert card(0.6)["measures"][SOFT] == [0.8, 0.6, 0.9]

@@ -26,6 +26,7 @@ from rankbuffer_trl.settings import check_at_least, documented
 from ..jobs.output import write_rows
 from ..jobs.script import announce, cost_line, read_settings
 from .advice import MethodCosts, advise
+from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_card
 from .figure import audit_figure
 from .fit import fit_judge, lasting_bound
 from .labels import read_labels, rows_to_label
@@ -76,6 +77,8 @@ class AuditConfig(JudgeConfig):
             `judge_completion_price`.
         epochs (`int`, *optional*, defaults to `4`):
             Epochs of the run, for the cost of each method (paper: 4).
+        card (`str`, *optional*):
+            The name of the judge, for a card: `dataset_name` and `samples` are then those of `docs/judges.md`.
         output_dir (`str`, *optional*, defaults to `"runs/audit"`):
             Folder for `audit.json`, `audit.png`, `pairs.jsonl` and the answers.
         seed (`int`, *optional*, defaults to `0`):
@@ -92,11 +95,17 @@ class AuditConfig(JudgeConfig):
     budget: float | None = None
     price_budget: float | None = None
     epochs: int = 4
+    card: str | None = None
     output_dir: str = "runs/audit"
     seed: int = 0
 
     def __post_init__(self):
         super().__post_init__()
+        if self.card is not None:
+            check_card(self.card)
+            if self.dataset_name or self.samples:
+                raise SettingsError("card takes the public set: leave out dataset_name and samples")
+            self.dataset_name, self.samples = str(ROOT / DATASET), str(ROOT / SAMPLES)
         if not self.dataset_name:
             raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
         if not self.samples:
@@ -246,9 +255,11 @@ def main() -> None:
         text = json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=plain)
         with replacing(out / "audit.json") as draft:
             draft.write_text(text + "\n")
+        if config.card:
+            card = write_card(out, card_of(found, config.card, config.judge_decoding, config.judge_guard))
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-audit: {error}")
     except KeyboardInterrupt:
         sys.exit("rankbuffer-audit: interrupted. The answers so far are kept; run the same command again to continue")
     print_audit(found)
-    print(f"Numbers: {out / 'audit.json'}. Figure: {out / 'audit.png'}.")
+    print(f"Numbers: {out / 'audit.json'}. Figure: {out / 'audit.png'}." + (f" Card: {card}." if config.card else ""))

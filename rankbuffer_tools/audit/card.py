@@ -1,0 +1,79 @@
+"""The card of a judge: what an audit on the public set found, small enough to be compared with other judges. Ours.
+
+The public set is everyday queries with eight samples each of a policy of 135M parameters, so all cards are about the
+same questions. `docs/judges.md` is the table of all cards.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.files import replacing
+
+from .advice import RATINGS_SOFT
+from .results import SOFT, Audit
+
+ROOT = Path(__file__).parents[2]
+DATASET, SAMPLES = "recipes/small/everyday.jsonl", "experiments/real_judge/audit_samples.jsonl"  # the public set
+SHOWN = (
+    *("lists_tau", "pairs_flip", "pairs_first", "pairs_lists", "put_back", "ratings_lists", "ratings_tied"),
+    *("padded", "soft_pairs_ratings", "soft_words", "soft_gain", "soft_opinion", "soft_place", "soft_place_spread"),
+)
+
+
+def check_card(name: str) -> None:
+    """Refuse a name that is no file name, and a package without the public set.
+
+    Raises:
+        [`SettingsError`]: naming the setting.
+    """
+    if not re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII) or name.startswith("."):
+        raise SettingsError(f"card must be the name of the judge in letters, digits, '.', '-' and '_', got {name!r}")
+    if not (ROOT / SAMPLES).is_file():
+        raise SettingsError("card needs the public set, which a clone of the repository has and the package has not")
+
+
+def card_of(found: Audit, name: str, decoding: str, guard: bool) -> dict[str, Any]:
+    """Return the card of a judge.
+
+    It holds no address and no path: the judge has the name that is given.
+
+    Args:
+        found (`Audit`):
+            The audit on the public set.
+        name (`str`):
+            The name of the judge.
+        decoding, guard:
+            How its verdicts were imposed, and whether responses were quoted.
+    """
+    soft = found.measured.get(SOFT)
+    kinds = {cost.kind: cost for cost in found.costs}
+    return {
+        "judge": name,
+        "decoding": decoding,
+        "guard": guard,
+        "queries": len(found.looks),
+        "questions": sum(cost.form.questions for cost in found.costs),
+        "malformed": sum(cost.form.first_malformed for cost in found.costs),
+        "verdict": found.as_dict()["verdict"],
+        "measures": {
+            result.name: [None if each is None else round(each, 3) for each in (result.value, result.low, result.high)]
+            for result in found.results
+            if result.name in SHOWN
+        },
+        "soft_noise": found.soft_noise and round(found.soft_noise, 3),
+        "tokens": {kind: [round(cost.prompt_tokens), round(cost.completion_tokens)] for kind, cost in kinds.items()},
+        "train_with": found.advice.advised if found.advice else RATINGS_SOFT if soft and soft.clear else None,
+    }
+
+
+def write_card(folder: Path, card: dict[str, Any]) -> Path:
+    """Write a card into a folder, and return its path."""
+    file = folder / f"{card['judge']}.json"
+    with replacing(file) as draft:
+        text = json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False)
+        lists = re.compile(r"\[\s+([^][]*?)\s+\]")  # each in one line
+        draft.write_text(lists.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n", encoding="utf-8")
+    return file
