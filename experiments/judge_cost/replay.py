@@ -6,6 +6,7 @@ trained, so all methods see the same rollouts.
 """
 
 import asyncio
+import json
 import math
 import re
 from bisect import bisect
@@ -14,14 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import Pool
+from random import Random
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from experiments.simulated_judge import Doubts, JudgeErrors, World, first_word, reply
 from rankbuffer_tools.audit.measures import tau_b
 from rankbuffer_tools.paper import paper_recipes
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Judge, Reply, Totals, Usage
+from rankbuffer_trl.judge import Judge, Question, Reply, Totals, Usage
+from rankbuffer_trl.judge.probabilities import read_chances
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 
 Key = TypeVar("Key")
@@ -29,10 +32,11 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its arguments."""
+    """A method with its arguments, and the answers that stand for probabilities (`judge_samples`)."""
 
     method: str
     arguments: dict = field(default_factory=dict)
+    samples: int = 1
 
 
 SAME = ("Dr. GRPO", "DAPO", "GPG")  # they ask what GRPO asks
@@ -58,6 +62,9 @@ SOFT = {
     "Soft pairs once, rank": Row("pairs_soft", {"orders": 1}),
     "Soft pairs once, strength": Row("pairs_soft", {"orders": 1, "reward": "strength"}),
     "RankBuffer, soft": Row("rankbuffer_soft"),
+    "Sampled ratings": Row("ratings_soft", samples=5),
+    "Sampled pairs, strength": Row("pairs_soft", {"reward": "strength"}, samples=5),
+    "Sampled pairs once, strength": Row("pairs_soft", {"orders": 1, "reward": "strength"}, samples=5),
 }
 ROWS = PAPER | OURS | RELATIVES | SOFT
 
@@ -70,12 +77,14 @@ class SimulatedJudge:
             The errors of the judge's looks.
         count (`bool`):
             Whether to count tokens. Counting takes most of the time.
+        samples (`int`, *optional*, defaults to `1`):
+            Answers to give in place of log probabilities, if it is above 1.
     """
 
     name = "simulated judge"
 
-    def __init__(self, errors: JudgeErrors | Doubts, count: bool):
-        self.errors, self.count = errors, count
+    def __init__(self, errors: JudgeErrors | Doubts, count: bool, samples: int = 1):
+        self.errors, self.count, self.samples = errors, count, samples
         self.quality: dict[str, float] = {}
         self.rounds = self.in_flight = 0
         self.seen: list[list[str]] = []  # sorted, so that a neighbour has the longest shared prefix
@@ -92,7 +101,19 @@ class SimulatedJudge:
         await asyncio.sleep(0)
         self.in_flight -= 1
         text, logprobs = reply(prompt, self.quality, self.errors)
-        return Reply(text, self.usage(prompt, text) if self.count else Usage(), logprobs=logprobs)
+        usage = self.usage(prompt, text) if self.count else Usage()
+        if question.soft and self.samples > 1:
+            texts = self.sampled(question, text, logprobs)
+            usage = usage._replace(completion=self.samples * usage.completion)
+            return Reply(texts[0], usage, samples=texts)
+        return Reply(text, usage, logprobs=logprobs)
+
+    def sampled(self, question: Question, text: str, logprobs: Any) -> tuple[str, ...]:
+        """Draw answers with the probabilities of the judge."""
+        ((key, _),) = question.verdict.properties.items()
+        chances = read_chances(question.verdict, question.read(text), logprobs).chances
+        drawn = Random(question.prompt()).choices([*chances], [*chances.values()], k=self.samples)
+        return tuple(json.dumps({key: value}) for value in drawn)
 
     def usage(self, prompt: str, text: str) -> Usage:
         """Count the tokens of a question, and those of the longest prefix shared with an earlier one of the group."""
@@ -257,7 +278,7 @@ class Replay:
         """Score all visits of all queries, query by query: queries do not depend on one another."""
         row = ROWS[self.label]
         method = load_method(row.method, row.arguments, self.world.seed)
-        client = SimulatedJudge(self.errors, self.count)
+        client = SimulatedJudge(self.errors, self.count, row.samples)
         judge = Judge(client, guard=False)
         outcome, calls = Outcome(), []
         for number in range(self.queries):
