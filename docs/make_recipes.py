@@ -2,8 +2,8 @@
 
     python docs/make_recipes.py
 
-The sources are the tables of two pages of `experiments/` and one record. `tests/test_docs.py` fails if the page is not
-what this program prints.
+The sources are the tables of two pages of `experiments/` and two records. `tests/test_docs.py` fails if the page is
+not what this program prints.
 """
 
 import gzip
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "recipes" / "README.md"
 REPLAY, MINIATURE = (ROOT / "experiments" / name / "README.md" for name in ("judge_cost", "miniature"))
 FIRST_LIGHT = ROOT / "experiments" / "first_light" / "first_light.json.gz"
-RACE = ROOT / "experiments" / "race" / "tokens_to_85.json"  # {"paper/grpo": judge tokens}; the column needs the file
+RACE = ROOT / "experiments" / "race" / "tokens_to_85.json"
 BEGIN, END = "<!-- python docs/make_recipes.py writes this table -->\n", "<!-- end -->\n"
 GROUPS = 4000  # of a run of the paper's size
 IN_REPLAY = {
@@ -37,8 +37,11 @@ RUN_FOR_REAL = {
     "rankbuffer": "paper/rankbuffer_bootstrap",
     "ratings_soft": "beyond/ratings_soft",
 }
-HEAD = """| recipe | questions a group | thousand tokens a group | agreement | points (seeds) | run for real |
-|---|---:|---:|---:|---:|---|"""
+COLUMNS = (
+    *("recipe", "questions a group", "thousand tokens a group", "agreement", "points (seeds)"),
+    *("thousand tokens to 85 points", "run for real"),
+)
+HEAD = f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * 5}---|"
 
 
 def rows_with(page: Path, *columns: str) -> dict[str, dict[str, str]]:
@@ -98,12 +101,7 @@ def table() -> str:
     """Build the table: a row for each recipe of `paper/` and `beyond/`."""
     cost, tau, point = costs(), agreements(), points()
     real = {RUN_FOR_REAL[name]: f"135M, {len(run['steps']['tokens'])} steps" for name, run in runs_for_real().items()}
-    race = json.loads(RACE.read_text()) if RACE.is_file() else None
-    lines = (
-        HEAD.splitlines()
-        if race is None
-        else [HEAD.splitlines()[0] + " tokens to 85 |", HEAD.splitlines()[1] + "---:|"]
-    )
+    race, lines = json.loads(RACE.read_text()), HEAD.splitlines()
     for path in sorted(ROOT.glob("recipes/paper/*.yaml")) + sorted(ROOT.glob("recipes/beyond/*.yaml")):
         recipe, name = f"{path.parent.name}/{path.stem}", path.stem
         row = IN_REPLAY.get(name, "")
@@ -113,8 +111,9 @@ def table() -> str:
             "" if questions is None else f"{questions:.1f}",
             "" if tokens is None else f"{tokens:.1f}",
         ]
-        cells += [tau.get(row, ""), point.get(name, ""), real.get(recipe, "")]
-        cells += [] if race is None else [f"{race[recipe]:,}" if recipe in race else ""]
+        to_goal = race.get(recipe, 0)  # `null`: not within the steps of a run
+        reached = "not reached" if to_goal is None else f"{to_goal / 1000:,.0f}" if to_goal else ""
+        cells += [tau.get(row, ""), point.get(name, ""), reached, real.get(recipe, "")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

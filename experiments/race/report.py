@@ -1,0 +1,78 @@
+"""How many judge tokens does each reward take until the miniature's policy has 85 of 100?
+
+    python -m experiments.race.report runs/race/results.jsonl    # add finished runs of the miniature to the record
+    python -m experiments.race.report                            # make the table from the record alone
+
+The quality of a step is the mean true quality of the rollouts of the last six steps, in which each query stands once.
+The tokens are all that the judge has taken until the end of the first step with the goal. The program prints a table
+and one JSON line, and writes `tokens_to_85.json` for the table of recipes.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from experiments.miniature.fooled import STEPS
+from experiments.miniature.report import BEYOND
+from experiments.miniature.run import read_results
+
+HERE = Path(__file__).parent
+RECORD, FOUND = HERE / "runs.json", HERE / "tokens_to_85.json"
+GOALS = (80, 85)
+Runs = dict[str, dict[str, dict[str, list]]]  # quality and tokens by step, by recipe and seed
+
+
+def tokens_to(goal: float, quality: Sequence[float], tokens: Sequence[int]) -> int | None:
+    """Return the tokens until the quality of a step reaches the goal; `None` if it does not.
+
+    Args:
+        goal (`float`):
+            The quality, 0 to 100.
+        quality, tokens (`Sequence`):
+            The mean quality of the rollouts of each step, and what its judgments took.
+    """
+    for step in range(STEPS, len(quality) + 1):
+        if fmean(quality[step - STEPS : step]) >= goal:
+            return sum(tokens[:step])
+    return None
+
+
+def race(runs: Runs, goal: float) -> dict[str, int | None]:
+    """Return the mean tokens over seeds by recipe, the fewest first; `None` if a seed does not reach the goal."""
+    found: dict[str, int | None] = {}
+    for recipe, seeds in runs.items():
+        each = [tokens_to(goal, run["quality"], run["tokens"]) for run in seeds.values()]
+        found[recipe] = None if None in each else round(fmean(each))  # type: ignore[arg-type]  # none is None
+    return dict(sorted(found.items(), key=lambda pair: (pair[1] is None, pair[1] or 0, pair[0])))
+
+
+def merged(runs: Runs, files: Sequence[Path]) -> Runs:
+    """Return the record with the runs of result files of the miniature."""
+    both: Mapping[str, dict] = defaultdict(dict, {recipe: dict(seeds) for recipe, seeds in runs.items()})
+    for result in (each for file in files for each in read_results(file)):
+        recipe = f"{'beyond' if result.method in BEYOND else 'paper'}/{result.method}"
+        both[recipe][str(result.seed)] = {"quality": result.curve, "tokens": result.tokens_by_step}
+    return dict(sorted(both.items()))
+
+
+def main() -> None:
+    """Add runs, print the table, and write what the table of recipes needs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="*", help="result files of the miniature, to add to the record")
+    runs: Runs = merged(json.loads(RECORD.read_text()), parser.parse_args().results)
+    lines = ",\n".join(f"{json.dumps(recipe)}: {json.dumps(seeds)}" for recipe, seeds in runs.items())
+    RECORD.write_text(f"{{\n{lines}\n}}\n")
+    easier, harder = (race(runs, goal) for goal in GOALS)
+    print(f"| recipe | seeds | tokens to {GOALS[0]} | tokens to {GOALS[1]} |\n|---|---:|---:|---:|")
+    for recipe, tokens in harder.items():
+        cells = [f"{each:,}" if each else "not in 36 steps" for each in (easier[recipe], tokens)]
+        print(f"| `{recipe}` | {len(runs[recipe])} | {' | '.join(cells)} |")
+    FOUND.write_text(json.dumps(harder, indent=1) + "\n")
+    print(json.dumps({"benchmark": "race", "goal": GOALS[1], "tokens": harder}))
+
+
+if __name__ == "__main__":
+    main()
