@@ -125,6 +125,17 @@ def made_by(name: str):
     return maker
 
 
+def test_the_table_of_judges_is_made_from_their_cards():
+    maker = made_by("make_judges")
+    assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_judges.py"
+    cards = {path.stem: json.loads(path.read_text()) for path in maker.CARDS.glob("*.json")}
+    assert all(card["judge"] == name and maker.row_of(card) in maker.page() for name, card in cards.items())
+    card = cards["qwen2.5-coder-1.5b-instruct-q4_k_m"]
+    assert "words cannot be told from guessing" in card["verdict"] and card["train_with"] == "beyond/ratings_soft"
+    assert " | 0.43 ± 0.07 | `beyond/ratings_soft` |" in maker.row_of(card)
+    assert maker.row_of(card | {"measures": {}, "train_with": None}).endswith("|  |  | nothing |\n")
+
+
 def test_the_table_of_recipes_is_what_the_experiments_stored(tmp_path, monkeypatch):
     maker = made_by("make_recipes")
     assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_recipes.py"
@@ -134,9 +145,11 @@ def test_the_table_of_recipes_is_what_the_experiments_stored(tmp_path, monkeypat
     assert cells["| `paper/rankbuffer`"] == ["9.4", "24.0", "0.784", "90.96 ± 1.25 (5)"], "as on the two pages"
     assert cells["| `beyond/ruler`"][3].endswith("(3)") and "†" in cells["| `beyond/pairs_soft`"][2]
     race = tmp_path / "race.json"
-    race.write_text('{"paper/rankbuffer": 123456}')
+    race.write_text('{"paper/rankbuffer": 123456, "paper/grpo": null}')
     monkeypatch.setattr(maker, "RACE", race)
-    assert [line.split(" | ")[-1] for line in maker.table().splitlines() if "/rankbuffer`" in line] == ["123,456 |"]
+    reached = {line.split(" | ")[0]: line.split(" | ")[5] for line in maker.table().splitlines()[2:]}
+    some = [reached[f"| `paper/{row}`"] for row in ("rankbuffer", "grpo", "gdpo")]
+    assert some == ["123", "not reached", ""]
 
 
 def test_the_artifact_page_is_its_list_and_a_wrong_number_fails():
