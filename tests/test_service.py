@@ -552,7 +552,15 @@ def test_each_setting_of_the_command_arrives_where_it_works(process, tmp_path):
     class Noting(SingleGroups):
         def __init__(self, method, judge, *rest):
             client = judge.client.clients[0]
-            print(client.endpoint, client.decoding, client.free_tokens, judge.max_attempts, rest[1:], flush=True)
+            print(
+                client.endpoint,
+                client.decoding,
+                client.free_tokens,
+                client.samples,
+                judge.max_attempts,
+                rest[1:],
+                flush=True,
+            )
             super().__init__(method, judge, *rest)
 
     def note():
@@ -579,6 +587,7 @@ def test_each_setting_of_the_command_arrives_where_it_works(process, tmp_path):
             "judge_max_failures": 0.75,
             "judge_step_timeout": 88.0,
             "judge_guard": False,
+            "judge_samples": 6,
         }
         given |= {"judge_token_budget": 10**9, "judge_price_budget": 1e9}
         given |= {"dataset_name": str(tmp_path / "sets"), "dataset_config": "mine", "dataset_train_split": "held"}
@@ -589,7 +598,7 @@ def test_each_setting_of_the_command_arrives_where_it_works(process, tmp_path):
         assert all(given[name] != known[name] for name in given)
         (tmp_path / "all.yaml").write_text(json.dumps(given))  # which is YAML, too
         running = process("--config", tmp_path / "all.yaml", "--port", port, before=note)
-        assert f"{endpoint} json_schema 99 2 (0.75, 88.0)\n" in running.said
+        assert f"{endpoint} json_schema 99 6 2 (0.75, 88.0)\n" in running.said
         assert running.url == f"http://127.0.0.2:{port}"
         asked.clear()
         body = {"query_id": "tea", "texts": [f"<think>a plan</think>{text}" for text in TEXTS]}
