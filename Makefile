@@ -68,14 +68,14 @@ test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 	$(PYTEST) tests/with_vllm $(VLLM_SERVER)
 
 test-gpu: $(GPU_VENV)/installed
-	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest tests/with_gpu
+	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest checks/with_gpu
 
 test-real: $(VENV)/installed-dev
-	$(PYTEST) tests/with_real
+	$(PYTEST) checks/with_real
 
 ASSETS ?= assets
 test-assets: $(VENV)/installed-dev
-	$(PYTEST) tests/with_assets --assets-dir $(ASSETS)
+	$(PYTEST) checks/with_assets --assets-dir $(ASSETS)
 
 # Root on Debian or Ubuntu: installs Chromium and its driver if they are missing. Others: install them yourself first.
 test-browser: $(VENV)/installed-dev
@@ -83,7 +83,7 @@ test-browser: $(VENV)/installed-dev
 	$(PYTEST) tests/browser
 
 assets: $(VENV)/installed-dev
-	$(BIN)/python tests/with_assets/sources.py $(ASSETS) | PATH="$(abspath $(BIN)):$$PATH" bash -e
+	$(BIN)/python checks/with_assets/sources.py $(ASSETS) | PATH="$(abspath $(BIN)):$$PATH" bash -e
 
 # The ranges of the dependencies, one a line.
 RANGES := sed -nE '/^dependencies/,/^]/ s/^ *"([^"]*)".*/\1/p' pyproject.toml
@@ -117,7 +117,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports --no-cache
 
 mutants: $(VENV)/installed-dev
-	$(BIN)/python tests/mutants.py $(FILE) --tests $(TESTS)
+	$(BIN)/python checks/mutants.py $(FILE) --tests $(TESTS)
 
 benchmarks: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python benchmarks/trainer_overhead.py

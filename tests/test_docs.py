@@ -26,7 +26,7 @@ from rankbuffer_trl.testing import make, truth
 
 WIDTH = 156  # characters of a line outside tables and code
 FOLDERS = (
-    "rankbuffer_trl|rankbuffer_tools|recipes|docs|accelerate_configs|benchmarks|experiments|tests|evaluation|examples"
+    "rankbuffer_trl|rankbuffer_tools|recipes|docs|accelerate_configs|benchmarks|checks|experiments|tests|evaluation|examples"
 )
 
 # Links, paths, commands

@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import yaml
-from comparison import Check
 
 from evaluation.arena_hard.benchmark import ArenaHard
 from evaluation.arena_hard.scores import BATTLE_SCORES, OFFICIAL_RESAMPLES, score_judgments
@@ -19,6 +18,8 @@ from evaluation.files import read_jsonl, write_json, write_jsonl
 from evaluation.metric import Row, mean
 from evaluation.official import run_official
 from rankbuffer_tools.jobs.chat import Chat
+
+from .comparison import Check
 
 MODEL = "candidate"
 SEED = 0

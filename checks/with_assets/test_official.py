@@ -5,10 +5,6 @@ import random
 import re
 
 import pytest
-from against_alpaca_eval import alpaca_eval_checks
-from against_arena_hard import arena_hard_checks
-from against_wildbench import wildbench_checks
-from against_writingbench import writingbench_checks
 from helpers.evaluation_assets import Loopback
 from helpers.http_server import served
 
@@ -17,6 +13,11 @@ from evaluation.assets import AssetError
 from evaluation.files import read_jsonl, write_jsonl
 from evaluation.official import ScriptError
 from evaluation.run import evaluate
+
+from .against_alpaca_eval import alpaca_eval_checks
+from .against_arena_hard import arena_hard_checks
+from .against_wildbench import wildbench_checks
+from .against_writingbench import writingbench_checks
 
 FEWEST = {alpaca_eval_checks: 23, arena_hard_checks: 5, wildbench_checks: 8, writingbench_checks: 4}
 

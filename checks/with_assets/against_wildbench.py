@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow
 import yaml
-from comparison import Check, worst
 from pyarrow.parquet import write_table
 
 from evaluation.assets import Assets
@@ -25,6 +24,8 @@ from evaluation.wildbench.benchmark import REFERENCES, WildBench, pairwise_path,
 from evaluation.wildbench.prompts import read_conversations
 from evaluation.wildbench.scores import GROUP_OF, REWARDS, Judged, is_whole, score_judged, score_wildbench
 from rankbuffer_trl.judge.verdicts import VerdictError
+
+from .comparison import Check, worst
 
 MODEL = "candidate"
 ROWS = 200

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import yaml
-from comparison import Check, worst
 
 from evaluation.assets import Assets
 from evaluation.files import read_json, read_jsonl
@@ -17,6 +16,8 @@ from evaluation.official import run_official
 from evaluation.writingbench.benchmark import WritingBench, outputs_path, scores_path
 from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.judge.verdicts import VerdictError
+
+from .comparison import Check, worst
 
 PARTS = "WritingBench/benchmark_query/requirement"
 """Folder with parts of the queries, used if the whole benchmark is missing."""

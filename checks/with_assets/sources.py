@@ -1,6 +1,6 @@
 """Print the commands that fetch the official files of the benchmarks, each once: `make assets` runs them.
 
-python tests/with_assets/sources.py assets
+python checks/with_assets/sources.py assets
 """
 
 import sys

@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from comparison import Check, worst
 
 from evaluation.alpaca_eval.length_control import length_controlled
 from evaluation.alpaca_eval.scores import is_switched, read_preference, win_rate_rows
 from evaluation.assets import AssetError, Assets
 from evaluation.files import read_json
 from evaluation.metric import mean
+
+from .comparison import Check, worst
 
 JUDGE = "weighted_alpaca_eval_gpt4_turbo"
 WEIGHTS = ("instruction_difficulty", "not_gamed_baseline.astype(float)")

@@ -1,7 +1,7 @@
 """Change one thing in a file at a time, and tell which changes the tests notice: how much do shorter tests still hold?
 
     make mutants FILE=rankbuffer_trl/buffer.py TESTS=tests/test_buffer.py
-    python tests/mutants.py rankbuffer_trl/buffer.py --tests tests/test_buffer.py --sample 40 --seed 1
+    python checks/mutants.py rankbuffer_trl/buffer.py --tests tests/test_buffer.py --sample 40 --seed 1
 
 A mutant is one change: a comparison turned, `and` for `or`, a number one higher or lower, a text changed, a condition
 forced, a `return` without its value, a `raise` left out. It is killed if a test fails or hangs. The tests run in a
