@@ -12,6 +12,7 @@
 # make test-newest  run the fast tests with the newest versions that pyproject.toml allows
 # make wheel        build the package into dist/, and run the quickstart with it outside this folder
 # make test-experiments  run the tests of experiments/: about ten minutes; CI runs it every week
+# make site         build the pages as a site with search into runs/site/html; a broken link ends it
 # make lint         check style, types and imports
 # make mutants FILE=<module> TESTS=<test files>   change the module in many small ways; do these tests notice?
 # make benchmarks   measure costs and speed
@@ -46,7 +47,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' pyproject.toml)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart small test test-all test-vllm test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments lint mutants benchmarks artifact clean
+.PHONY: quickstart small test test-all test-vllm test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments site lint mutants benchmarks artifact clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -108,6 +109,17 @@ wheel: $(VENV)/installed-dev
 
 test-experiments: $(VENV)/installed-dev
 	DS_ACCELERATOR=cpu $(PYTEST) experiments $(PARALLEL)
+
+# The site has an environment of its own, since its versions have nothing to do with training.
+site: .venv-site/installed
+	rm -rf runs/site && mkdir -p runs/site/pages
+	git archive HEAD | tar -x -C runs/site/pages
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+
+.venv-site/installed:
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.2
+	@touch $@
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

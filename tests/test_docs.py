@@ -113,6 +113,14 @@ def test_a_command_that_nobody_understands_is_found(monkeypatch, capsys):
         assert found.startswith(fault) and bool(found) == bool(fault), f"{command}: {found}"
 
 
+def test_the_site_has_the_pages_of_the_index_in_its_order():
+    nav = yaml.safe_load(text_of("mkdocs.yml"))["nav"]
+    named = [page for part in nav[2:] for pages in part.values() for page in pages]
+    listed = [path for path in re.findall(r"\]\((?!\w+:)([\w./]+\.md)\)", text_of("docs/index.md"))]
+    listed = [path.removeprefix("../") if path.startswith("../") else f"docs/{path}" for path in listed]
+    assert [page for page in named if page != "CHANGELOG.md"] == listed
+
+
 # Tables that a program knows
 
 
