@@ -25,9 +25,7 @@ from rankbuffer_trl.rewards.method import load_method, method_names
 from rankbuffer_trl.testing import make, truth
 
 WIDTH = 156  # characters of a line outside tables and code
-FOLDERS = (
-    "rankbuffer_trl|rankbuffer_tools|recipes|docs|accelerate_configs|benchmarks|checks|experiments|tests|evaluation|examples"
-)
+FOLDERS = "rankbuffer_trl|rankbuffer_tools|recipes|docs|accelerate_configs|benchmarks|checks|experiments|tests|evaluation|examples"
 
 # Links, paths, commands
 
@@ -116,7 +114,7 @@ def test_a_command_that_nobody_understands_is_found(monkeypatch, capsys):
 def test_the_site_has_the_pages_of_the_index_in_its_order():
     nav = yaml.safe_load(text_of("mkdocs.yml"))["nav"]
     named = [page for part in nav[2:] for pages in part.values() for page in pages]
-    listed = [path for path in re.findall(r"\]\((?!\w+:)([\w./]+\.md)\)", text_of("docs/index.md"))]
+    listed = re.findall(r"\]\((?!\w+:)([\w./]+\.md)\)", text_of("docs/index.md"))
     listed = [path.removeprefix("../") if path.startswith("../") else f"docs/{path}" for path in listed]
     assert [page for page in named if page != "CHANGELOG.md"] == listed
 

@@ -25,6 +25,7 @@ from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.training.step import RESUME
 
+from ..train.metrics import EXPOSITION
 from .groups import ConflictError, SingleGroups
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,6 @@ LONGEST_READ = 30.0
 """Seconds for the head of a request, and for its body. A connection may be idle as long."""
 DRAIN = 5.0
 """Seconds that open groups have at the end. `docker stop` kills after 10."""
-EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 ENDS = "the server is about to end: post the group to the next one"
 LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 """The header `Host` of a request to this machine. A page that rebinds a name of its own to it sends that name."""
