@@ -25,7 +25,10 @@ from rankbuffer_trl.rewards.method import load_method, method_names
 from rankbuffer_trl.testing import make, truth
 
 WIDTH = 156  # characters of a line outside tables and code
-FOLDERS = "rankbuffer_trl|rankbuffer_tools|recipes|docs|accelerate_configs|benchmarks|checks|experiments|tests|evaluation|examples"
+FOLDERS = (
+    "rankbuffer_trl|rankbuffer_tools|recipes|docs|accelerate_configs|benchmarks|checks|experiments|tests|evaluation"
+    "|examples"
+)
 
 # Links, paths, commands
 
