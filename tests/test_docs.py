@@ -191,12 +191,6 @@ def test_the_contexts_of_the_judge_page_are_what_the_package_estimates():
         needed = [[need(int(shown), length, guard) / 1000 for guard in (False, True)] for length in lengths]
         assert cells == [f"{plain:.1f}k ({guarded:.1f}k)" for plain, guarded in needed]
     assert sorted(named) == sorted(method_names())
-    contexts = re.findall(r"^\| ([\d,]+) \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE)
-    assert len(contexts) == 4
-    for context, *cells in contexts:
-        for length, cell in zip(lengths, cells, strict=True):
-            for guard, fit in zip((False, True), map(int, re.findall(r"\d+", cell)), strict=True):
-                assert need(fit, length, guard) <= int(context.replace(",", "")) < need(fit + 1, length, guard)
 
 
 # Code that stands in a file, and code that runs
