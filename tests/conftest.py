@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.faulty_server import KEY, Fault, serving
+from helpers.servers import KEY, Fault, serving
 from hypothesis import settings
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric

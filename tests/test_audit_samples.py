@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import ROOT
-from helpers.http_server import served
 from helpers.nectar_rows import Model
+from helpers.servers import served
 
 from experiments.simulated_judge import JudgeErrors, World, answer
 from rankbuffer_tools.audit.command import AuditConfig, audit, main, method_costs

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ask, numbers, scripted_judge, unreachable
 from helpers.damage import BAD, MISSING, changed, damaged
-from helpers.faulty_server import Fault, completion, counting, serving
+from helpers.servers import Fault, completion, counting, serving
 
 from rankbuffer_tools.jobs.ask import AnswerLog, AnswerLogError, Answers, ask_many, hash_request
 from rankbuffer_tools.jobs.chat import Chat

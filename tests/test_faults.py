@@ -20,7 +20,7 @@ import anyio
 import pytest
 from aiohttp import web
 from conftest import ask, ask_all, by_number, group, numbers, scripted_judge
-from helpers.faulty_server import (
+from helpers.servers import (
     CANDIDATE,
     EVENT_LIMIT,
     GOOD,

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 from conftest import ScriptedClient, ask, ask_all, scripted_judge, unreachable
-from helpers.faulty_server import GOOD, completion
-from helpers.http_server import served
+from helpers.servers import GOOD, completion, served
 
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.groups import Query, Rollout, Rubric

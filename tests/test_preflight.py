@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 from conftest import QUICKSTART, ROOT
-from helpers.http_server import served
 from helpers.opinions import spelled
 from helpers.scripted import config, run
+from helpers.servers import served
 
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_tools.train import command

@@ -22,8 +22,8 @@ from aiohttp import web
 from conftest import ROOT, run_program
 from helpers.contents import contents
 from helpers.early_runs import CASES, Case
-from helpers.http_server import served
 from helpers.rollout_server import RolloutServer, allow_client, server_config
+from helpers.servers import served
 from peft import LoraConfig
 from peft.tuners.lora import Linear
 from requests import ReadTimeout

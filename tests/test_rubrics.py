@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 from conftest import ROOT
 from datasets import Dataset
-from helpers.http_server import served
 from helpers.nectar_rows import RUBRICS, Model, asked_queries, raw_row, rubrics_text
+from helpers.servers import served
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
-from helpers.http_server import served
+from helpers.servers import served
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.informs.metrics import placement_columns, step_metrics

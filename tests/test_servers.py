@@ -13,8 +13,7 @@ from itertools import count
 import pytest
 from aiohttp import web
 from conftest import order, servers
-from helpers.faulty_server import Fault, body, completion, drip, hang, refusing, serving, status
-from helpers.http_server import served
+from helpers.servers import Fault, body, completion, drip, hang, refusing, served, serving, status
 from hypothesis import given
 from hypothesis import strategies as st
 

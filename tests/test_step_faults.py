@@ -11,9 +11,8 @@ import pytest
 from aiohttp import web
 from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
-from helpers.faulty_server import EVENT_LIMIT, PATIENT, SURROGATE, completion, hang, refusing
-from helpers.http_server import served
 from helpers.places import shown_in
+from helpers.servers import EVENT_LIMIT, PATIENT, SURROGATE, completion, hang, refusing, served
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 from conftest import ask_all
-from helpers.faulty_server import GOOD, completion
+from helpers.servers import GOOD, completion
 
 from rankbuffer_tools.train import command, ending
 from rankbuffer_trl.errors import RankBufferError, SettingsError

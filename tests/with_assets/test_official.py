@@ -10,7 +10,7 @@ from against_arena_hard import arena_hard_checks
 from against_wildbench import wildbench_checks
 from against_writingbench import writingbench_checks
 from helpers.evaluation_assets import Loopback
-from helpers.http_server import served
+from helpers.servers import served
 
 from evaluation.arena_hard.style_control import NOTHING, style_control
 from evaluation.assets import AssetError

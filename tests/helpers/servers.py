@@ -1,15 +1,15 @@
-"""A judge server that misbehaves as a test decides, on a real socket."""
+"""Real HTTP servers on loopback, in a thread of the test's process: any application, and a judge that misbehaves."""
 
 import asyncio
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from helpers.http_server import served
 from rankbuffer_trl.judge import Judge, TransportError
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
@@ -19,6 +19,35 @@ GOOD = '{"position": 1}'
 SURROGATE = "I would say \ud83d"  # what is left of an emoji that was cut in two
 PATIENT = 20.0  # seconds; a slow machine needs less
 EVENT_LIMIT = 30.0  # seconds for what should happen at once
+
+
+@contextmanager
+def served(app: web.Application, port: int = 0) -> Iterator[str]:
+    """Serve `app` on a loopback port from a new thread and yield the address. Port 0 means any free port."""
+    loop, ready, address = asyncio.new_event_loop(), threading.Event(), []
+    runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
+
+    async def start():
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        await site.start()
+        address.extend(runner.addresses)
+        ready.set()
+
+    def serve():
+        loop.run_until_complete(start())
+        loop.run_forever()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield f"http://127.0.0.1:{address[0][1]}"
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+        loop.close()
 
 
 # What a server can do wrong. A handler gets the request and its number, from 1.
