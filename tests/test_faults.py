@@ -41,6 +41,7 @@ from helpers.servers import (
     refusing,
     reset,
     saying,
+    served,
     slow,
     status,
     within,
@@ -48,6 +49,7 @@ from helpers.servers import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.judge import (
     Judge,
     JudgeError,
@@ -377,6 +379,20 @@ def test_looks_at_a_server_that_drips_have_an_end(fault, monkeypatch):
         assert look(lambda client: client.alive()) is False
         assert look(lambda client: client.count_tokens("How long?")) is None
         assert fault.seen[-1]["messages"] == [{"role": "user", "content": "How long?"}]
+
+
+def test_alive_is_a_server_that_generates(fault):
+    """Servers exist that refuse `max_tokens`; what `judge_request` says of it holds for a look, too."""
+    pong, page = saying("pong"), body(b"<html>back soon</html>", "text/html")
+    error = body(b'{"error": {"message": "starting"}}')
+    for handler in (page, error, body(b"{}"), status(503), refusing(404, "no such model"), pong):
+        request = {"max_tokens": None, "max_completion_tokens": 50}
+        client = fault.client(handler, 2, request=request)
+        assert within(PATIENT, client, client.alive) is (handler is pong)
+        assert [(asked.get("max_tokens"), asked["max_completion_tokens"]) for asked in fault.seen] == [(None, 50)]
+    with served(make_app()) as url:
+        client = OpenAIClient(f"{url}/v1", "rubric-judge")
+        assert within(PATIENT, client, client.alive) is True
 
 
 def listing(*rows: object) -> Callable:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 from conftest import QUICKSTART, ROOT
-from helpers.opinions import spelled
+from helpers.judges import spelled
 from helpers.scripted import config, run
 from helpers.servers import served
 
