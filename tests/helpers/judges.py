@@ -1,12 +1,14 @@
 """Judges without a server: a client whose answers a test decides, the embedded judge, and servers in memory."""
 
 import asyncio
+import json
 import math
 import os
 import random
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 from rankbuffer_trl.judge import RubricJudge, TransportError, Usage
 from rankbuffer_trl.judge.ledger import Reply, Tally
@@ -81,6 +83,51 @@ class SilentJudge(Embedded):
                 os.kill(os.getpid(), self.number)
             await asyncio.Event().wait()
         self.left -= self.silent
+
+
+@dataclass
+class Mute:
+    """No judge: it cannot be closed."""
+
+    name = "mute"
+
+    async def complete(self, messages, **kwargs):
+        raise NotImplementedError
+
+
+@dataclass
+class NumberJudge:
+    """The judge that knows the truth, named in settings. It writes down what it answers, and may kill the process."""
+
+    kill_at: int = field(default=10**9, compare=False)
+    record: str = field(default="", compare=False)
+    fail: bool = field(default=False, compare=False)
+    version: str = "numbers-1"
+    name = "number judge"
+    model = "numbers"
+    asked: ClassVar[list[str]] = []
+    one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def complete(self, messages, *, question, seed, tally):
+        async with self.one_by_one:
+            for _ in range(5):  # so that the answer before is on disk
+                await asyncio.sleep(0)
+            return self.answer(messages, tally)
+
+    def answer(self, messages, tally):
+        tally.server, tally.attempts = self.name, tally.attempts + 1
+        self.asked.append(messages[0]["content"])
+        if self.fail:
+            raise TransportError("it is gone")
+        if len(self.asked) > self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.record:
+            with open(self.record, "a") as file:
+                file.write(json.dumps(messages[0]["content"]) + "\n")
+        return truth(messages[0]["content"]), Usage(10, 4, 3)
+
+    async def close(self):
+        pass
 
 
 def shuffled(seed: int, most: int = 30) -> Callable:

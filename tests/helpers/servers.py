@@ -13,6 +13,7 @@ from aiohttp import web
 from rankbuffer_trl.judge import Judge, TransportError
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
+CHAT = "/v1/chat/completions"
 KEY = "sk-a-key-that-nobody-may-see"
 CANDIDATE = "a candidate that nobody else may see"
 GOOD = '{"position": 1}'
@@ -22,8 +23,14 @@ EVENT_LIMIT = 30.0  # seconds for what should happen at once
 
 
 @contextmanager
-def served(app: web.Application, port: int = 0) -> Iterator[str]:
-    """Serve `app` on a loopback port from a new thread and yield the address. Port 0 means any free port."""
+def served(app: web.Application | dict[str, Callable], port: int = 0) -> Iterator[str]:
+    """Serve an application, or handlers by their paths, on a loopback port from a new thread and yield the address.
+
+    Port 0 means any free port.
+    """
+    if isinstance(app, dict):
+        handlers, app = app, web.Application(client_max_size=2**28)
+        app.add_routes([web.route("*", path, handler) for path, handler in handlers.items()])
     loop, ready, address = asyncio.new_event_loop(), threading.Event(), []
     runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
 
@@ -162,6 +169,18 @@ def counting(context: int | None, answer: str = "7", tokenizes: bool = True) -> 
     return handle
 
 
+@contextmanager
+def judged_by(handler: Callable) -> Iterator[str]:
+    """Serve a judge that gives `handler(prompt)`, which may be a coroutine, and yield the address for a client."""
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = handler((await request.json())["messages"][0]["content"])
+        return await response if asyncio.iscoroutine(response) else response
+
+    with served({CHAT: chat}) as address:
+        yield address + "/v1"
+
+
 class Fault:
     """Plays one handler and remembers the requests."""
 
@@ -177,7 +196,7 @@ class Fault:
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(await request.json() if request.can_read_body else {})
-        self.asked += request.path == "/v1/chat/completions"
+        self.asked += request.path == CHAT
         response = self.handler(request, len(self.seen))
         return await response if asyncio.iscoroutine(response) else response
 
@@ -210,11 +229,7 @@ class Noting(OpenAIClient):
 def serving(fault: Fault | None = None, port: int = 0) -> Iterator[Fault]:
     """Serve a fault on a port; 0 means any free one."""
     fault = fault or Fault()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", fault)
-    app.router.add_get("/v1/models", fault)
-    app.router.add_post("/tokenize", fault)
-    with served(app, port) as address:
+    with served(dict.fromkeys((CHAT, "/v1/models", "/tokenize"), fault), port) as address:
         fault.url = address + "/v1"
         yield fault
 
