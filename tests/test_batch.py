@@ -345,15 +345,6 @@ def test_ask_many_checks_that_the_longest_prompt_and_its_answer_fit(fault, conte
     assert fault.asked == 0
 
 
-def test_ask_many_goes_by_the_smallest_of_several_servers(fault):
-    fault.play(counting(100))
-    with serving() as small:
-        small.play(counting(10))
-        with pytest.raises(JudgeError, match=f"m at {small.url}: a context of 10 tokens"):
-            asyncio.run(ask_many(judge_at(fault, small), {"k": words(20)}, None, "asking"))
-    assert fault.asked == small.asked == 0
-
-
 def test_longest_need_has_the_room_of_a_verdict(fault):
     async def need_of(judge, question):
         try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -231,17 +230,6 @@ def test_served_judge_names_an_unknown_model_and_a_question_that_it_cannot_read(
     verdict, call = ask(Judge(RubricJudge()), unreadable)
     assert verdict is None
     assert call.outcome == "unreachable" and "explains why" in call.error.lower()
-
-
-def test_client_names_the_address_where_nobody_listens(question):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound but not listening: refused, and nobody else gets the port
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-        judge = Judge(OpenAIClient(url, "a-model", max_retries=0))
-        with pytest.raises(JudgeError) as error:
-            asyncio.run(judge.first_question(question))
-        assert all(each in str(error.value) for each in (f"a-model at {url}", "Connect", "Is the server up"))
-        assert judge.drain() == []
 
 
 def test_client_has_as_many_requests_in_flight_as_allowed(fault, query, monkeypatch):

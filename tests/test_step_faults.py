@@ -189,43 +189,27 @@ class Withheld:
 
 
 EIGHT = "1 2 3 4 5 6 7 8"
+WAYS = {  # how a step ends: (a candidate that fails, limits, the error, the ledger)
+    "failures": ("5", {"max_failures": 0.0}, "failed 1 of 1 judgments", {"unreachable": 1, "cancelled": 7}),
+    "timeout": ("", {"step_timeout": 2.0}, "timeout=2 s: 0 judgments were answered, 0 failed", {"cancelled": 8}),
+    "interrupt": ("", {}, "", {"cancelled": 8}),
+}
 
 
-@pytest.mark.parametrize(
-    ("failing", "limits", "message", "calls"),
-    [
-        ("5", dict(max_failures=0.0), "failed 1 of 1 judgments", {"unreachable": 1, "cancelled": 7}),
-        (
-            "",
-            dict(step_timeout=2.0),
-            "judge_step_timeout=2 s: 0 judgments were answered, 0 failed",
-            {"cancelled": 8},
-        ),
-    ],
-    ids=["failures", "timeout"],
-)
-def test_a_step_that_ends_early_drops_what_is_in_flight(scorer, failing, limits, message, calls):
-    withheld = Withheld(8, failing=failing)
-    with judged_by(withheld) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), **limits)
-        with pytest.raises(JudgeError, match=message):
-            made.score([group(numbers(), EIGHT, 0)], 0)
-        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} were dropped"
-        assert ledger(made) == calls
-        assert withheld.arrived == 8
-
-
-def test_an_interrupt_drops_what_is_in_flight(scorer):
-    main = threading.main_thread().ident
-    withheld = Withheld(8, then=lambda: signal.pthread_kill(main, signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_ends_early_drops_what_is_in_flight(scorer, way):
+    failing, limits, message, calls = WAYS[way]
+    main, before = threading.main_thread().ident, signal.getsignal(signal.SIGINT)
+    interrupt = (lambda: signal.pthread_kill(main, signal.SIGINT)) if way == "interrupt" else lambda: None
+    withheld = Withheld(8, interrupt, failing)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
     try:
         with judged_by(withheld) as url:
-            made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False))
-            with pytest.raises(KeyboardInterrupt):
+            made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), **limits)
+            with pytest.raises(JudgeError if message else KeyboardInterrupt, match=message):
                 made.score([group(numbers(), EIGHT, 0)], 0)
             assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
-            assert nothing_else(made)
+            assert ledger(made) == calls and nothing_else(made) and withheld.arrived == 8
     finally:
         signal.signal(signal.SIGINT, before)
 
