@@ -82,8 +82,20 @@ def run():
     loop.close()
 
 
-def separate(url, run, on_rollout=lambda row, ids: None) -> SeparateRollouts:
-    return SeparateRollouts(VLLMClient(base_url=url), run, on_rollout)
+@pytest.fixture
+def separate(server, run):
+    """Start a server of rollouts that are generated one by one: gives the server and the client."""
+
+    @contextmanager
+    def start(on_rollout=lambda row, ids: None, timeout=None, vocabulary=math.inf, **behaviour):
+        with server(**behaviour) as (made, url):
+            client = SeparateRollouts(VLLMClient(base_url=url), run, on_rollout, timeout, vocabulary)
+            try:
+                yield made, client
+            finally:
+                client.close()
+
+    return start
 
 
 # One request per rollout is TRL's one request
@@ -109,16 +121,14 @@ SAMPLING = {
 
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
-def test_generate_asks_for_what_trls_own_request_asks_for(server, run, sampling):
-    with server() as (seen, url):
+def test_generate_asks_for_what_trls_own_request_asks_for(separate, sampling):
+    with separate() as (seen, ours):
         if sampling.get("logprobs", 0) is None:
             seen.choice = lambda *args: RolloutServer.choice(seen, *args) | {"logprobs": None}
-        ours = separate(url, run)
-        expected = VLLMClient(base_url=url).generate(PROMPTS, **sampling)
+        expected = VLLMClient(base_url=ours.base_url).generate(PROMPTS, **sampling)
         (theirs,) = seen.seen
         seen.seen.clear()
         found = ours.generate(PROMPTS, **sampling)
-        ours.close()
     n, prompts, seeds = theirs.pop("n"), theirs.pop("prompt"), theirs.pop("seed", None)
     assert len(seen.seen) == len(prompts) * n
     requests = sorted(seen.seen, key=lambda each: (PROMPTS.index(each["prompt"][0]), each.get("seed", 0)))
@@ -132,35 +142,30 @@ def test_generate_asks_for_what_trls_own_request_asks_for(server, run, sampling)
     assert found["prompt_ids"] == PROMPTS
 
 
-def test_generate_leaves_to_trl_what_cannot_be_split(server, run, monkeypatch):
+def test_generate_leaves_to_trl_what_cannot_be_split(separate, monkeypatch):
     got = []
     monkeypatch.setattr(VLLMClient, "generate", lambda self, *args, **kwargs: got.append((args, kwargs)) or "trl's")
-    with server() as (seen, url):
-        ours = separate(url, run)
-        kinds = [
-            {"features": [None] * 3},
-            {"generation_kwargs": {"use_beam_search": True}},
-            {"generation_kwargs": {"n": 2}},
-        ]
-        for arguments in kinds:
+    kinds = [
+        {"features": [None] * 3},
+        *({"generation_kwargs": each} for each in ({"use_beam_search": True}, {"n": 2})),
+    ]
+    with separate() as (seen, ours):
+        for arguments in ({"features": [None] * 3}, *kinds):
             assert ours.generate(PROMPTS, n=2, temperature=0.5, **arguments) == "trl's"
             args, kwargs = got.pop()
             assert args == (PROMPTS, arguments.get("features"))
             assert (kwargs["n"], kwargs["temperature"]) == (2, 0.5)
             assert kwargs["generation_kwargs"] == arguments.get("generation_kwargs")
             assert seen.seen == []
-        ours.close()
 
 
-def test_everything_else_is_trls_client(server, run):
-    with server() as (_, url):
-        ours = separate(url, run)
-        assert ours.base_url == url and ours.model == "policy"
+def test_everything_else_is_trls_client(separate):
+    with separate() as (_, ours):
+        assert ours.base_url.startswith("http://127.0.0.1:") and ours.model == "policy"
         ours.check_server()
         ours.reset_prefix_cache()
         with pytest.raises(AttributeError):
             _ = ours.no_such_thing
-        ours.close()
 
 
 def test_limit_requests_ends_a_request_of_trls_client_that_is_not_answered(tmp_path, tiny_policy, rows, server):
@@ -192,26 +197,22 @@ def test_a_name_that_trl_drops_stops_only_rollouts_from_a_server(monkeypatch):
         names["read_rollout"]({"choices": []}, 1)
 
 
-def test_generate_hands_over_each_rollout_once_and_sends_a_refused_request_again(server, run):
-    arrived = []
-    with server(fault=lambda number: number % 5 == 1) as (seen, url):
-        ours = separate(url, run, lambda row, ids: arrived.append((row, ids)))
-        found = ours.generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
+def test_generate_hands_over_each_rollout_once_and_sends_a_refused_request_again(separate):
+    arrived, sampling = [], {"n": 8, "max_tokens": 24, "generation_kwargs": {"seed": 3}}
+    with separate(lambda *each: arrived.append(each), fault=lambda number: number % 5 == 1) as (seen, ours):
+        found = ours.generate(PROMPTS, **sampling)
         assert len(seen.seen) == 24 + 24 // 4
         assert arrived != sorted(arrived), "the server answers in another order"
         assert sorted(arrived) == [*enumerate(found["completion_ids"])]
         seen.fault = lambda number: False
-        assert found == VLLMClient(base_url=url).generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
-        ours.close()
+        assert found == VLLMClient(base_url=ours.base_url).generate(PROMPTS, **sampling)
 
 
-def test_generate_ends_when_the_server_stays_out(server, run):
-    with server(fault=lambda number: number > 3, hold=lambda number: number <= 2) as (seen, url):
-        ours = separate(url, run)
-        with pytest.raises(RolloutError, match=f"rollout server at {url} does not generate .HTTP 503"):
+def test_generate_ends_when_the_server_stays_out(separate):
+    with separate(fault=lambda number: number > 3, hold=lambda number: number <= 2) as (seen, ours):
+        with pytest.raises(RolloutError, match=f"rollout server at {ours.base_url} does not generate .HTTP 503"):
             ours.generate([[1], [2], [3], [4]], n=1)
         assert seen.idle.wait(EVENT_LIMIT), "the other requests are cancelled"
-        ours.close()
     assert len(seen.seen) <= 3 + 2 * (RETRIES + 1)
 
 
@@ -246,13 +247,10 @@ EDITS: list[tuple[str, dict]] = [  # the cause in the error, and what is wrong i
 ]
 
 
-def test_generate_names_an_answer_that_is_no_rollout_in_one_line(server, run):
+def test_generate_names_an_answer_that_is_no_rollout_in_one_line(separate):
     arrived = []
     good = {"prompt_token_ids": [1], "token_ids": [5, 6], "logprobs": GOOD, "finish_reason": "length"}
-    with server() as (seen, url):
-        ours = SeparateRollouts(
-            VLLMClient(base_url=url), run, lambda *each: arrived.append(each), EVENT_LIMIT, vocabulary=50
-        )
+    with separate(lambda *each: arrived.append(each), EVENT_LIMIT, 50) as (seen, ours):
 
         def answered(say: Callable[[], web.Response]) -> dict:
             seen.say = lambda answer: say()
@@ -268,21 +266,18 @@ def test_generate_names_an_answer_that_is_no_rollout_in_one_line(server, run):
                 answered(say)
             said = str(error.value)
             assert cause in said and "\n" not in said and len(said) < 600, f"{number}: {said}"
-        ours.close()
     assert arrived == []
 
 
-def test_generate_follows_no_redirect_since_the_prompts_would_travel(server, run):
-    with server() as (elsewhere, other), server() as (seen, url):
+def test_generate_follows_no_redirect_since_the_prompts_would_travel(server, separate):
+    with server() as (elsewhere, other), separate() as (seen, ours):
         seen.say = lambda answer: text("", 307, Location=f"{other}/v1/completions")
-        ours = separate(url, run)
         with pytest.raises(RolloutError, match=f"HTTP 307: a redirect to {other}/v1/completions, which is not follow"):
             ours.generate([[1]])
-        ours.close()
     assert elsewhere.seen == []
 
 
-def test_generate_ends_when_the_server_is_silent(server, run, monkeypatch):
+def test_generate_ends_when_the_server_is_silent(separate, monkeypatch):
     """The time is over as soon as the other three rollouts are there, whatever the speed of this machine."""
     came, limits = [], []
 
@@ -296,23 +291,19 @@ def test_generate_ends_when_the_server_is_silent(server, run, monkeypatch):
             limits[0][1].reschedule(0)
 
     monkeypatch.setattr(trainer_module, "asyncio", SimpleNamespace(timeout=timeout, TaskGroup=asyncio.TaskGroup))
-    with server(hold=lambda number: number == 2) as (seen, url):
-        ours = SeparateRollouts(VLLMClient(base_url=url), run, arrived, timeout=1.0)
+    with separate(arrived, 1.0, hold=lambda number: number == 2) as (seen, ours):
         with pytest.raises(RolloutError, match=r"\(3 of 4 rollouts came within rollout_timeout=1 s\): look at its"):
             ours.generate([[1], [2], [3], [4]])
         assert seen.idle.wait(EVENT_LIMIT), "the request that is left is cancelled"
         assert len(ours.generate([[1]])["completion_ids"]) == 1
-        ours.close()
     assert [seconds for seconds, _ in limits] == [1.0, 1.0]
 
 
-def test_generate_hands_an_error_to_all_of_several_processes(server, run, monkeypatch):
+def test_generate_hands_an_error_to_all_of_several_processes(separate, monkeypatch):
     """The others get the lists by pickle. TRL reads them on all processes."""
     monkeypatch.setattr("rankbuffer_trl.training.rollouts.PartialState", lambda: SimpleNamespace(num_processes=2))
-    with server(hold=lambda number: True) as (_, url):
-        ours = SeparateRollouts(VLLMClient(base_url=url), run, lambda row, ids: None, timeout=0.2)
+    with separate(timeout=0.2, hold=lambda number: True) as (_, ours):
         made = ours.generate([[1], [2]])
-        ours.close()
     for name in ("prompt_ids", "completion_ids", "logprobs"):
         with pytest.raises(RolloutError, match="0 of 2 rollouts came"):
             list(made[name])
@@ -320,7 +311,7 @@ def test_generate_hands_an_error_to_all_of_several_processes(server, run, monkey
             list(pickle.loads(pickle.dumps(made[name])))
 
 
-def test_generate_notices_that_the_machine_of_the_server_is_gone(server, run, monkeypatch):
+def test_generate_notices_that_the_machine_of_the_server_is_gone(separate, monkeypatch):
     """The kernel asks a silent connection whether the other side is there. TRL's own client does not."""
     made, found, stock = [], [], trainer_module.keepalive_socket
     monkeypatch.setattr(trainer_module, "keepalive_socket", lambda address: made.append(stock(address)) or made[-1])
@@ -331,19 +322,15 @@ def test_generate_notices_that_the_machine_of_the_server_is_gone(server, run, mo
         found.append((each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), probes))
         return False
 
-    with server(hold=look) as (_, url):
-        ours = separate(url, run)
+    with separate(hold=look) as (_, ours):
         ours.generate([[1]])
-        ours.close()
     assert found == [(1, [60, 15, 4])]
 
 
 @pytest.mark.parametrize(
     ("files", "most"), [(1024, 130), (resource.RLIM_INFINITY, 130), (8, 4)], ids=["many", "no limit", "few"]
 )
-def test_generate_has_a_rollout_in_flight_for_every_second_file_that_may_be_open(
-    server, run, monkeypatch, files, most
-):
+def test_generate_has_a_rollout_in_flight_for_every_second_file_that_may_be_open(separate, monkeypatch, files, most):
     """No rollout is answered before so many requests are there, and none comes on top of them."""
     arrived, enough = [], asyncio.Event()
     stock = RolloutServer.completions
@@ -357,10 +344,8 @@ def test_generate_has_a_rollout_in_flight_for_every_second_file_that_may_be_open
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
     monkeypatch.setattr(RolloutServer, "completions", hold)
-    with server() as (_, url):
-        ours = separate(url, run)
+    with separate() as (_, ours):
         assert len(ours.generate([[5]], n=130, generation_kwargs={"seed": 3})["completion_ids"]) == 130
-        ours.close()
     assert max(arrived) <= most
 
 

@@ -58,7 +58,7 @@ class Hooks:
 class Fake(Hooks, ScriptedClient):
     """A client that answers as a test decides: `answer(messages)` gives a text or an exception. Hooks are optional."""
 
-    def __init__(self, answer: Callable[[list[dict]], Any] = by_number, **hooks: Callable):
+    def __init__(self, answer: Callable[[list[dict]], Any] = by_number, **hooks: Any):
         super().__init__(answer)
         vars(self).update(hooks)
 
@@ -66,7 +66,7 @@ class Fake(Hooks, ScriptedClient):
 class Embedded(Hooks, RubricJudge):
     """The embedded judge with hooks."""
 
-    def __init__(self, **hooks: Callable):
+    def __init__(self, **hooks: Any):
         vars(self).update(hooks)
 
 
