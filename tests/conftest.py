@@ -16,20 +16,22 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from helpers.faulty_server import KEY, Fault, serving
+from helpers.judges import by_number as by_number
+from helpers.judges import unreachable as unreachable
+from helpers.servers import KEY, Fault, serving
 from hypothesis import settings
 
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
-from rankbuffer_trl.judge import Call, Judge, Question, TransportError
+from rankbuffer_trl.judge import Call, Judge, Question
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.testing import ScriptedClient as ScriptedClient
 from rankbuffer_trl.testing import scripted_judge as scripted_judge
-from rankbuffer_trl.testing import truth
 from rankbuffer_trl.training.scorer import GroupScorer
 
 ROOT = Path(__file__).parent.parent
@@ -60,10 +62,6 @@ def run_program(path: Path, *arguments: object, timeout: float) -> str:
     return output
 
 
-def unreachable(messages) -> Exception:
-    return TransportError("connection refused")
-
-
 def ask_all(judge: Judge, questions: Iterable[Question]) -> list:
     """Ask questions at once, close the judge's client and return the verdicts."""
 
@@ -86,15 +84,8 @@ def ask(judge: Judge, question: Question) -> tuple[object, Call]:
 # Several servers of a judge, by their addresses.
 
 
-class Named:
-    """All that the order of servers depends on."""
-
-    def __init__(self, url: str):
-        self.url = self.name = url
-
-
 def servers(*urls: str) -> Servers:
-    return Servers([Named(url) for url in urls])
+    return Servers([SimpleNamespace(url=url, name=url) for url in urls])  # all that their order depends on
 
 
 def order(among: Servers, query_id: str) -> list[str]:
@@ -112,10 +103,6 @@ def group(query: Query, texts: str, step: int, epoch: int | None = None) -> Roll
     """Make a group from texts in one line, where `-` is a rollout without an answer."""
     rollouts = tuple(Rollout(i, "" if text == "-" else text) for i, text in enumerate(texts.split()))
     return RolloutGroup(query, rollouts, step, epoch)
-
-
-def by_number(messages: list[dict]) -> str:
-    return truth(messages[0]["content"])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from conftest import by_number, group, scripted_judge
 from conftest import numbers as query_of_numbers
 from datasets import Dataset
 from helpers.contents import contents
-from helpers.http_server import served
+from helpers.servers import served
 from transformers import AutoTokenizer
 from trl.chat_template_utils import qwen3_chat_template
 from trl.experimental.async_grpo import async_rollout_worker

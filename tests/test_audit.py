@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from helpers.opinions import shares, spelled
+from helpers.judges import shares, spelled
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import ROOT
-from helpers.http_server import served
+from helpers.judges import Fake
 from helpers.nectar_rows import Model
+from helpers.servers import served
 
 from experiments.simulated_judge import JudgeErrors, World, answer
 from rankbuffer_tools.audit.command import AuditConfig, audit, main, method_costs
@@ -173,16 +174,17 @@ class Killed(BaseException):
     pass
 
 
-class Simulated:
+class Simulated(Fake):
     """The simulated judge as a chat client, which is killed after a number of answers."""
 
     name = "simulated judge"
 
     def __init__(self, quality, errors, answers=10**9):
+        super().__init__(lambda messages: "")
         self.quality, self.errors, self.left = quality, errors, answers
         self.answered = 0
 
-    async def complete(self, messages, *, question, seed, tally):
+    async def before(self, asked):
         self.left -= 1
         while self.left < 0:
             await asyncio.sleep(0)  # until the answers so far are read
@@ -190,11 +192,9 @@ class Simulated:
             if self.left < -3000:
                 raise Killed
         self.answered += 1
-        tally.attempts += 1
-        return answer(messages[0]["content"], self.quality, self.errors), Usage(10, 0, 5)
 
-    async def close(self):
-        pass
+    async def after(self, asked, reply):
+        return answer(asked.messages[0]["content"], self.quality, self.errors), Usage(10, 0, 5)
 
 
 def attempt(world, out, client, monkeypatch, **settings):

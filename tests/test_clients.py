@@ -11,7 +11,7 @@ import torch
 from aiohttp import web
 from conftest import ROOT, by_number, numbers, scripted_judge, unreachable
 from datasets import Dataset
-from helpers.http_server import served
+from helpers.servers import served
 from pydantic import BaseModel
 
 from rankbuffer_tools.service.groups import SingleGroups

@@ -9,9 +9,9 @@ import prepare_nectar
 import pytest
 from conftest import QUICKSTART
 from datasets import Dataset
-from helpers.http_server import served
 from helpers.nectar_rows import Model, raw_row, rubrics_text
 from helpers.scripted import contents
+from helpers.servers import served
 
 from rankbuffer_tools.data import command
 from rankbuffer_tools.data.check import CheckSettings, check_dataset

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from aiohttp import web
 from conftest import QUICKSTART, ROOT, scripted_judge
-from helpers.http_server import served
 from helpers.programs import PAGES, blocks, commands, entry_points, parse, program, text_of
+from helpers.servers import served
 
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.judge import VerdictError

@@ -5,8 +5,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
+from conftest import by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
+from helpers.judges import Fake
 from helpers.quality import CASES, QUALITIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,19 +109,18 @@ def test_early_questions_are_asked_by_the_method_itself(method, qualities):
 # What happens before the last rollout, and what does not
 
 
-class Gate(ScriptedClient):
+class Gate(Fake):
     """A judge that answers when it is let, and tells the test what it was asked."""
 
     def __init__(self, is_open: bool = False):
-        super().__init__(by_number)
+        super().__init__()
         self.open = asyncio.Event()
         if is_open:
             self.open.set()
 
-    async def complete(self, messages, **kwargs):
-        answer = await super().complete(messages, **kwargs)
+    async def after(self, asked, reply):
         await self.open.wait()
-        return answer
+        return reply
 
     async def let(self) -> None:
         self.open.set()
@@ -236,12 +236,11 @@ def test_score_ends_a_step_whose_judge_failed_early(scorer):
 def test_score_counts_a_failure_about_a_text_that_is_gone(scorer):
     asked, failed = asyncio.Event(), asyncio.Event()
 
-    class Client(ScriptedClient):
-        async def complete(self, messages, *, tally, **kwargs):
-            tally.attempts += 1
-            asked.set()
-            await failed.wait()
-            raise TransportError("gone")
+    async def fail(question):
+        question.tally.attempts += 1
+        asked.set()
+        await failed.wait()
+        raise TransportError("gone")
 
     class Slow(RankBuffer):
         async def score(self, group, buffer, judge):
@@ -250,7 +249,7 @@ def test_score_counts_a_failure_about_a_text_that_is_gone(scorer):
                 await asyncio.sleep(0.05)  # a method may wait for something else than the judge
             return await super().score(group, buffer, judge)
 
-    made = scorer(Judge(Client(by_number)), Slow(), max_failures=1.0)
+    made = scorer(Judge(Fake(before=fail)), Slow(), max_failures=1.0)
     groups = [group_of(line="- -")]
     begin(made, groups, (0, "50"))
     made.run(asked.wait())
@@ -290,15 +289,12 @@ def test_score_does_not_wait_for_a_question_that_the_method_never_asks(scorer):
                 group = replace(group, query=replace(group.query, id="idle"))
             return await super().score(group, buffer, judge)
 
-    class Client(Gate):
-        async def complete(self, messages, *, question, **kwargs):
-            if question.query_id != "idle":
-                self.open.set()
-                return await super().complete(messages, question=question, **kwargs)
-            kwargs["tally"].attempts += 1
-            return await asyncio.Event().wait()
+    async def wait_if_idle(asked):
+        if asked.question.query_id == "idle":
+            asked.tally.attempts += 1
+            await asyncio.Event().wait()
 
-    made = scorer(Judge(Client(), guard=False), Chatty())
+    made = scorer(Judge(Fake(before=wait_if_idle), guard=False), Chatty())
     groups = [group_of()]
     begin(made, groups, (0, "50"))
     outcome = made.score(groups, 0)

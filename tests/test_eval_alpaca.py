@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from helpers import evaluation_assets
 from helpers.evaluation_assets import ROWS, Loopback, logprobs, text_of, write_outputs
-from helpers.http_server import served
+from helpers.servers import served
 
 from evaluation.alpaca_eval.scores import is_switched
 from evaluation.metric import mean

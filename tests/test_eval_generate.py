@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from helpers.evaluation_assets import Loopback
-from helpers.http_server import served
+from helpers.servers import served
 
 from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig

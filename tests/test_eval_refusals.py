@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.evaluation_assets import ROWS, Loopback, write_outputs
-from helpers.http_server import served
+from helpers.servers import served
 
 from evaluation.assets import AssetError
 from evaluation.benchmark import OutputError

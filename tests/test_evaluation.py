@@ -28,7 +28,7 @@ from helpers.evaluation_assets import (
     write_outputs,
     write_rows,
 )
-from helpers.http_server import served
+from helpers.servers import served
 
 from evaluation.assets import Assets
 from evaluation.benchmark import OutputError

@@ -11,7 +11,6 @@ import traceback
 import tracemalloc
 import zlib
 from base64 import b64encode, urlsafe_b64encode
-from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
 from urllib.parse import quote
@@ -20,7 +19,7 @@ import anyio
 import pytest
 from aiohttp import web
 from conftest import ask, ask_all, by_number, group, numbers, scripted_judge
-from helpers.faulty_server import (
+from helpers.servers import (
     CANDIDATE,
     EVENT_LIMIT,
     GOOD,
@@ -41,6 +40,7 @@ from helpers.faulty_server import (
     refusing,
     reset,
     saying,
+    served,
     slow,
     status,
     within,
@@ -48,14 +48,8 @@ from helpers.faulty_server import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_trl.judge import (
-    Judge,
-    JudgeError,
-    TransportError,
-    Usage,
-    insertion_question,
-    openai_client,
-)
+from rankbuffer_tools.service.judge import make_app
+from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
 from rankbuffer_trl.judge.errors import masked
 from rankbuffer_trl.judge.judge import warn_of_counts
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
@@ -134,13 +128,7 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
         f"{code}, a redirect": (status(code, headers={"Location": HERE + KEY}), 2, 1, "refused", f"{HERE}[key], which")
         for code in (301, 302, 303, 307, 308)
     },
-    "control characters": (
-        refusing(400, "\x1b[2J\r\nBuy \x00now\u202e"),
-        0,
-        1,
-        "refused",
-        r"0: \x1b[2J\r\nBuy \x00now",
-    ),
+    "control characters": (refusing(400, "\x1b[2J\nBuy \x00now\u202e"), 0, 1, "refused", r"0: \x1b[2J\nBuy \x00now"),
     "half an emoji in an error": (refusing(400, SURROGATE), 0, 1, "refused", r"HTTP 400: I would say \ud83d"),
     "HTML page": (body(b"<html>Welcome to nginx</html>", "text/html"), 2, 1, "refused", NO_CHAT),
     "no body": (body(b""), 2, 1, "refused", NO_CHAT),
@@ -221,8 +209,10 @@ def test_client_makes_no_score_of_a_lasting_fault_and_shows_no_key(fault, questi
 def test_client_retries_a_refused_connection(question):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound but not listening: refused, and nobody else gets the port
-        client = Noting(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", "m", max_retries=1)
-        verdict, call = ask(Judge(client), question)
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        verdict, call = ask(Judge(client := Noting(url, "m", max_retries=1)), question)
+        with pytest.raises(JudgeError, match=rf"m at {url}.*Connect.* Is the server up"):
+            ask_first(Judge(Noting(url, "m", max_retries=0)), question)
     assert verdict is None
     assert (call.outcome, call.attempts, call.usage, call.spent) == ("unreachable", 2, NOTHING, NOTHING)
     assert "Connect" in call.error
@@ -318,19 +308,7 @@ def test_masked_leaves_out_a_key_that_a_server_has_encoded(key, before, after):
 @pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
 def test_client_counts_zero_for_a_token_count_that_cannot_be_true(fault, question, caplog, name):
     other = "completion_tokens" if name == "prompt_tokens" else "prompt_tokens"
-    for count in (
-        "1e999",
-        "-1e999",
-        "NaN",
-        "1" + "0" * 30,
-        str(2**31),
-        "-5",
-        "true",
-        "20.5",
-        '"20"',
-        "[1]",
-        '{"a": 1}',
-    ):
+    for count in ("1e999", "-1e999", "NaN", "1" + "0" * 30, str(2**31), *'-5|true|20.5|"20"|[1]|{"a": 1}'.split("|")):
         warn_of_counts.cache_clear()
         caplog.clear()
         usage = f'"usage": {{"{other}": 7, "{name}": {count}}}, "theirs": '
@@ -377,6 +355,20 @@ def test_looks_at_a_server_that_drips_have_an_end(fault, monkeypatch):
         assert look(lambda client: client.alive()) is False
         assert look(lambda client: client.count_tokens("How long?")) is None
         assert fault.seen[-1]["messages"] == [{"role": "user", "content": "How long?"}]
+
+
+def test_alive_is_a_server_that_generates(fault):
+    """Servers exist that refuse `max_tokens`; what `judge_request` says of it holds for a look, too."""
+    pong, page = saying("pong"), body(b"<html>back soon</html>", "text/html")
+    error = body(b'{"error": {"message": "starting"}}')
+    for handler in (page, error, body(b"{}"), status(503), refusing(404, "no such model"), pong):
+        request = {"max_tokens": None, "max_completion_tokens": 50}
+        client = fault.client(handler, 2, request=request)
+        assert within(PATIENT, client, client.alive) is (handler is pong)
+        assert [(asked.get("max_tokens"), asked["max_completion_tokens"]) for asked in fault.seen] == [(None, 50)]
+    with served(make_app()) as url:
+        client = OpenAIClient(f"{url}/v1", "rubric-judge")
+        assert within(PATIENT, client, client.alive) is True
 
 
 def listing(*rows: object) -> Callable:
@@ -476,14 +468,3 @@ def test_judge_counts_malformed_answers_apart_from_retries(fault, question, scor
     made.score([group(numbers(), "15 25", 0)], 0)
     assert list(made.store.rows("SELECT DISTINCT attempts, malformed FROM calls")) == [(2, 1)]
     assert made.store.totals().malformed == made.store.totals().calls == 2
-
-
-def test_judge_loses_one_question_of_many_to_one_fault(fault, query):
-    async def by_candidate(request, n):
-        prompt = (await request.json())["messages"][0]["content"]
-        return web.Response(status=404) if "\ncandidate 3\n" in prompt else completion(GOOD)
-
-    judge = fault.judge(by_candidate, 0)
-    asked = [insertion_question(query, ["a", "b"], f"candidate {i}") for i in range(6)]
-    assert ask_all(judge, asked) == [1, 1, 1, None, 1, 1]
-    assert Counter(call.outcome for call in judge.drain()) == {"parsed": 5, "unreachable": 1}

@@ -1,5 +1,6 @@
 """What the import contracts of pyproject.toml cannot see: modules that others load, and SQL in texts."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -27,6 +28,18 @@ def test_a_training_loads_neither_plots_nor_programs(tiny_policy, tmp_path):
     roots = {name.partition(".")[0] for name in loaded.stdout.split()}
     assert {"rankbuffer_trl", "trl"} <= roots and (tmp_path / "checkpoint-1" / "rankbuffer" / "run.json").is_file()
     assert not roots & {"matplotlib", "rankbuffer_tools", "evaluation"}
+
+
+def test_fake_clients_of_a_judge_are_in_the_helpers_alone():
+    """`helpers/judges.py` has one whose answers and waits a test decides. Judges of known behaviour are an audit's."""
+    files = [path for path in ROOT.glob("tests/**/*.py") if path.parent.name != "helpers"]
+    classes = [
+        (path.name, each.name)
+        for path in files
+        for each in ast.walk(ast.parse(path.read_text()))
+        if isinstance(each, ast.ClassDef) and "complete" in {getattr(part, "name", "") for part in each.body}
+    ]
+    assert len(files) > 80 and {name for name, _ in classes} <= {"test_audit.py"}, classes
 
 
 def test_sql_is_in_the_store_alone():

@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-import random
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
 from conftest import ScriptedClient, ask, ask_all, scripted_judge, unreachable
-from helpers.faulty_server import GOOD, completion
-from helpers.http_server import served
+from helpers.judges import Fake, shuffled
+from helpers.servers import GOOD, completion, served
 
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.groups import Query, Rollout, Rubric
@@ -21,7 +19,6 @@ from rankbuffer_trl.judge import (
     Judge,
     JudgeError,
     RubricJudge,
-    Tally,
     TransportError,
     Usage,
     openai_client,
@@ -54,12 +51,10 @@ def test_ask_returns_the_verdict_and_records_the_call(question):
 def test_ask_puts_a_malformed_answer_again_with_its_fault_and_another_seed(question):
     answers, seeds = ["no idea", '{"position": 3}', GOOD], []
 
-    class Seeded(ScriptedClient):
-        async def complete(self, messages, *, seed, **kwargs):
-            seeds.append(seed)
-            return await super().complete(messages, seed=seed, **kwargs)
+    async def note(asked):
+        seeds.append(asked.seed)
 
-    judge = Judge(Seeded(lambda messages: answers[len(seeds) - 1]), guard=False)
+    judge = Judge(Fake(lambda messages: answers[len(seeds) - 1], before=note), guard=False)
     verdict, call = ask(judge, question)
     assert verdict == 1
     assert (call.outcome, call.attempts, call.error) == ("parsed", 3, "")
@@ -94,19 +89,6 @@ def test_ask_returns_none_when_the_judge_is_unreachable_and_counts_what_was_answ
     assert call.error == "connection refused"
 
 
-class Crowd(ScriptedClient):
-    """Answers in a seeded random order."""
-
-    def __init__(self, seed: int, answer: Callable[[list[dict]], str | Exception]):
-        super().__init__(answer)
-        self.random = random.Random(seed)
-
-    async def complete(self, messages, **kwargs):
-        for _ in range(self.random.randrange(20)):
-            await asyncio.sleep(0)
-        return await super().complete(messages, **kwargs)
-
-
 def hidden(call: Call) -> tuple:
     """All of a call but its time."""
     return (call.query_id, call.kind, call.outcome, call.attempts, call.usage, call.spent, call.error)
@@ -125,7 +107,7 @@ def test_drain_does_not_tell_who_answered_or_failed_first():
 
     ledgers = []
     for seed in range(5):
-        judge = Judge(Crowd(seed, answer))
+        judge = Judge(Fake(answer, before=shuffled(seed)))
         ask_all(judge, questions)
         ledgers.append([hidden(call) for call in judge.drain()])
         assert judge.drain() == []
@@ -147,22 +129,19 @@ def test_on_call_is_told_of_every_call_of_its_asker(query):
     assert judge.client.seen[0] == coarse(query, ["x", "y"], "a good one").chat(guard=False)
 
 
-class Waiting(ScriptedClient):
-    """Answers the first question; the others wait for ever: one of them sent, the last for its turn."""
-
-    async def complete(self, messages, *, tally, **kwargs):
-        place = int(messages[0]["content"].partition("> candidate ")[2][0])
-        tally.attempts += place == 1
-        if place:
-            await asyncio.Event().wait()
-        return await super().complete(messages, tally=tally, **kwargs)
-
-
 def test_on_call_that_raises_ends_all_questions_and_what_was_sent_is_recorded(query):
+    """One of those that wait was sent, and the other waits for its turn."""
+
     def stop(call):
         raise JudgeError("enough")
 
-    judge = Judge(Waiting(lambda messages: GOOD), on_call=stop)
+    async def wait(asked):
+        place = int(asked.prompt.partition("\ncandidate ")[2][0])
+        asked.tally.attempts += place == 1
+        if place:
+            await asyncio.Event().wait()
+
+    judge = Judge(Fake(lambda messages: GOOD, before=wait), on_call=stop)
     with pytest.raises(ExceptionGroup) as error:
         ask_all(judge, [coarse(query, ["x", "y"], f"candidate {i}") for i in range(3)])
     assert [str(each) for each in error.value.exceptions] == ["enough"]
@@ -200,11 +179,10 @@ def test_first_question_names_endpoint_and_cause(question, answer, fragments):
 
 
 def test_first_question_asks_for_a_server_only_where_there_is_one(query):
-    class InProcess(ScriptedClient):
-        async def complete(self, *args, tally, **kwargs):
-            return await super().complete(*args, tally=Tally(), **kwargs)
+    async def fail(asked):
+        raise TransportError("a bug")
 
-    for client in (RubricJudge(), InProcess(unreachable)):  # the embedded judge has nothing to read
+    for client in (RubricJudge(), Fake(before=fail)):  # the embedded judge has nothing to read
         with pytest.raises(JudgeError, match=r"Last cause: .* This judge asks no server: ") as error:
             asyncio.run(Judge(client).first_question(coarse(replace(query, rubrics=()), ["bad", "good"], "Hm.")))
         assert "Is the server up" not in str(error.value)
@@ -254,37 +232,28 @@ def test_served_judge_names_an_unknown_model_and_a_question_that_it_cannot_read(
     assert call.outcome == "unreachable" and "explains why" in call.error.lower()
 
 
-def test_client_names_the_address_where_nobody_listens_and_frees_its_slot(question):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound but not listening: refused, and nobody else gets the port
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-        judge = Judge(OpenAIClient(url, "a-model", max_retries=0, concurrency=1))
-        with pytest.raises(JudgeError) as error:
-            asyncio.run(judge.first_question(question))
-        assert all(each in str(error.value) for each in (f"a-model at {url}", "Connect", "Is the server up"))
-        assert judge.drain() == []
-        judge = Judge(OpenAIClient(url, "a-model", max_retries=0, concurrency=1))
-        assert ask_all(judge, [question] * 5) == [None] * 5
-    assert [call.attempts for call in judge.drain()] == [1] * 5
-
-
-@pytest.mark.parametrize("concurrency", [1, 4, 120])
-def test_client_has_as_many_requests_in_flight_as_allowed(fault, query, concurrency):
-    """The limit of aiohttp's connection pool is 100 unless told otherwise."""
-    now, most, full = 0, 0, asyncio.Barrier(concurrency)
+def test_client_has_as_many_requests_in_flight_as_allowed(fault, query, monkeypatch):
+    """The limit of aiohttp's connection pool is 100 unless told otherwise. Faults give their slots back."""
+    full, questions = asyncio.Barrier(120), [coarse(query, ["a", "b"], str(i)) for i in range(240)]
 
     async def answer(request: web.Request, n: int) -> web.Response:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
         await full.wait()  # so that what is allowed is in flight at once, time and again
-        await asyncio.sleep(0.01)  # ... and one more than that would be noticed
-        now -= 1
         return completion(GOOD)
 
-    questions = [coarse(query, ["a", "b"], str(i)) for i in range(2 * concurrency)]
-    assert ask_all(fault.judge(answer, 0, concurrency=concurrency), questions) == [1] * len(questions)
-    assert most == concurrency
+    assert ask_all(fault.judge(answer, 0, concurrency=120), questions) == [1] * len(questions)
+    sent, most = [], []
+
+    async def post(*args, **kwargs):
+        sent.append(args)
+        most.append(len(sent))
+        await asyncio.sleep(0)
+        sent.pop()
+        raise openai_client.APIConnectionError(request=openai_client.Request("POST", fault.url))
+
+    for concurrency in (1, 4):
+        judge = fault.judge(answer, 0, concurrency=concurrency)
+        monkeypatch.setattr(judge.client._client, "post", post)
+        assert ask_all(judge, questions[:12]) == [None] * 12 and max(most) == concurrency
 
 
 @pytest.mark.parametrize(("limit", "connections"), [(0.0, 3), (60.0, 1)])

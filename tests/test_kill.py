@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 from conftest import ROOT, run_program
 from helpers.checkpoints import newest_checkpoint, why_torn
-from helpers.http_server import served
 from helpers.rollout_server import RolloutServer
 from helpers.sampled import AtStep, train
 from helpers.scripted import contents
+from helpers.servers import served
 from helpers.two_ranks import CASES, FAULT, HELD, ROLLOUTS
 
 from rankbuffer_trl.errors import RankBufferError

@@ -14,11 +14,10 @@ import pytest
 import torch
 from aiohttp import web
 from conftest import ROOT, scripted_judge
-from helpers.faulty_server import GOOD, in_turn, refusing, saying
-from helpers.http_server import served
 from helpers.one_file import ScriptedJudge, one, trainer, unreliable, weights
 from helpers.quality import CASES, QUALITIES
 from helpers.scripted import ScriptedTrainer, config
+from helpers.servers import GOOD, in_turn, refusing, saying, served
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -26,16 +26,6 @@ class Own(RubricJudge):
         MADE.append(self)
 
 
-@dataclass
-class Mute:
-    """No judge: it cannot be closed."""
-
-    name = "mute"
-
-    async def complete(self, messages, **kwargs):
-        raise NotImplementedError
-
-
 def shorter(completions, **kwargs) -> list[float]:
     return [-float(len(completion[0]["content"])) for completion in completions]
 
@@ -59,7 +49,7 @@ def test_judge_client_that_cannot_be_made_is_named_at_once():
         ("Own", None, {}, "there is no judge_client 'Own' (it is not a dotted path)"),
         ("own.no.file", None, {}, "(No module named 'own')"),
         (f"{__name__}.Other", None, {}, f"({__name__} has nothing of that name)"),
-        (f"{__name__}.Mute", None, {}, "it must be a dataclass with `name`, `complete` and `close`"),
+        ("helpers.judges.Mute", None, {}, "it must be a dataclass with `name`, `complete` and `close`"),
         (f"{__name__}.config", None, {}, "it must be a dataclass"),
         (OWN, None, {}, f"judge_client_args: {OWN} needs a value for 'word'"),
         (OWN, {"word": 3}, {}, "needs a text for 'word', got 3"),

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 from conftest import ask, scripted_judge
-from helpers.opinions import opinion, place, shares, spelled
+from helpers.judges import opinion, place, shares, spelled
 from helpers.quality import CASES, QUALITIES
 from hypothesis import example, given
 from hypothesis import strategies as st

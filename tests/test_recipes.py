@@ -7,8 +7,8 @@ import pytest
 import yaml
 from conftest import QUICKSTART, ROOT, run_program
 from helpers.gpu_commands import RUNS, gpu_command
-from helpers.http_server import served
 from helpers.scripted import contents
+from helpers.servers import served
 
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_tools.train import command

@@ -4,25 +4,24 @@ import asyncio
 import json
 import math
 import multiprocessing
-import os
 import re
 import shutil
 import signal
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
-from typing import ClassVar
 
 import pytest
 from conftest import group, numbers, scripted_judge
 from helpers.damage import damaged
-from helpers.http_server import served
+from helpers.judges import NumberJudge
 from helpers.reports import answer, record
 from helpers.scripted import run as train
+from helpers.servers import served
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +37,7 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.informs.card import duel_line
 from rankbuffer_trl.informs.gains import Z, duel_of, visits
-from rankbuffer_trl.judge import JudgeError, Totals, TransportError, Usage
+from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store import history as ledger
@@ -306,41 +305,6 @@ def test_share_of_has_wilsons_interval(values):
 
 
 # The command
-
-
-@dataclass
-class NumberJudge:
-    """The judge that knows the truth, named in settings. It writes down what it answers, and may kill the process."""
-
-    kill_at: int = field(default=10**9, compare=False)
-    record: str = field(default="", compare=False)
-    fail: bool = field(default=False, compare=False)
-    version: str = "numbers-1"
-    name = "number judge"
-    model = "numbers"
-    asked: ClassVar[list[str]] = []
-    one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def complete(self, messages, *, question, seed, tally):
-        async with self.one_by_one:
-            for _ in range(5):  # so that the answer before is on disk
-                await asyncio.sleep(0)
-            return self.answer(messages, tally)
-
-    def answer(self, messages, tally):
-        tally.server, tally.attempts = self.name, tally.attempts + 1
-        self.asked.append(messages[0]["content"])
-        if self.fail:
-            raise TransportError("it is gone")
-        if len(self.asked) > self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.record:
-            with open(self.record, "a") as file:
-                file.write(json.dumps(messages[0]["content"]) + "\n")
-        return truth(messages[0]["content"]), Usage(10, 4, 3)
-
-    async def close(self):
-        pass
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import re
 
 import generate_responses
 import pytest
-from helpers.http_server import served
 from helpers.nectar_rows import Model
+from helpers.servers import served
 
 from rankbuffer_tools.data.responses import order_question, read_response, sample_chats
 from rankbuffer_tools.jobs.output import write_rows

@@ -14,9 +14,9 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.checkpoints import newest_checkpoint, why_torn
-from helpers.sampled import EPOCHS, AtStep, copy_checkpoints, interrupt_at, same, train
+from helpers.judges import SilentJudge
+from helpers.sampled import EPOCHS, AtStep, Silence, copy_checkpoints, interrupt_at, same, train
 from helpers.scripted import config, contents
-from helpers.silent import Silence, SilentJudge
 from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import os
 import pickle
 import resource
 import runpy
@@ -12,7 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +21,9 @@ from aiohttp import web
 from conftest import ROOT, run_program
 from helpers.contents import contents
 from helpers.early_runs import CASES, Case
-from helpers.http_server import served
+from helpers.judges import Embedded
 from helpers.rollout_server import RolloutServer, allow_client, server_config
+from helpers.servers import served
 from peft import LoraConfig
 from peft.tuners.lora import Linear
 from requests import ReadTimeout
@@ -37,8 +37,6 @@ from trl.generation.vllm_generation import VLLMGeneration
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.exact.distributed import MainProcessError
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.rubric_judge import judge as verdict
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training import rollouts as trainer_module
 from rankbuffer_trl.training.rollouts import KEEPALIVE, RETRIES, RolloutError, SeparateRollouts, known_to_us
@@ -84,8 +82,20 @@ def run():
     loop.close()
 
 
-def separate(url, run, on_rollout=lambda row, ids: None) -> SeparateRollouts:
-    return SeparateRollouts(VLLMClient(base_url=url), run, on_rollout)
+@pytest.fixture
+def separate(server, run):
+    """Start a server of rollouts that are generated one by one: gives the server and the client."""
+
+    @contextmanager
+    def start(on_rollout=lambda row, ids: None, timeout=None, vocabulary=math.inf, **behaviour):
+        with server(**behaviour) as (made, url):
+            client = SeparateRollouts(VLLMClient(base_url=url), run, on_rollout, timeout, vocabulary)
+            try:
+                yield made, client
+            finally:
+                client.close()
+
+    return start
 
 
 # One request per rollout is TRL's one request
@@ -111,16 +121,14 @@ SAMPLING = {
 
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
-def test_generate_asks_for_what_trls_own_request_asks_for(server, run, sampling):
-    with server() as (seen, url):
+def test_generate_asks_for_what_trls_own_request_asks_for(separate, sampling):
+    with separate() as (seen, ours):
         if sampling.get("logprobs", 0) is None:
             seen.choice = lambda *args: RolloutServer.choice(seen, *args) | {"logprobs": None}
-        ours = separate(url, run)
-        expected = VLLMClient(base_url=url).generate(PROMPTS, **sampling)
+        expected = VLLMClient(base_url=ours.base_url).generate(PROMPTS, **sampling)
         (theirs,) = seen.seen
         seen.seen.clear()
         found = ours.generate(PROMPTS, **sampling)
-        ours.close()
     n, prompts, seeds = theirs.pop("n"), theirs.pop("prompt"), theirs.pop("seed", None)
     assert len(seen.seen) == len(prompts) * n
     requests = sorted(seen.seen, key=lambda each: (PROMPTS.index(each["prompt"][0]), each.get("seed", 0)))
@@ -134,45 +142,30 @@ def test_generate_asks_for_what_trls_own_request_asks_for(server, run, sampling)
     assert found["prompt_ids"] == PROMPTS
 
 
-def test_generate_hands_over_each_rollout_once_with_its_row(server, run):
-    arrived = {}
-    with server() as (_, url):
-        ours = separate(url, run, lambda row, ids: arrived.setdefault(row, ids))
-        found = ours.generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
-        ours.close()
-    assert list(arrived) != sorted(arrived), "the server answers in another order"
-    assert [arrived[row] for row in range(24)] == found["completion_ids"]
-
-
-def test_generate_leaves_to_trl_what_cannot_be_split(server, run, monkeypatch):
+def test_generate_leaves_to_trl_what_cannot_be_split(separate, monkeypatch):
     got = []
     monkeypatch.setattr(VLLMClient, "generate", lambda self, *args, **kwargs: got.append((args, kwargs)) or "trl's")
-    with server() as (seen, url):
-        ours = separate(url, run)
-        kinds = [
-            {"features": [None] * 3},
-            {"generation_kwargs": {"use_beam_search": True}},
-            {"generation_kwargs": {"n": 2}},
-        ]
-        for arguments in kinds:
+    kinds = [
+        {"features": [None] * 3},
+        *({"generation_kwargs": each} for each in ({"use_beam_search": True}, {"n": 2})),
+    ]
+    with separate() as (seen, ours):
+        for arguments in ({"features": [None] * 3}, *kinds):
             assert ours.generate(PROMPTS, n=2, temperature=0.5, **arguments) == "trl's"
             args, kwargs = got.pop()
             assert args == (PROMPTS, arguments.get("features"))
             assert (kwargs["n"], kwargs["temperature"]) == (2, 0.5)
             assert kwargs["generation_kwargs"] == arguments.get("generation_kwargs")
             assert seen.seen == []
-        ours.close()
 
 
-def test_everything_else_is_trls_client(server, run):
-    with server() as (_, url):
-        ours = separate(url, run)
-        assert ours.base_url == url and ours.model == "policy"
+def test_everything_else_is_trls_client(separate):
+    with separate() as (_, ours):
+        assert ours.base_url.startswith("http://127.0.0.1:") and ours.model == "policy"
         ours.check_server()
         ours.reset_prefix_cache()
         with pytest.raises(AttributeError):
             _ = ours.no_such_thing
-        ours.close()
 
 
 def test_limit_requests_ends_a_request_of_trls_client_that_is_not_answered(tmp_path, tiny_policy, rows, server):
@@ -204,23 +197,22 @@ def test_a_name_that_trl_drops_stops_only_rollouts_from_a_server(monkeypatch):
         names["read_rollout"]({"choices": []}, 1)
 
 
-def test_generate_sends_a_refused_request_again(server, run):
-    with server(fault=lambda number: number % 5 == 1) as (seen, url):
-        ours = separate(url, run)
-        found = ours.generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
+def test_generate_hands_over_each_rollout_once_and_sends_a_refused_request_again(separate):
+    arrived, sampling = [], {"n": 8, "max_tokens": 24, "generation_kwargs": {"seed": 3}}
+    with separate(lambda *each: arrived.append(each), fault=lambda number: number % 5 == 1) as (seen, ours):
+        found = ours.generate(PROMPTS, **sampling)
         assert len(seen.seen) == 24 + 24 // 4
+        assert arrived != sorted(arrived), "the server answers in another order"
+        assert sorted(arrived) == [*enumerate(found["completion_ids"])]
         seen.fault = lambda number: False
-        assert found == VLLMClient(base_url=url).generate(PROMPTS, n=8, max_tokens=24, generation_kwargs={"seed": 3})
-        ours.close()
+        assert found == VLLMClient(base_url=ours.base_url).generate(PROMPTS, **sampling)
 
 
-def test_generate_ends_when_the_server_stays_out(server, run):
-    with server(fault=lambda number: number > 3, hold=lambda number: number <= 2) as (seen, url):
-        ours = separate(url, run)
-        with pytest.raises(RolloutError, match=f"rollout server at {url} does not generate .HTTP 503"):
+def test_generate_ends_when_the_server_stays_out(separate):
+    with separate(fault=lambda number: number > 3, hold=lambda number: number <= 2) as (seen, ours):
+        with pytest.raises(RolloutError, match=f"rollout server at {ours.base_url} does not generate .HTTP 503"):
             ours.generate([[1], [2], [3], [4]], n=1)
         assert seen.idle.wait(EVENT_LIMIT), "the other requests are cancelled"
-        ours.close()
     assert len(seen.seen) <= 3 + 2 * (RETRIES + 1)
 
 
@@ -255,13 +247,10 @@ EDITS: list[tuple[str, dict]] = [  # the cause in the error, and what is wrong i
 ]
 
 
-def test_generate_names_an_answer_that_is_no_rollout_in_one_line(server, run):
+def test_generate_names_an_answer_that_is_no_rollout_in_one_line(separate):
     arrived = []
     good = {"prompt_token_ids": [1], "token_ids": [5, 6], "logprobs": GOOD, "finish_reason": "length"}
-    with server() as (seen, url):
-        ours = SeparateRollouts(
-            VLLMClient(base_url=url), run, lambda *each: arrived.append(each), EVENT_LIMIT, vocabulary=50
-        )
+    with separate(lambda *each: arrived.append(each), EVENT_LIMIT, 50) as (seen, ours):
 
         def answered(say: Callable[[], web.Response]) -> dict:
             seen.say = lambda answer: say()
@@ -277,37 +266,44 @@ def test_generate_names_an_answer_that_is_no_rollout_in_one_line(server, run):
                 answered(say)
             said = str(error.value)
             assert cause in said and "\n" not in said and len(said) < 600, f"{number}: {said}"
-        ours.close()
     assert arrived == []
 
 
-def test_generate_follows_no_redirect_since_the_prompts_would_travel(server, run):
-    with server() as (elsewhere, other), server() as (seen, url):
+def test_generate_follows_no_redirect_since_the_prompts_would_travel(server, separate):
+    with server() as (elsewhere, other), separate() as (seen, ours):
         seen.say = lambda answer: text("", 307, Location=f"{other}/v1/completions")
-        ours = separate(url, run)
         with pytest.raises(RolloutError, match=f"HTTP 307: a redirect to {other}/v1/completions, which is not follow"):
             ours.generate([[1]])
-        ours.close()
     assert elsewhere.seen == []
 
 
-def test_generate_ends_when_the_server_is_silent(server, run):
-    with server(hold=lambda number: number == 2) as (seen, url):
-        ours = SeparateRollouts(VLLMClient(base_url=url), run, lambda row, ids: None, timeout=1.0)
+def test_generate_ends_when_the_server_is_silent(separate, monkeypatch):
+    """The time is over as soon as the other three rollouts are there, whatever the speed of this machine."""
+    came, limits = [], []
+
+    def timeout(seconds: float) -> asyncio.Timeout:
+        limits.append((seconds, asyncio.timeout(None)))
+        return limits[-1][1]
+
+    def arrived(row: int, ids: list[int]) -> None:
+        came.append(row)
+        if len(came) == 3:
+            limits[0][1].reschedule(0)
+
+    monkeypatch.setattr(trainer_module, "asyncio", SimpleNamespace(timeout=timeout, TaskGroup=asyncio.TaskGroup))
+    with separate(arrived, 1.0, hold=lambda number: number == 2) as (seen, ours):
         with pytest.raises(RolloutError, match=r"\(3 of 4 rollouts came within rollout_timeout=1 s\): look at its"):
             ours.generate([[1], [2], [3], [4]])
         assert seen.idle.wait(EVENT_LIMIT), "the request that is left is cancelled"
         assert len(ours.generate([[1]])["completion_ids"]) == 1
-        ours.close()
+    assert [seconds for seconds, _ in limits] == [1.0, 1.0]
 
 
-def test_generate_hands_an_error_to_all_of_several_processes(server, run, monkeypatch):
+def test_generate_hands_an_error_to_all_of_several_processes(separate, monkeypatch):
     """The others get the lists by pickle. TRL reads them on all processes."""
     monkeypatch.setattr("rankbuffer_trl.training.rollouts.PartialState", lambda: SimpleNamespace(num_processes=2))
-    with server(hold=lambda number: True) as (_, url):
-        ours = SeparateRollouts(VLLMClient(base_url=url), run, lambda row, ids: None, timeout=0.2)
+    with separate(timeout=0.2, hold=lambda number: True) as (_, ours):
         made = ours.generate([[1], [2]])
-        ours.close()
     for name in ("prompt_ids", "completion_ids", "logprobs"):
         with pytest.raises(RolloutError, match="0 of 2 rollouts came"):
             list(made[name])
@@ -315,39 +311,26 @@ def test_generate_hands_an_error_to_all_of_several_processes(server, run, monkey
             list(pickle.loads(pickle.dumps(made[name])))
 
 
-def sockets_to(url: str) -> Iterator[socket.socket]:
-    """Give this process's connections to a server."""
-    for file in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # some other file that was closed in the meantime, or a socket that listens
-            if str(file.readlink()).startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(file.name))) as found:
-                    if found.family == socket.AF_INET and f":{found.getpeername()[1]}" in url:
-                        yield found
-
-
-def test_generate_notices_that_the_machine_of_the_server_is_gone(server, run):
+def test_generate_notices_that_the_machine_of_the_server_is_gone(separate, monkeypatch):
     """The kernel asks a silent connection whether the other side is there. TRL's own client does not."""
-    found = []
+    made, found, stock = [], [], trainer_module.keepalive_socket
+    monkeypatch.setattr(trainer_module, "keepalive_socket", lambda address: made.append(stock(address)) or made[-1])
 
     def look(number: int) -> bool:
-        for each in sockets_to(url):
-            options = [each.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in KEEPALIVE]
-            found.append((each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), options))
+        (each,) = made
+        probes = [each.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in KEEPALIVE]
+        found.append((each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), probes))
         return False
 
-    with server(hold=look) as (_, url):
-        ours = separate(url, run)
+    with separate(hold=look) as (_, ours):
         ours.generate([[1]])
-        ours.close()
-    assert (1, [60, 15, 4]) in found
+    assert found == [(1, [60, 15, 4])]
 
 
 @pytest.mark.parametrize(
     ("files", "most"), [(1024, 130), (resource.RLIM_INFINITY, 130), (8, 4)], ids=["many", "no limit", "few"]
 )
-def test_generate_has_a_rollout_in_flight_for_every_second_file_that_may_be_open(
-    server, run, monkeypatch, files, most
-):
+def test_generate_has_a_rollout_in_flight_for_every_second_file_that_may_be_open(separate, monkeypatch, files, most):
     """No rollout is answered before so many requests are there, and none comes on top of them."""
     arrived, enough = [], asyncio.Event()
     stock = RolloutServer.completions
@@ -361,10 +344,8 @@ def test_generate_has_a_rollout_in_flight_for_every_second_file_that_may_be_open
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
     monkeypatch.setattr(RolloutServer, "completions", hold)
-    with server() as (_, url):
-        ours = separate(url, run)
+    with separate() as (_, ours):
         assert len(ours.generate([[5]], n=130, generation_kwargs={"seed": 3})["completion_ids"]) == 130
-        ours.close()
     assert max(arrived) <= most
 
 
@@ -469,26 +450,18 @@ def test_an_evaluation_is_judged_during_its_generation(tmp_path, tiny_policy, ro
     assert not any(found[0][0][table] for table in ("responses", "buffers", "groups"))
 
 
-def test_a_run_ends_when_the_server_is_silent_or_generates_what_the_policy_does_not_have(
-    tmp_path, tiny_policy, rows, server
-):
+def test_a_run_ends_when_the_server_generates_what_the_policy_does_not_have(tmp_path, tiny_policy, rows, server):
     vocabulary = AutoConfig.from_pretrained(tiny_policy).vocab_size
-    for cause, id, held in (
-        ("(23 of 24 rollouts came within rollout_timeout=2 s)", vocabulary - 1, 24 + 1),
-        ("(not a completion of vLLM, ValueError: token ids that", vocabulary, 0),
-    ):
-        folder = tmp_path / str(id)
-        with server(hold=lambda number, held=held: number == held) as (seen, url):
+    with server() as (seen, url):
 
-            def choice(*args, id=id, seen=seen) -> dict:
-                made = RolloutServer.choice(seen, *args)
-                return made if len(seen.seen) <= 24 else made | {"token_ids": [id, *made["token_ids"][1:]]}
+        def choice(*args) -> dict:
+            made, first = RolloutServer.choice(seen, *args), vocabulary - (len(seen.seen) <= 24)
+            return made | {"token_ids": [first, *made["token_ids"][1:]]}
 
-            seen.choice = choice
-            with pytest.raises(RolloutError) as error:
-                train(folder, tiny_policy, rows, url, rollout_timeout=2.0)
-        assert cause in str(error.value)
-        assert {row[1] for row in contents(folder / LIVE_STORE)["groups"]} == {0}, "nothing of the second step is kept"
+        seen.choice = choice
+        with pytest.raises(RolloutError, match=r"not a completion of vLLM, ValueError: token ids that"):
+            train(tmp_path, tiny_policy, rows, url)
+    assert {row[1] for row in contents(tmp_path / LIVE_STORE)["groups"]} == {0}, "nothing of the second step is kept"
 
 
 class Editing(RankBufferTrainer):
@@ -534,67 +507,38 @@ def another_way(self, prompts, images, num_generations, profiler=None):
     return made["prompt_ids"], made["completion_ids"], made["logprobs"], made["logprob_token_ids"]
 
 
-@pytest.mark.parametrize(
-    ("owner", "generate", "warnings"),
-    [(VLLMClient, other_arguments, 1), (VLLMGeneration, another_way, 0)],
-    ids=["arguments", "way"],
-)
-def test_a_trl_that_generates_otherwise_is_left_alone(
-    tmp_path, tiny_policy, rows, server, late, monkeypatch, caplog, owner, generate, warnings
-):
+def test_a_trl_that_generates_past_its_client_is_left_alone(tmp_path, tiny_policy, rows, server, late, monkeypatch):
     """Judging starts after generation then, as `judge/hidden` in the log shows."""
-    caplog.set_level(logging.WARNING, logger=trainer_module.__name__)
-    monkeypatch.setattr(owner, "generate", generate)
+    monkeypatch.setattr(VLLMGeneration, "generate", another_way)
     with server() as (seen, url):
         trainer = train(tmp_path / "early", tiny_policy, rows, url)
         assert [request["n"] for request in seen.seen] == [8] * 3
     assert outcome(trainer) == late
-    warned = [record.message for record in caplog.records if record.name == trainer_module.__name__]
-    assert ["other arguments than RankBuffer knows" in line for line in warned] == [True] * warnings
 
 
-def test_a_rollout_function_keeps_trls_client(tmp_path, tiny_policy, rows, server):
+def test_separate_rollouts_leaves_trls_client_where_it_cannot_take_its_place(
+    tmp_path, tiny_policy, rows, server, monkeypatch, caplog
+):
     """And a trainer is closed as often as one likes."""
+    caplog.set_level(logging.WARNING, logger=trainer_module.__name__)
+
+    def client_of(**given):
+        trainer = RankBufferTrainer(tiny_policy, server_config(tmp_path, url, rollout_timeout=7.5), rows, **given)
+        trainer.close()
+        trainer.close()
+        return trainer.vllm_generation.vllm_client
+
     with server() as (_, url):
-        for function, client in [(lambda prompts, trainer: {}, VLLMClient), (None, SeparateRollouts)]:
-            trainer = RankBufferTrainer(tiny_policy, server_config(tmp_path, url), rows, rollout_func=function)
-            assert type(trainer.vllm_generation.vllm_client) is client
-            trainer.close()
-            trainer.close()
+        assert type(client_of(rollout_func=lambda prompts, trainer: {})) is VLLMClient
+        ours = client_of()
+        assert type(ours) is SeparateRollouts and ours._timeout == 7.5 and not caplog.records
+        monkeypatch.setattr(VLLMClient, "generate", other_arguments)
+        assert type(client_of()) is VLLMClient
+    (warning,) = [record.message for record in caplog.records if record.name == trainer_module.__name__]
+    assert "other arguments than RankBuffer knows" in warning
 
 
 # Interrupts
-
-
-class HoldingJudge:
-    """The endpoint of a judge that stops answering when `hold` says so, and then calls `then` with each question."""
-
-    def __init__(self, hold: Callable[[], bool], then: Callable[[], None]):
-        self.hold, self.then = hold, then
-        self.in_flight, self.idle = 0, threading.Event()
-
-    async def __call__(self, request: web.Request) -> web.Response:
-        prompt = (await request.json())["messages"][0]["content"]
-        if not self.hold():
-            message = {"role": "assistant", "content": verdict(prompt)}
-            return web.json_response({"choices": [{"message": message}]})
-        self.in_flight += 1
-        try:
-            self.then()
-            await asyncio.Event().wait()
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                self.idle.set()
-        raise AssertionError("only a cancelled request ends")
-
-
-@contextmanager
-def judged_by(judge: HoldingJudge) -> Iterator[str]:
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", judge)
-    with served(app) as address:
-        yield address + "/v1"
 
 
 @contextmanager
@@ -617,45 +561,38 @@ def interruptible(number: int) -> Iterator[Callable[[], None]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothing_had_been(
-    tmp_path, tiny_policy, rows, server, number
+    tmp_path, tiny_policy, rows, server, late, number
 ):
     """Ctrl-C and SIGTERM end a step that waits for rollouts and for early judgments."""
-    interrupting, judge = False, HoldingJudge(lambda: interrupting and len(rollouts.seen) > 24, lambda: check())
-    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
-    with judged_by(judge) as address, interruptible(number) as interrupt:
-        with server() as (rollouts, url):
-            judged = {"judge": Judge(OpenAIClient(address, "m"))}
-            late = train(
-                tmp_path / "late", tiny_policy, rows, url, judge_during_generation=False, **judged, **settings
-            )
+    in_flight, settings = [], {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
 
-        def check() -> None:
-            if judge.in_flight and rollouts.in_flight >= 24 - 9:
-                interrupt()
-
-        def hold(number: int) -> bool:
-            if number > 24 + 9:
+    async def hold(asked):
+        if len(rollouts.seen) > 24:
+            in_flight.append(asked)
+            asked.tally.attempts += 1
+            try:
                 check()
-            return number > 24 + 9
+                await asyncio.Event().wait()
+            finally:
+                in_flight.remove(asked)
 
-        interrupting = True
-        with server(hold=hold) as (rollouts, url):
-            judged = {"judge": Judge(OpenAIClient(address, "m"))}
-            ctrl_c = number == signal.SIGINT
-            with pytest.raises(KeyboardInterrupt) if ctrl_c else nullcontext():
-                train(tmp_path / "run", tiny_policy, rows, url, **judged, **settings)
-            assert rollouts.idle.wait(EVENT_LIMIT), f"{rollouts.in_flight} rollouts are in flight"
-            assert judge.idle.wait(EVENT_LIMIT), f"{judge.in_flight} judgments are in flight"
-        store = contents(tmp_path / "run" / LIVE_STORE)
-        assert {row[1] for row in store["groups"]} == {0}
-        assert any("cancelled" in row for row in store["calls"]), "what was asked early is in the ledger"
+    def check(number: int = 24 + 10) -> bool:
+        if number > 24 + 9 and in_flight and rollouts.in_flight >= 24 - 9:
+            interrupt()
+        return number > 24 + 9
 
-        interrupting = False
-        with server() as (rollouts, url):
-            judged = {"judge": Judge(OpenAIClient(address, "m"))}
-            resumed = train(tmp_path / "run", tiny_policy, rows, url, resume=True, **judged, **settings)
-            assert len(rollouts.seen) == 2 * 24
-    assert outcome(resumed) == outcome(late)
+    with interruptible(number) as interrupt, server(hold=check) as (rollouts, url):
+        with pytest.raises(KeyboardInterrupt) if number == signal.SIGINT else nullcontext():
+            train(tmp_path / "run", tiny_policy, rows, url, Judge(Embedded(before=hold)), **settings)
+        assert rollouts.idle.wait(EVENT_LIMIT), f"{rollouts.in_flight} rollouts are in flight"
+        assert not in_flight
+    store = contents(tmp_path / "run" / LIVE_STORE)
+    assert {row[1] for row in store["groups"]} == {0}
+    assert any("cancelled" in row for row in store["calls"]), "what was asked early is in the ledger"
+    with server() as (rollouts, url):
+        resumed = train(tmp_path / "run", tiny_policy, rows, url, Judge(Embedded()), resume=True, **settings)
+        assert len(rollouts.seen) == 2 * 24
+    assert outcome(resumed) == late
 
 
 # Several processes; tests/helpers/early_runs.py runs all cases

@@ -1,23 +1,16 @@
-"""Rubric generation: the paper's prompts, what an answer may be, and the recipe on a loopback model, killed too."""
+"""Rubric generation: the paper's prompts, what an answer may be, and the recipe on a loopback model."""
 
-import asyncio
 import hashlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import generate_rubrics
 import pytest
 from aiohttp import web
-from conftest import ROOT
 from datasets import Dataset
-from helpers.http_server import served
 from helpers.nectar_rows import RUBRICS, Model, asked_queries, raw_row, rubrics_text
+from helpers.servers import served
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -215,16 +208,6 @@ def test_generate_rubrics_reads_and_writes_parquet_and_keeps_rubrics_that_are_th
         assert sorted(asked_queries(model)) == [0, 2]
 
 
-def test_generate_rubrics_asks_again_with_the_fault(tmp_path, howto):
-    def answer(messages, how_often):
-        assert how_often == 1 or "not 6" in messages[-1]["content"]
-        return answer_with(*RUBRICS, *RUBRICS) if how_often == 1 else rubrics_text()
-
-    model = Model(answer)
-    assert generate(queries(tmp_path, howto, 4), tmp_path, model) == 0
-    assert set(asked_queries(model).values()) == {2}
-
-
 def test_generate_rubrics_lists_failed_queries_and_asks_them_alone_the_next_time(tmp_path, howto, capsys):
     def answer(messages, how_often):
         return "no" if "question 2." in messages[1]["content"] else rubrics_text()
@@ -333,55 +316,3 @@ def test_generate_rubrics_refuses_rows_before_anything_is_asked(tmp_path, howto)
             generate_rubrics.main(settings(str(tmp_path / "in.jsonl"), tmp_path, "http://127.0.0.1:9"))
     write_rows(tmp_path / "in.jsonl", [to_row(raw_row(0, howto)) | {"responses": ["a", "b"], "models": None}])
     assert generate(str(tmp_path / "in.jsonl"), tmp_path, Model(rubrics_text)) == 0
-
-
-def command(source: str, out, url: str) -> list[str]:
-    words = ["recipes/generate_rubrics.py", "--dataset_name", source, "--output_file", str(out)]
-    return [sys.executable, *words, "--judge_url", f"{url}/v1", "--judge_model", "writer", "--judge_concurrency", "4"]
-
-
-@pytest.mark.slow
-def test_generate_rubrics_killed_and_started_again_asks_nothing_twice(tmp_path, howto):
-    """A real process, killed by SIGKILL after 20 answers with 4 requests in flight that are never answered."""
-    source, out = queries(tmp_path, howto, 40), tmp_path / "out.jsonl"
-    log = beside(out, "answers.jsonl")
-    model = Model(rubrics_text)
-    app = model.app()
-
-    @web.middleware
-    async def stuck_after_20(request, handler):
-        if request.method == "POST" and len(model.bodies) >= 20:
-            model.bodies.append(await request.json())
-            await asyncio.Event().wait()
-        return await handler(request)
-
-    app.middlewares.append(stuck_after_20)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with served(app) as url:
-        job = subprocess.Popen(
-            command(source, out, url), cwd=ROOT, env=environment, start_new_session=True, stderr=subprocess.PIPE
-        )
-        try:
-            deadline = time.monotonic() + 120
-            while len(model.bodies) < 24 or log.read_bytes().count(b"\n") < 20:
-                assert job.poll() is None, job.stderr.read().decode()[-2000:]
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        finally:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait(20)
-            job.stderr.close()
-    assert not out.exists()
-    answered = asked_queries(model)
-    assert answered.total() == 20
-    log.write_bytes(log.read_bytes() + b'{"key": "torn')  # as a kill in the middle of a line leaves it
-
-    again = Model(rubrics_text)
-    assert generate(source, tmp_path, again) == 0
-    assert asked_queries(again).keys() == set(range(40)) - answered.keys()
-    assert set(asked_queries(again).values()) == {1}
-    assert list(load_queries(str(out))) == [row | {"rubrics": RUBRICS} for row in rows_of_nectar(howto, 40)]
-    assert last_step(tmp_path)["cost"]["calls"] == 40, "what the killed run paid for counts too"
-
-    done = Model(rubrics_text)
-    assert generate(source, tmp_path, done) == 0 and not done.bodies

@@ -8,10 +8,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from aiohttp import web
-from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
+from conftest import by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
-from helpers.http_server import served
+from helpers.judges import Fake, shuffled
+from helpers.servers import completion, judged_by
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.informs.metrics import placement_columns, step_metrics
@@ -19,6 +19,7 @@ from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.testing import truth
 
 TABLES = ("responses", "buffers", "groups", "calls")
 BARE = replace(numbers(), responses=())
@@ -207,16 +208,13 @@ def test_score_counts_the_time_that_the_trainer_waited(scorer, monkeypatch):
 def test_score_puts_questions_group_by_group_in_the_order_of_their_rollouts(scorer):
     put = []
 
-    async def chat(request):
-        messages = (await request.json())["messages"]
-        put.append(messages[0]["content"])
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": by_number(messages)}}]})
+    def answer(prompt):
+        put.append(prompt)
+        return completion(truth(prompt))
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
     lines = ["50 51 5 52", "61 60 15 -", "70 3 71 2"]
-    with served(app) as address:
-        made = scorer(Judge(OpenAIClient(address + "/v1", "m", concurrency=1), guard=False))
+    with judged_by(answer) as url:
+        made = scorer(Judge(OpenAIClient(url, "m", concurrency=1), guard=False))
         made.score([group(numbers(id), line, 0) for id, line in zip("abc", lines, strict=True)], 0)
     candidates = [text for prompt in put for text in re.findall(r"\n\nCANDIDATE\n(\d+)\n", prompt)]
     assert candidates == " ".join(lines).replace(" -", "").split()
@@ -227,32 +225,19 @@ def test_score_puts_questions_group_by_group_in_the_order_of_their_rollouts(scor
 def test_score_of_a_group_does_not_wait_for_another(scorer):
     b_is_ranked, log = asyncio.Event(), []
 
-    class Client(ScriptedClient):
-        async def complete(self, messages, *, question, **kwargs):
-            if question.query_id == "a" and "\n\nCANDIDATE\n50\n" in messages[0]["content"]:
-                await asyncio.wait_for(b_is_ranked.wait(), 20)
-            answer = await super().complete(messages, question=question, **kwargs)
-            log.append((question.query_id, question.kind))
-            if log[-1] == ("b", "fine"):
-                b_is_ranked.set()
-            return answer
+    async def before(asked):
+        if asked.question.query_id == "a" and "\n\nCANDIDATE\n50\n" in asked.prompt:
+            await asyncio.wait_for(b_is_ranked.wait(), 20)
 
-    made = scorer(Judge(Client(by_number), guard=False))
+    async def after(asked, reply):
+        log.append((asked.question.query_id, asked.question.kind))
+        if log[-1] == ("b", "fine"):
+            b_is_ranked.set()
+        return reply
+
+    made = scorer(Judge(Fake(before=before, after=after), guard=False))
     made.score([group(numbers(id), "50 51 5", 0) for id in "ab"], 0)
     assert log[-3:] == [("b", "fine"), ("a", "insert"), ("a", "fine")]
-
-
-class Shuffled(ScriptedClient):
-    """A judge that answers in a seeded random order."""
-
-    def __init__(self, seed: int, answer):
-        super().__init__(answer)
-        self.random = random.Random(seed)
-
-    async def complete(self, *args, **kwargs):
-        for _ in range(self.random.randrange(30)):
-            await asyncio.sleep(0)
-        return await super().complete(*args, **kwargs)
 
 
 @pytest.mark.parametrize("method", [RankBuffer(), RankBuffer(bootstrap=True), RankBuffer(fine=False)], ids=repr)
@@ -264,7 +249,7 @@ def test_score_does_not_depend_on_the_order_of_answers(scorer, method):
     ]
     found = []
     for seed in range(3):
-        made = scorer(Judge(Shuffled(seed, failing_for("7", "21")), guard=False), method, max_failures=1)
+        made = scorer(Judge(Fake(failing_for("7", "21"), before=shuffled(seed)), guard=False), method, max_failures=1)
         outcomes = [made.score(groups, step) for step, groups in enumerate(steps)]
         calls = [[replace(call, seconds=0.0) for call in outcome.calls] for outcome in outcomes]
         rows = list(made.store.rows("SELECT step, query_id, kind, outcome, error FROM calls"))

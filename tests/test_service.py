@@ -22,9 +22,8 @@ import pytest
 from aiohttp import web
 from conftest import QUICKSTART, ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
-from helpers.faulty_server import completion
 from helpers.forks import fork, wait
-from helpers.http_server import served
+from helpers.servers import completion, served
 
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.service import command

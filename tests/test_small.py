@@ -8,8 +8,8 @@ from math import exp
 import pytest
 import yaml
 from conftest import ROOT, run_program
-from helpers.http_server import served
 from helpers.nectar_rows import Model
+from helpers.servers import served
 from transformers import AutoTokenizer, GenerationConfig
 
 from rankbuffer_tools.service.judge import make_app

@@ -5,15 +5,14 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 from aiohttp import web
-from conftest import ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
+from conftest import by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
-from helpers.faulty_server import EVENT_LIMIT, PATIENT, SURROGATE, completion, hang, refusing
-from helpers.http_server import served
+from helpers.judges import Fake
 from helpers.places import shown_in
+from helpers.servers import EVENT_LIMIT, PATIENT, SURROGATE, completion, hang, judged_by, refusing
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -25,21 +24,6 @@ from rankbuffer_trl.rewards.beyond.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.scorer import GroupScorer
-
-
-@contextmanager
-def judged_by(handler: Callable) -> Iterator[str]:
-    """A server that answers `handler(request, prompt)`; gives its address."""
-
-    async def chat(request: web.Request) -> web.Response:
-        prompt = (await request.json())["messages"][0]["content"]
-        response = handler(request, prompt)
-        return await response if asyncio.iscoroutine(response) else response
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    with served(app) as address:
-        yield address + "/v1"
 
 
 def number(prompt: str) -> web.Response:
@@ -57,9 +41,9 @@ def nothing_else(scorer: GroupScorer) -> bool:
 def test_a_step_that_cannot_succeed_ends_before_all_is_asked(scorer):
     requests = []
 
-    def refuse(request, prompt):
+    def refuse(prompt):
         requests.append(prompt)
-        return refusing(404, "no such model")(request, 0)
+        return refusing(404, "no such model")(None, 0)
 
     with judged_by(refuse) as url:
         made = scorer(Judge(OpenAIClient(url, "m", concurrency=4), guard=False))
@@ -151,23 +135,15 @@ def test_an_early_end_waits_for_the_answers_about_texts_that_came_instead(scorer
     assert outcome.hidden == 0.5
 
 
-class Hanging(ScriptedClient):
-    """The number judge, which for a while says nothing about some candidates."""
-
-    def __init__(self, *candidates: str):
-        super().__init__(by_number)
-        self.candidates = candidates
-
-    async def complete(self, messages, **kwargs):
-        answer = await super().complete(messages, **kwargs)
-        if any(f"\n\nCANDIDATE\n{text}\n" in messages[0]["content"] for text in self.candidates):
-            await asyncio.sleep(EVENT_LIMIT)  # so that a step without an end would fail its test
-        return answer
-
-
 def test_a_step_that_lasts_too_long_ends_and_can_be_scored_again(scorer):
-    client = Hanging("50")
-    made = scorer(Judge(client, guard=False), step_timeout=1.0)
+    silent = True
+
+    async def hang(asked, reply):
+        if silent and "\n\nCANDIDATE\n50\n" in asked.prompt:
+            await asyncio.sleep(EVENT_LIMIT)  # so that a step without an end would fail its test
+        return reply
+
+    made = scorer(Judge(Fake(after=hang), guard=False), step_timeout=1.0)
     groups = [group(numbers("n"), "50 5", 4, 0), group(numbers("m"), "60 61 4", 4, 0)]
     with pytest.raises(JudgeError) as error:
         made.score(groups, 4)
@@ -182,7 +158,7 @@ def test_a_step_that_lasts_too_long_ends_and_can_be_scored_again(scorer):
     ]
     assert nothing_else(made)
     assert (made.store.totals().calls, made.store.totals().failures) == (5, 0)
-    client.candidates = ()
+    silent = False
     assert [score.rewards for score in made.score(groups, 4).scores] == [(1.0, -1.0), (0.0, 1.0, -1.0)]
     assert made.store.load("n").visits == made.store.load("m").visits == 1
 
@@ -195,7 +171,7 @@ class Withheld:
         self.arrived = self.dropped = 0
         self.all_here, self.all_gone = asyncio.Event(), threading.Event()
 
-    async def __call__(self, request: web.Request, prompt: str) -> web.Response:
+    async def __call__(self, prompt: str) -> web.Response:
         self.arrived += 1
         if self.arrived == self.requests:
             self.all_here.set()
@@ -213,43 +189,27 @@ class Withheld:
 
 
 EIGHT = "1 2 3 4 5 6 7 8"
+WAYS = {  # how a step ends: (a candidate that fails, limits, the error, the ledger)
+    "failures": ("5", {"max_failures": 0.0}, "failed 1 of 1 judgments", {"unreachable": 1, "cancelled": 7}),
+    "timeout": ("", {"step_timeout": 2.0}, "timeout=2 s: 0 judgments were answered, 0 failed", {"cancelled": 8}),
+    "interrupt": ("", {}, "", {"cancelled": 8}),
+}
 
 
-@pytest.mark.parametrize(
-    ("failing", "limits", "message", "calls"),
-    [
-        ("5", dict(max_failures=0.0), "failed 1 of 1 judgments", {"unreachable": 1, "cancelled": 7}),
-        (
-            "",
-            dict(step_timeout=2.0),
-            "judge_step_timeout=2 s: 0 judgments were answered, 0 failed",
-            {"cancelled": 8},
-        ),
-    ],
-    ids=["failures", "timeout"],
-)
-def test_a_step_that_ends_early_drops_what_is_in_flight(scorer, failing, limits, message, calls):
-    withheld = Withheld(8, failing=failing)
-    with judged_by(withheld) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), **limits)
-        with pytest.raises(JudgeError, match=message):
-            made.score([group(numbers(), EIGHT, 0)], 0)
-        assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} were dropped"
-        assert ledger(made) == calls
-        assert withheld.arrived == 8
-
-
-def test_an_interrupt_drops_what_is_in_flight(scorer):
-    main = threading.main_thread().ident
-    withheld = Withheld(8, then=lambda: signal.pthread_kill(main, signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_ends_early_drops_what_is_in_flight(scorer, way):
+    failing, limits, message, calls = WAYS[way]
+    main, before = threading.main_thread().ident, signal.getsignal(signal.SIGINT)
+    interrupt = (lambda: signal.pthread_kill(main, signal.SIGINT)) if way == "interrupt" else lambda: None
+    withheld = Withheld(8, interrupt, failing)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
     try:
         with judged_by(withheld) as url:
-            made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False))
-            with pytest.raises(KeyboardInterrupt):
+            made = scorer(Judge(OpenAIClient(url, "m", max_retries=3), guard=False), **limits)
+            with pytest.raises(JudgeError if message else KeyboardInterrupt, match=message):
                 made.score([group(numbers(), EIGHT, 0)], 0)
             assert withheld.all_gone.wait(EVENT_LIMIT), f"{withheld.dropped} of 8 were dropped"
-            assert nothing_else(made)
+            assert ledger(made) == calls and nothing_else(made) and withheld.arrived == 8
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -275,8 +235,8 @@ def test_leave_step_ends_the_waits_of_training_steps_that_may_be_left(scorer):
 def test_a_dropped_step_frees_all_slots(scorer):
     answering = False
 
-    async def later(request, prompt):
-        return number(prompt) if answering else await hang(request, 0)
+    async def later(prompt):
+        return number(prompt) if answering else await hang(None, 0)
 
     with judged_by(later) as url:
         made = scorer(Judge(OpenAIClient(url, "m", max_retries=0, concurrency=2), guard=False), step_timeout=0.5)
@@ -319,21 +279,13 @@ def test_half_an_emoji_from_any_client_does_not_end_a_step(scorer):
         assert error.isprintable()
 
 
-class Counting(ScriptedClient):
-    """The number judge, which reports the same usage for every answer."""
-
-    def __init__(self, usage: Usage):
-        super().__init__(by_number)
-        self.usage = usage
-
-    async def complete(self, messages, **kwargs):
-        answer, *_ = await super().complete(messages, **kwargs)
-        return answer, self.usage
-
-
 def test_no_token_count_makes_the_ledger_overflow(scorer, tmp_path):
     for number, count in enumerate([5 * 10**18, float("inf"), -1, True, None, MOST_TOKENS]):
-        made = scorer(Judge(Counting(Usage(count, count, count)), guard=False))
+
+        async def counted(asked, reply, count=count):
+            return reply.text, Usage(count, count, count)
+
+        made = scorer(Judge(Fake(after=counted), guard=False))
         made.score([group(numbers(), f"{EIGHT} 9", 0)], 0)
         totals = made.store.totals()
         expected = totals.calls * MOST_TOKENS if count == MOST_TOKENS else 0

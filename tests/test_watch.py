@@ -195,8 +195,8 @@ class Placed(NumberJudge):
 
     name = "placed"
 
-    async def complete(self, messages, **more):
-        better, usage = await super().complete(messages, **more)
+    def answer(self, messages, tally):
+        better, usage = super().answer(messages, tally)
         said = re.sub('"[AB]"', '"A"', better)
         logprobs = without_doubt(said)
         place = logprobs["content"][said.index('"A"') + 1]

@@ -7,8 +7,7 @@ import stat
 import httpx
 import pytest
 from conftest import ask_all
-from helpers.faulty_server import GOOD, completion
-from helpers.http_server import served
+from helpers.servers import GOOD, completion, served
 
 from rankbuffer_tools.train import command, ending, metrics
 from rankbuffer_trl.errors import RankBufferError, SettingsError

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from helpers.evaluation_assets import Loopback
-from helpers.http_server import served
+from helpers.servers import served
 
 from evaluation.arena_hard.style_control import NOTHING, style_control
 from evaluation.assets import AssetError

@@ -10,12 +10,14 @@ import argparse
 import asyncio
 import os
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from helpers.forks import run_ranks
+from helpers.judges import Embedded
 from helpers.rollout_server import allow_client, server_config
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
+from rankbuffer_trl.judge import Judge, TransportError
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 ROLLOUTS = 24  # of one step
@@ -49,24 +51,17 @@ CASES = [
 ]
 
 
-class FailingJudge:
-    """A chat client that fails after a number of answers: it raises an error, or it never answers again."""
+def failing(answers: int, hang: bool) -> Embedded:
+    """Make a judge that fails after a number of answers: it raises an error, or it never answers again."""
+    left = count(answers - 1, -1)
 
-    name = "failing judge at nowhere"
-
-    def __init__(self, answers: int, hang: bool):
-        self.judge, self.left, self.hang = RubricJudge(), answers, hang
-
-    async def complete(self, messages, **kwargs):
-        self.left -= 1
-        if self.left < 0 and self.hang:
-            await asyncio.Event().wait()
-        if self.left < 0:
+    async def fail(asked):
+        if next(left) < 0:
+            if hang:
+                await asyncio.Event().wait()
             raise TransportError("it stopped answering")
-        return await self.judge.complete(messages, **kwargs)
 
-    async def close(self):
-        pass
+    return Embedded(before=fail, name="failing judge at nowhere")
 
 
 def train(case: Case, folder: Path, arguments: argparse.Namespace) -> None:
@@ -80,7 +75,7 @@ def train(case: Case, folder: Path, arguments: argparse.Namespace) -> None:
         judge_during_generation=case.early,
         **({"judge_step_timeout": 5.0} if case.hang else {}),
     )
-    judge = None if case.answers is None else Judge(FailingJudge(case.answers, case.hang))
+    judge = None if case.answers is None else Judge(failing(case.answers, case.hang))
     trainer = RankBufferTrainer(arguments.policy, settings, load_queries(arguments.data), judge=judge)
     error = ""
     try:

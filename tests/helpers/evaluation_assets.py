@@ -21,7 +21,7 @@ from evaluation.assets import Assets
 from evaluation.benchmark import Benchmark
 from evaluation.config import EvaluationConfig
 from evaluation.run import load_benchmarks
-from helpers.http_server import served
+from helpers.servers import served
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 

@@ -34,9 +34,9 @@ from safetensors.torch import load_file
 from helpers.checkpoints import why_torn
 from helpers.fake_hub import FolderHub
 from helpers.forks import LONGEST, fork, wait
-from helpers.http_server import served
 from helpers.rollout_server import RolloutServer, allow_client, server_config
 from helpers.scripted import config, contents
+from helpers.servers import served
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.exact.manifest import checkpoints

@@ -12,11 +12,12 @@ import json
 import os
 from pathlib import Path
 
+from helpers.judges import Embedded
 from helpers.scripted import config
 from trl.generation.vllm_client import VLLMClient
 
 from rankbuffer_trl.data.queries import load_queries
-from rankbuffer_trl.judge import Judge, RubricJudge
+from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 
 SEEDED = {"n": 8, "temperature": 0.6, "max_tokens": 16, "generation_kwargs": {"seed": 5}}
@@ -27,17 +28,6 @@ SAMPLING = {
 }
 
 
-class NotedJudge(RubricJudge):
-    """A judge that records when it answers."""
-
-    def __init__(self, events: list[str]):
-        self.events = events
-
-    async def complete(self, messages, **kwargs):
-        self.events.append("verdict")
-        return await super().complete(messages, **kwargs)
-
-
 class NotedTrainer(RankBufferTrainer):
     """A trainer that records the lengths of its rollouts, and the mean importance weight of each sequence.
 
@@ -46,8 +36,11 @@ class NotedTrainer(RankBufferTrainer):
 
     def __init__(self, *args, **kwargs):
         self.events: list[str] = []
-        super().__init__(*args, judge=Judge(NotedJudge(self.events), guard=True), **kwargs)
+        super().__init__(*args, judge=Judge(Embedded(before=self._note), guard=True), **kwargs)
         self.lengths, self.weights = [], []
+
+    async def _note(self, asked):
+        self.events.append("verdict")
 
     def _arrived(self, row, completion_ids):
         self.events.append("rollout")

@@ -1,24 +1,60 @@
-"""A judge server that misbehaves as a test decides, on a real socket."""
+"""Real HTTP servers on loopback, in a thread of the test's process: any application, and a judge that misbehaves."""
 
 import asyncio
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from helpers.http_server import served
 from rankbuffer_trl.judge import Judge, TransportError
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
+CHAT = "/v1/chat/completions"
 KEY = "sk-a-key-that-nobody-may-see"
 CANDIDATE = "a candidate that nobody else may see"
 GOOD = '{"position": 1}'
 SURROGATE = "I would say \ud83d"  # what is left of an emoji that was cut in two
 PATIENT = 20.0  # seconds; a slow machine needs less
 EVENT_LIMIT = 30.0  # seconds for what should happen at once
+
+
+@contextmanager
+def served(app: web.Application | dict[str, Callable], port: int = 0) -> Iterator[str]:
+    """Serve an application, or handlers by their paths, on a loopback port from a new thread and yield the address.
+
+    Port 0 means any free port.
+    """
+    if isinstance(app, dict):
+        handlers, app = app, web.Application(client_max_size=2**28)
+        app.add_routes([web.route("*", path, handler) for path, handler in handlers.items()])
+    loop, ready, address = asyncio.new_event_loop(), threading.Event(), []
+    runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
+
+    async def start():
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        await site.start()
+        address.extend(runner.addresses)
+        ready.set()
+
+    def serve():
+        loop.run_until_complete(start())
+        loop.run_forever()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield f"http://127.0.0.1:{address[0][1]}"
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+        loop.close()
 
 
 # What a server can do wrong. A handler gets the request and its number, from 1.
@@ -133,6 +169,18 @@ def counting(context: int | None, answer: str = "7", tokenizes: bool = True) -> 
     return handle
 
 
+@contextmanager
+def judged_by(handler: Callable) -> Iterator[str]:
+    """Serve a judge that gives `handler(prompt)`, which may be a coroutine, and yield the address for a client."""
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = handler((await request.json())["messages"][0]["content"])
+        return await response if asyncio.iscoroutine(response) else response
+
+    with served({CHAT: chat}) as address:
+        yield address + "/v1"
+
+
 class Fault:
     """Plays one handler and remembers the requests."""
 
@@ -148,7 +196,7 @@ class Fault:
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(await request.json() if request.can_read_body else {})
-        self.asked += request.path == "/v1/chat/completions"
+        self.asked += request.path == CHAT
         response = self.handler(request, len(self.seen))
         return await response if asyncio.iscoroutine(response) else response
 
@@ -181,11 +229,7 @@ class Noting(OpenAIClient):
 def serving(fault: Fault | None = None, port: int = 0) -> Iterator[Fault]:
     """Serve a fault on a port; 0 means any free one."""
     fault = fault or Fault()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", fault)
-    app.router.add_get("/v1/models", fault)
-    app.router.add_post("/tokenize", fault)
-    with served(app, port) as address:
+    with served(dict.fromkeys((CHAT, "/v1/models", "/tokenize"), fault), port) as address:
         fault.url = address + "/v1"
         yield fault
 
