@@ -73,7 +73,7 @@ def worths_in(question) -> list[int]:
 class Client:
     """A chat client that answers by the places shown, after three transport retries. A sample is `worth 3`.
 
-    `edit` changes a reply, and a refusal is `None`. With `reads`, the probabilities hold an opinion: a point of it is a
+    `edit` changes a reply, and a refusal is `None`. With `reads`, probabilities hold an opinion: a point of it is a
     tenth in log odds, the first place is worth 6, and label A is worth 1.
     """
 
@@ -274,21 +274,8 @@ def test_measures_tell_judges_of_known_behaviour_apart(name):
 
 def test_measures_stand_beside_what_chance_gives_of_their_number_of_samples(tmp_path):
     found = results(examine(Client(), make_groups(2, n=4))[0])
-    chances = (
-        0,
-        1 / 24,
-        0,
-        1 / 2,
-        1 / 2,
-        1 / 2,
-        1 / 2,
-        1 / 4,
-        4 / 4,
-        0,
-        None,
-        1 / 2,
-        1 / 2,
-    )  # always position 2: 2 1 0 1
+    # The best constant position is 2: distances are 2 1 0 1.
+    chances = 0, 1 / 24, 0, 1 / 2, 1 / 2, 1 / 2, 1 / 2, 1 / 4, 4 / 4, 0, None, 1 / 2, 1 / 2
     assert [found[name].chance for name in NAMES] == [*chances]
     answers, calls = examine(Client(), make_groups(3, n=5)[:2] + make_groups(3, n=4)[2:])
     assert results(answers)["put_back"].chance == pytest.approx((1 / 5 + 1 / 5 + 1 / 4) / 3)
@@ -389,9 +376,7 @@ def test_questions_number_candidates_as_they_stand_and_go_by_the_query_alone(tmp
 
 
 def failing(fails, trials=2) -> Client:
-    client = Client(
-        edit=lambda question, _, reply: None if len(client.questions) > trials and fails(question) else reply
-    )
+    client = Client(edit=lambda question, _, r: None if len(client.questions) > trials and fails(question) else r)
     return client
 
 
