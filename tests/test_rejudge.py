@@ -21,7 +21,7 @@ import pytest
 from conftest import group, numbers, scripted_judge
 from helpers.damage import damaged
 from helpers.http_server import served
-from helpers.reports import answer, record
+from helpers.runs import answer, record
 from helpers.scripted import run as train
 from hypothesis import given
 from hypothesis import strategies as st

@@ -14,7 +14,7 @@ from statistics import fmean
 import conftest
 import pytest
 from conftest import QUICKSTART
-from helpers.reports import HOSTILE, anchor_rows, record, record_hostile
+from helpers.runs import HOSTILE, anchor_rows, record, record_hostile
 from huggingface_hub import ModelCard
 from transformers import TrainerState
 
