@@ -1,21 +1,24 @@
-"""Runs to report on: scored groups of numbers, kept beside the store they were committed to."""
+"""Runs to report on and to judge again: scored groups of numbers, kept beside the store they were committed to."""
 
 import json
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from conftest import by_number, group, numbers, scripted_judge, unreachable
 
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
+from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup
-from rankbuffer_trl.judge import Call
+from rankbuffer_trl.judge import Call, Totals
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.scorer import GroupScorer
+
+Visit = tuple[RolloutGroup, GroupScore]
 
 
 @dataclass
@@ -23,8 +26,24 @@ class Recorded:
     """What was committed: groups with their scores in order, and calls by step."""
 
     path: Path
-    visits: list[tuple[RolloutGroup, GroupScore]]
-    calls: list[tuple[int, Call]]
+    visits: list[Visit] = field(default_factory=list)
+    calls: list[tuple[int, Call]] = field(default_factory=list)
+
+    @property
+    def totals(self) -> Totals:
+        return Totals.of(call for _, call in self.calls)
+
+    @property
+    def steps(self) -> dict[int, list[Visit]]:
+        """Groups and scores by step."""
+        found: dict[int, list[Visit]] = {}
+        for visit in self.visits:
+            found.setdefault(visit[0].step, []).append(visit)
+        return found
+
+    def last_buffers(self, epoch: int) -> dict[str, AnchorBuffer]:
+        """The newest buffer of each query at the end of an epoch."""
+        return {group.query.id: score.after for group, score in self.visits if group.epoch <= epoch and score.after}
 
 
 def answer(messages: list[dict]) -> str | Exception:
@@ -36,30 +55,68 @@ def answer(messages: list[dict]) -> str | Exception:
     return by_number(messages)
 
 
-def record(path: Path, epochs: int = 4, queries: int = 4, method: RewardMethod | None = None) -> Recorded:
-    """A run of two queries a step, whose rollouts get better; some have no answer, some never get a verdict."""
-    draw = random.Random(0)
-    scorer = GroupScorer(
-        method or RankBuffer(prune_after=2), scripted_judge(answer), BufferStore(path), max_failures=1
-    )
-    found = Recorded(path, [], [])
-    asked = [numbers(f"q{i}") for i in range(queries)]
+def uneven(epochs: int, queries: int) -> Iterator[list[RolloutGroup]]:
+    """Yield steps of two queries, whose rollouts get better; some have no answer, some never get a verdict."""
+    draw, step = random.Random(0), 0
+    for epoch in range(epochs):
+        for first in range(0, queries, 2):
+            groups = []
+            for i in range(first, min(first + 2, queries)):
+                texts = (str(draw.randrange(5 + 8 * epoch, 40 + 8 * epoch)) for _ in range(8))
+                texts = ("-" if draw.random() < 0.05 else "13" if draw.random() < 0.05 else text for text in texts)
+                groups.append(group(numbers(f"q{i}"), " ".join(texts), step, epoch))
+            yield groups
+            step += 1
+
+
+def distinct(queries: int, epochs: int, gain: int, last: int | None = None) -> Iterator[list[RolloutGroup]]:
+    """Yield epochs of one step: different numbers, none of them that of an anchor.
+
+    The last epoch may have fewer queries.
+    """
+    draw = random.Random(5)
+    for epoch in range(epochs):
+        groups = []
+        for i in range(queries if last is None or epoch < epochs - 1 else last):
+            values = draw.sample([n for n in range(2, 55) if n % 10], 4)
+            groups.append(group(numbers(f"q{i}"), " ".join(str(v + gain * epoch) for v in values), epoch, epoch))
+        yield groups
+
+
+def score(path: Path, steps: Iterable[list[RolloutGroup]], method: RewardMethod, judge=answer) -> Recorded:
+    """Score steps of groups into a new store."""
+    scorer, found = GroupScorer(method, scripted_judge(judge), BufferStore(path), max_failures=1), Recorded(path)
     try:
-        step = 0
-        for epoch in range(epochs):
-            for first in range(0, queries, 2):
-                groups = []
-                for query in asked[first : first + 2]:
-                    texts = (str(draw.randrange(5 + 8 * epoch, 40 + 8 * epoch)) for _ in range(8))
-                    texts = ("-" if draw.random() < 0.05 else "13" if draw.random() < 0.05 else text for text in texts)
-                    groups.append(group(query, " ".join(texts), step, epoch))
-                outcome = scorer.score(groups, step)
-                found.visits += zip(groups, outcome.scores, strict=True)
-                found.calls += [(step, call) for call in outcome.calls]
-                step += 1
+        for groups in steps:
+            outcome = scorer.score(groups, groups[0].step)
+            found.visits += zip(groups, outcome.scores, strict=True)
+            found.calls += [(groups[0].step, call) for call in outcome.calls]
     finally:
         scorer.close()
     return found
+
+
+def record(path: Path, epochs: int = 4, queries: int = 4, method: RewardMethod | None = None) -> Recorded:
+    return score(path, uneven(epochs, queries), method or RankBuffer(prune_after=2))
+
+
+def commit(path: Path, queries: int, epochs: int, gain: int, last: int | None = None) -> Recorded:
+    """Score groups of different numbers with the judge that knows the truth."""
+    return score(path, distinct(queries, epochs, gain, last), RankBuffer(), by_number)
+
+
+def data_of(path: Path, queries: int = 4) -> Path:
+    """Write the queries of these runs as a training set."""
+    rows = []
+    for query in (numbers(f"q{i}") for i in range(queries)):
+        rubrics = [{"text": rubric.text, "weight": rubric.weight} for rubric in query.rubrics]
+        rows.append({"query_id": query.id, "prompt": query.prompt, "rubrics": rubrics, "responses": query.responses})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def table_of(path: Path, queries: int = 4) -> QueryTable:
+    return QueryTable(load_queries(str(data_of(path, queries))), 4)
 
 
 HOSTILE = (
