@@ -18,14 +18,7 @@ from experiments.simulated_judge import JudgeErrors, World, answer
 from rankbuffer_tools.audit.command import AuditConfig, audit, main, method_costs
 from rankbuffer_tools.audit.labels import read_labels
 from rankbuffer_tools.audit.results import ESTIMATES, verdict
-from rankbuffer_tools.audit.samples import (
-    FURTHER,
-    insertions,
-    length_questions,
-    pairs_of,
-    questions,
-    read_samples,
-)
+from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, pairs_of, questions, read_samples
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Call, Judge, Usage
