@@ -268,6 +268,8 @@ def test_card_says_how_a_set_was_made_and_the_set_can_be_loaded_beside_it(name, 
     hub.mkdir()
     shutil.copy(path, hub / f"train.{kind}")
     (hub / "README.md").write_text(card)
+    if steps:
+        shutil.copy(beside(path, "provenance.json"), hub / "provenance.json")
     assert list(load_queries(str(hub))) == list(load_queries(str(path)))
 
 
@@ -276,7 +278,8 @@ def test_card_refuses_what_is_not_finished(tmp_path, howto, capsys):
     write_rows(path, howto)
     for text in ("{}", "[]", "{"):
         beside(path, "provenance.json").write_text(text)
-        assert "mine.jsonl.provenance.json is" in refused(capsys, "card", path, "me/x")[1]
+        said = refused(capsys, "card", path, "me/x")[1]
+        assert re.search(r": mine\.jsonl\.provenance\.json is .* delete that record", said)
     write_rows(path, [{key: value for key, value in howto[0].items() if key != "rubrics"}])
     assert "rubrics must be a non-empty list" in refused(capsys, "card", path, "me/x")[1]
 
