@@ -247,7 +247,7 @@ def whole(howto, tiny_policy, tmp_path_factory) -> tuple[Path, tuple]:
 @pytest.fixture(name="run", scope="module")
 def run_to_report(tmp_path_factory):
     """Four queries in four epochs, by the rules of the paper but for pruning after 2."""
-    from helpers.reports import record
+    from helpers.runs import record
 
     return record(tmp_path_factory.mktemp("run") / LIVE_STORE)
 

@@ -1,8 +1,13 @@
-"""The audit of samples of a policy: its design, a judge of known errors behind HTTP, budgets, labels, wrong files."""
+"""The command `rankbuffer-audit`: its design, a judge of known errors behind HTTP, budgets, labels, wrong files.
+
+The samples are those of a simulated policy, and for the embedded judge the references of the quickstart.
+"""
 
 import asyncio
 import json
+import math
 import re
+import runpy
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,28 +15,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import QUICKSTART, ROOT
 from helpers.judges import Fake
 from helpers.nectar_rows import Model
 from helpers.servers import served
 
 from experiments.simulated_judge import JudgeErrors, World, answer
+from rankbuffer_tools.audit.card import card_of
 from rankbuffer_tools.audit.command import AuditConfig, audit, main, method_costs
 from rankbuffer_tools.audit.labels import read_labels
-from rankbuffer_tools.audit.results import ESTIMATES, verdict
-from rankbuffer_tools.audit.samples import (
-    FURTHER,
-    insertions,
-    length_questions,
-    pairs_of,
-    questions,
-    read_samples,
-)
+from rankbuffer_tools.audit.measures import MEASURES
+from rankbuffer_tools.audit.results import ESTIMATES, SOFT, Audit, Result, verdict
+from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, pairs_of, questions, read_samples
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
-from rankbuffer_trl.judge import Call, Judge, Usage
+from rankbuffer_trl.judge import Call, Judge, Usage, rubric_judge
 from rankbuffer_trl.judge.reach import estimate_tokens
 
+HOWTO = str(QUICKSTART / "howto.jsonl")
+REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)
 QUERIES = 25  # four pairs each: as many as labels are needed
 WORLD = World(empty=0, tokens=(12, 12, 12, 12), spread=0.3, seed=2)
 ERRORS = JudgeErrors(noise=0.09, crowd=1.5, bias=0.12)  # a group's spread is 0.25, so the bias is about a half of it
@@ -60,9 +62,12 @@ def table(world):
     return QueryTable(load_queries(str(world.folder / "set.jsonl")))
 
 
-def arguments(world, out: Path, *more) -> list[str]:
-    files = ["--dataset_name", world.folder / "set.jsonl", "--samples", world.folder / "samples.jsonl"]
-    return ["rankbuffer-audit", *map(str, [*files, "--output_dir", out, "--judge_guard", "false", *more])]
+def run_main(*words) -> dict:
+    """Run `rankbuffer-audit` and return what it wrote into its folder, which is the second word."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["rankbuffer-audit", *map(str, words)])
+        main()
+    return json.loads((Path(words[1]) / "audit.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -76,26 +81,23 @@ def judged(world, tmp_path_factory):
         return answer(prompt, world.quality, ERRORS)
 
     model, out = Model(reply), tmp_path_factory.mktemp("audit")
-    with served(model.app()) as url, pytest.MonkeyPatch.context() as patch:
-        server = ("--judge_url", f"{url}/v1", "--judge_model", "writer")
-        patch.setattr(sys, "argv", arguments(world, out, *server))
-        main()
-        yield SimpleNamespace(model=model, out=out, server=server, asked=len(model.bodies), found=found(out))
-
-
-def found(out: Path) -> dict:
-    return json.loads((out / "audit.json").read_text())
+    words = ["--output_dir", out, "--dataset_name", world.folder / "set.jsonl"]
+    words += ["--samples", world.folder / "samples.jsonl", "--judge_guard", "false"]
+    with served(model.app()) as url:
+        words += ["--judge_url", f"{url}/v1", "--judge_model", "writer"]
+        found = run_main(*words)
+        yield SimpleNamespace(model=model, out=out, words=words, asked=len(model.bodies), found=found)
 
 
 @pytest.fixture
-def audited(judged, world, capsys, monkeypatch):
+def audited(judged, capsys, monkeypatch):
     """Run the command again with more words and without its figure. Return what it printed, and its result."""
 
-    def run(*words) -> tuple[str, dict]:
+    def run(*more) -> tuple[str, dict]:
         monkeypatch.setattr("rankbuffer_tools.audit.command.audit_figure", lambda *_: None)
-        monkeypatch.setattr(sys, "argv", arguments(world, judged.out, *judged.server, *words))
-        main()
-        return capsys.readouterr().out, found(judged.out)
+        found = run_main(*judged.words, *more)
+        assert len(judged.model.bodies) == judged.asked, "the answers are there"
+        return capsys.readouterr().out, found
 
     return run
 
@@ -148,7 +150,6 @@ def test_questions_cost_at_most_two_per_cent_of_the_papers_run():
 
 def test_audit_finds_the_errors_of_a_judge_and_says_its_price_first(judged, audited):
     printed, again = audited()
-    assert len(judged.model.bodies) == judged.asked, "a second run asks nothing"
     assert printed.startswith(f"[price] {QUERIES} queries: {ASKED} questions, about ")
     assert "answers.jsonl holds are not asked again" in printed.splitlines()[2]
     model, measures = again["model"], again["measures"]
@@ -249,7 +250,6 @@ def test_audit_decides_by_a_budget_which_methods_fit(judged, audited):
     doubled = {recipe: pytest.approx(2 * row["tokens"]) for recipe, row in rows.items()}
     assert {row["recipe"]: row["tokens"] for row in priced["rows"]} == doubled
     assert "at the prices given" in printed
-    assert len(judged.model.bodies) == judged.asked, "no budget asks anything"
 
 
 def labelled(judged, world) -> list[dict]:
@@ -269,7 +269,6 @@ def test_audit_bounds_the_lasting_error_by_labels(judged, audited, world, tmp_pa
     bound = result["model"]["lasting"]
     assert bound["low"] < 0.1 and bound["value"] < 0.3  # the judge has none; better and worse exchanged give 1
     assert "lasting error, at most" in printed
-    assert len(judged.model.bodies) == judged.asked
 
 
 def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_path):
@@ -346,3 +345,97 @@ def test_method_costs_estimate_the_tokens_that_a_server_does_not_count(world):
         alike = [one for one in asked if one.kind == kind]
         assert tokens == pytest.approx([sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard)])
         assert min(tokens) > 0
+
+
+# The embedded judge, on references
+
+
+def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(tmp_path, capsys):
+    out = tmp_path / "deep" / "audit"
+    found, printed = run_main("--output_dir", out, *REFERENCE, "--queries", 6, "--seed", 3), capsys.readouterr()
+    assert printed.err == "" and printed.out.startswith("[price] 6 queries: 180 questions, about ")
+    assert found["verdict"] in " ".join(printed.out.split()) and "references" in found["verdict"]
+    assert re.search(r"put back +1\.00 +1\.00 to 1\.00 +0\.14 +yes", printed.out)
+    assert (out / "audit.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    parts = ("queries", "clearly_better", "of", "references", "model", "advice")
+    assert [found[part] for part in parts] == [6, 5, 5, True, None, None] and found["config"]["seed"] == 3
+    assert list(found["measures"]) == [measure.name for measure in MEASURES]
+    assert found["measures"]["lists_tau"]["value"] == found["measures"]["soft_labels"]["value"] == 1
+    assert len(found["measures"]["put_back"]["values"]) == 6 and len(found["put_back"]) == 6 * 7
+    forms = {kind: cost["form"] for kind, cost in found["cost"].items()}
+    calls = {"insert": 42, "look": 24, "pair": 6 * 12, "score": 42}
+    assert calls == {kind: form["questions"] for kind, form in forms.items()}
+    assert calls == {kind: form["first_answers"] for kind, form in forms.items()}
+    assert [len(look["lists"]) for look in found["looks"]] == [4] * 6
+
+
+def test_main_announces_the_tokens_that_the_judge_then_counts(tmp_path, monkeypatch, capsys):
+    """With 4 characters a token, as in English, the announced price is 4/3 of the counted one: no question is more."""
+    monkeypatch.setattr(rubric_judge, "count_tokens", lambda text: math.ceil(len(text) / 4))
+    run_main("--output_dir", tmp_path, *REFERENCE, "--queries", 4)
+    number = r"([\d,]+) prompt.*? ([\d,]+) completion"
+    found = re.findall(rf"(?:about|asked: 120 requests,) {number}", capsys.readouterr().out)
+    (announced, most), (asked, answered) = ([int(each.replace(",", "")) for each in pair] for pair in found)
+    assert announced * 3 / 4 == pytest.approx(asked, rel=0.01)
+    assert answered <= most <= 1.5 * answered
+
+
+def test_main_reads_settings_from_a_yaml_and_the_command_line_wins(tmp_path):
+    settings = f"dataset_name: {HOWTO}\nsamples: {HOWTO}\nqueries: 9\njudge_guard: false\n"
+    (tmp_path / "audit.yaml").write_text(settings)
+    words = ("--config", tmp_path / "audit.yaml", "--queries", 2, "--judge_request", '{"top_p": 1}')
+    found = run_main("--output_dir", tmp_path, *words, "--probabilities", "false")
+    config, measures = found["config"], found["measures"]
+    assert measures["soft_pairs_ratings"]["value"] is None and measures["pairs_flip"]["value"] == 0
+    assert (config["queries"], config["judge_guard"], config["judge_request"]) == (2, False, {"top_p": 1})
+
+
+def test_load_draws_queries_by_the_seed_each_at_most_once():
+    def drawn(**kwargs):
+        groups, _, _ = AuditConfig(dataset_name=HOWTO, samples=HOWTO, **kwargs).load()
+        return [group.query.id for group in groups]
+
+    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
+    assert len(set(drawn(queries=20))) == 20
+    assert sorted(drawn()) == sorted(json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines())
+
+
+def test_main_as_a_module_prints_its_error_alone(howto, tmp_path, monkeypatch, capsys, cache):
+    (tmp_path / "bare.jsonl").write_text(json.dumps({"query_id": "q", "prompt": howto[0]["prompt"]}) + "\n")
+    words = ["rankbuffer-audit", "--dataset_name", HOWTO, "--samples", str(tmp_path / "bare.jsonl")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("rankbuffer_tools.audit", run_name="__main__")
+    assert re.fullmatch(r"rankbuffer-audit: samples=.*, line 1: responses must be a list .*", stop.value.code)
+    assert capsys.readouterr() == ("", ""), "no bar for reading the file either"
+
+
+# The card of a judge
+
+
+def test_card_compares_a_judge_on_the_public_set_and_names_no_address(tmp_path, capsys):
+    found = run_main("--output_dir", tmp_path, "--card", "embedded", "--queries", 6)
+    file = tmp_path / "embedded.json"
+    card = json.loads(file.read_text())
+    assert str(file) in capsys.readouterr().out and "/" not in re.sub(r"(beyond|paper)/\w+", "", file.read_text())
+    assert (card["judge"], card["queries"], card["decoding"], card["guard"]) == ("embedded", 6, "none", True)
+    assert card["questions"] == 6 * 22 + 6 * 12 == sum(cost["form"]["questions"] for cost in found["cost"].values())
+    for name, numbers in card["measures"].items():
+        assert numbers == pytest.approx([found["measures"][name][key] for key in ("value", "low", "high")], abs=6e-4)
+    assert card["verdict"] == found["verdict"] and card["soft_noise"] == pytest.approx(found["soft_noise"], abs=6e-4)
+    assert card["train_with"] == (found["advice"] or {}).get("advised"), "it reads, so the advice is about words"
+    assert card["tokens"].keys() == found["cost"].keys()
+    name, own = "card must be the name of the judge", "leave out dataset_name and samples"
+    for words, why in ((["../mine"], name), ([".mine"], name), (["mine", *REFERENCE], own)):
+        with pytest.raises(SystemExit, match=why):
+            run_main("--output_dir", tmp_path, "--card", *words)
+
+
+def test_card_names_the_recipe_that_reads_probabilities_if_words_tell_nothing():
+    def card(low: float) -> dict:
+        measures = [Result(name, "", "", 1, True, {"q": 0.8}, low, 0.9, chance=0.5) for name in (SOFT, "soft_words")]
+        found = Audit("", "", "", references=False, looks=[], results=measures, costs=[], moves=[], max_failures=0.25)
+        return card_of(found, "mine", "none", True)
+
+    assert [card(low)["train_with"] for low in (0.6, 0.4)] == ["beyond/ratings_soft", None]
+    assert card(0.6)["measures"][SOFT] == [0.8, 0.6, 0.9]

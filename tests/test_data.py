@@ -8,15 +8,7 @@ import pytest
 from datasets import Dataset
 
 from rankbuffer_tools.jobs.output import write_rows
-from rankbuffer_trl.data.queries import (
-    HINT,
-    DataError,
-    QueryTable,
-    checked_rows,
-    iterate,
-    load_queries,
-    normal_row,
-)
+from rankbuffer_trl.data.queries import HINT, DataError, QueryTable, checked_rows, iterate, load_queries, normal_row
 from rankbuffer_trl.groups import Query, Rubric
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -45,22 +45,60 @@ def refused(capsys, *words: object) -> tuple[str, str]:
 # Check
 
 
-def test_check_counts_the_sample_that_ships(capsys):
-    out = run_command(capsys, "check", QUICKSTART / "howto.jsonl")
-    for said in (
-        "36 queries, every row well-formed",
-        "messages per prompt: 1 (36)",
-        "responses per query: 7 (36)",
-        "rubrics per query: 4 (26), 5 (10)",
-        "the same prompt as an earlier query: 0\n",
-        "prompts above 4,096 tokens: 0\n",
-        "Tokens (estimated, 3 characters each)",
-        "judge context needed if every response has 4,096 tokens: about",
-    ):
-        assert said in out, said
-    assert re.search(r"response +252", out) and "NOT READY" not in out
-    assert re.search(r"of a +counted +least +median +95 % +most *\n", out)
-    assert re.search(r"weights: 1 \(\d+\), .*; mean \d\.\d\d\n", out)
+def odd(rows: list[dict]) -> list[dict]:
+    """Nine rows, of which each is odd or lacks something, but the first one."""
+    for i in (1, 6, 7, 8):
+        rows[i]["prompt"] = rows[0]["prompt"]
+    rows[2]["responses"] = ["same", "same"]
+    rows[3]["responses"] = []
+    rows[4]["rubrics"] = []
+    rows[5]["rubrics"] = [{"text": "Mentions salt.", "weight": 1}, {"text": "Mentions the salt.", "weight": 2}]
+    return rows[:9]
+
+
+def unanswered(rows: list[dict]) -> list[dict]:
+    return [{key: value for key, value in row.items() if key != "responses"} for row in rows[:4]]
+
+
+COUNTED = (
+    "36 queries", r"messages per prompt: 1 \(36\)\n", r"responses per query: 7 \(36\)\n",
+    "prompts above 4,096 tokens: 0\n", r"rubrics per query: 4 \(26\), 5 \(10\)",
+    "the same prompt as an earlier query: 0\n", r"response +252 ",
+    r"if every response has 4,096 tokens: about", r"of a +counted +least +median +95 % +most *\n",
+    r"weights: 1 \(\d+\), .*; mean \d\.\d\d\n",
+)  # fmt: skip
+ODD = (
+    r"the same prompt as an earlier query: 4 \({1}, {6}, {7}, ...\)\n", r"the same response twice: 1 \({2}\)\n",
+    r"a rubric asks only whether something is there: 1 \({5}\)\n", r"prompt +9 ", r"response +14 ",
+    r"a rubric is nearly that of another one: 1 \({5}\)\n", r"prompts above 8 tokens: \d",
+    "NOT READY: 1 queries .*generate_rubrics.py", "NOT READY: 2 queries .*fewer than 4 .*generate_responses.py",
+)  # fmt: skip
+FEW, BARE = "NOT READY: 4 queries have fewer than 4 responses", [{"query_id": "a", "prompt": "Why?"}]
+GENERIC = (r"rubrics per query: 5 \(1\)", "if every response has 4,096 tokens", "NOT READY: 1 queries have fewer")
+LONG = ("--no_responses", "--max_prompt_length", 8)
+CHECKS = {  # the rows, words of the command, what is printed, and the number of reasons why a run cannot start
+    "the sample that ships": (list, (), COUNTED, 0),
+    "odd": (odd, ("--max_prompt_length", 8, "--sample", 2, "--no_guard"), ODD, 2),  # estimates do not stop a run
+    "no responses": (unanswered, (), (FEW,), 1),
+    "no responses needed": (unanswered, ("--no_responses",), (), 0),
+    "no responses for the method": (unanswered, ("--method", "listwise"), (), 0),
+    "long, by an estimate": (unanswered, LONG, (r"prompts above 8 tokens: \d",), 0),
+    "long, by a tokenizer": (unanswered, (*LONG, "--tokenizer"), ("NOT READY: 4 prompts have more than 8 tokens",), 1),
+    "neither rubrics nor responses": (lambda rows: BARE, (), GENERIC, 1),  # a run takes generic rubrics
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check_prints_what_it_counts_and_why_a_run_cannot_start(name, howto, tmp_path, capsys, tiny_policy):
+    make, words, said, reasons = CHECKS[name]
+    path = tmp_path / "mine.jsonl"
+    write_rows(path, make([dict(row) for row in howto]))
+    words = ("check", path, *words, *([tiny_policy] if "--tokenizer" in words else ()))
+    out, last = refused(capsys, *words) if reasons else (run_command(capsys, *words), None)
+    ids = [row["query_id"] for row in howto]
+    for each in said:
+        assert re.search(re.sub(r"\{(\d)\}", lambda found: ids[int(found[1])], each), out), each
+    assert out.count("NOT READY") == reasons and (reasons == 0 or f"{path} is not ready" in last)
 
 
 def test_check_dataset_measures_the_real_prompts(howto, tiny_policy):
@@ -118,46 +156,6 @@ def test_token_counter_without_a_template_counts_the_texts(tmp_path, tiny_policy
     tokenizer.save_pretrained(tmp_path)
     tokens = TokenCounter(str(tmp_path))
     assert tokens.chat([{"role": "user", "content": "boil water"}]) == tokens.text("boil water") > 0
-
-
-def test_check_lists_what_is_odd_and_what_a_run_lacks(howto, tmp_path, capsys):
-    rows = [dict(row) for row in howto[:9]]
-    for i in (1, 6, 7, 8):
-        rows[i]["prompt"] = rows[0]["prompt"]
-    rows[2]["responses"] = ["same", "same"]
-    rows[3]["responses"] = []
-    rows[4]["rubrics"] = []
-    rows[5]["rubrics"] = [{"text": "Mentions salt.", "weight": 1}, {"text": "Mentions the salt.", "weight": 2}]
-    write_rows(tmp_path / "odd.jsonl", rows)
-    words = ["check", tmp_path / "odd.jsonl", "--max_prompt_length", 8, "--sample", 2, "--no_guard"]
-    out, last = refused(capsys, *words)
-    assert last == f"rankbuffer-data: {tmp_path / 'odd.jsonl'} is not ready, for the reasons above"
-    ids = [row["query_id"] for row in rows]
-    assert f"the same prompt as an earlier query: 4 ({ids[1]}, {ids[6]}, {ids[7]}, ...)\n" in out
-    assert f"the same response twice: 1 ({ids[2]})\n" in out
-    assert f"a rubric asks only whether something is there: 1 ({ids[5]})\n" in out
-    assert f"a rubric is nearly that of another one: 1 ({ids[5]})\n" in out
-    assert re.search(r"prompts above 8 tokens: \d", out)
-    assert "NOT READY: 1 queries have no rubrics; recipes/generate_rubrics.py makes them" in out
-    assert "NOT READY: 2 queries have fewer than 4 responses; recipes/generate_responses.py makes them" in out
-    assert "prompts have more than" not in out, "an estimate of tokens does not stop a run"
-    assert re.search(r"prompt +9 ", out)
-    assert re.search(r"response +14 ", out), "of two queries alone"
-
-
-def test_check_says_when_a_run_can_start(howto, tmp_path, capsys, tiny_policy):
-    path = tmp_path / "mine.jsonl"
-    write_rows(path, [{key: value for key, value in row.items() if key != "responses"} for row in howto[:4]])
-    out, _ = refused(capsys, "check", path)
-    assert "NOT READY: 4 queries have fewer than 4 responses" in out
-    for enough in (("--no_responses",), ("--method", "listwise")):
-        assert "NOT READY" not in run_command(capsys, "check", path, *enough)
-    words = ("--no_responses", "--tokenizer", tiny_policy, "--max_prompt_length", 8)
-    assert "NOT READY: 4 prompts have more than 8 tokens" in refused(capsys, "check", path, *words)[0]
-    write_rows(path, [{"query_id": "a", "prompt": [{"role": "user", "content": "Why?"}]}])
-    out, _ = refused(capsys, "check", path)
-    assert "have no rubrics" not in out and "rubrics per query: 5 (1)" in out, "a run takes the generic ones"
-    assert "judge context needed if every response has 4,096 tokens" in out
 
 
 def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path, capsys):
@@ -240,57 +238,50 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_card_says_how_a_set_was_made_and_the_set_can_be_loaded_beside_it(tmp_path, howto, capsys, kind):
+OWN = ("# howto-36", "Queries come from `an unknown source`")
+MADE = (
+    "# howto-36", "36 queries, 154 rubrics, 252 responses. Responses by model: gpt-4 252.", "seed `42`", "Apache-2.0",
+    'model `"deepseek-v4-flash"`', "temperature `0.2`", "Text by `deepseek-v4-flash` (rubrics)",
+    "You are an expert evaluator for assistant responses.", "[Rank 7 | model={MODEL_7}]",
+)  # fmt: skip
+GIVEN = [{"step": "rubrics", "dataset_name": "a.jsonl", "generic": True}]
+CARDS = {  # the record, what the card says, and what it does not say
+    "jsonl": (STEPS, ("path: train.jsonl", *MADE), ()),
+    "parquet": (STEPS, ("path: train.parquet", *MADE), ()),
+    "no record": (None, OWN, ()),
+    "own queries": (STEPS[1:], ("Queries come from `a.jsonl`.",), ("Nectar",)),
+    "generic rubrics": (GIVEN, ("the same generic ones; no model",), ("Text by", "those of the paper")),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_card_says_how_a_set_was_made_and_the_set_can_be_loaded_beside_it(name, tmp_path, howto, capsys):
+    steps, said, unsaid = CARDS[name]
+    kind = "parquet" if name == "parquet" else "jsonl"
     path, hub = tmp_path / f"mine.{kind}", tmp_path / "hub"
     write_rows(path, [row | {"models": ["gpt-4"] * 7} for row in howto])
-    write_provenance(path, STEPS)
+    if steps:
+        write_provenance(path, steps)
     card = run_command(capsys, "card", path, "me/howto-36")
+    assert [part for part in said if part not in card] == [part for part in unsaid if part in card] == []
+    assert not re.search(r"\{(NAME|FILE|COUNTS|STEPS|SOURCES|RUBRICS|SYSTEM|USER)\}|cost `|step `", card)
     hub.mkdir()
     shutil.copy(path, hub / f"train.{kind}")
     (hub / "README.md").write_text(card)
-    (hub / "provenance.json").write_text(beside(path, "provenance.json").read_text())
+    if steps:
+        shutil.copy(beside(path, "provenance.json"), hub / "provenance.json")
     assert list(load_queries(str(hub))) == list(load_queries(str(path)))
-    for said in (
-        f"path: train.{kind}",
-        "# howto-36",
-        "36 queries, 154 rubrics, 252 responses. Responses by model: gpt-4 252.",
-        "seed `42`",
-        'model `"deepseek-v4-flash"`',
-        "temperature `0.2`",
-        "Apache-2.0",
-        "Check that card",
-        "Text by `deepseek-v4-flash` (rubrics)",
-        "You are an expert evaluator for assistant responses.",
-        "[Rank 7 | model={MODEL_7}]",
-    ):
-        assert said in card, said
-    assert not re.search(r"\{(NAME|FILE|COUNTS|STEPS|SOURCES|RUBRICS|SYSTEM|USER)\}|cost `|step `", card)
 
 
-def test_card_says_where_queries_and_rubrics_come_from(tmp_path, howto, capsys):
-    path = tmp_path / "mine.jsonl"
-    write_rows(path, howto)
-    assert "Queries come from `an unknown source`" in run_command(capsys, "card", path, "me/x")
-    write_provenance(path, [STEPS[1]])
-    out = run_command(capsys, "card", path, "me/x")
-    assert "Queries come from `a.jsonl`. Whoever publishes" in out and "Nectar" not in out
-    write_provenance(path, [{"step": "rubrics", "dataset_name": "a.jsonl", "generic": True}])
-    out = run_command(capsys, "card", path, "me/x")
-    assert "got the same generic ones; no model wrote these" in out
-    assert "Text by" not in out and "those of the paper" not in out
-
-
-def test_card_refuses_what_is_not_finished(tmp_path, howto):
+def test_card_refuses_what_is_not_finished(tmp_path, howto, capsys):
     path = tmp_path / "mine.jsonl"
     write_rows(path, howto)
     for text in ("{}", "[]", "{"):
         beside(path, "provenance.json").write_text(text)
-        with pytest.raises(SystemExit, match=r": mine\.jsonl\.provenance\.json is .* delete that record"):
-            command.main(["card", str(path), "me/x"])
+        said = refused(capsys, "card", path, "me/x")[1]
+        assert re.search(r": mine\.jsonl\.provenance\.json is .* delete that record", said)
     write_rows(path, [{key: value for key, value in howto[0].items() if key != "rubrics"}])
-    with pytest.raises(SystemExit, match="rubrics must be a non-empty list"):
-        command.main(["card", str(path), "me/x"])
+    assert "rubrics must be a non-empty list" in refused(capsys, "card", path, "me/x")[1]
 
 
 # The road

@@ -95,16 +95,29 @@ http.server.HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1
 """
 
 
-def test_vllm_server_is_started_for_the_model_and_ended_with_its_children(tmp_path):
-    path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
-    with vllm_server(
-        [path, "serve"], ["--tensor-parallel-size=2"], "mine", "org/model", None, tmp_path / "log"
-    ) as url:
+def following(arguments: list[str], *names: str) -> list[str]:
+    return [arguments[arguments.index(name) + 1] for name in names]
+
+
+@pytest.mark.parametrize("rank", [None, 4, 33])
+def test_vllm_server_is_started_for_a_model_or_an_adapter_and_ended_with_its_children(tmp_path, rank):
+    path, model = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path))), "org/model"
+    if rank:
+        settings = {"peft_type": "LORA", "r": rank, "base_model_name_or_path": "org/base"}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+        model = str(tmp_path)
+    words = [path, "serve"], ["--tensor-parallel-size=2"], "mine", model, base_of(model), tmp_path / "log"
+    with vllm_server(*words) as url:
         arguments, *pids = json.loads((tmp_path / "seen.json").read_text())
-        assert url == f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}/v1"
-        assert arguments[:2] == ["serve", "org/model"] and arguments[-1] == "--tensor-parallel-size=2"
-        assert arguments[arguments.index("--served-model-name") + 1] == "mine"
-        assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
+    assert arguments[:2] == ["serve", "org/base" if rank else model] and arguments[-1] == "--tensor-parallel-size=2"
+    (port,) = following(arguments, "--port")
+    assert url == f"http://127.0.0.1:{port}/v1"
+    if rank:
+        assert "--enable-lora" in arguments
+        found = following(arguments, "--lora-modules", "--max-lora-rank")
+        assert found == [f"mine={tmp_path}", {4: "16", 33: "64"}[rank]]
+    else:
+        assert following(arguments, "--served-model-name", "--host") == ["mine", "127.0.0.1"]
     for pid in pids:
         assert has_ended(pid)
 
@@ -148,20 +161,6 @@ def has_ended(pid: int) -> bool:
     while is_running(pid) and time.monotonic() < deadline:
         os.sched_yield()
     return not is_running(pid)
-
-
-def test_vllm_server_serves_an_adapter_over_its_model(tmp_path):
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    path = program(tmp_path, SERVE.replace("FOLDER", str(tmp_path)))
-    for rank, room in ((4, "16"), (33, "64")):
-        settings = {"peft_type": "LORA", "r": rank, "base_model_name_or_path": "org/base"}
-        (adapter / "adapter_config.json").write_text(json.dumps(settings))
-        with vllm_server([path], [], "mine", str(adapter), base_of(str(adapter)), tmp_path / "log"):
-            arguments = json.loads((tmp_path / "seen.json").read_text())[0]
-        assert arguments[0] == "org/base" and "--enable-lora" in arguments
-        assert arguments[arguments.index("--lora-modules") + 1] == f"mine={adapter}"
-        assert arguments[arguments.index("--max-lora-rank") + 1] == room
 
 
 def test_vllm_server_says_why_it_does_not_start(tmp_path):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from evaluation.alpaca_eval.scores import read_pilot_preference, read_preference, win_rate_rows
 from evaluation.arena_hard.scores import BATTLE_SCORES, battles, official_bootstrap, read_label, score_judgments
-from evaluation.benchmark import OutputError
 from evaluation.files import write_jsonl
 from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
 from rankbuffer_trl.judge.verdicts import VerdictError
@@ -151,22 +150,11 @@ def test_official_bootstrap_scatters_about_the_mean():
         assert found == pytest.approx(0.4, abs=0.02) and low < 0.4 < high
 
 
-def test_score_judgments_counts_a_strong_verdict_three_times_and_wants_every_question_once(tmp_path):
-    def judged(**games: str):
-        written = [
-            {"uid": uid, "games": [{"score": s or None} for s in each.split(" ")]} for uid, each in games.items()
-        ]
-        write_jsonl(tmp_path / "j.jsonl", written)
-        return score_judgments(tmp_path / "j.jsonl", {"a": "hard", "b": "hard", "c": "soft"})
-
-    found = judged(a="B>>A A>B", b="A>B B>A", c="A=B ")
+def test_score_judgments_counts_a_strong_verdict_three_times(tmp_path):
+    games = {"a": ("B>>A", "A>B"), "b": ("A>B", "B>A"), "c": ("A=B", None)}
+    rows = [{"uid": uid, "games": [{"score": score} for score in each]} for uid, each in games.items()]
+    write_jsonl(tmp_path / "j.jsonl", rows)
+    found = score_judgments(tmp_path / "j.jsonl", {"a": "hard", "b": "hard", "c": "soft"})
     assert mean(found.rows["hard"]) == pytest.approx(100 * 4 / 6)
     assert found.rows["soft"] == {} and found.counts["questions dropped"] == 1
     assert found.official.keys() == {"hard, official bootstrap"}
-    with pytest.raises(OutputError, match="1 of 3 rows are not judged: c"):
-        judged(a="A>B A>B", b="A>B A>B")
-    with pytest.raises(OutputError, match="are no questions of this run: d"):
-        judged(a="A>B A>B", b="A>B A>B", c="A=B A=B", d="A=B A=B")
-    write_jsonl(tmp_path / "j.jsonl", [{"uid": uid, "games": []} for uid in "abcc"])
-    with pytest.raises(OutputError, match="are judged several times: c"):
-        score_judgments(tmp_path / "j.jsonl", dict.fromkeys("abc", "hard"))

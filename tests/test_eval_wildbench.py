@@ -14,36 +14,13 @@ from pyarrow.parquet import write_table
 from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import OutputError
 from evaluation.metric import mean
+from evaluation.wildbench import prompts, scores
 from evaluation.wildbench.benchmark import REFERENCES, WildBench
-from evaluation.wildbench.prompts import (
-    Conversation,
-    display,
-    pairwise_prompt,
-    read_choice,
-    read_conversations,
-    read_parquet,
-    read_reference,
-    read_score,
-    scoring_prompt,
-)
-from evaluation.wildbench.scores import (
-    CUT,
-    EMPTY,
-    GROUP_OF,
-    GROUP_WEIGHTS,
-    REWARDS,
-    Judged,
-    groups_of,
-    is_whole,
-    rating,
-    reward_judged,
-    score_wildbench,
-    shorten,
-)
+from evaluation.wildbench.scores import CUT, EMPTY, GROUP_WEIGHTS, REWARDS, Judged, groups_of, score_wildbench
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.verdicts import VerdictError
 
-tags = st.lists(st.sampled_from(sorted(GROUP_OF)), min_size=1, max_size=4)
+tags = st.lists(st.sampled_from(sorted(scores.GROUP_OF)), min_size=1, max_size=4)
 ratings = st.builds(Judged, st.integers(1, 10).map(float), tags.map(groups_of), st.booleans())
 rewards = st.builds(
     lambda value, groups, whole: Judged(value * whole, groups, whole),
@@ -73,31 +50,31 @@ def macro(means):
 
 @given(st.lists(ratings, min_size=1, max_size=40))
 def test_score_wildbench_spreads_ratings_and_weighs_the_groups(rows):
-    scores = score_wildbench(by_session(rows), {}, len(rows) + 1)
-    found = {name: mean(each) for name, each in scores.rows.items()}
+    scored = score_wildbench(by_session(rows), {}, len(rows) + 1)
+    found = {name: mean(each) for name, each in scored.rows.items()}
     assert found["WB-Score"] == pytest.approx(sum((row.value - 5) * 20 for row in rows) / len(rows))
     groups = {group: (value - 5) * 20 for group, value in group_means(rows).items()}
     for group, score in groups.items():
         assert found[f"WB-Score: {group}"] == pytest.approx(score)
-    assert {group for group in GROUP_WEIGHTS if scores.rows[f"WB-Score: {group}"]} == groups.keys()
+    assert {group for group in GROUP_WEIGHTS if scored.rows[f"WB-Score: {group}"]} == groups.keys()
     if groups:
         assert found["WB-Score (task macro)"] == pytest.approx(macro(groups))
-    assert len(scores.rows["WB-Score (task macro)"]) == sum(row.whole for row in rows)
-    assert scores.headline == "WB-Score (task macro)" and scores.counts["ratings dropped"] == 1
+    assert len(scored.rows["WB-Score (task macro)"]) == sum(row.whole for row in rows)
+    assert scored.headline == "WB-Score (task macro)" and scored.counts["ratings dropped"] == 1
 
 
 @given(st.lists(st.lists(rewards, min_size=1, max_size=40), min_size=1, max_size=3))
 def test_score_wildbench_divides_rewards_by_all_rows_and_those_of_groups_by_whole_ones(references):
-    scores = score_wildbench({}, {f"r{i}": by_session(rows) for i, rows in enumerate(references)}, 40)
+    scored = score_wildbench({}, {f"r{i}": by_session(rows) for i, rows in enumerate(references)}, 40)
     plain = []
     for i, rows in enumerate(references):
         counts = Counter(row.value for row in rows if row.whole)
         plain.append(100 * (counts[1.0] + counts[0.5] / 2 - counts[-0.5] / 2 - counts[-1.0]) / len(rows))
-        assert mean(scores.rows[f"WB-Reward: r{i}"]) == pytest.approx(plain[-1], abs=1e-9)
+        assert mean(scored.rows[f"WB-Reward: r{i}"]) == pytest.approx(plain[-1], abs=1e-9)
     macros = [100 * macro(means) for means in map(group_means, references) if means]
     for name, each in (("WB-Reward", plain), ("WB-Reward (task macro)", macros)):
         if each:
-            assert mean(scores.rows[name]) == pytest.approx(sum(each) / len(each), abs=1e-9)
+            assert mean(scored.rows[name]) == pytest.approx(sum(each) / len(each), abs=1e-9)
 
 
 def test_groups_of_counts_a_row_once_in_each_group_of_its_tags():
@@ -109,14 +86,14 @@ def test_groups_of_counts_a_row_once_in_each_group_of_its_tags():
 
 def test_is_whole_takes_no_empty_and_no_cut_response():
     for text in ("fine", CUT + " no"):
-        assert is_whole(text), text
+        assert scores.is_whole(text), text
     for text in ("", " \n", EMPTY, "cut" + CUT + "\n"):
-        assert not is_whole(text), text
+        assert not scores.is_whole(text), text
 
 
 @given(st.text(alphabet="ab \n", max_size=30), st.integers(1, 6))
 def test_shorten_cuts_after_so_many_words(text, most):
-    short = shorten(text, most)
+    short = scores.shorten(text, most)
     if text.count(" ") < most:
         assert short == text
     else:
@@ -133,7 +110,7 @@ PAIR = "H[{$history}] Q[{$user_query}] A[{$candidate_A}] B[{$candidate_B}] C[{$c
 
 def conversation(*turns):
     spoken = tuple((("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns))
-    return Conversation("s", spoken, ("Is it right?", "Is it short?"), ("Math",), groups_of(["Math"]))
+    return prompts.Conversation("s", spoken, ("Is it right?", "Is it short?"), ("Math",), groups_of(["Math"]))
 
 
 @given(st.lists(st.sampled_from([*PLACEHOLDERS, "x {} $\\1"]), min_size=4, max_size=4))
@@ -141,16 +118,18 @@ def test_prompts_insert_each_text_and_placeholders_in_texts_stay_text(pieces):
     history, query, first, second = pieces
     asked = conversation(history, "ok", query)
     before, after = f"H[USER: {history}\n\nASSISTANT: ok\n\n] Q[{query}]", "C[- Is it right?\n- Is it short?\n]"
-    assert scoring_prompt(SCORE, asked, first) == f"{before} R[{first}] {after}"
-    assert pairwise_prompt(PAIR, asked, first, second) == f"{before} A[{first}] B[{second}] {after}"
+    assert prompts.scoring_prompt(SCORE, asked, first) == f"{before} R[{first}] {after}"
+    assert prompts.pairwise_prompt(PAIR, asked, first, second) == f"{before} A[{first}] B[{second}] {after}"
 
 
 def test_pairwise_prompt_is_cut_after_a_thousand_words_and_names_what_is_empty():
     thousand = " ".join(["w"] * 1000)
-    prompt = pairwise_prompt(PAIR, conversation(thousand + " w"), display(thousand + " w"), display(" \n"))
+    prompt = prompts.pairwise_prompt(
+        PAIR, conversation(thousand + " w"), prompts.display(thousand + " w"), prompts.display(" \n")
+    )
     assert f"Q[{thousand}{CUT}] A[{thousand}{CUT}] B[{EMPTY}]" in prompt
-    assert display(thousand) == thousand
-    assert f"H[USER: {thousand[2:]}{CUT}]" in pairwise_prompt(PAIR, conversation(thousand, "ok", "q"), "", "")
+    assert prompts.display(thousand) == thousand
+    assert f"H[USER: {thousand[2:]}{CUT}]" in prompts.pairwise_prompt(PAIR, conversation(thousand, "ok", "q"), "", "")
 
 
 # Answers
@@ -158,25 +137,25 @@ def test_pairwise_prompt_is_cut_after_a_thousand_words_and_names_what_is_empty()
 
 def test_read_score_takes_a_number_from_1_to_10_as_the_tables_do():
     for score in ('"7"', "7", "7.5", '"7.5"', '" 10 "', "1"):
-        verdict = read_score('<think>no {"score": "1"}</think>\n{"strengths": "{", "score": ' + score + "}\n")
-        assert rating(verdict) == float(score.strip('"')), score
+        verdict = prompts.read_score('<think>no {"score": "1"}</think>\n{"strengths": "{", "score": ' + score + "}\n")
+        assert scores.rating(verdict) == float(score.strip('"')), score
     for score in ('"8/10"', "0", "11", '"nan"', "true", "null", "[7]", "NaN", "1e999", '"[7]"', "1" * 400):
         with pytest.raises(VerdictError, match="`score` must be a number from 1 to 10, not"):
-            read_score('{"score": ' + score + "}")
+            prompts.read_score('{"score": ' + score + "}")
     for answer in (
         "", "[" * 100_000, '{"score": 7, "why": "\\ud83d"}', "7", '{"score": "7"', '["score"]', '{"points": 7}',
         '```json\n{"score": 7}\n```',
     ):  # fmt: skip
         with pytest.raises(VerdictError, match=r"not valid JSON|one JSON object with `score`"):
-            read_score(answer)
+            prompts.read_score(answer)
 
 
 def test_read_choice_takes_one_of_five():
     for choice in REWARDS:
-        assert read_choice(json.dumps({"choice": choice}))["choice"] == choice
+        assert prompts.read_choice(json.dumps({"choice": choice}))["choice"] == choice
     for choice in ("A", "B=A", "a+", ["A+"], 1):
         with pytest.raises(VerdictError, match=r"`choice` must be one of A\+\+, A\+, A=B, B\+, B\+\+, not"):
-            read_choice(json.dumps({"choice": choice}))
+            prompts.read_choice(json.dumps({"choice": choice}))
 
 
 # All of it, over a real server
@@ -217,16 +196,15 @@ def test_outputs_have_the_official_format(bench, tmp_path):
     }  # fmt: skip
     path.write_text(json.dumps([row | {"output": row["output"][0]} for row in rows]))
     assert bench.read_outputs(tmp_path, "org/mine") == outputs
-    for broken, fault in (([{}], "row 0, is no output of WildBench"), ({"rows": rows}, "must hold a list of outputs")):
-        path.write_text(json.dumps(broken))
-        with pytest.raises(OutputError, match=fault):
-            bench.read_outputs(tmp_path, "org/mine")
+    path.write_text(json.dumps({"rows": rows}))
+    with pytest.raises(OutputError, match="must hold a list of outputs"):
+        bench.read_outputs(tmp_path, "org/mine")
 
 
 def test_judge_and_scores_end_to_end(bench, tmp_path):
     server, outputs = Loopback(), hostile_outputs(bench)  # s1 is empty, s2 too long for a pair
     cost = run_judge(bench, tmp_path, server, outputs)
-    scores = bench.scores(tmp_path, "mine")
+    scored = bench.scores(tmp_path, "mine")
     groups = {session: conversation.groups for session, conversation in bench.conversations.items()}
     rated = {s: Judged(min(10, 1 + goodness(text)), groups[s], s != "s1") for s, text in outputs.items()}
 
@@ -239,8 +217,8 @@ def test_judge_and_scores_end_to_end(bench, tmp_path):
         reference: {s: reward(s, goodness(text) - goodness(texts[s])) for s, text in outputs.items()}
         for reference, texts in bench.references.items()
     }
-    assert scores == score_wildbench(rated, rewards, len(outputs))
-    assert scores.counts[f"pairs with an empty or cut response: {REFERENCES[0]}"] == 2
+    assert scored == score_wildbench(rated, rewards, len(outputs))
+    assert scored.counts[f"pairs with an empty or cut response: {REFERENCES[0]}"] == 2
 
     n = len(outputs)
     assert server.asked["judge"] == cost.attempts == cost.calls == (n - 1) + 3 * (n - 2)
@@ -252,13 +230,9 @@ def test_judge_and_scores_end_to_end(bench, tmp_path):
     random.seed(42)
     official = {session: random.random() < 0.5 for session in bench.conversations}
     rows = json.loads((tmp_path / "score.v2" / "mine.json").read_text())
-    assert rows[1] == {
-        "session_id": "s1",
-        "parsed_result": {"score": "1", "weaknesses": "There is no response, so no judge was asked."},
-        "model_test": "mine",
-        "score": "1",
-        "model_output": "",
-    }
+    fixed = {"score": "1", "weaknesses": "There is no response, so no judge was asked."}
+    row = {"session_id": "s1", "parsed_result": fixed, "model_test": "mine", "score": "1", "model_output": ""}
+    assert rows[1] == row
     for reference in REFERENCES:
         rows = json.loads((tmp_path / "pairwise.v2" / f"ref={reference}" / "mine.json").read_text())
         assert {row["session_id"]: row["model_A"] == "mine" for row in rows} == official
@@ -278,10 +252,10 @@ def test_judge_repeats_malformed_answers_then_drops_and_counts_them(assets, tmp_
 
     server = Loopback(answer)
     cost = run_judge(bench, tmp_path, server)
-    scores = bench.scores(tmp_path, "mine")
-    assert (scores.counts["ratings dropped"], len(scores.rows["WB-Score"])) == (1, 11)
-    assert scores.rows["WB-Score"]["s4"].value == 60
-    assert "s5" not in scores.rows["WB-Score"]
+    scored = bench.scores(tmp_path, "mine")
+    assert (scored.counts["ratings dropped"], len(scored.rows["WB-Score"])) == (1, 11)
+    assert scored.rows["WB-Score"]["s4"].value == 60
+    assert "s5" not in scored.rows["WB-Score"]
     (repeat,) = [body for body in server.bodies if "8/10" in body["messages"][-1]["content"]]
     assert [message["role"] for message in repeat["messages"]] == ["user", "assistant", "user"]
     assert cost.attempts == 10 + 3 + 2, "what failed for good has its price, too"
@@ -300,45 +274,42 @@ def test_judge_refuses_a_model_that_is_called_like_a_reference(bench, tmp_path):
         bench.judge(tmp_path, "claude-3-haiku-20240307", config)
 
 
-def test_read_conversations_names_a_row_that_is_not_as_it_should_be(assets, tmp_path):
-    for change, fault in (
-        ({"id": "s9"}, "row 3, is no row of WildBench v2 .*its id is 's9' and its session_id 's3'"),
-        ({"id": "s0", "session_id": "s0"}, "row 3.*the session 's0' occurs twice"),
-        ({"primary_tag": "Poetry"}, "row 3.*the tag 'Poetry' is none of WildBench v2's"),
-        ({"conversation_input": [{"role": "assistant", "content": "Hi"}]}, "row 3.*last turn is not the user's"),
-        ({"checklist": None}, "row 3.*TypeError"),
-    ):
-        rows = read_parquet(assets.path("wildbench", "questions"))
+HI = [{"role": "assistant", "content": "Hi"}]
+ROWS = {  # what is said of a wrong fourth row
+    "row 3, is no row of WildBench v2 .*its id is 's9' and its session_id 's3'": {"id": "s9"},
+    "row 3.*the session 's0' occurs twice": {"id": "s0", "session_id": "s0"},
+    "row 3.*the tag 'Poetry' is none of WildBench v2's": {"primary_tag": "Poetry"},
+    "row 3.*last turn is not the user's": {"conversation_input": HI},
+    "row 3.*TypeError": {"checklist": None},
+}
+
+
+def test_readers_name_a_row_that_is_not_as_it_should_be_and_outputs_that_are_missing(assets, tmp_path):
+    for fault, change in ROWS.items():
+        rows = prompts.read_parquet(assets.path("wildbench", "questions"))
         rows[3] |= change
         write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
         with pytest.raises(AssetError, match=fault):
-            read_conversations(tmp_path / "rows.parquet")
-
-
-def test_read_reference_needs_every_output(assets, tmp_path):
-    path = assets.path("wildbench", REFERENCES[0])
-    (tmp_path / "torn.parquet").write_bytes(path.read_bytes()[:-20])
+            prompts.read_conversations(tmp_path / "rows.parquet")
+    path, torn = assets.path("wildbench", REFERENCES[0]), tmp_path / "torn.parquet"
+    torn.write_bytes(path.read_bytes()[:-20])
     for file, sessions, fault in (
         (path, ["s0", "s99"], "lacks the outputs of 1 sessions: s99"),
-        (tmp_path / "torn.parquet", ["s0"], "is not a Parquet file"),
+        (torn, ["s0"], "is not a Parquet file"),
         (assets.path("wildbench", "questions"), ["s0"], "row 0, is no output of WildBench"),
     ):
         with pytest.raises(AssetError, match=fault):
-            read_reference(file, sessions)
+            prompts.read_reference(file, sessions)
 
 
 def test_reward_judged_is_0_where_the_tables_do_not_count_the_verdict():
     expected = {
-        ("mine", 2, "a"): 1,
-        ("theirs", 1, "a"): -0.5,
-        ("tie", 0, "a"): 0,
-        ("mine", 2, ""): 0,
-        (None, None, CUT): 0,
-    }
+        ("mine", 2, "a"): (1, True), ("theirs", 1, "a"): (-0.5, True), ("tie", 0, "a"): (0, True),
+        ("mine", 2, ""): (0, False), (None, None, CUT): (0, False),
+    }  # fmt: skip
     rows = [
         {"session_id": str(i), "winner": winner, "extent": extent, "model_outputs": {"mine": text, "theirs": "b"}}
         for i, (winner, extent, text) in enumerate(expected)
     ]
-    judged = reward_judged(rows, "theirs", {str(i): () for i in range(len(rows))})
-    assert [one.value for one in judged.values()] == list(expected.values())
-    assert [one.whole for one in judged.values()] == [True, True, True, False, False]
+    judged = scores.reward_judged(rows, "theirs", {str(i): () for i in range(len(rows))})
+    assert [(one.value, one.whole) for one in judged.values()] == [*expected.values()]

@@ -1,4 +1,7 @@
-"""All four benchmarks end to end on small assets of the official schema, with a judge and a model on loopback."""
+"""All four benchmarks end to end on small assets of the official schema, with a judge and a model on loopback.
+
+Bad input is a clear error before money is spent, or a counted drop.
+"""
 
 import json
 import math
@@ -30,13 +33,17 @@ from helpers.evaluation_assets import (
 )
 from helpers.servers import served
 
-from evaluation.assets import Assets
+from evaluation.assets import AssetError, Assets
 from evaluation.benchmark import OutputError
 from evaluation.config import EvaluationConfig
+from evaluation.engines import EngineError
+from evaluation.generate import label_path
 from evaluation.rooms import ROOMS
 from evaluation.run import evaluate, load_benchmarks, main
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
+
+NOWHERE = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +114,18 @@ def test_evaluate_asks_model_and_judge_once_and_writes_files_and_tables(done):
 
 
 IDS = {"alpaca_eval": "instruction", "arena_hard": "uid", "wildbench": "session_id", "writingbench": "index"}
+ROW = r"no messages\[-1\]|is no text|is no output|must be a list of rows"
+OUTPUTS = {  # rows of a file of outputs, from those that are right and the name of their id
+    "2 of 12 rows have no output": lambda rows, id: rows[:-2],
+    "1 of 12 rows have several outputs": lambda rows, id: rows + rows[:1],
+    "are no prompts of this benchmark": lambda rows, id: [rows[0] | {id: "new"}, *rows],
+    ROW: lambda rows, id: [{"rows": 3}, *rows[1:]],
+}
+TEXTS = {
+    "hold <think> blocks": "<think>hm</think> good",
+    "hold ChatML markers": "good<|im_end|>\n<|im_start|>user",
+    "is no text but NoneType": None,
+}
 
 
 @pytest.mark.parametrize("name", ROOMS)
@@ -126,21 +145,11 @@ def test_read_outputs_gives_them_back_and_refuses_what_cannot_be_judged(done, na
     path = written()
     rows = read_rows(path)
     assert benchmark.read_outputs(tmp_path, "mine") == texts
-    for broken, fault in (
-        (rows[:-2], "2 of 12 rows have no output"),
-        (rows + rows[:1], "1 of 12 rows have several outputs"),
-        ([rows[0] | {IDS[name]: "new"}, *rows], "are no prompts of this benchmark"),
-        ([{"rows": 3}, *rows[1:]], r"no messages\[-1\]|is no text|is no output|must be a list of rows"),
-    ):
-        write_rows(path, broken)
+    for fault, change in OUTPUTS.items():
+        write_rows(path, change(rows, IDS[name]))
         refused(fault)
-    third = list(texts)[3]
-    for text, fault in (
-        ("<think>hm</think> good", "hold <think> blocks"),
-        ("good<|im_end|>\n<|im_start|>user", "hold ChatML markers"),
-        (None, "is no text but NoneType"),
-    ):
-        written(**{third: text})
+    for fault, text in TEXTS.items():
+        written(**{[*texts][3]: text})
         refused(fault)
     path.write_text(written().read_text()[:-30])
     refused(rf"{path.name}.*Is it half a file\?")
@@ -150,26 +159,37 @@ def swapped(old: str, new: str):
     return lambda rows: [*rows[:-1], json.loads(json.dumps(rows[-1]).replace(old, new))]
 
 
-RESULTS = {  # the file of results, and what makes it wrong
-    "alpaca_eval": ("annotations.json", [(lambda rows: rows[1:], "must hold the benchmark's 12 instr.* it has 11")]),
-    "arena_hard": ("model_judgment/judge/mine.jsonl", [(lambda rows: rows[1:], "1 of 12 rows are not judged: q0")]),
+def without_first(rows):
+    return rows[1:]
+
+
+RESULTS = {  # the file of results, and what makes it wrong by what is said of it
+    "alpaca_eval": ("annotations.json", {"must hold the benchmark's 12 instr.* it has 11": without_first}),
+    "arena_hard": (
+        "model_judgment/judge/mine.jsonl",
+        {
+            "1 of 12 rows are not judged: q0": without_first,
+            "are judged several times: q0": lambda rows: [*rows, rows[0]],
+            "are no questions of this run: other": lambda rows: [*rows, rows[0] | {"uid": "other"}],
+        },
+    ),
     "wildbench": (
         "score.v2/mine.json",
-        [
-            (lambda rows: rows[1:], "1 of 12 rows have no verdict: s0"),
-            (lambda rows: [*rows, rows[3]], "1 of 12 rows are judged several times: s3"),
-            (lambda rows: [*rows, rows[0] | {"session_id": "other"}], "1 of 12 rows should not be there: other"),
-            (swapped('"score": "', '"score": "1'), "a row that no judge could have given"),
-        ],
+        {
+            "1 of 12 rows have no verdict: s0": without_first,
+            "1 of 12 rows are judged several times: s3": lambda rows: [*rows, rows[3]],
+            "1 of 12 rows should not be there: other": lambda rows: [*rows, rows[0] | {"session_id": "other"}],
+            "a row that no judge could have given": swapped('"score": "', '"score": "1'),
+        },
     ),
     "writingbench": (
         "score_dir/mine.jsonl",
-        [
-            (lambda rows: rows[1:], "1 of 12 rows have no verdict: 1"),
-            (lambda rows: [*rows, rows[0]], "1 of 12 rows are judged several times: 1"),
-            (swapped("c4", "c5"), "index 12 lacks the score of a criterion"),
-            (swapped('"score": ', '"score": 1'), "index 12 has no score from 1 to 10 for 'c0'"),
-        ],
+        {
+            "1 of 12 rows have no verdict: 1": without_first,
+            "1 of 12 rows are judged several times: 1": lambda rows: [*rows, rows[0]],
+            "index 12 lacks the score of a criterion": swapped("c4", "c5"),
+            "index 12 has no score from 1 to 10 for 'c0'": swapped('"score": ', '"score": 1'),
+        },
     ),
 }
 
@@ -185,7 +205,7 @@ def test_scores_refuses_results_that_are_not_whole(done, name, tmp_path):
         with pytest.raises(OutputError, match=fault):
             done.benchmarks[name].scores(tmp_path, "mine")
 
-    for change, fault in cases:
+    for fault, change in cases.items():
         write_rows(path, change(rows))
         refused(fault)
     path.write_text(path.read_text()[:-9])
@@ -339,15 +359,19 @@ def test_main_with_generate_only_needs_no_judge_and_leaves_the_rest(values, monk
     assert "| mine" in printed and f"{ROWS} responses, 0 empty" in printed
 
 
-def test_evaluate_gives_the_key_to_the_judge_and_to_no_file(settings, monkeypatch, tmp_path):
+def test_evaluate_gives_the_key_to_the_judge_and_to_no_file_and_shows_none_that_it_echoes(
+    settings, monkeypatch, tmp_path, caplog
+):
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    server, keys, seen = Loopback(), set(), []
+    server, keys, seen, refuses = Loopback(), set(), [], []
 
     @web.middleware
     async def note(request, handler):
-        keys.add(request.headers["Authorization"])
+        keys.add(key := request.headers["Authorization"])
         seen.extend(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+        if refuses and request.method == "POST":
+            return web.json_response({"error": {"message": f"bad {key}"}}, status=401)
         return await handler(request)
 
     server.app.middlewares.append(note)
@@ -355,23 +379,143 @@ def test_evaluate_gives_the_key_to_the_judge_and_to_no_file(settings, monkeypatc
         config = settings(url, benchmarks=["alpaca_eval"], limit=4, judge_api_key_env="MY_KEY")
         write_outputs(config, "alpaca_eval")
         evaluate(config)
+        other = replace(config, output_dir=config.output_dir + "2")
+        write_outputs(other, "alpaca_eval")
+        refuses.append(True)
+        with pytest.raises(JudgeError, match=r"bad Bearer \[key\]") as error:
+            evaluate(other)
     assert keys == {"Bearer sk-very-secret"} and "OPENAI_API_KEY" not in os.environ
-    assert seen and "sk-very-secret" not in "".join(seen)
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or "sk-very-secret" not in path.read_text(errors="replace")
-
-
-def test_evaluate_shows_no_key_that_the_judge_echoes(settings, monkeypatch, caplog):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
-    server = Loopback()
-
-    @web.middleware
-    async def echo(request, handler):
-        if request.method == "POST" and (await request.json()).get("logprobs"):
-            return web.json_response({"error": {"message": f"bad {request.headers['Authorization']}"}}, status=401)
-        return await handler(request)
-
-    server.app.middlewares.append(echo)
-    with served(server.app) as url, pytest.raises(JudgeError, match=r"bad Bearer \[key\]") as error:
-        evaluate(settings(url, benchmarks=["alpaca_eval"], limit=4))
+    seen += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(seen) > 4 and "sk-very-secret" not in "".join(seen)
     assert "sk-very-secret" not in "".join(traceback.format_exception(error.value)) + caplog.text
+
+
+# Bad input: an error before money is spent, or a counted drop
+
+
+def test_evaluate_refuses_what_is_wrong_before_it_asks_anything(settings, tiny_policy, tmp_path):
+    server = Loopback()
+    with served(server.app) as url:
+        config = settings(url)
+        two = dict(models=[f"mine={tiny_policy}", f"other={tmp_path}"], engine_url=None, engine="transformers")
+        for changes, error, fault in (
+            (dict(judge_url=[f"{NOWHERE}/v1"]), JudgeError, "cannot be reached"),
+            (dict(judge_model="jugde"), JudgeError, "does not serve judge_model='jugde'; it serves 'judge'"),
+            (dict(judge_url=None, judge_model=None), JudgeError, "judge_url is not set"),
+            (two, EngineError, "no tokenizer for"),
+        ):
+            with pytest.raises(error, match=fault):
+                evaluate(settings(url, benchmarks=["writingbench"], limit=1, **changes))
+        evaluate(settings(url, benchmarks=["writingbench"], limit=1))  # a typo takes neither folder nor label
+        asked = server.asked.total()
+        write_outputs(settings(url, output_dir=config.output_dir + "2"), "alpaca_eval", **{"3": "<think>hm</think> x"})
+        with pytest.raises(OutputError, match="hold <think> blocks"):
+            evaluate(settings(url, output_dir=config.output_dir + "2", benchmarks=["alpaca_eval"]))
+    assert server.asked.total() == asked == 1 + 5 and not list(tmp_path.rglob("other/responses.jsonl"))
+
+
+def test_evaluate_refuses_too_small_a_context_before_anything_is_judged(settings):
+    server = Loopback(context=40)
+    small = pytest.raises(JudgeError, match=r"a context of 40 tokens is too small.*--max-model-len")
+    with served(server.app) as url, small:
+        evaluate(settings(url, benchmarks=["arena_hard"], max_new_tokens=1))
+    assert server.asked["judge"] == 0
+
+
+def test_evaluate_drops_and_counts_failures_and_unknown_verdicts_of_arena_hard(settings):
+    said = {"Question 1 ": "I cannot say", "Question 2 ": "[[A>>>B]]", "Question 3 ": 400}
+
+    def answer(body, text):
+        prompt = body["messages"][-1]["content"]
+        return next((said[key] for key in said if key in prompt), text) if body["model"] == "judge" else text
+
+    server = Loopback(answer)
+    with served(server.app) as url:
+        config = settings(url, benchmarks=["arena_hard"])
+        report = evaluate(config)
+    counts = report.results["mine"]["arena_hard"].scores.counts
+    assert counts == {
+        "questions": ROWS,
+        "judgments that failed": 2,
+        "judgments without a verdict": 2,
+        "judgments with an unknown label": 2,
+        "questions dropped": 3,
+    }
+    causes = json.loads((config.folder("mine", "arena_hard") / "failures.json").read_text())
+    assert causes.keys() == {"q3/0", "q3/1"} and "HTTP 400" in causes["q3/0"]
+    assert server.asked["judge"] == 2 * ROWS, "null is an answer, as officially"
+
+
+def test_evaluate_refuses_other_assets_all_at_once(values, assets, tmp_path):
+    manifest = yaml.safe_load(Path(assets["assets_manifest"]).read_text())
+    manifest["arena_hard"]["questions"]["sha256"] = "0" * 64
+    manifest["alpaca_eval"]["gamed"]["path"] = ["nowhere/df_gamed.csv"]
+    path = tmp_path / "assets.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    with pytest.raises(AssetError) as caught:
+        evaluate(EvaluationConfig(**values(NOWHERE, assets_manifest=str(path))))
+    text = str(caught.value)
+    assert "nowhere/df_gamed.csv. Get it with: hf download tatsu-lab/alpaca_eval" in text
+    assert "question.jsonl is not the official file 'questions': its sha256 is" in text and "git clone" in text
+
+
+def test_evaluation_config_refuses_what_cannot_be_meant(values):
+    for changes, fault in (
+        (dict(models=[]), "models is not set"),
+        (dict(models=["a/x", "b/x"], engine_url=None), "has a label twice"),
+        (dict(models=["a b=x"]), "may hold letters"),
+        (dict(models=["..=x"]), "may hold letters"),
+        (dict(benchmarks=["mt_bench"]), "benchmarks: there is no 'mt_bench'.*name some of"),
+        (dict(limit=0), "limit must be at least 1"),
+        (dict(engine="sglang"), "engine must be one of"),
+        (dict(top_p=0.0), "top_p must be above 0"),
+        (dict(models=["a", "b"]), "engine_url serves one model"),
+        (dict(engine="transformers"), "engine_url names a vLLM server"),
+        (dict(compare_with="other"), "compare_with must be the label"),
+        (dict(chat_template_kwargs="{"), "chat_template_kwargs is not JSON"),
+        (dict(paper_rows=["GRPO++"]), "paper_rows must be among Base"),
+    ):
+        with pytest.raises(ValueError, match=fault):
+            evaluate(EvaluationConfig(**values(NOWHERE, **changes)))
+
+
+def test_check_label_keeps_a_label_with_its_model(settings, tmp_path):
+    with served(Loopback().app) as url:
+        checkpoint = tmp_path / "checkpoint"
+        shutil.copytree(settings(url).labelled_models()["mine"], checkpoint)
+        config = settings(url, models=[f"mine={checkpoint}"], benchmarks=["writingbench"])
+        evaluate(config)
+        (weights,) = checkpoint.glob("*.safetensors")
+        content, now = weights.read_bytes(), weights.stat().st_mtime_ns
+        for change in (lambda: os.utime(weights, (1, 1)), lambda: weights.write_bytes(content[:-4] + b"\0\0\0\1")):
+            change()
+            if weights.read_bytes() != content:
+                os.utime(weights, ns=(now, now))
+            with pytest.raises(OutputError, match="the model 'mine' has other weights now"):
+                evaluate(config)
+        weights.write_bytes(content)
+        os.utime(weights, ns=(now, now))
+        (checkpoint / "optimizer.pt").write_bytes(b"no weights")
+        evaluate(config)
+        (checkpoint / "model.pt").write_bytes(b"weights")
+        with pytest.raises(OutputError, match="the model 'mine' has other weights now"):
+            evaluate(config)
+        (checkpoint / "model.pt").unlink()
+        record = label_path(config, "mine")
+        known = record.read_text()
+        for other in ("[]", "{}", '"mine"', '{"model": 3}'):
+            record.write_text(other)
+            with pytest.raises(OutputError, match=r"model\.json does not say which model .*delete it"):
+                evaluate(config)
+        record.write_text(known)
+        with pytest.raises(OutputError, match="the model 'mine' is now 'other'"):
+            evaluate(settings(url, models=["mine=other"], benchmarks=["writingbench"]))
+
+
+def test_claim_folder_refuses_every_setting_that_changes_outputs_or_verdicts(settings):
+    others = dict(limit=1, temperature=0.1, top_p=0.5, top_k=1, max_new_tokens=5, seed=1, wildbench_reward=True)
+    others |= dict(chat_template_kwargs={"x": 1}, judge_model="other", judge_request={"temperature": 1.0})
+    settings(NOWHERE).claim_folder()
+    for key, value in others.items():
+        with pytest.raises(SettingsError, match=rf"results of other settings \({key}: .*Choose another output_dir"):
+            settings(NOWHERE, **{key: value}).claim_folder()

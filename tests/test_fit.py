@@ -322,13 +322,14 @@ def test_label_agreement_says_which_kind_of_question_sees_the_truth():
 
 
 def test_lasting_bound_refuses_too_few_labels_and_labels_of_something_else():
-    fit, looks, labels = labelled(0.15, 60)
+    looks = audit(JUDGE, 15)
+    labels = [(one.query_id, *pair) for one in looks for pair, _ in one.pairs[::2]]
     with pytest.raises(RankBufferError, match=r"60 labels .* at least 100, so label 40 more") as error:
-        lasting_bound(fit, looks, labels[:60])
+        lasting_bound(Fit(JUDGE, []), looks, labels)
     assert "\n" not in str(error.value)
     for label in (("elsewhere", 0, 1), ("query 0", 0, 8)):
         with pytest.raises(RankBufferError, match="not audited"):
-            lasting_bound(fit, looks, [*labels, label])
+            lasting_bound(Fit(JUDGE, []), looks, [*labels, label])
 
 
 # the model and the benchmark

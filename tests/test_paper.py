@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from helpers.reports import record
+from helpers.runs import record
 from helpers.scripted import config
 
 from evaluation.benchmark import BenchmarkScores

@@ -12,38 +12,34 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from random import Random
 from statistics import fmean, stdev
 
 import pytest
 from conftest import group, numbers, scripted_judge
 from helpers.damage import damaged
 from helpers.judges import NumberJudge
-from helpers.reports import answer, record
+from helpers.runs import answer, commit, data_of, record, table_of
 from helpers.scripted import run as train
 from helpers.servers import served
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.rejudge import duel
 from rankbuffer_tools.rejudge.command import main
 from rankbuffer_tools.rejudge.config import RejudgeConfig
-from rankbuffer_tools.rejudge.duel import draw, questions_of, read_answers, share_of, visit_of
 from rankbuffer_tools.rejudge.replay import compare_group, measure, price_of, read_visits, replay
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import Run, open_runs
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.buffer import initial_buffer
-from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.informs.card import duel_line
 from rankbuffer_trl.informs.gains import Z, duel_of, visits
 from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.rewards.method import GroupScore, load_method
-from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store import history as ledger
+from rankbuffer_trl.store import BufferStore, StoreError, history
 from rankbuffer_trl.store.places import DUEL, LIVE_STORE, REPORT
 from rankbuffer_trl.testing import quality, truth
-from rankbuffer_trl.training.scorer import GroupScorer
 
 METHODS = [
     ("rankbuffer", {"prune_after": 2}),
@@ -57,21 +53,6 @@ METHODS = [
     ("tournament", {"seed": 5}),
     ("pointwise", {}),
 ]
-
-
-def data_of(path: Path, queries: int = 4) -> Path:
-    """Write the queries of `reports.record` as a training set."""
-    rows = []
-    for i in range(queries):
-        query = numbers(f"q{i}")
-        rubrics = [{"text": rubric.text, "weight": rubric.weight} for rubric in query.rubrics]
-        rows.append({"query_id": query.id, "prompt": query.prompt, "rubrics": rubrics, "responses": query.responses})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def table_of(path: Path, queries: int = 4) -> QueryTable:
-    return QueryTable(load_queries(str(data_of(path, queries))), 4)
 
 
 def again(visits, method, judge, log=None, max_failures=1.0):
@@ -92,9 +73,8 @@ def test_replay_with_the_same_judge_gives_the_recorded_rewards_bit_for_bit(tmp_p
     assert sum(map(len, visits.values())) == len(recorded.visits)
     expected = {(visit.query.id, visit.step): score for visit, score in recorded.visits}
     for query_id, each in visits.items():
-        for visit, score in zip(each, scores[query_id], strict=True):
-            assert score == expected[query_id, visit.row.step]
-            assert list(score.rewards) == visit.row.rewards
+        assert scores[query_id] == [expected[query_id, visit.row.step] for visit in each]
+        assert [list(score.rewards) for score in scores[query_id]] == [visit.row.rewards for visit in each]
         assert next((s.after for s in reversed(scores[query_id]) if s.after), None) == store.load(query_id)
     assert Totals.of(calls) == store.totals()
     assert len(judge.client.seen) == store.totals().attempts, "what was asked twice is asked twice"
@@ -135,26 +115,10 @@ def test_read_visits_takes_a_prefix_of_the_epochs_and_a_sample_of_the_queries(ru
     for query_id, each in visits.items():
         mine = [visit for visit, _ in run.visits if visit.query.id == query_id and visit.epoch < 3]
         assert [visit.group for visit in each] == mine
-    sums = ledger.totals_by_visit(store)
+    sums = history.totals_by_visit(store)
     for (query_id, step), totals in sums.items():
         assert totals == Totals.of(call for at, call in run.calls if (call.query_id, at) == (query_id, step))
     assert sum(t.calls for t in sums.values()) == store.totals().calls
-
-
-def commit(path: Path, queries: int, epochs: int, gain: int, last: int | None = None) -> None:
-    """Score groups of different numbers, none of them that of an anchor, with the judge that knows the truth.
-
-    The last epoch may have fewer queries.
-    """
-    random, judge = Random(5), scripted_judge(lambda m: truth(m[0]["content"]))
-    scorer = GroupScorer(load_method("rankbuffer", {}, 0), judge, BufferStore(path))
-    for epoch in range(epochs):
-        groups = []
-        for i in range(queries if last is None or epoch < epochs - 1 else last):
-            values = random.sample([n for n in range(2, 55) if n % 10], 4)
-            groups.append(group(numbers(f"q{i}"), " ".join(str(v + gain * epoch) for v in values), epoch, epoch))
-        scorer.score(groups, epoch)
-    scorer.close()
 
 
 @pytest.fixture
@@ -223,7 +187,7 @@ def test_compare_group_measures_what_slow_counting_does(rows):
 
 def play(drawn, answer):
     """Answer all questions of a draw."""
-    asked = questions_of(drawn, {f"q{i}": numbers(f"q{i}") for i in range(60)})
+    asked = duel.questions_of(drawn, {f"q{i}": numbers(f"q{i}") for i in range(60)})
     return {name: question.read(answer(question.prompt())) for name, question in asked.items()}
 
 
@@ -231,70 +195,70 @@ def test_draw_compares_the_first_epoch_with_the_newest_of_half_its_queries(opene
     for queries, epochs, last, expected in ((4, 3, 1, (0, 1)), (4, 3, 2, (0, 2)), (5, 3, 2, (0, 1)), (4, 2, 1, None)):
         store = opened(queries, epochs, 4, last)
         if expected:
-            assert draw(store, 4, 0, seed=0).epochs == expected, (queries, last)
+            assert duel.draw(store, 4, 0, seed=0).epochs == expected, (queries, last)
         else:
             with pytest.raises(SettingsError, match="the run has only epoch 0 so far"):
-                draw(store, 4, 0, seed=0)
+                duel.draw(store, 4, 0, seed=0)
 
 
 def test_read_answers_finds_the_true_share_of_duels_and_a_half_in_the_control(opened):
     store = opened(40, 3, 4)
-    drawn = draw(store, 30, 50, seed=2)
+    drawn = duel.draw(store, 30, 50, seed=2)
     assert drawn.epochs == (0, 2) and len(drawn.duels) == 30 and len(drawn.control) == 50
     assert max(Counter(id for id, _, _ in drawn.duels.values()).values()) == 1
     points = []
     for id, one, other in drawn.duels.values():
         assert (one.step, other.step) == (0, 2)
-        assert {r.text for r in (one, other)} <= {r.text for r in ledger.responses(store, id)}
+        assert {r.text for r in (one, other)} <= {r.text for r in history.responses(store, id)}
         points.append((quality(other.text) > quality(one.text)) + (quality(other.text) == quality(one.text)) / 2)
-    n, won, control = read_answers(drawn, play(drawn, truth))
+    n, won, control = duel.read_answers(drawn, play(drawn, truth))
     assert (n, won.queries, won.probability) == (30, 30, pytest.approx(fmean(points)))
     assert won.probability > 0.5 and won.low < won.probability < won.high
     assert control.probability == 0.5 and control.queries >= 10, "the same judge places them as it did"
-    assert tuple(draw(store, 30, 50, 2).duels) == tuple(drawn.duels) != tuple(draw(store, 30, 50, 3).duels)
-    drawn = draw(store, 1, 100, seed=0)
+    assert tuple(duel.draw(store, 30, 50, 2).duels) == tuple(drawn.duels) != tuple(duel.draw(store, 30, 50, 3).duels)
+    drawn = duel.draw(store, 1, 100, seed=0)
     raised = {name: min(v + 1, 4) if name.endswith("again") else v for name, v in play(drawn, truth).items()}
-    assert read_answers(drawn, raised)[2].low > 0.55, "a judge that moves repeated placements up is seen"
+    assert duel.read_answers(drawn, raised)[2].low > 0.55, "a judge that moves repeated placements up is seen"
 
 
 def test_visit_of_counts_placements_as_the_page_does(gained, opened):
     store = opened(path=gained / LIVE_STORE)
-    drawn, found = draw(store, 1, 99, seed=0), visits(store)
+    drawn, found = duel.draw(store, 1, 99, seed=0), visits(store)
     placed: dict[str, list] = {}
     for each in drawn.control.values():
         placed.setdefault(each.row.query_id, []).append((each, each.recorded))
     assert len(placed) == 12
     for query_id, each in placed.items():
-        assert visit_of(each, [position for _, position in each]) == found[query_id][0]
+        assert duel.visit_of(each, [position for _, position in each]) == found[query_id][0]
 
 
 def test_draw_spreads_more_duels_than_queries_and_anchors_take_part(opened):
     store = opened(4, 2, 4)
-    drawn = draw(store, 4 * 16, 8, seed=0)
+    drawn = duel.draw(store, 4 * 16, 8, seed=0)
     assert Counter(id for id, _, _ in drawn.duels.values()) == {f"q{i}": 16 for i in range(4)}
     assert len({(id, one.id, other.id) for id, one, other in drawn.duels.values()}) == 64, "every pair once"
     kept = {(id, anchor.id) for id in store.query_ids() for anchor in store.load(id).anchors}
     assert kept & {(id, r.id) for id, *pair in drawn.duels.values() for r in pair}
-    assert len(draw(store, 999, 8, seed=0).duels) == 64
-    assert Counter(Counter(id for id, _, _ in draw(store, 6, 8, 0).duels.values()).values()) == {2: 2, 1: 2}
+    assert len(duel.draw(store, 999, 8, seed=0).duels) == 64
+    assert Counter(Counter(id for id, _, _ in duel.draw(store, 6, 8, 0).duels.values()).values()) == {2: 2, 1: 2}
 
 
 def test_read_answers_gives_half_to_the_first_shown_and_leaves_open_duels_out(opened):
     store = opened(12, 2, 0)
-    drawn = draw(store, 12, 0, seed=0)
+    drawn = duel.draw(store, 12, 0, seed=0)
     verdicts = {f"{name} {order}": "A" for name in drawn.duels for order in ("forth", "back")}
-    n, won, control = read_answers(drawn, verdicts)
+    n, won, control = duel.read_answers(drawn, verdicts)
     assert (n, won.probability, won.queries) == (12, 0.5, 12) and won.low < 0.3 < 0.7 < won.high
     assert control.probability is None and not drawn.control
     del verdicts[f"{next(iter(drawn.duels))} back"]
-    assert read_answers(drawn, verdicts)[0] == 11
+    assert duel.read_answers(drawn, verdicts)[0] == 11
     with pytest.raises(JudgeError, match="no duel has a verdict"):
-        read_answers(drawn, {})
+        duel.read_answers(drawn, {})
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40))
 def test_share_of_has_wilsons_interval(values):
-    share = share_of(values)
+    share = duel.share_of(values)
     p = share.probability
     assert p == pytest.approx(fmean(values)) and share.queries == len(values)
     spread = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0
@@ -368,16 +332,26 @@ def test_main_replays_a_real_run_by_the_embedded_judge(tmp_path, tiny_policy, ro
     assert by_server["replayed"]["judge"] == "rubric-judge"
 
 
-def test_reward_method_imports_nothing_that_a_run_alone_names():
-    own, words = "rankbuffer_trl.rewards.rankbuffer.RankBuffer", {"run_dir": "run", "dataset_name": "data.jsonl"}
+def test_reward_method_takes_arguments_of_its_own_run_and_imports_nothing_that_a_run_alone_names():
+    own = "rankbuffer_trl.rewards.rankbuffer.RankBuffer"
+
+    def found(recorded, arguments, **more):
+        config = RejudgeConfig(run_dir="run", dataset_name="data.jsonl", **more)
+        return config.reward_method({"method": recorded, "method_args": arguments})
+
     for recorded in ("this.s", own):
         with pytest.raises(SettingsError, match=f"^run names the reward method '{recorded}', .* --method {recorded} "):
-            RejudgeConfig(**words).reward_method({"method": recorded})
+            found(recorded, {})
     assert "this" not in sys.modules
-    manifest = {"method": own, "method_args": {"k0": 3, "prune_after": 1}}
-    name, method = RejudgeConfig(**words, method=own, method_args={"prune_after": 2}).reward_method(manifest)
-    assert (name, method.k0, method.prune_after) == (own, 3, 2), "arguments of the run, for its own method"
-    assert RejudgeConfig(**words, method="rankbuffer").reward_method(manifest)[1] == load_method("rankbuffer", {}, 0)
+    name, method = found(own, {"k0": 3, "prune_after": 1}, method=own, method_args={"prune_after": 2})
+    assert (name, method.k0, method.prune_after) == (own, 3, 2)
+    assert found(own, {"k0": 3}, method="rankbuffer")[1] == load_method("rankbuffer", {}, 0)
+    older = {"rankbuffer_soft": {"fine": False}, "rankbuffer_batch": {"ladder": False, "most_tokens": None}}
+    for name, gone in older.items():
+        method = load_method(name, {"prune_after": 3}, 0)
+        assert found(name, {**asdict(method), **gone})[1] == method, "arguments that are gone, at their defaults"
+        with pytest.raises(SettingsError, match="has no argument"):
+            found(name, {**asdict(method), **dict.fromkeys(gone, True)})
 
 
 def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
@@ -403,18 +377,6 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
                 assert re.fullmatch(message, str(error)), f"{case}: {error}"
         assert {"cut at 1", "deep", "number", "('epochs', 0): 'x'", "('won', 'low'): nan", "('run',): None"} <= refused
         assert "duels" not in next(iter(headlines_of(Run("run", run, opened.store), None)))
-
-
-def test_reward_method_leaves_out_what_an_older_version_had_at_its_default():
-    batch = {"ladder": False, "most_tokens": None}
-    for name, gone in (("rankbuffer_soft", {"fine": False}), ("rankbuffer_batch", batch)):
-        arguments = {**asdict(load_method(name, {"prune_after": 3}, 0)), **gone}
-        config = RejudgeConfig(run_dir="run", dataset_name="data.jsonl")
-        assert config.reward_method({"method": name, "method_args": arguments})[1] == load_method(
-            name, {"prune_after": 3}, 0
-        )
-        with pytest.raises(SettingsError, match="has no argument"):
-            config.reward_method({"method": name, "method_args": arguments | dict.fromkeys(gone, True)})
 
 
 def test_main_refuses_a_run_that_left_out_rubrics(words, command, monkeypatch):

@@ -14,7 +14,7 @@ from statistics import fmean
 import conftest
 import pytest
 from conftest import QUICKSTART
-from helpers.reports import HOSTILE, anchor_rows, record, record_hostile
+from helpers.runs import HOSTILE, anchor_rows, record, record_hostile
 from huggingface_hub import ModelCard
 from transformers import TrainerState
 
@@ -32,7 +32,6 @@ from rankbuffer_trl.informs.card import CardFacts, write_card
 from rankbuffer_trl.informs.gains import visits as visits_by_query
 from rankbuffer_trl.informs.gains import weigh
 from rankbuffer_trl.informs.growth import growth_table
-from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, history
@@ -166,13 +165,8 @@ def test_values_stand_under_their_own_headings_whatever_else_a_row_has(store):
 @pytest.fixture
 def limits(monkeypatch):
     """Three points of a curve, and three visits of a query."""
-    for module, name in (
-        (chart, "POINTS"),
-        (page, "POINTS"),
-        (report, "POINTS"),
-        (browser, "VISITS"),
-        (page, "VISITS"),
-    ):
+    places = {"POINTS": (chart, page, report), "VISITS": (browser, page)}
+    for module, name in ((module, name) for name, modules in places.items() for module in modules):
         monkeypatch.setattr(module, name, 3)
 
 
@@ -250,7 +244,7 @@ def test_write_card_needs_no_trainer(run, store, tmp_path):
     (tmp_path / "run" / REPORT / DUEL).write_text(json.dumps(duel))
     write_card(tmp_path / "run", store, facts)
     card = ModelCard.load(tmp_path / "run" / "README.md")
-    totals, last = Totals.of(call for _, call in run.calls), growth_table(store)[-1]
+    totals, last = run.totals, growth_table(store)[-1]
     for part in (
         "step 8 of 12, epoch 4 of 6", "`rankbuffer` (k0: 4, ", "4 queries", "| judge | \\<b\\>judge # H;",
         "| ``(?P<answer>a\\|`b)``, weight", "2 queries a gen",
@@ -284,7 +278,7 @@ def shown(run, store):
 
 
 def test_headlines_of_name_reach_and_cost_and_leave_out_what_is_not_known(run, shown):
-    totals = Totals.of(call for _, call in run.calls)
+    totals = run.totals
     rollouts = sum(len(group.rollouts) for group, _ in run.visits)
     calls = f"{totals.calls / rollouts:.1f} judgments a response"
     # Four queries are too few to compare two visits, or with the data set's responses.

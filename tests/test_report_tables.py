@@ -22,31 +22,17 @@ def store(run):
     store.close()
 
 
-@pytest.fixture(scope="module")
-def steps(run):
-    """Groups and scores by step."""
-    found = {}
-    for group, score in run.visits:
-        found.setdefault(group.step, []).append((group, score))
-    return found
-
-
-def last_buffers(run, epoch):
-    """The newest buffer of each query at the end of an epoch."""
-    return {group.query.id: score.after for group, score in run.visits if group.epoch <= epoch and score.after}
-
-
 def test_the_runs_under_test_have_everything_to_count(run):
     scores = [score for _, score in run.visits]
     assert any(reward is None for score in scores for reward in score.rewards)
     assert any(group.empty for group, _ in run.visits)
-    sources = {anchor.source for buffer in last_buffers(run, 3).values() for anchor in buffer.anchors}
+    sources = {anchor.source for buffer in run.last_buffers(3).values() for anchor in buffer.anchors}
     assert {"initial", "refine", "right"} <= sources
     assert any(set(score.before.anchors) - set(score.after.anchors) for score in scores)
 
 
-def test_reward_table_is_by_step(store, steps):
-    for row, (step, visits) in zip(tables.reward_table(store), steps.items(), strict=True):
+def test_reward_table_is_by_step(run, store):
+    for row, (step, visits) in zip(tables.reward_table(store), run.steps.items(), strict=True):
         rewards = [list(score.rewards) for _, score in visits]
         flat = [reward for group in rewards for reward in group]
         known = [[r for r in group if r is not None] for group in rewards]
@@ -78,10 +64,10 @@ def test_judge_table_and_kind_table_add_up_the_calls(run, store):
     assert found == {call.kind: (parsed[call.kind], 13 * parsed[call.kind]) for _, call in run.calls}
 
 
-def test_judge_charts_have_wall_time_where_the_log_has_it_all(run, store, steps):
-    log = [{"step": step + 1, "judge/seconds": 2.0} for step in steps]
+def test_judge_charts_have_wall_time_where_the_log_has_it_all(run, store):
+    log = [{"step": step + 1, "judge/seconds": 2.0} for step in run.steps]
     charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log))}
-    assert charts["judge_seconds"].caption == f"{2 * len(steps)} seconds in all. Time spent waiting for the judge."
+    assert charts["judge_seconds"].caption == f"{2 * len(run.steps)} seconds in all. Time spent waiting for the judge."
     charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log[1:]))}
     assert "judge_seconds" not in charts  # the scripted judge takes no time
     assert charts["judge_calls"].caption.startswith(f"{sum(call.outcome == 'parsed' for _, call in run.calls)} calls")
@@ -89,7 +75,7 @@ def test_judge_charts_have_wall_time_where_the_log_has_it_all(run, store, steps)
 
 def test_growth_table_is_the_mean_at_the_end_of_each_epoch(run, store):
     for row in growth_table(store):
-        buffers = last_buffers(run, row["epoch"]).values()
+        buffers = run.last_buffers(row["epoch"]).values()
         assert row["anchors"] == fmean(map(len, buffers))
         for source in SOURCES:
             assert row[source] == fmean(sum(a.source == source for a in buffer.anchors) for buffer in buffers)
@@ -100,7 +86,7 @@ def test_composition_table_has_sources_along_the_quality_scale(run, store):
     for epoch in range(4):
         for low in range(0, 100, 10):
             counts = Counter()
-            for buffer in last_buffers(run, epoch).values():
+            for buffer in run.last_buffers(epoch).values():
                 for rank, anchor in enumerate(buffer.anchors):
                     place = Fraction(100 * rank, len(buffer) - 1)
                     counts[anchor.source] += low <= place < low + 10 or place == low + 10 == 100
@@ -109,9 +95,9 @@ def test_composition_table_has_sources_along_the_quality_scale(run, store):
     assert tables.composition_table(store) == expected
 
 
-def test_insertion_table_and_occupancy_table_count_positions(store, steps):
+def test_insertion_table_and_occupancy_table_count_positions(run, store):
     insertions, occupied = tables.insertion_table(store), tables.occupancy_table(store)
-    for place, intervals, visits in zip(insertions, occupied, steps.values(), strict=True):
+    for place, intervals, visits in zip(insertions, occupied, run.steps.values(), strict=True):
         positions = [(p, len(score.before)) for _, score in visits for p in score.positions.values()]
         shares = [list(score.positions.values()) for _, score in visits]
         alone = sum(group.count(p) == 1 for group in shares for p in group)
@@ -136,9 +122,9 @@ def test_maintenance_table_counts_anchors_added_and_pruned(run, store):
             assert all(row[f"{name}_{source}"] == counts[source] for source in SOURCES)
 
 
-def test_advantages_are_group_normalised_over_the_scored(store, steps):
+def test_advantages_are_group_normalised_over_the_scored(run, store):
     found = tables.advantages(store)
-    for step, visits in steps.items():
+    for step, visits in run.steps.items():
         for (_, score), values in zip(visits, found[step], strict=True):
             known = [reward for reward in score.rewards if reward is not None]
             scale = stdev(known) + 1e-4
@@ -148,22 +134,22 @@ def test_advantages_are_group_normalised_over_the_scored(store, steps):
     assert tables.group_advantages([]) == []
 
 
-def test_probe_table_is_what_the_log_had_by_step(store, steps, monkeypatch):
-    rubrics = {group.query.id: group.query.rubrics for visits in steps.values() for group, _ in visits}
+def test_probe_table_is_what_the_log_had_by_step(run, store, monkeypatch):
+    rubrics = {group.query.id: group.query.rubrics for visits in run.steps.values() for group, _ in visits}
     assert list(tables.probe_table(store)[0]) == ["step", "words", "markup", "repeated"], "answers are one word each"
     for module in (tables, probes):
         monkeypatch.setattr(module, "probe", lambda text, of: {"words": float(text[-1]), "markup": float(len(of))})
     table = tables.probe_table(store, rubrics.__getitem__)
-    assert len(table) == len(steps) and list(table[0]) == ["step", "words", "words_with_reward", "markup"]
-    for row, (step, visits) in zip(table, steps.items(), strict=True):
+    assert len(table) == len(run.steps) and list(table[0]) == ["step", "words", "words_with_reward", "markup"]
+    for row, (step, visits) in zip(table, run.steps.items(), strict=True):
         logged = probes.probe_metrics(*zip(*visits, strict=True))
         found = {f"probe/{name}": value for name, value in row.items() if name != "step" and value is not None}
         assert row["step"] == step and found == pytest.approx(logged)
 
 
-def test_efficiency_table_is_quality_and_what_it_cost_so_far(run, store, steps):
+def test_efficiency_table_is_quality_and_what_it_cost_so_far(run, store):
     curve = tables.quality_table(store, lambda query_id, text: float(text))
-    means = [fmean(float(r.text) for group, _ in visits for r in group.answered) for visits in steps.values()]
+    means = [fmean(float(r.text) for group, _ in visits for r in group.answered) for visits in run.steps.values()]
     assert [row["quality"] for row in curve] == pytest.approx(means)
     for i, row in enumerate(tables.efficiency_table(tables.judge_table(store), curve, window=3)):
         parsed = [call for step, call in run.calls if step <= row["step"] and call.outcome == "parsed"]

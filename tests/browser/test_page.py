@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.reports import HOSTILE, Recorded, placed, record, record_hostile
+from helpers.runs import HOSTILE, Recorded, placed, record, record_hostile
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By

@@ -78,13 +78,12 @@ def build(folder: Path, rows: int = ROWS) -> Path:
             content.to_parquet(path)
         entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
 
-    baseline = [
-        {"dataset": "d", "instruction": f"Do {i}", "output": text_of(f"base {i}"), "generator": "gpt4_1106_preview"}
-        for i in range(rows)
-    ]
-    write("alpaca_eval", "baseline", json.dumps(baseline))
+    numbers = range(rows)
+    made = ((f"Do {i}", text_of(f"base {i}")) for i in numbers)
+    shared = {"dataset": "d", "generator": "gpt4_1106_preview"}
+    write("alpaca_eval", "baseline", json.dumps([{"instruction": do, "output": text} | shared for do, text in made]))
     rng = random.Random(0)
-    difficulties = [rng.gauss(0, 1) for _ in range(rows)]
+    difficulties = [rng.gauss(0, 1) for _ in numbers]
     heads = ("model", "index", "preference", "std_delta_len", "instruction_difficulty", "not_gamed_baseline")
     gamed = [
         (model, i, rng.random(), rng.gauss(0, 1), difficulty, False)
@@ -102,44 +101,31 @@ def build(folder: Path, rows: int = ROWS) -> Path:
     write("arena_hard", "judge_settings", JUDGE_SETTINGS)
     write("arena_hard", "judge_config", JUDGE_CONFIG)
     for author in AUTHORS:
-        answers = [
-            {"uid": uid, "model": author, "messages": [{"content": {"answer": text_of(f"{author} {uid}")}}]}
-            for uid in (question["uid"] for question in questions)
-        ]
-        write("arena_hard", author, jsonl(answers))
+        texts = {question["uid"]: text_of(f"{author} {question['uid']}") for question in questions}
+        said = [{"uid": id, "model": author, "messages": [{"content": {"answer": texts[id]}}]} for id in texts]
+        write("arena_hard", author, jsonl(said))
 
-    turns = [[("user", f"Talk {i}"), ("assistant", "Yes?"), ("user", f"More {i}")][2 * (i % 2) :] for i in range(rows)]
+    turns = [[("user", f"Talk {i}"), ("assistant", "Yes?"), ("user", f"More {i}")][2 * (i % 2) :] for i in numbers]
+    spoken = [[{"role": role, "content": text, "language": "English"} for role, text in each] for each in turns]
+    shared = {"references": {"gpt-4": "x"}, "length": 1, "checklist": ["Is it right?", "Is it short?"], "intent": "i"}
     conversations = [
-        {
-            "id": f"s{i}",
-            "session_id": f"s{i}",
-            "conversation_input": [{"role": role, "content": text, "language": "English"} for role, text in spoken],
-            "references": {"gpt-4": "x"},
-            "length": 1,
-            "checklist": ["Is it right?", "Is it short?"],
-            "intent": "i",
-            "primary_tag": TAGS[i % 5],
-            "secondary_tags": [TAGS[(i + 1) % 5]],
-        }
-        for i, spoken in enumerate(turns)
+        {"id": f"s{i}", "session_id": f"s{i}", "conversation_input": spoken[i], "primary_tag": TAGS[i % 5]}
+        | {"secondary_tags": [TAGS[(i + 1) % 5]], **shared}
+        for i in numbers
     ]
     write("wildbench", "questions", pandas.DataFrame(conversations))
     write("wildbench", "score_template", "<H>{$history}</H><Q>{$user_query}</Q><R>{$model_output}</R>{$checklist}")
     pairwise = "<H>{$history}</H><Q>{$user_query}</Q><A>{$candidate_A}</A><B>{$candidate_B}</B>{$checklist} choice"
     write("wildbench", "pairwise_template", pairwise)
-    for reference in REFERENCES:
-        outputs = [
-            {"session_id": row["session_id"], "output": [text_of(f"{reference} {row['id']}")], "generator": reference}
-            for row in conversations
-        ]
-        write("wildbench", reference, pandas.DataFrame(outputs))
+    for name in REFERENCES:
+        said = [{"session_id": f"s{i}", "output": [text_of(f"{name} s{i}")], "generator": name} for i in numbers]
+        write("wildbench", name, pandas.DataFrame(said))
 
     bands = {band: band for band in ("1-2", "3-4", "5-6", "7-8", "9-10")}
     checklist = [{"name": f"c{k}", "criteria_description": "d", **bands} for k in range(5)]
     shared = {"domain2": "x", "lang": "en", "checklist": checklist}
-    queries = [
-        {"index": i + 1, "domain1": "Law" if i % 2 else "Art", "query": f"Write {i}", **shared} for i in range(rows)
-    ]
+    domains = ("Art", "Law")
+    queries = [{"index": i + 1, "domain1": domains[i % 2], "query": f"Write {i}", **shared} for i in numbers]
     write("writingbench", "questions", jsonl(queries))
     write("writingbench", "prompt", WRITING_PROMPT)
     write("writingbench", "calculate_scores", "# not run here\n")
@@ -213,9 +199,8 @@ def verdict(messages: list[dict]) -> str:
     if "<A>" in prompt:
         a, b = (goodness(between(prompt, tag)) for tag in "AB")
         if "choice" in prompt:
-            return json.dumps(
-                {"choice": "A=B" if a == b else f"{'A' if a > b else 'B'}{'++' if abs(a - b) > 2 else '+'}"}
-            )
+            won = f"{'A' if a > b else 'B'}{'++' if abs(a - b) > 2 else '+'}"
+            return json.dumps({"choice": "A=B" if a == b else won})
         strong = ">" * (1 + (abs(a - b) > 2))
         return f"Let me see. [[A{'=' if a == b else strong}B]]" if a >= b else f"[[B{strong}A]]"
     score = min(10, 1 + goodness(between(prompt, "R")))
@@ -228,9 +213,8 @@ def logprobs(messages: list[dict]) -> dict:
     """Return the judge's answer to AlpacaEval: a preference for the output with more good words."""
     m, M = (goodness(part) for part in re.findall(r'"output":\s*"""(.*?)"""', messages[-1]["content"], re.DOTALL))
     share = 1 / (1 + math.exp(M - m))
-    top = [
-        {"token": t, "bytes": None, "logprob": math.log(p)} for t, p in (("m", share), ("M", 1 - share), ("x", 1e-9))
-    ]
+    chances = {"m": share, "M": 1 - share, "x": 1e-9}
+    top = [{"token": token, "bytes": None, "logprob": math.log(chance)} for token, chance in chances.items()]
     return {"content": [{**max(top, key=lambda each: each["logprob"]), "top_logprobs": top}]}
 
 
