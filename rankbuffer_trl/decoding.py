@@ -17,7 +17,7 @@ from .settings import fields_of, kind_of
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
-MOST = 2**63 - 1  # the largest integer, as in SQLite
+LARGEST = 2**63 - 1  # the largest integer, as in SQLite
 
 
 def parse_json(text: str | bytes, finite: bool = True, at: str = "it") -> Any:
@@ -120,13 +120,13 @@ def reader_of(kind: Any) -> Reader:
         return fields_reader(kind)
     if origin is list:
         each = reader_of(arguments[0])
-        return lambda value: read_all(enumerate(checked(value, list)), repeat(each))
+        return lambda value: read_all(enumerate(expect(value, list)), repeat(each))
     if origin is tuple:
         readers = [reader_of(each) for each in arguments]
-        return lambda value: tuple(read_all(enumerate(checked(value, list, len(readers))), readers))
+        return lambda value: tuple(read_all(enumerate(expect(value, list, len(readers))), readers))
     if origin is dict:
         each = reader_of(arguments[1])
-        return lambda value: dict(zip(value, read_all(checked(value, dict).items(), repeat(each)), strict=True))
+        return lambda value: dict(zip(value, read_all(expect(value, dict).items(), repeat(each)), strict=True))
     return leaf_reader(kind)
 
 
@@ -149,8 +149,8 @@ def fields_reader(kind: Any) -> Reader:
 
     def read(value: Any) -> Any:
         if isinstance(value, list) and not keeps_all:
-            value = dict(zip(fields, checked(value, list, len(fields)), strict=True))
-        checked(value, dict)
+            value = dict(zip(fields, expect(value, list, len(fields)), strict=True))
+        expect(value, dict)
         found = {}
         for name, (read_field, needed) in fields.items():
             if name in value:
@@ -174,18 +174,18 @@ def leaf_reader(kind: Any) -> Reader:
     fits, words = kind_of(kind)
 
     def read(value: Any) -> Any:
-        if type(value) is kind and (kind is str or (kind is int and -MOST <= value <= MOST)):
+        if type(value) is kind and (kind is str or (kind is int and -LARGEST <= value <= LARGEST)):
             return value  # most values
         if not fits(value):
             raise Misfit(f" must be {words}, got {shown(value)}")
-        if type(value) is int and not -MOST <= value <= MOST:
+        if type(value) is int and not -LARGEST <= value <= LARGEST:
             raise Misfit(f" must be a number of 64 bits, got {shown(value)}")
         return value
 
     return read
 
 
-def checked(value: Any, kind: type[T], length: int | None = None) -> T:
+def expect(value: Any, kind: type[T], length: int | None = None) -> T:
     """Return a list or an object of JSON, or raise [`Misfit`]."""
     if not isinstance(value, kind) or length not in (None, len(value)):  # type: ignore[arg-type]
         what = "an object" if kind is dict else "a list" if length is None else f"a list of {length} items"

@@ -24,7 +24,7 @@ from rankbuffer_tools.audit.samples import (
     length_questions,
     pairs_of,
     questions,
-    read_samples,
+    read_rollouts,
 )
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
@@ -274,7 +274,7 @@ def test_audit_bounds_the_lasting_error_by_labels(judged, audited, world, tmp_pa
 
 def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_path):
     path = tmp_path / "labels.jsonl"
-    groups = read_samples(str(world.folder / "samples.jsonl"), table)
+    groups = read_rollouts(str(world.folder / "samples.jsonl"), table)
     pairs = {query_id: pairs_of(group, seed=0) for query_id, group in groups.items()}
     rows = labelled(judged, world)
     assert len(rows) == 100
@@ -300,7 +300,7 @@ def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_
 def test_read_samples_keeps_their_order_each_text_once_and_eight_at_most(world, table, tmp_path):
     texts = [f"text {i}" for i in range(10)]
     write_rows(tmp_path / "s.jsonl", [{"query_id": "q4", "responses": [texts[0], *texts], "more": 1}])
-    group = read_samples(str(tmp_path / "s.jsonl"), table)["q4"]
+    group = read_rollouts(str(tmp_path / "s.jsonl"), table)["q4"]
     assert [(one.id, one.text) for one in group.rollouts] == list(enumerate(texts[:8]))
     assert group.query == replace(world.groups[4].query, responses=())
 
@@ -308,7 +308,7 @@ def test_read_samples_keeps_their_order_each_text_once_and_eight_at_most(world, 
 def test_read_samples_finds_a_row_without_an_id_by_its_prompt(tmp_path):
     write_rows(tmp_path / "set.jsonl", [{"prompt": "Why?", "rubrics": [{"text": "Says why.", "weight": 1}]}])
     write_rows(tmp_path / "s.jsonl", [{"prompt": "Why?", "responses": ["a", "b", "c", "d"]}])
-    (query_id,) = read_samples(str(tmp_path / "s.jsonl"), QueryTable(load_queries(str(tmp_path / "set.jsonl"))))
+    (query_id,) = read_rollouts(str(tmp_path / "s.jsonl"), QueryTable(load_queries(str(tmp_path / "set.jsonl"))))
     assert query_id.startswith("prompt-")
 
 
@@ -331,10 +331,10 @@ def test_read_samples_refuses_wrong_ones_in_one_line(table, tmp_path):
     ):
         path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
         with pytest.raises(DataError, match=re.escape(said)) as refused:
-            read_samples(str(path), table)
+            read_rollouts(str(path), table)
         assert "\n" not in str(refused.value) and str(refused.value).startswith(f"samples={path}"), said
     with pytest.raises(DataError, match=r"samples=nowhere.jsonl is not a file"):
-        read_samples("nowhere.jsonl", table)
+        read_rollouts("nowhere.jsonl", table)
 
 
 def test_method_costs_estimate_the_tokens_that_a_server_does_not_count(world):

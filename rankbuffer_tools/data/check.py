@@ -117,7 +117,7 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
             measured.setdefault("response", []).extend(map(tokens.text, query.responses))
         wordy = max(wordy, query, key=frame_size)
     found.longest = max([settings.max_completion_length, *found.lengths["response"]])
-    found.context = context_of(wordy, tokens, settings, found.longest)
+    found.context = needed_context(wordy, tokens, settings, found.longest)
     return found
 
 
@@ -140,7 +140,7 @@ def frame_size(query: Query) -> int:
     return len(query.text) + sum(len(rubric.text) for rubric in query.rubrics)
 
 
-def context_of(query: Query, tokens: TokenCounter, settings: CheckSettings, longest: int) -> int:
+def needed_context(query: Query, tokens: TokenCounter, settings: CheckSettings, longest: int) -> int:
     """Estimate the context of a judge prompt about `query` whose responses have `longest` tokens each."""
     question = insertion_question(query, [""] * (2 * settings.k0), "")
     frame = tokens.text(question.prompt(settings.guard))

@@ -144,7 +144,7 @@ class QueryTable:
         names = dataset.column_names
         self._generic = {} if "rubrics" in names else generic_row(f"the data set with the columns {names}")
         required = ["prompt", *(["rubrics"] if "rubrics" in names else []), *(["responses"] if anchors_needed else [])]
-        self._dataset = normalise(select(dataset, required))
+        self._dataset = normal_rows(select(dataset, required))
         self._written = dataset.select_columns(["responses"]) if "responses" in dataset.column_names else None
         self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*COLUMNS, *TAKEN)])
         self._row: dict[str, int] = {}
@@ -214,7 +214,7 @@ def generic_row(whose: str) -> dict[str, list]:
     return {"rubrics": [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC]}
 
 
-def normalise(dataset: Dataset) -> Dataset:
+def normal_rows(dataset: Dataset) -> Dataset:
     """Return a data set whose rows are all as [`normal_row`] makes them. Most data sets are returned as they are."""
     columns = dataset.column_names
     named = "query_id" in columns and not dataset.data.column("query_id").null_count
