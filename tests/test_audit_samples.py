@@ -27,9 +27,9 @@ from rankbuffer_tools.audit.samples import (
     read_rollouts,
 )
 from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_tools.jobs.reach import estimate_tokens
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Call, Judge, Usage
-from rankbuffer_trl.judge.reach import estimate_tokens
 
 QUERIES = 25  # four pairs each: as many as labels are needed
 WORLD = World(empty=0, tokens=(12, 12, 12, 12), spread=0.3, seed=2)

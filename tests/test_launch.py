@@ -16,8 +16,8 @@ from helpers.launching import KEYS, ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
 from rankbuffer_tools.data.check import CheckSettings, needed_context
+from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.training.batches import Batches
 

@@ -20,10 +20,10 @@ from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Call, Question, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.settings import check_at_least, documented
 
 from ..jobs.output import write_rows
+from ..jobs.reach import estimate_tokens
 from ..jobs.script import announce, cost_line, read_settings
 from .advice import MethodCosts, advise
 from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_card

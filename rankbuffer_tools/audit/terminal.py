@@ -7,8 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from rankbuffer_trl.judge.ledger import duration, short
-
+from ..jobs.script import duration, short
 from .advice import Advice
 from .results import ALARMED, SOFT, Audit, ModelRow, verdict
 

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rankbuffer_trl.data.queries import checked_rows, generic_row
-from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import insertion_question
-from rankbuffer_trl.judge.reach import context_for
 from rankbuffer_trl.judge.verdicts import max_tokens
 from rankbuffer_trl.settings import check_at_least
 
+from ..jobs.reach import context_for
 from .lint import SAME, THERE, TWO, odd_rubrics
+from .tokens import TokenCounter
 
 
 @dataclass(frozen=True)
