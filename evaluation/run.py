@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rankbuffer_tools.jobs.reach import check_judge
 from rankbuffer_tools.jobs.script import read_settings
 from rankbuffer_tools.paper import paper_rows
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.judge.reach import check_judge
 from rankbuffer_trl.store import StoreError, history
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.places import FOLDER, read_store

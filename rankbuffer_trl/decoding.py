@@ -5,8 +5,10 @@ field.
 """
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from functools import cache
+from itertools import repeat
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, is_typeddict
@@ -14,8 +16,8 @@ from typing import Any, TypeVar, get_args, get_origin, is_typeddict
 from .settings import fields_of, kind_of
 
 T = TypeVar("T")
-MOST = 2**63 - 1  # the largest integer, as in SQLite
-FIELDS = object()
+Reader = Callable[[Any], Any]
+LARGEST = 2**63 - 1  # the largest integer, as in SQLite
 
 
 def parse_json(text: str | bytes, finite: bool = True, at: str = "it") -> Any:
@@ -33,7 +35,9 @@ def parse_json(text: str | bytes, finite: bool = True, at: str = "it") -> Any:
         `ValueError`: if it is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=parse_finite, parse_float=parse_finite) if finite else json.loads(text)
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")  # as json.loads does
+        return FINITE.decode(text) if finite else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{at} is cut short or not JSON ({error})") from None
 
@@ -43,6 +47,9 @@ def parse_finite(text: str) -> float:
     if not isfinite(number := float(text)):
         raise ValueError(f"{text[:20]} is not a finite number")
     return number
+
+
+FINITE = json.JSONDecoder(parse_constant=parse_finite, parse_float=parse_finite)  # once, since a store has many texts
 
 
 def read_json(path: Path, kind: type[T], finite: bool = True) -> T:
@@ -90,59 +97,99 @@ def decode(value: Any, kind: Any, at: str = "") -> Any:
     decode({"a": [1, "2"]}, dict[str, list[int]])  # ValueError: ['a'][1] must be an integer, got '2'
     ```
     """
-    if type(value) is kind and (kind is str or (kind is int and -MOST <= value <= MOST)):
-        return value  # most values, and a store has many
-    origin, arguments = parts_of(kind)
-    if origin is list:
-        items = checked(value, list, at)
-        return [decode(item, arguments[0], f"{at}[{i}]") for i, item in enumerate(items)]
-    if origin is tuple:
-        pairs = zip(checked(value, list, at, len(arguments)), arguments, strict=True)
-        return tuple(decode(item, each, f"{at}[{i}]") for i, (item, each) in enumerate(pairs))
-    if origin is dict:
-        found = checked(value, dict, at)
-        return {key: decode(item, arguments[1], f"{at}[{shown(key)}]") for key, item in found.items()}
-    if origin is FIELDS:
-        return decode_fields(value, kind, at)
-    if not (leaf := kind_of(kind)).fits(value):
-        raise ValueError(f"{at or 'it'} must be {leaf.words}, got {shown(value)}")
-    if type(value) is int and not -MOST <= value <= MOST:
-        raise ValueError(f"{at or 'it'} must be a number of 64 bits, got {shown(value)}")
-    return value
-
-
-def decode_fields(value: Any, kind: Any, at: str) -> Any:
-    """Return a value of JSON as a class with fields, as [`decode`] does."""
-    fields = fields_of(kind)
-    if isinstance(value, list) and not is_typeddict(kind):
-        value = dict(zip(fields, checked(value, list, at, len(fields)), strict=True))
-    checked(value, dict, at)
-    for name, (_, needed) in fields.items():
-        if needed and name not in value:
-            raise ValueError(f"{at or 'it'} has no {name!r}")
-    found = {
-        name: decode(value[name], each, f"{at}.{name}".lstrip("."))
-        for name, (each, _) in fields.items()
-        if name in value
-    }
     try:
-        return value | found if is_typeddict(kind) else kind(**found)
-    except ValueError as error:  # the class refuses what its fields are together
-        raise ValueError(f"{at}: {error}".removeprefix(": ")) from None
+        return reader_of(kind)(value)
+    except Misfit as misfit:
+        place = (at + misfit.place).lstrip(".")
+        raise ValueError(f"{place or 'it'}{misfit.words}".removeprefix("it: ")) from None
 
 
-@cache
-def parts_of(kind: Any) -> tuple[Any, tuple]:
-    """Return the class of a generic type, or `FIELDS` for a class with fields, and the arguments of the type."""
-    has_fields = is_typeddict(kind) or is_dataclass(kind) or hasattr(kind, "_fields")
-    return FIELDS if has_fields else get_origin(kind), get_args(kind)
+class Misfit(ValueError):
+    """A value that does not fit its type. Each reader around it puts the place that it knows in front of `place`."""
+
+    def __init__(self, words: str):
+        super().__init__(words)
+        self.place, self.words = "", words
 
 
-def checked(value: Any, kind: type[T], at: str, length: int | None = None) -> T:
-    """Return a list or an object of JSON, or raise `ValueError`."""
+@cache  # a store has many values of few types
+def reader_of(kind: Any) -> Reader:
+    """Return a function that reads a value of JSON as the type `kind`, or raises [`Misfit`]."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_typeddict(kind) or is_dataclass(kind) or hasattr(kind, "_fields"):
+        return fields_reader(kind)
+    if origin is list:
+        each = reader_of(arguments[0])
+        return lambda value: read_all(enumerate(expect(value, list)), repeat(each))
+    if origin is tuple:
+        readers = [reader_of(each) for each in arguments]
+        return lambda value: tuple(read_all(enumerate(expect(value, list, len(readers))), readers))
+    if origin is dict:
+        each = reader_of(arguments[1])
+        return lambda value: dict(zip(value, read_all(expect(value, dict).items(), repeat(each)), strict=True))
+    return leaf_reader(kind)
+
+
+def read_all(items: Iterable[tuple[int | str, Any]], readers: Iterable[Reader]) -> list:
+    """Return the items of a list or an object, each read by its reader, or raise [`Misfit`] with the place."""
+    found = []
+    for (key, item), read in zip(items, readers, strict=False):  # one reader repeats
+        try:
+            found.append(read(item))
+        except Misfit as misfit:
+            misfit.place = f"[{shown(key)}]{misfit.place}"
+            raise
+    return found
+
+
+def fields_reader(kind: Any) -> Reader:
+    """Return the reader of a class with fields."""
+    fields = {name: (reader_of(each), needed) for name, (each, needed) in fields_of(kind).items()}
+    keeps_all = is_typeddict(kind)
+
+    def read(value: Any) -> Any:
+        if isinstance(value, list) and not keeps_all:
+            value = dict(zip(fields, expect(value, list, len(fields)), strict=True))
+        expect(value, dict)
+        found = {}
+        for name, (read_field, needed) in fields.items():
+            if name in value:
+                try:
+                    found[name] = read_field(value[name])
+                except Misfit as misfit:
+                    misfit.place = f".{name}{misfit.place}"
+                    raise
+            elif needed:
+                raise Misfit(f" has no {name!r}")
+        try:
+            return value | found if keeps_all else kind(**found)
+        except ValueError as error:  # the class refuses what its fields are together
+            raise Misfit(f": {error}") from None
+
+    return read
+
+
+def leaf_reader(kind: Any) -> Reader:
+    """Return the reader of a type without parts."""
+    fits, words = kind_of(kind)
+
+    def read(value: Any) -> Any:
+        if type(value) is kind and (kind is str or (kind is int and -LARGEST <= value <= LARGEST)):
+            return value  # most values
+        if not fits(value):
+            raise Misfit(f" must be {words}, got {shown(value)}")
+        if type(value) is int and not -LARGEST <= value <= LARGEST:
+            raise Misfit(f" must be a number of 64 bits, got {shown(value)}")
+        return value
+
+    return read
+
+
+def expect(value: Any, kind: type[T], length: int | None = None) -> T:
+    """Return a list or an object of JSON, or raise [`Misfit`]."""
     if not isinstance(value, kind) or length not in (None, len(value)):  # type: ignore[arg-type]
         what = "an object" if kind is dict else "a list" if length is None else f"a list of {length} items"
-        raise ValueError(f"{at or 'it'} must be {what}, got {shown(value)}")
+        raise Misfit(f" must be {what}, got {shown(value)}")
     return value
 
 

@@ -6,9 +6,8 @@ import math
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from inspect import get_annotations
@@ -118,12 +117,6 @@ def parse_setting(key: str, value: Any, kind: type, words: str) -> Any:
     if not isinstance(value, kind | None):
         raise SettingsError(f"{key} must be {words}, got {value!r}")
     return value
-
-
-def no_such_key(key: str, known: Iterable[str]) -> str:
-    """Say that there is no such setting, and which known ones are spelled alike."""
-    near = get_close_matches(key, known)
-    return f"there is no key {key!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 
 def load_path(path: str) -> Any:

@@ -20,6 +20,7 @@ from pathlib import Path
 from rankbuffer_tools.data.responses import order_question, sample_chats
 from rankbuffer_tools.jobs.ask import ask_many
 from rankbuffer_tools.jobs.output import beside, check_output, read_provenance, source_name
+from rankbuffer_tools.jobs.reach import check_judge
 from rankbuffer_tools.jobs.script import cost_line, finish, run
 from rankbuffer_trl.data.queries import checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
@@ -27,7 +28,6 @@ from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.config import VerdictConfig, read_object
 from rankbuffer_trl.judge.endpoint import Endpoint
-from rankbuffer_trl.judge.reach import check_judge
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.settings import check_at_least, documented
 

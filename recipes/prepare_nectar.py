@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import track
 
 from rankbuffer_tools.data import nectar
+from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.jobs.output import check_output, source_name
 from rankbuffer_tools.jobs.script import finish, run
 from rankbuffer_trl.data.queries import DataError, iterate, load_queries
-from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.settings import check_at_least, documented
 

@@ -26,11 +26,11 @@ from rankbuffer_tools.audit.command import AuditConfig, audit, main, method_cost
 from rankbuffer_tools.audit.labels import read_labels
 from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_tools.audit.results import ESTIMATES, SOFT, Audit, Result, verdict
-from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, pairs_of, questions, read_samples
+from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, pairs_of, questions, read_rollouts
 from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_tools.jobs.reach import estimate_tokens
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.judge import Call, Judge, Usage, rubric_judge
-from rankbuffer_trl.judge.reach import estimate_tokens
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
 REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)
@@ -273,7 +273,7 @@ def test_audit_bounds_the_lasting_error_by_labels(judged, audited, world, tmp_pa
 
 def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_path):
     path = tmp_path / "labels.jsonl"
-    groups = read_samples(str(world.folder / "samples.jsonl"), table)
+    groups = read_rollouts(str(world.folder / "samples.jsonl"), table)
     pairs = {query_id: pairs_of(group, seed=0) for query_id, group in groups.items()}
     rows = labelled(judged, world)
     assert len(rows) == 100
@@ -299,7 +299,7 @@ def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_
 def test_read_samples_keeps_their_order_each_text_once_and_eight_at_most(world, table, tmp_path):
     texts = [f"text {i}" for i in range(10)]
     write_rows(tmp_path / "s.jsonl", [{"query_id": "q4", "responses": [texts[0], *texts], "more": 1}])
-    group = read_samples(str(tmp_path / "s.jsonl"), table)["q4"]
+    group = read_rollouts(str(tmp_path / "s.jsonl"), table)["q4"]
     assert [(one.id, one.text) for one in group.rollouts] == list(enumerate(texts[:8]))
     assert group.query == replace(world.groups[4].query, responses=())
 
@@ -307,7 +307,7 @@ def test_read_samples_keeps_their_order_each_text_once_and_eight_at_most(world, 
 def test_read_samples_finds_a_row_without_an_id_by_its_prompt(tmp_path):
     write_rows(tmp_path / "set.jsonl", [{"prompt": "Why?", "rubrics": [{"text": "Says why.", "weight": 1}]}])
     write_rows(tmp_path / "s.jsonl", [{"prompt": "Why?", "responses": ["a", "b", "c", "d"]}])
-    (query_id,) = read_samples(str(tmp_path / "s.jsonl"), QueryTable(load_queries(str(tmp_path / "set.jsonl"))))
+    (query_id,) = read_rollouts(str(tmp_path / "s.jsonl"), QueryTable(load_queries(str(tmp_path / "set.jsonl"))))
     assert query_id.startswith("prompt-")
 
 
@@ -330,10 +330,10 @@ def test_read_samples_refuses_wrong_ones_in_one_line(table, tmp_path):
     ):
         path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
         with pytest.raises(DataError, match=re.escape(said)) as refused:
-            read_samples(str(path), table)
+            read_rollouts(str(path), table)
         assert "\n" not in str(refused.value) and str(refused.value).startswith(f"samples={path}"), said
     with pytest.raises(DataError, match=r"samples=nowhere.jsonl is not a file"):
-        read_samples("nowhere.jsonl", table)
+        read_rollouts("nowhere.jsonl", table)
 
 
 def test_method_costs_estimate_the_tokens_that_a_server_does_not_count(world):

@@ -19,6 +19,7 @@ from helpers.servers import Fault, completion, counting, serving
 
 from rankbuffer_tools.jobs.ask import AnswerLog, AnswerLogError, Answers, ask_many, hash_request
 from rankbuffer_tools.jobs.chat import Chat
+from rankbuffer_tools.jobs.reach import check_judge, longest_need, servers_of
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import (
     Judge,
@@ -30,7 +31,6 @@ from rankbuffer_trl.judge import (
     pointwise_question,
 )
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.reach import check_judge, longest_need, servers_of
 from rankbuffer_trl.testing import QUERY
 
 

@@ -19,14 +19,14 @@ from huggingface_hub._local_folder import get_local_download_paths
 from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.report import facts_of
-from rankbuffer_tools.report.runs import log_and_manifest, open_runs
+from rankbuffer_tools.report.runs import RunConfig, log_and_manifest, open_runs
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted, delete_oldest, describe, fingerprint
 from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, CheckpointError, checkpoints, read_manifest
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.settings import REMOVED
 from rankbuffer_trl.store.buffer_store import STORE
-from rankbuffer_trl.store.places import RunConfig, read_store
+from rankbuffer_trl.store.places import read_store
 from rankbuffer_trl.training.state import differences
 
 # Which checkpoints are whole

@@ -16,15 +16,15 @@ from helpers.servers import served
 from rankbuffer_tools.data import command
 from rankbuffer_tools.data.check import CheckSettings, check_dataset
 from rankbuffer_tools.data.lint import SAME, THERE, TWO, odd_rubrics
+from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.jobs.output import beside, write_provenance, write_rows
+from rankbuffer_tools.jobs.reach import TURN_TOKENS
 from rankbuffer_tools.train import command as train
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.data.queries import QueryTable, load_queries
-from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import insertion_question
-from rankbuffer_trl.judge.reach import TURN_TOKENS
 
 pytestmark = pytest.mark.usefixtures("cache")
 

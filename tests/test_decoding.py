@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Required, TypedDict
 import pytest
 from helpers.damage import MISSING, changed
 
-from rankbuffer_trl.decoding import MOST, decode, parse_json, read_json
+from rankbuffer_trl.decoding import LARGEST, decode, parse_json, read_json
 
 
 class Pair(NamedTuple):
@@ -38,7 +38,7 @@ class Open(TypedDict, total=False):
 ITEM = {"name": "x", "pair": [1, 2], "tiers": [[0], [1, 2]], "ends": [3, "y"], "kind": "b"}
 VALUE = {
     "step": 7,
-    "items": [ITEM, {"name": "z", "pair": {"left": MOST}, "tiers": []}],
+    "items": [ITEM, {"name": "z", "pair": {"left": LARGEST}, "tiers": []}],
     "extra": [1, {}],
     "more": [None],
 }
@@ -46,7 +46,7 @@ VALUE = {
 
 def test_decode_reads_what_the_annotations_say():
     found = decode(VALUE, Open)
-    items = [Item("x", Pair(1, 2), [[0], [1, 2]], (3, "y"), kind="b"), Item("z", Pair(MOST), [])]
+    items = [Item("x", Pair(1, 2), [[0], [1, 2]], (3, "y"), kind="b"), Item("z", Pair(LARGEST), [])]
     assert found == VALUE | {"items": items}, "a TypedDict keeps what it does not name"
     assert [type(item.pair) for item in found["items"]] == [Pair, Pair]
     assert decode(["x", [1, 2], []] + [[3, "y"], None, "a"], Item) == Item("x", Pair(1, 2), [], (3, "y"))
@@ -58,7 +58,7 @@ FAULTS = [
     (("step",), MISSING, "it has no 'step'"),
     (("step",), "7", "step must be an integer, got '7'"),
     (("step",), True, "step must be an integer, got True"),
-    (("step",), MOST + 1, "step must be a number of 64 bits, got 9223372036854775808"),
+    (("step",), LARGEST + 1, "step must be a number of 64 bits, got 9223372036854775808"),
     (("step",), -(10**30), "step must be a number of 64 bits, got -1000000000000000000000000000000"),
     (("items",), {}, "items must be a list, got an object"),
     (("items", 1), None, "items[1] must be an object, got None"),

@@ -16,9 +16,9 @@ from conftest import QUICKSTART, ROOT, scripted_judge
 from helpers.programs import PAGES, blocks, commands, entry_points, parse, program, text_of
 from helpers.servers import served
 
+from rankbuffer_tools.jobs.reach import context_for
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.judge import VerdictError
-from rankbuffer_trl.judge.reach import context_for
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
 from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import load_method, method_names

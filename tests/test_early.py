@@ -109,6 +109,26 @@ def test_early_questions_are_asked_by_the_method_itself(method, qualities):
 # What happens before the last rollout, and what does not
 
 
+def test_rollouts_that_come_together_are_asked_about_once_and_not_in_a_whole_group(scorer, monkeypatch):
+    heard = []
+
+    async def early(method, group, here, buffer):
+        heard.append((group.query.id, here))
+        return []
+
+    monkeypatch.setattr("rankbuffer_trl.training.step.early_questions", early)
+    made, groups = scorer(scripted_judge(by_number), RankBuffer()), [group_of("n"), group_of("m")]
+    begin(made, groups)
+
+    async def arrive():
+        for row, text in rows(groups)[:5]:
+            made.arrived(row, text)
+
+    made.run(arrive())
+    settle(made)
+    assert heard == [("m", {0, 1})]
+
+
 class Gate(Fake):
     """A judge that answers when it is let, and tells the test what it was asked."""
 

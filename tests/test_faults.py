@@ -48,13 +48,13 @@ from helpers.servers import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.jobs.reach import check_server
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
 from rankbuffer_trl.judge.errors import masked
 from rankbuffer_trl.judge.judge import warn_of_counts
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
 from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.reach import check_server
 
 ANSWERED, NOTHING = Usage(20, 16, 5), Usage()
 

@@ -15,9 +15,9 @@ from accelerate.commands.launch import launch_command_parser
 from helpers.launching import KEYS, ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
-from rankbuffer_tools.data.check import CheckSettings, context_of
+from rankbuffer_tools.data.check import CheckSettings, needed_context
+from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.training.batches import Batches
 
@@ -277,7 +277,7 @@ def test_the_judges_of_the_scripts_hold_what_the_check_asks_for(tmp_path):
     )
     prompt = [{"role": "user", "content": "x" * 3 * args.max_prompt_length}]
     rubrics = (Rubric("A rubric of about thirty words, " * 5, 5),) * 5
-    needed = context_of(Query("long", prompt, rubrics), TokenCounter(), settings, settings.max_completion_length)
+    needed = needed_context(Query("long", prompt, rubrics), TokenCounter(), settings, settings.max_completion_length)
     assert needed <= int(servers(done)["8001"].value("--max-model-len"))
 
 

@@ -96,7 +96,7 @@ def test_write_paper_puts_our_rows_above_the_papers(runs, run, tmp_path):
     ]
     with open_runs([*(folder / name for name in costs), run.path]) as opened:
         results = paper.read_evaluations(paths)
-        table, notes = paper.beside_the_paper(paper.measure(opened, results)), paper.notes_on(opened, results)
+        table, notes = paper.beside_the_paper(paper.measured_rows(opened, results)), paper.notes_on(opened, results)
         [chart] = comparison_charts(opened, None, table)
         assert paper.notes_on(opened, {})[0].startswith("Ours: ")
     paper.write_paper(tmp_path, table, notes)
@@ -165,4 +165,4 @@ def test_measure_and_read_evaluations_refuse_what_cannot_stand_in_one_table(runs
         (early, "early/results.json evaluated .*/second, and none of it"),
     ):
         with open_runs([folder / "first", folder / "second"]) as opened, pytest.raises(SettingsError, match=message):
-            paper.measure(opened, paper.read_evaluations([first, path]))
+            paper.measured_rows(opened, paper.read_evaluations([first, path]))

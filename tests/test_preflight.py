@@ -16,6 +16,8 @@ from helpers.judges import spelled
 from helpers.scripted import config, run
 from helpers.servers import served
 
+from rankbuffer_tools.jobs.reach import estimate_tokens
+from rankbuffer_tools.jobs.script import duration, short
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser, read_recipe
@@ -26,8 +28,6 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, Totals, Usage
 from rankbuffer_trl.judge.guard import LONGEST
-from rankbuffer_trl.judge.ledger import duration, short
-from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.budget import spent_before

@@ -20,10 +20,10 @@ from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Call, Question, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.settings import check_at_least, documented
 
 from ..jobs.output import write_rows
+from ..jobs.reach import estimate_tokens
 from ..jobs.script import announce, cost_line, read_settings
 from .advice import MethodCosts, advise
 from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_card
@@ -39,7 +39,7 @@ from .samples import (
     length_questions,
     pairs_of,
     questions,
-    read_samples,
+    read_rollouts,
 )
 from .terminal import print_audit
 
@@ -139,7 +139,7 @@ class AuditConfig(JudgeConfig):
         """
         dataset = load_queries(self.dataset_name, self.dataset_config, self.dataset_train_split)
         table = QueryTable(dataset)
-        groups = read_samples(self.samples, table)
+        groups = read_rollouts(self.samples, table)
         drawn = random.Random(self.seed).sample(list(groups), min(self.queries, len(groups)))
         rows = {query_id: row for row, query_id in enumerate(table.ids)}
         references = all(
@@ -239,7 +239,7 @@ def audit(config: AuditConfig) -> Audit:
     return replace(found, estimates=estimates(fit, advice.alarm, lasting), advice=advice)
 
 
-def plain(number: np.generic) -> object:
+def as_python(number: np.generic) -> object:
     """Return a number of numpy as one of Python, for JSON."""
     return number.item()
 
@@ -252,7 +252,7 @@ def main() -> None:
         found = audit(config)
         out = Path(config.output_dir)
         audit_figure(out / "audit.png", found)
-        text = json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=plain)
+        text = json.dumps({"config": asdict(config), **found.as_dict()}, indent=2, allow_nan=False, default=as_python)
         with replacing(out / "audit.json") as draft:
             draft.write_text(text + "\n")
         if config.card:

@@ -293,11 +293,11 @@ def verdict(audit: Audit) -> str:
     else:
         said = f"{said} This judge reads the responses and tells them apart."
     if soft:
-        said = f"{said} {compare(audit.measured, len(unclear) == len(counted))}"
+        said = f"{said} {note_on_probabilities(audit.measured, len(unclear) == len(counted))}"
     return f"{said} {REFERENCES}" if audit.references else said
 
 
-def compare(measured: Mapping[str, Result], blind: bool) -> str:
+def note_on_probabilities(measured: Mapping[str, Result], blind: bool) -> str:
     """Say how well probabilities and words agree with themselves and, unless words are `blind`, with the lists."""
     soft, words = measured[SOFT], measured["soft_words"]  # of the same answers
     shares = f"{soft.value:.0%} of pairs, and by its words on {words.value:.0%}"

@@ -135,7 +135,7 @@ def rows_in(key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{key}={path}, {place}", row
 
 
-def read_samples(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
+def read_rollouts(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
     """Read the samples of each query as a group. Of more than eight different samples, the first eight are taken.
 
     Args:

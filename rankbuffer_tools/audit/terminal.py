@@ -7,8 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from rankbuffer_trl.judge.ledger import duration, short
-
+from ..jobs.script import duration, short
 from .advice import Advice
 from .results import ALARMED, SOFT, Audit, ModelRow, verdict
 
@@ -49,9 +48,9 @@ def measure_table(audit: Audit) -> Table:
         span = "-" if result.low is None else f"{result.low:.2f} to {result.high:.2f}"
         table.add_row(
             result.label if first else f"  {result.label}",
-            number(result.value),
+            decimals(result.value),
             "too few queries" if result.too_few else span,
-            number(result.chance),
+            decimals(result.chance),
             f"[{style}]{mark}[/]" if style else mark,
             result.meaning,
         )
@@ -67,7 +66,7 @@ def estimate_table(estimates: Mapping[str, ModelRow]) -> Table:
     table.add_column("what it means")
     for one in estimates.values():
         style = "bold red" if one.says == ALARMED else None
-        table.add_row(one.label, number(one.value), f"{one.low:.2f} to {one.high:.2f}", one.says, style=style)
+        table.add_row(one.label, decimals(one.value), f"{one.low:.2f} to {one.high:.2f}", one.says, style=style)
     return table
 
 
@@ -80,7 +79,7 @@ def advice_table(advice: Advice) -> Table:
     for row in advice.rows:
         price = "-" if row.price is None else f"{row.price:,.2f}"
         table.add_row(
-            row.recipe, number(row.tau), f"{row.low:.2f} to {row.high:.2f}", f"{row.tied:.0%}",
+            row.recipe, decimals(row.tau), f"{row.low:.2f} to {row.high:.2f}", f"{row.tied:.0%}",
             short(row.tokens), duration(3600 * row.hours), price, "yes" if row.fits else "no",
             style=None if row.fits else "dim",
         )  # fmt: skip
@@ -114,7 +113,7 @@ def titled(title: str) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
-def number(value: float | None) -> str:
+def decimals(value: float | None) -> str:
     """Write a number with two decimals, or a dash for `None`."""
     return "-" if value is None else f"{value:.2f}"
 

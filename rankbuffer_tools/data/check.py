@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rankbuffer_trl.data.queries import checked_rows, generic_row
-from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import insertion_question
-from rankbuffer_trl.judge.reach import context_for
 from rankbuffer_trl.judge.verdicts import max_tokens
 from rankbuffer_trl.settings import check_at_least
 
+from ..jobs.reach import context_for
 from .lint import SAME, THERE, TWO, odd_rubrics
+from .tokens import TokenCounter
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
             measured.setdefault("response", []).extend(map(tokens.text, query.responses))
         wordy = max(wordy, query, key=frame_size)
     found.longest = max([settings.max_completion_length, *found.lengths["response"]])
-    found.context = context_of(wordy, tokens, settings, found.longest)
+    found.context = needed_context(wordy, tokens, settings, found.longest)
     return found
 
 
@@ -140,7 +140,7 @@ def frame_size(query: Query) -> int:
     return len(query.text) + sum(len(rubric.text) for rubric in query.rubrics)
 
 
-def context_of(query: Query, tokens: TokenCounter, settings: CheckSettings, longest: int) -> int:
+def needed_context(query: Query, tokens: TokenCounter, settings: CheckSettings, longest: int) -> int:
     """Estimate the context of a judge prompt about `query` whose responses have `longest` tokens each."""
     question = insertion_question(query, [""] * (2 * settings.k0), "")
     frame = tokens.text(question.prompt(settings.guard))

@@ -14,7 +14,6 @@ from pathlib import Path
 from datasets import disable_progress_bars
 
 from rankbuffer_trl.data.queries import DataError, checked_rows, load_queries, select
-from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
 from rankbuffer_trl.settings import described
@@ -23,6 +22,7 @@ from ..jobs.output import read_provenance
 from .check import CheckSettings, check_dataset, not_ready, print_findings
 from .lines import list_faults
 from .publish import make_card
+from .tokens import TokenCounter
 
 SHOWN = 20
 """How many faults `check` prints."""

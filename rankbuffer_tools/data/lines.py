@@ -55,16 +55,16 @@ def json_rows(path: Path) -> Iterator[tuple[str, Any, str]]:
         if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             for number, line in enumerate(file, start=1):
                 if line.strip(b" \t\r\n"):
-                    yield f"line {number}", *read_json(line.rstrip())
+                    yield f"line {number}", *parse_or_fault(line.rstrip())
             return
-        rows, fault = read_json(file.read())
+        rows, fault = parse_or_fault(file.read())
     if fault:
         yield path.name, None, fault
     for number, row in enumerate(rows or (), start=1):
         yield f"row {number}", row, ""
 
 
-def read_json(text: bytes) -> tuple[Any, str]:
+def parse_or_fault(text: bytes) -> tuple[Any, str]:
     """Return the value of a JSON text after the start of a file, or `None` and the fault."""
     try:
         if text.startswith(codecs.BOM_UTF8):

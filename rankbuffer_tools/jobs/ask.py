@@ -22,7 +22,8 @@ from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import Askable, Judge
 from rankbuffer_trl.judge.ledger import Call, Totals
 from rankbuffer_trl.judge.probabilities import Reading
-from rankbuffer_trl.judge.reach import check_servers, servers_of
+
+from .reach import check_servers, servers_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress

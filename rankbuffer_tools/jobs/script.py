@@ -3,8 +3,9 @@
 import re
 import sys
 from argparse import SUPPRESS
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,10 +17,9 @@ from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.endpoint import Endpoint
-from rankbuffer_trl.judge.reach import CHARACTERS_PER_TOKEN
-from rankbuffer_trl.settings import no_such_key
 
 from .output import beside, write_failures, write_provenance, write_rows
+from .reach import CHARACTERS_PER_TOKEN
 
 Config = TypeVar("Config")
 ELSEWHERE = {each.name for each in fields(JudgeConfig)} | {"judge_step_timeout"}  # not every program has all of them
@@ -142,3 +142,24 @@ def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[d
             file=sys.stderr,
         )
     return 1 if failures else 0
+
+
+def no_such_key(key: str, known: Iterable[str]) -> str:
+    """Say that there is no such setting, and which known ones are spelled alike."""
+    near = get_close_matches(key, known)
+    return f"there is no key {key!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+
+def short(number: float) -> str:
+    """Write a number of tokens for people: 1234567 as 1.2M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Write seconds in the unit that people use for them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

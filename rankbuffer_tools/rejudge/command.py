@@ -18,12 +18,12 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.endpoint import Endpoint
-from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.store import history
 
 from ..jobs import script as recipe
 from ..jobs.ask import ask_many
 from ..jobs.output import beside
+from ..jobs.reach import estimate_tokens
 from ..report.runs import Run, open_runs
 from .config import RejudgeConfig
 from .duel import draw, questions_of, read_answers

@@ -20,7 +20,6 @@ from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Askable, Call, Judge, JudgeError, Totals
 from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import explain
-from rankbuffer_trl.judge.reach import check_servers, estimate_tokens
 from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
 from rankbuffer_trl.rewards.must import count_calls, score_group
@@ -29,6 +28,7 @@ from rankbuffer_trl.store.history import GroupRow
 
 from ..audit.measures import interval, tau_b
 from ..jobs.ask import AnswerLog, hash_question, progress
+from ..jobs.reach import check_servers, estimate_tokens
 from ..report.tables import group_advantages
 
 

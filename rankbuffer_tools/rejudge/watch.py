@@ -27,13 +27,13 @@ from rankbuffer_trl.files import is_locked, replacing
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Call, Question, RubricJudge, Totals, pairwise_question
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.judge.reach import estimate_tokens
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.history import ResponseRow
 from rankbuffer_trl.store.places import LIVE_STORE
 
 from ..jobs import script as recipe
 from ..jobs.ask import ask_many, hash_question
+from ..jobs.reach import estimate_tokens
 from ..report.evidence import Pair, Watch, read_watch
 from ..report.runs import Run, open_runs
 from .config import RejudgeConfig, named

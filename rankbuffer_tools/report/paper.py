@@ -64,7 +64,7 @@ def row_of(run: Mapping[str, Any]) -> str | None:
     return None
 
 
-def measure(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[Row]:
+def measured_rows(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[Row]:
     """Return a row for each run, and one for each evaluated model that is the policy of none of them.
 
     Raises:
@@ -135,7 +135,7 @@ def markdown(table: Sequence[Row], notes: Sequence[str]) -> str:
             rows = [row for method in methods for row in table if row["method"] == method]
             marked = marks(rows, spec)
             for i, row in enumerate(rows):
-                cells = (marked.get((i, name), "{}").format(shown(row[name], name)) for name in names)
+                cells = (marked.get((i, name), "{}").format(format_cell(row[name], name)) for name in names)
                 lines.append([row[key].replace("|", "\\|") for key in ("method", "from")] + [*cells])
         parts += [f"## {spec['title']}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
     return "\n\n".join(parts) + "\n"
@@ -157,7 +157,7 @@ def marks(rows: Sequence[Row], spec: Mapping[str, Any]) -> dict[tuple[int, str],
     return found
 
 
-def shown(value: float | str | None, column: str) -> str:
+def format_cell(value: float | str | None, column: str) -> str:
     """Format a number as the paper does."""
     if value is None or isinstance(value, str):
         return value or "-"

@@ -36,7 +36,7 @@ from .page import RunSection, browser_index, format_number, pack, render
 from .paper import (
     PAPER,
     beside_the_paper,
-    measure,
+    measured_rows,
     notes_on,
     plain_rows,
     read_evaluations,
@@ -99,7 +99,7 @@ def write_report(
     """
     output, results = Path(output), read_evaluations(evaluations)
     with open_runs(run_dirs) as runs:
-        table = beside_the_paper(measure(runs, results)) if results else []
+        table = beside_the_paper(measured_rows(runs, results)) if results else []
         notes = notes_on(runs, results)
         quality = None
         if queries is not None:

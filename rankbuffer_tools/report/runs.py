@@ -5,15 +5,49 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
-from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, checkpoints, read_state
+from rankbuffer_trl.decoding import read_json
+from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, checkpoints, read_manifest, read_state
 from rankbuffer_trl.informs.gains import Duels, duel_of
 from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import BufferStore, StoreError
-from rankbuffer_trl.store.places import LIVE_STORE, RunFacts, copy_live, read_run, read_store
+from rankbuffer_trl.store.places import LIVE_STORE, copy_live, read_store
 
 from .evidence import Watch, watch_of
+
+
+class RunConfig(TypedDict, total=False):
+    """The settings of a run that others read from its manifest; a manifest holds all of them."""
+
+    seed: int
+    rubric_dropout: float
+    judge_prompt_price: float | None
+    judge_cached_price: float | None
+    judge_completion_price: float | None
+
+
+class RunFacts(TypedDict, total=False):
+    """What the programs read of `run.json`. The keys that are not required are for people alone."""
+
+    step: Required[int]
+    config: Required[RunConfig]
+    policy: str | None
+    data: str | None
+    method: str
+    method_args: dict[str, Any]
+    judge: str
+    judge_guard: bool
+
+
+def read_run(checkpoint: Path) -> RunFacts:
+    """Return what `run.json` says of a run, whose fields have the right types.
+
+    Raises:
+        `ValueError`: as [`read_manifest`] does.
+    """
+    read_manifest(checkpoint)
+    return read_json(checkpoint / FOLDER / RUN, RunFacts)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from rankbuffer_trl.groups import Query, Rubric
 from rankbuffer_trl.judge import Judge, Question, Usage
 from rankbuffer_trl.judge.config import BudgetConfig, read_object
 from rankbuffer_trl.judge.endpoint import check_seconds
-from rankbuffer_trl.judge.reach import check_servers
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards import listen
 from rankbuffer_trl.rewards.format import AnswerReader, check_format
@@ -34,6 +33,7 @@ from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.budget import check_budget
 from rankbuffer_trl.training.scorer import stand_in
 
+from ..jobs.reach import check_servers
 from ..train.parser import RecipeParser
 from .groups import SingleGroups
 from .server import GroupServer, is_loopback

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from rankbuffer_trl.data.queries import DataError, QueryTable, generic_row, normal_row, row_faults
-from rankbuffer_trl.decoding import checked, decode, parse_json
+from rankbuffer_trl.decoding import decode, parse_json
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import JudgeError
@@ -186,7 +186,7 @@ class GroupServer:
         try:
             async with asyncio.timeout(LONGEST_READ):
                 content = await request.read()
-            body = checked(parse_json(content, at="the body"), dict, "the body")
+            body = decode(parse_json(content, at="the body"), dict[str, Any], "the body")
             if unknown := sorted(body.keys() - kind.__annotations__):
                 raise ValueError(f"there is no field {unknown[0]!r}; the fields are {', '.join(kind.__annotations__)}")
             return decode(body, kind)

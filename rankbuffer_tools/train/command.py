@@ -26,7 +26,6 @@ from huggingface_hub import get_token
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
 from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
-from rankbuffer_trl.data.tokens import load_tokenizer
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact.distributed import MainProcessError, on_main_process
 from rankbuffer_trl.training.batches import Batches
@@ -35,6 +34,7 @@ from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
+from ..data.tokens import load_tokenizer
 from .ending import FAILED, exit_code, stop_words, tell_command, tell_launcher
 from .parser import NO_DATA, RecipeParser
 from .preflight import report

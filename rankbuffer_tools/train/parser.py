@@ -20,9 +20,9 @@ from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import BudgetConfig
-from rankbuffer_trl.settings import no_such_key
 from rankbuffer_trl.training.config import RankBufferConfig
 
+from ..jobs.script import no_such_key
 from ..paper import RECIPES
 
 JUDGE = {field.name for field in fields(BudgetConfig)}

@@ -20,14 +20,6 @@ from rankbuffer_trl.judge.errors import printable
 from rankbuffer_trl.judge.guard import LONGEST
 from rankbuffer_trl.judge.judge import Askable, explain
 from rankbuffer_trl.judge.openai_client import OpenAIClient
-from rankbuffer_trl.judge.reach import (
-    CHARACTERS_PER_TOKEN,
-    check_servers,
-    context_for,
-    longest_need,
-    longest_of,
-    servers_of,
-)
 from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import RewardMethod
 from rankbuffer_trl.store import BufferStore
@@ -35,6 +27,14 @@ from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import stand_in
 
+from ..jobs.reach import (
+    CHARACTERS_PER_TOKEN,
+    check_servers,
+    context_for,
+    longest_need,
+    longest_of,
+    servers_of,
+)
 from .price import RunPrice
 
 SAMPLE = 8

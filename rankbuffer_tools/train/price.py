@@ -9,14 +9,14 @@ from statistics import fmean
 
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Question, Totals
-from rankbuffer_trl.judge.ledger import duration, short
-from rankbuffer_trl.judge.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
 from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.must import count_calls
 from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import stand_in
 
+from ..jobs.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
+from ..jobs.script import duration, short
 from .rehearsal import rehearse
 
 SAMPLED = 8

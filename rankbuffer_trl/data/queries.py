@@ -9,12 +9,12 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset, IterableDataset, List, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
@@ -24,6 +24,9 @@ from pyarrow import ArrowException
 from ..decoding import shorten
 from ..errors import RankBufferError
 from ..groups import Query, Rubric
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +147,7 @@ class QueryTable:
         names = dataset.column_names
         self._generic = {} if "rubrics" in names else generic_row(f"the data set with the columns {names}")
         required = ["prompt", *(["rubrics"] if "rubrics" in names else []), *(["responses"] if anchors_needed else [])]
-        self._dataset = normalise(select(dataset, required))
+        self._dataset = normal_rows(select(dataset, required))
         self._written = dataset.select_columns(["responses"]) if "responses" in dataset.column_names else None
         self._further = dataset.select_columns([c for c in dataset.column_names if c not in (*COLUMNS, *TAKEN)])
         self._row: dict[str, int] = {}
@@ -214,7 +217,7 @@ def generic_row(whose: str) -> dict[str, list]:
     return {"rubrics": [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC]}
 
 
-def normalise(dataset: Dataset) -> Dataset:
+def normal_rows(dataset: Dataset) -> Dataset:
     """Return a data set whose rows are all as [`normal_row`] makes them. Most data sets are returned as they are."""
     columns = dataset.column_names
     named = "query_id" in columns and not dataset.data.column("query_id").null_count
@@ -273,6 +276,23 @@ def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
                 count += 1
     except (ValueError, OSError, DatasetGenerationError) as error:
         raise DataError(f"the data set cannot be read after its first {count} rows or so: {error}") from error
+
+
+def check_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", args: Any) -> None:
+    """Refuse a prompt with more than `max_prompt_length` tokens, as the chat template writes it.
+
+    Raises:
+        [`DataError`]: naming the query.
+    """
+    limit = args.max_prompt_length
+    for row in rows if limit else ():
+        ids = tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, return_dict=False, **(args.chat_template_kwargs or {})
+        )
+        if len(ids) > limit:
+            raise DataError(
+                f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}"
+            )
 
 
 def text_fault(value: object) -> str | None:

@@ -157,18 +157,3 @@ class Totals:
     def as_dict(self) -> dict[str, float]:
         """Return the sums by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-def short(number: float) -> str:
-    """Write a number of tokens for people: 1234567 as 1.2M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{letter}"
-    return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Write seconds in the unit that people use for them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

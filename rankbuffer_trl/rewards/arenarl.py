@@ -57,7 +57,7 @@ class ArenaRL(RewardMethod):
         seeded = sorted(ids, key=mean, reverse=True)
 
         # "then runs a seeded single-elimination tournament"
-        bracket = draw(seeded)
+        bracket = draw_bracket(seeded)
         out: list[list[int]] = []  # losers by round
         while len(bracket) > 1:
             pairs = list(zip(bracket[::2], bracket[1::2], strict=True))
@@ -105,7 +105,7 @@ def both_orders(group: RolloutGroup, pairs: Sequence[Pair]) -> list[Question]:
     ]
 
 
-def draw(seeded: Sequence[int]) -> list[int]:
+def draw_bracket(seeded: Sequence[int]) -> list[int]:
     """Return the bracket: neighbours meet, and seeds 1 and 2 only in the last match. `BYE` fills the empty places."""
     places = [0]
     while len(places) < len(seeded):

@@ -168,17 +168,17 @@ def any_value(schema: dict[str, Any], luck: Random) -> Any:
     return luck.randint(int(schema.get("minimum", 0)), int(schema.get("maximum", 10)))
 
 
-class Visit(NamedTuple):
+class VisitCost(NamedTuple):
     """What one visit of a made-up query asked."""
 
     calls: int
     most_shown: int
 
 
-_PLAYED: dict[tuple[Any, ...], tuple[list[Visit], list[Visit]]] = {}
+_PLAYED: dict[tuple[Any, ...], tuple[list[VisitCost], list[VisitCost]]] = {}
 
 
-def played(method: Any, G: int, n: int, rubrics: int = 1) -> tuple[list[Visit], list[Visit]]:
+def played(method: Any, G: int, n: int, rubrics: int = 1) -> tuple[list[VisitCost], list[VisitCost]]:
     """Return what the first and the later visits of made-up queries ask. Played once for the same arguments.
 
     Args:
@@ -203,14 +203,16 @@ def played(method: Any, G: int, n: int, rubrics: int = 1) -> tuple[list[Visit], 
     return _PLAYED[key]
 
 
-async def _play(method: Scores, whole: RolloutGroup, some: RolloutGroup) -> list[tuple[Visit, Visit]]:
+async def _play(method: Scores, whole: RolloutGroup, some: RolloutGroup) -> list[tuple[VisitCost, VisitCost]]:
     """Score `some` as the first visit of its query, and as the visit after that of `whole`."""
 
-    async def visit(group: RolloutGroup, buffer: AnchorBuffer | None, seed: int) -> tuple[Visit, AnchorBuffer | None]:
+    async def visit(
+        group: RolloutGroup, buffer: AnchorBuffer | None, seed: int
+    ) -> tuple[VisitCost, AnchorBuffer | None]:
         client = StandIn(seed)
         judge = Judge(client)
         score = await method.score(group, buffer, judge)
-        return Visit(len(judge.calls), client.most_shown), score.after
+        return VisitCost(len(judge.calls), client.most_shown), score.after
 
     visits = []
     for seed in range(PLAYS):

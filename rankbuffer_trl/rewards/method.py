@@ -18,7 +18,7 @@ from ..groups import RolloutGroup
 from ..judge import Judge
 from ..ranking import place_rewards, place_tiers, tier_places
 from ..settings import check_arguments, load_path
-from .listen import Visit, played
+from .listen import VisitCost, played
 
 MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
 ROUNDING = 1e-9  # by which a reward may leave its range; means of floating-point numbers do
@@ -138,7 +138,7 @@ class RewardMethod(Protocol):
         """
         return max(visit.most_shown for visits in played(self, G, G) for visit in visits)
 
-    def _visits(self, group: RolloutGroup, first: bool) -> list[Visit]:
+    def _visits(self, group: RolloutGroup, first: bool) -> list[VisitCost]:
         return played(self, len(group.rollouts), len(group.answered), len(group.query.rubrics))[not first]
 
 

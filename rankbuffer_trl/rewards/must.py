@@ -48,11 +48,11 @@ async def score_group(
     broken = {i for i, row in found.items() if 0 in row}
     unknown = {i for i, row in found.items() if None in row} - broken
     kept = found.keys() - broken - unknown
-    score = await method.score(without(group, broken | unknown), buffer, judge)
+    score = await method.score(group_without(group, broken | unknown), buffer, judge)
     if kept == found.keys():
         return score
     # Those without a reward are scored here for nothing: some methods have asked about them already.
-    below = await method.score(without(group, kept), buffer, judge)
+    below = await method.score(group_without(group, kept), buffer, judge)
     if broken != found.keys() and all(score.rewards[i] is None for i in kept):
         return replace(score, rewards=tuple(None if i in found else r for i, r in enumerate(score.rewards)))
     rewards = list(score.rewards)
@@ -68,7 +68,7 @@ async def score_group(
     )
 
 
-def without(group: RolloutGroup, ids: Collection[int]) -> RolloutGroup:
+def group_without(group: RolloutGroup, ids: Collection[int]) -> RolloutGroup:
     """Return a group in which these rollouts have no answer."""
     rollouts = (Rollout(rollout.id, "") if rollout.id in ids else rollout for rollout in group.rollouts)
     return replace(group, rollouts=tuple(rollouts))

@@ -7,10 +7,8 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Required, TypedDict
 
-from ..decoding import read_json
-from ..exact.manifest import FOLDER, RUN, read_manifest
+from ..exact.manifest import FOLDER
 from .buffer_store import STORE, BufferStore
 from .database import StoreError, open_to_read
 
@@ -56,39 +54,6 @@ def copy_live(live: Path, target: Path) -> BufferStore:
     except sqlite3.Error as error:
         raise StoreError(f"cannot read the buffer store {live}: {error}") from error
     return BufferStore(target, read_only=True, copy_of=live)
-
-
-class RunConfig(TypedDict, total=False):
-    """The settings of a run that others read from its manifest; a manifest holds all of them."""
-
-    seed: int
-    rubric_dropout: float
-    judge_prompt_price: float | None
-    judge_cached_price: float | None
-    judge_completion_price: float | None
-
-
-class RunFacts(TypedDict, total=False):
-    """What the programs read of `run.json`. The keys that are not required are for people alone."""
-
-    step: Required[int]
-    config: Required[RunConfig]
-    policy: str | None
-    data: str | None
-    method: str
-    method_args: dict[str, Any]
-    judge: str
-    judge_guard: bool
-
-
-def read_run(checkpoint: Path) -> RunFacts:
-    """Return what `run.json` says of a run, whose fields have the right types.
-
-    Raises:
-        `ValueError`: as [`read_manifest`] does.
-    """
-    read_manifest(checkpoint)
-    return read_json(checkpoint / FOLDER / RUN, RunFacts)
 
 
 def report_folder(path: Path) -> Path:

@@ -106,6 +106,7 @@ class OpenStep:
         self.timeout = timeout
         self.hidden = 0  # judgments that had ended when `finish` was called
         self._early: list[list[Question]] = [[] for _ in groups]  # questions of the method that were asked early
+        self._new: defaultdict[int, list[int]] = defaultdict(list)  # rollouts that arrived and led to no question yet
         self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]
         # Rows, which count through the groups, with their texts. `None` ends them.
         self.arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
@@ -146,7 +147,10 @@ class OpenStep:
         try:
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
                 while arrival := await self.arrivals.get():
-                    await self._take(*arrival, tasks, scoring)
+                    self._take(*arrival)
+                    # The next one may make its group whole, and a whole group needs no early question.
+                    if self.arrivals.empty():
+                        await self._ask(tasks, scoring)
                     if not any(self._missing):
                         self._time(limit)
                 self._time(limit)
@@ -181,28 +185,34 @@ class OpenStep:
         if self.timeout is not None and limit.when() is None:
             limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
 
-    async def _take(
-        self, row: int, text: str, tasks: asyncio.TaskGroup, scoring: dict[int, asyncio.Task[GroupScore]]
-    ) -> None:
-        """Put a rollout into its group. Score the group if it is whole, else ask what is certain to be asked."""
+    def _take(self, row: int, text: str) -> None:
+        """Put a rollout into its group."""
         i, place = divmod(row, len(self.groups[0].rollouts))
-        if place not in self._missing[i]:
-            return
-        self._missing[i].remove(place)
-        rollouts = list(self.groups[i].rollouts)
-        rollouts[place] = Rollout(place, text)
-        self.groups[i] = replace(self.groups[i], rollouts=tuple(rollouts))
-        group = self.groups[i]
-        if not self._missing[i]:
-            scoring[i] = self._start(i, tasks)
-            return
-        here = {rollout.id for rollout in rollouts} - self._missing[i]
-        if any(rubric.must for rubric in group.query.rubrics):
-            here = {place}  # rollouts that break such a rubric are scored apart, so no two surely meet
-        questions = without(await early_questions(self.method, group, here, self.buffers[i]), self._early[i])
-        self._early[i] += questions
-        for question in (*must_questions(replace(group, rollouts=(rollouts[place],))), *questions):
-            self.judge.ask_early(question, tasks)
+        if place in self._missing[i]:
+            self._missing[i].remove(place)
+            rollouts = list(self.groups[i].rollouts)
+            rollouts[place] = Rollout(place, text)
+            self.groups[i] = replace(self.groups[i], rollouts=tuple(rollouts))
+            self._new[i].append(place)
+
+    async def _ask(self, tasks: asyncio.TaskGroup, scoring: dict[int, asyncio.Task[GroupScore]]) -> None:
+        """Score the groups that are whole by now. Ask what is certain to be asked about new rollouts of the others."""
+        for i, new in self._new.items():
+            group = self.groups[i]
+            if not self._missing[i]:
+                scoring[i] = self._start(i, tasks)
+                continue
+            together = [{rollout.id for rollout in group.rollouts} - self._missing[i]]
+            if any(rubric.must for rubric in group.query.rubrics):
+                together = [{place} for place in new]  # those that break such a rubric are scored apart
+            questions = must_questions(replace(group, rollouts=tuple(group.rollouts[place] for place in new)))
+            for here in together:
+                early = without(await early_questions(self.method, group, here, self.buffers[i]), self._early[i])
+                self._early[i] += early
+                questions += early
+            for question in questions:
+                self.judge.ask_early(question, tasks)
+        self._new.clear()
 
     def _start(self, i: int, tasks: asyncio.TaskGroup) -> asyncio.Task[GroupScore]:
         return tasks.create_task(score_group(self.method, self.groups[i], self.buffers[i], self.judge))

@@ -14,8 +14,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from ..data.queries import QueryTable
-from ..data.tokens import check_prompts
+from ..data.queries import QueryTable, check_prompts
 from ..errors import SettingsError
 from ..exact.distributed import on_main_process
 from ..exact.trainer import ResumableTrainer

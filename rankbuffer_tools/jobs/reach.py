@@ -6,12 +6,10 @@ import math
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import JudgeError, TransportError
-from .judge import Askable, Judge
-from .questions import Question
+from rankbuffer_trl.judge import Askable, Judge, JudgeError, Question, TransportError
 
 if TYPE_CHECKING:
-    from .openai_client import OpenAIClient
+    from rankbuffer_trl.judge.openai_client import OpenAIClient
 
 COUNTED = 5
 """How many prompts are counted exactly. The longest text need not have the most tokens."""
@@ -48,8 +46,9 @@ class Need(NamedTuple):
 
 def servers_of(judge: Judge) -> "list[OpenAIClient]":
     """Return the servers behind a judge; the embedded judge has none."""
-    from .openai_client import OpenAIClient  # here, because the library of that client is slow to load
-    from .servers import Servers
+    # here, because the library of that client is slow to load
+    from rankbuffer_trl.judge.openai_client import OpenAIClient
+    from rankbuffer_trl.judge.servers import Servers
 
     if isinstance(judge.client, Servers):
         return judge.client.clients

@@ -1,13 +1,12 @@
 """Count the tokens of a text with a tokenizer, or estimate them without one."""
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..errors import SettingsError
-from ..groups import Messages
-from ..judge.reach import CHARACTERS_PER_TOKEN
-from .queries import DataError
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.groups import Messages
+
+from ..jobs.reach import CHARACTERS_PER_TOKEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,20 +59,3 @@ class TokenCounter:
             return sum(self.text(message["content"]) for message in messages)
         rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return self.text(rendered)
-
-
-def check_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", args: Any) -> None:
-    """Refuse a prompt with more than `max_prompt_length` tokens, as the chat template writes it.
-
-    Raises:
-        [`DataError`]: naming the query.
-    """
-    limit = args.max_prompt_length
-    for row in rows if limit else ():
-        ids = tokenizer.apply_chat_template(
-            row["prompt"], add_generation_prompt=True, return_dict=False, **(args.chat_template_kwargs or {})
-        )
-        if len(ids) > limit:
-            raise DataError(
-                f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}"
-            )
