@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
@@ -25,6 +26,7 @@ from helpers.nectar_rows import RUBRICS, raw_row
 from helpers.programs import start
 from helpers.wiring import Ends, To, plain, settings_of
 from test_commands import PROGRAMS
+from test_format import of_trl
 
 from evaluation.config import EvaluationConfig
 from rankbuffer_tools.audit.command import AuditConfig
@@ -35,10 +37,12 @@ from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import command as report_command
 from rankbuffer_tools.service.async_grpo import AsyncRankBufferReward
 from rankbuffer_tools.service.command import ServeConfig
+from rankbuffer_tools.train.parser import JUDGE, OURS, TRAINING
 from rankbuffer_trl.data.queries import GENERIC
 from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
@@ -86,9 +90,11 @@ def at(tmp_path, howto, monkeypatch, run, tiny_policy):
         write_rows(sets / f"{name}.jsonl", rows)
     (sets / "split").mkdir()
     write_rows(sets / "split" / "test.jsonl", howto)
-    parts = [{"config_name": n, "data_files": [{"split": "held", "path": f"{n}.jsonl"}]} for n in files]
+    splits = ("held", "seen")
+    parts = [{"config_name": n, "data_files": [{"split": s, "path": f"{n}.jsonl"} for s in splits]} for n in files]
     (sets / "README.md").write_text(f"---\nconfigs: {json.dumps(parts)}\n---\n")
-    ends.door("rankbuffer_trl.judge.judge.Judge.__init__")
+    of_servers = lambda given: isinstance(given["client"], Servers)  # noqa: E731
+    ends.door("rankbuffer_trl.judge.judge.Judge.__init__", when=of_servers)
     ends.door("rankbuffer_trl.judge.servers.Servers.__init__")
     ends.door("rankbuffer_trl.judge.openai_client.OpenAIClient.__init__")
     with ends.serving():
@@ -131,8 +137,8 @@ def value_of(row: Any) -> Any:
     return row.value if isinstance(row, To) else row
 
 
-def run_program(program: str, owner: Any, at, values: dict) -> None:
-    """Start a program with settings, from a file if it reads one."""
+def run_program(program: str, owner: Any, at, values: dict, fails: bool = False) -> None:
+    """Start a program with settings, from a file if it reads one. The line with which it fails is noted."""
     (at.tmp / "all.yaml").write_text(json.dumps(values))  # which is YAML, too
     words = ["--config", str(at.tmp / "all.yaml")]
     if hasattr(owner, "_actions"):
@@ -147,7 +153,8 @@ def run_program(program: str, owner: Any, at, values: dict) -> None:
     try:
         start(program, words)
     except SystemExit as end:
-        assert not end.code, end.code
+        assert bool(end.code) == fails, end.code
+        at.ends.lines.append(str(end.code))
 
 
 def priced(at, *without: str) -> dict:
@@ -558,7 +565,7 @@ def async_reward(at) -> dict:
         "judge_max_failures": To(0.75, {"max_failures": 0.75}),
         "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
         "judge": To("all of the judge's settings", True),
-        "store": To("live.sqlite", {"path": at.tmp / "live.sqlite"}),
+        "store": To("live.sqlite", {"store": at.tmp / "live.sqlite"}),
         "method": To(RankBuffer(k0=3), {"method.k0": 3}),
         "reader": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
         "timeout": 88.0,
@@ -592,6 +599,146 @@ def stock_reward(at) -> dict:
     }
 
 
+HANDED = {"dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "hub_private_repo"}
+HANDED |= {
+    "model_name_or_path",
+    "model_revision",
+    "attn_implementation",
+    "dtype",
+    "use_peft",
+}  # of TRL, which we pass on
+TRAIN = {name: default for group in TRAINING for name, default in settings_of(group).items()}
+TRAIN = {name: default for name, default in TRAIN.items() if name in OURS | JUDGE | HANDED}
+run_training = partial(run_program, "rankbuffer-train", TRAIN)
+
+
+def training(at) -> dict:
+    """The rows of all starts of a training that is small."""
+    known = {"model_name_or_path": at.policy, "num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 2}
+    known |= {"use_cpu": True, "bf16": False, "report_to": "none", "max_completion_length": 16, "save_steps": 1}
+    return {name: To(value) for name, value in known.items()} | data(at) | {"output_dir": To(str(at.out))}
+
+
+@starts("rankbuffer-train", TRAIN, run_training)
+def preflight(at) -> dict:
+    return training(at) | judge(at) | {
+        "judge_completion_price": To(4.0, "at the prices given"),
+        "judge_samples": To(6, {"samples": 6}),
+        "judge_price_budget": To(1e-3, "[preflight] the budget ends at about step 1 of 2"),
+        "push_to_hub": To(True),
+        "hub_token": To("a-token"),
+        "hub_private_repo": To(False, "public: everybody can read it"),
+        "preflight_only": To(True, "[preflight] sample: "),
+        "recipe_queries_per_step": To(5, "the recipe is for 5: "),
+        "num_processes": To(2, "processes: 2, as given"),
+    }  # fmt: skip
+
+
+@starts("rankbuffer-train", TRAIN, run_training)
+def dry_run(at) -> dict:
+    budget = To(1000, "[dry run] the budget ends at about step 1 of 2")
+    return training(at) | {"judge_token_budget": budget, "dry_run": To(True, "--preflight_only asks the judge")}
+
+
+@starts("rankbuffer-train", TRAIN, partial(run_training, fails=True))
+def dry_run_without_data(at) -> dict:
+    rows = training(at) | {"dry_run": To(True), "dataset_name": To("missing.jsonl"), "dataset_config": To(None)}
+    return rows | {"dataset_train_split": To("train"), "dry_run_queries": To(77, "dry_run_queries=77")}
+
+
+@starts("rankbuffer-train", TRAIN, partial(run_training, fails=True))
+def a_long_prompt(at) -> dict:
+    return training(at) | {"max_prompt_length": To(3, "tokens, max_prompt_length is 3")}
+
+
+def train_and_resume(at, values: dict) -> None:
+    from rankbuffer_trl.training.trainer import RankBufferTrainer
+
+    def close(trainer) -> None:
+        weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
+        at.ends.lines.append(f"{dict(weights)} {trainer.args.model_init_kwargs}")
+        closes(trainer)
+
+    closes = RankBufferTrainer.close
+    at.ends.patch.setattr(RankBufferTrainer, "close", close)
+    run_training(at, values | {"max_steps": 1})
+    run_training(at, values | {"resume_from_checkpoint": "true"})
+
+
+@starts("rankbuffer-train", TRAIN, train_and_resume)
+def a_run(at) -> dict:
+    for path in (
+        *("training.scorer.GroupScorer", "training.trainer.AnswerReader", "training.reward_function.step_metrics"),
+        *("training.trainer.GroupReward.begin", "training.trainer.scale_by_signal", "exact.trainer.check_trusted"),
+        "exact.checkpoint.Checkpoints.resumable",
+    ):
+        at.ends.door(f"rankbuffer_trl.{path}")
+    at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
+    function = {"function": "trl.rewards.think_format_reward", "weight": 0.25}
+    return training(at) | judge(at) | {
+        "judge_max_failures": To(0.75, {"max_failures": 0.75}),
+        "judge_step_timeout": To(88.0, {"step_timeout": 88.0}),
+        "judge_samples": To(6, {"samples": 6}),
+        "dataset_test_split": To("seen", True),
+        "eval_strategy": To("steps"),
+        "eval_steps": To(1),
+        "per_device_eval_batch_size": To(8),
+        "method": To("listwise", lambda ends: '"Listwise"' in ends.given["method"]),
+        "method_args": To({"looks": 4}, {"method.looks": 4}),
+        "scale_by_signal": To(True, lambda ends: ends.given["weights"]),
+        "judge_noise": To(0.3, {"noise": 0.3}),
+        "judge_during_generation": To(False, lambda ends: not ends.given["training"]),
+        "format_check": To("(?s)(?P<answer>.+)", {"check": "(?s)(?P<answer>.+)"}),
+        "format_weight": To(0.5, "'format_reward': 0.5"),
+        "reward_functions": To([function], "'think_format_reward': 0.25"),
+        "on_stop_command": To(f"touch {at.out}/stopped", "file stopped"),
+        "resume_with_changes": To(True, {"with_changes": True}),
+        "trust_checkpoint": To(True, {"trusted": True}),
+        "model_name_or_path": To(at.policy, lambda ends: plain(at.policy) in ends.given["model"]),
+        "model_revision": To("mine", "'revision': 'mine'"),
+        "attn_implementation": To("eager", "'attn_implementation': 'eager'"),
+        "dtype": To("bfloat16", "'dtype': 'bfloat16'"),
+        "use_peft": To(True, lambda ends: ends.among("kwargs", '"peft_config": "LoraConfig"')),
+    }  # fmt: skip
+
+
+def use_library(at, values: dict) -> None:
+    """Make a trainer with tools, and one whose rollouts come from a server."""
+    from transformers import AutoTokenizer
+
+    from rankbuffer_trl.training.rollouts import separate_rollouts
+    from rankbuffer_trl.training.trainer import RankBufferTrainer
+
+    def tell_time(place: str) -> str:
+        """Tell the time.
+
+        Args:
+            place: The place.
+        """
+        return place
+
+    args = RankBufferConfig(**values)
+    tokenizer = AutoTokenizer.from_pretrained(at.policy)
+    tokenizer.chat_template = of_trl("qwen3")
+    RankBufferTrainer(
+        at.policy, args, Dataset.from_list(at.howto), tools=[tell_time], processing_class=tokenizer
+    ).close()
+    absent = dict.fromkeys(("tools", "rollout_func", "environment_factories"))
+    separate_rollouts(MagicMock(**absent, vllm_mode="server", args=args), print)
+
+
+@starts("rankbuffer-train", TRAIN, use_library)
+def the_library(at) -> dict:
+    at.ends.door("rankbuffer_trl.training.trainer.AnswerReader")
+    at.ends.door("rankbuffer_trl.training.rollouts.SeparateRollouts", instead=lambda *args: None)
+    absent = {"model_name_or_path", *data(at)}
+    return {name: row for name, row in training(at).items() if name not in absent} | {
+        "judge_view": To("transcript", {"view": "transcript"}),
+        "judge_view_limit": To(77, {"limit": 77}),
+        "rollout_timeout": To(66.0, {"timeout": 66.0}),
+    }
+
+
 @dataclass
 class Own(RubricJudge):
     """A client of one's own."""
@@ -616,7 +763,7 @@ def test_a_judge_may_be_a_client_of_ones_own(owner):
     assert config.judge().client == Own("x")
 
 
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "a_run" else n for n in STARTS])
 def test_each_setting_arrives(name, at, capsys):
     program, owner, make, play = STARTS[name]
     rows = make(at)

@@ -58,11 +58,19 @@ class Ends:
         self.given: dict[str, set[str]] = defaultdict(set)  # to doors, by argument, also those left to their default
         self.lines: list[str] = []
 
-    def door(self, path: str, instead: Callable | None = None) -> None:
+    def door(self, path: str, instead: Callable | None = None, when: Callable = lambda given: True) -> None:
         """Note the arguments of a function where it is looked up, and call it, or something instead of it.
 
         The settings of a judge as a whole would prove that they arrive, and not that each is used: no part of them
         counts.
+
+        Args:
+            path (`str`):
+                The dotted path of the function, or of a class.
+            instead (`Callable`, *optional*):
+                What is called in its place.
+            when (`Callable`, *optional*):
+                Which arguments, as a dict, are noted. Default: all.
         """
         place, _, name = path.rpartition(".")
         owner = resolve_name(place)
@@ -73,7 +81,7 @@ class Ends:
         def noting(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            for each, value in bound.arguments.items():
+            for each, value in bound.arguments.items() if when(bound.arguments) else ():
                 self.given[each].add(plain(value))
                 for part in fields(value) if is_dataclass(value) and not isinstance(value, ServersConfig) else ():
                     self.given[f"{each}.{part.name}"].add(plain(getattr(value, part.name)))
