@@ -34,6 +34,25 @@ class To(NamedTuple):
     end: "str | bool | dict[str, Any] | Callable[[Ends], bool] | None" = None
 
 
+def base(**values: Any) -> dict[str, To]:
+    """Return rows of settings that a start needs, and that another one looks at."""
+    return {name: To(value) for name, value in values.items()}
+
+
+def needed(**values: Any) -> dict[str, To]:
+    """Return rows of settings without which a start would fail."""
+    return {name: To(value, True) for name, value in values.items()}
+
+
+def sent(**values: Any) -> dict[str, To]:
+    """Return rows of settings that are fields of a request."""
+    return {name: To(value, f'"{name}": {plain(value)}') for name, value in values.items()}
+
+
+def value_of(row: Any) -> Any:
+    return row.value if isinstance(row, To) else row
+
+
 def plain(value: Any) -> str:
     """Write a value as JSON, and what JSON cannot hold as its class. A path is a text."""
     return json.dumps(value, default=lambda other: str(other) if isinstance(other, Path) else type(other).__name__)
@@ -89,6 +108,19 @@ class Ends:
 
         self.patch.setattr(owner, name, noting)
 
+    def doors(self, module: str, names: str) -> None:
+        """Open doors of a module, by their names in one text."""
+        for name in names.split():
+            self.door(f"{module}.{name}")
+
+    def arrived(self, name: str) -> set[str]:
+        """Return what doors got for a setting, as an argument or as a part of one."""
+        short = name.removeprefix("judge_")
+        if name != short and (found := self.given.get(f"endpoint.{short}")):
+            return found
+        parts = [each for each in self.given if each.endswith(f".{short}")]
+        return self.given.get(short) or set().union(*(self.given[each] for each in parts))
+
     def among(self, argument: str, part: str) -> bool:
         """Return whether an argument that is written as JSON has a part."""
         return any(part in value for value in self.given[argument])
@@ -135,8 +167,8 @@ class Ends:
             value, end = row if isinstance(row, To) else (row, {name: row})
             if isinstance(end, dict):
                 for argument, expected in end.items():
-                    if self.given[argument] != {plain(expected)}:
-                        yield f"{name}: {argument} should be {plain(expected)}, not {self.given[argument]}"
+                    if (found := self.arrived(argument)) != {plain(expected)}:
+                        yield f"{name}: {argument} should be {plain(expected)}, not {found}"
             elif isinstance(end, str) and end not in text:
                 yield f"{name}={value!r}: there is no {end!r}"
             elif callable(end) and not end(self):
