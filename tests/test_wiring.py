@@ -1,0 +1,682 @@
+"""Each setting of each program reaches its other end, and a new one without a row here fails."""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import httpx
+import pytest
+from datasets import Dataset
+from helpers.evaluation_assets import build, text_of, verdict
+from helpers.nectar_rows import RUBRICS, raw_row
+from helpers.programs import start
+from helpers.wiring import Ends, To, base, needed, plain, sent, settings_of, value_of
+from test_commands import PROGRAMS
+from test_format import of_trl
+from transformers import AutoTokenizer
+
+from evaluation.config import EvaluationConfig
+from rankbuffer_tools.audit.command import AuditConfig
+from rankbuffer_tools.data import command as data_command
+from rankbuffer_tools.data.nectar import to_row
+from rankbuffer_tools.jobs.output import write_rows
+from rankbuffer_tools.rejudge.config import RejudgeConfig
+from rankbuffer_tools.report import command as report_command
+from rankbuffer_tools.service.async_grpo import AsyncRankBufferReward
+from rankbuffer_tools.service.command import ServeConfig
+from rankbuffer_tools.train.parser import JUDGE, OURS, TRAINING
+from rankbuffer_trl.data.queries import GENERIC
+from rankbuffer_trl.data.tokens import TokenCounter
+from rankbuffer_trl.judge import RubricJudge
+from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.judge.servers import Servers
+from rankbuffer_trl.rewards.format import AnswerReader
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.reward_function import RankBufferReward
+from rankbuffer_trl.training.rollouts import separate_rollouts
+from rankbuffer_trl.training.trainer import RankBufferTrainer
+from recipes.generate_responses import ResponsesConfig
+from recipes.generate_rubrics import RubricsConfig
+from recipes.prepare_nectar import NectarConfig
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+CLIENT = {"judge_client", "judge_client_args"}  # they name another judge, so they have a test of their own
+STARTS: dict[str, tuple[str, Any, Callable, Callable | None]] = {}
+
+
+def starts(program: str, owner: Any, play: Callable | None = None) -> Callable:
+    """Take a function for a start of a program: it opens doors, and returns a row for each setting.
+
+    `owner` has the settings, and `play` starts the program with the values of the rows.
+    """
+
+    def take(function: Callable) -> Callable:
+        STARTS[function.__name__] = (program, owner, function, play)
+        return function
+
+    return take
+
+
+@pytest.fixture
+def at(tmp_path, howto, monkeypatch, run, tiny_policy):
+    """The places of a start, with a model that takes notes."""
+    for name in ("JUDGE", "SAMPLER", "OWN"):
+        monkeypatch.setenv(f"{name}_KEY", f"{name.lower()}-k3y")
+    sets, ends = tmp_path / "sets", Ends(monkeypatch)
+    which = {"prompt": "Which?", "rubrics": [{"text": "Is high.", "weight": 1}], "responses": [*"1234"]}
+    files = {
+        "mine": howto,
+        "bare": [{"query_id": row["query_id"], "prompt": row["prompt"]} for row in howto[:3]],
+        "ranked": [{key: row[key] for key in ("query_id", "prompt", "responses")} for row in howto[:3]],
+        "numbers": [which | {"query_id": f"q{i}"} for i in range(4)],
+        "nectar": [raw_row(number, howto) for number in range(9)],
+    }
+    (sets / "split").mkdir(parents=True)
+    for name, rows in {**files, "split/test": howto}.items():
+        write_rows(sets / f"{name}.jsonl", rows)
+    splits = ("held", "seen")
+    parts = [{"config_name": n, "data_files": [{"split": s, "path": f"{n}.jsonl"} for s in splits]} for n in files]
+    (sets / "README.md").write_text(f"---\nconfigs: {json.dumps(parts)}\n---\n")
+    ends.door("rankbuffer_trl.judge.judge.Judge.__init__", when=lambda given: isinstance(given["client"], Servers))
+    ends.door("rankbuffer_trl.judge.servers.Servers.__init__")
+    ends.door("rankbuffer_trl.judge.openai_client.OpenAIClient.__init__")
+    places = {"tmp": tmp_path, "out": tmp_path / "out", "sets": sets, "run": str(run.path), "policy": tiny_policy}
+    with ends.serving():
+        yield SimpleNamespace(ends=ends, howto=howto, **places)
+
+
+def data(at, config: str = "mine") -> dict:
+    """The settings of a data set that can be loaded by all three together alone."""
+    return needed(dataset_name=str(at.sets), dataset_config=config, dataset_train_split="held")
+
+
+def server(at) -> dict:
+    """The settings of a model behind servers."""
+    rows = {"judge_timeout": 77.0, "judge_wait": 66.0, "judge_max_retries": 2, "judge_max_attempts": 5}
+    rows |= {"judge_concurrency": 9, "judge_prompt_price": 2.0, "judge_cached_price": 0.5}
+    return rows | {
+        "judge_url": To([at.ends.url], "POST "),
+        "judge_model": To("mine", '"model": "mine"'),
+        "judge_api_key_env": To("JUDGE_KEY", "Bearer judge-k3y"),
+        "judge_request": To({"top_a": 7}, '"top_a": 7'),
+        "judge_headers": To({"X-Run": "7"}, '"X-Run": "7"'),
+        "judge_completion_price": To(4.0, "at the prices given"),
+    }
+
+
+def judge(at) -> dict:
+    """The settings of a judge. `judge_max_failures` has a row where it is used."""
+    rows = server(at) | {"judge_decoding": To("json_schema", '"response_format"'), "judge_free_tokens": 99}
+    return rows | {"judge_guard": False, "judge_samples": To(6, lambda ends: "6" in ends.given["samples"])}
+
+
+def listwise() -> dict:
+    """The settings of a reward method that a door of `load_method` sees."""
+    return {
+        "method": To("listwise", {"name": "listwise"}),
+        "method_args": To({"looks": 4}, {"arguments": {"looks": 4}}),
+    }
+
+
+def run_program(program: str, owner: Any, at, values: dict, fails: bool = False) -> None:
+    """Start a program with settings, from a file if it reads one. The line with which it fails is noted."""
+    (at.tmp / "all.yaml").write_text(json.dumps(values))  # which is YAML, too
+    words = ["--config", str(at.tmp / "all.yaml")]
+    if hasattr(owner, "_actions"):
+        words = owner.prog.split()[1:]
+        for action in (each for each in owner._actions if each.dest in values):
+            value = values[action.dest]
+            listed = value if isinstance(value, list) else [value]
+            words += [*action.option_strings[:1], *(str(each) for each in listed if each is not True)]
+    try:
+        start(program, words)
+    except SystemExit as end:
+        assert bool(end.code) == fails, end.code
+        at.ends.lines.append(str(end.code))
+
+
+# The audit
+
+
+@starts("rankbuffer-audit", AuditConfig)
+def audit(at) -> dict:
+    at.ends.doors("rankbuffer_tools.audit.command", "ask_everything fit_judge lasting_bound advise Audit")
+    all_pairs = lambda path, pairs: [(id, *pair) for id, each in pairs.items() for pair in each]  # noqa: E731
+    at.ends.door("rankbuffer_tools.audit.command.read_labels", instead=all_pairs)
+    at.ends.patch.setattr("rankbuffer_tools.audit.fit.LABELS", 9)
+    samples, texts = at.tmp / "samples.jsonl", lambda row: [f"{text} Indeed." for text in row["responses"]]
+    write_rows(samples, [{"query_id": row["query_id"], "responses": texts(row)} for row in at.howto])
+    return {**judge(at), **data(at), "judge_max_failures": 0.75, "seed": 5} | {
+        "samples": To(str(samples), "Indeed."),
+        "queries": To(6, "[price] 6 queries: "),
+        "labels": To("mine.jsonl", {"path": "mine.jsonl"}),
+        "probabilities": To(False, {"soft": False}),
+        "price_budget": To(9.0, {"budget": 9.0, "in_price": True}),
+        "epochs": To(3, {"costs.groups": 3 * 36}),
+        "output_dir": To(str(at.out), "file audit.json"),
+    }
+
+
+@starts("rankbuffer-audit", AuditConfig)
+def audit_of_a_card(at) -> dict:
+    at.ends.door("rankbuffer_tools.audit.command.advise")
+    rows = base(queries=6, output_dir=str(at.out), probabilities=False)
+    return rows | {"budget": 5e6, "card": To("My-judge", "My-judge")}
+
+
+# Second judgments
+
+
+def rejudge(at, mode: str, said: str | None, most: float) -> dict:
+    """The rows of all modes."""
+    rows = judge(at) | data(at, "numbers") | needed(run_dir=at.run) | {"mode": To(mode, said), "seed": 5}
+    rows["judge_max_failures"] = To(most, {"max_failures" if mode == "replay" else "most": most})
+    return rows | {"output": To(str(at.out / "mine.json"), "file mine.json")}
+
+
+@starts("rankbuffer-rejudge", RejudgeConfig)
+def replay(at) -> dict:
+    at.ends.doors("rankbuffer_tools.rejudge.command", "replay read_visits measure")
+    at.ends.door("rankbuffer_tools.rejudge.config.load_method")
+    method = {
+        "method": To("listwise", {"name": "listwise"}),
+        "method_args": To({"looks": 4}, {"arguments": {"looks": 4}}),
+    }
+    return rejudge(at, "replay", None, 0.75) | {"sample": 3, "epochs": 2} | method
+
+
+@starts("rankbuffer-rejudge", RejudgeConfig)
+def duel(at) -> dict:
+    at.ends.doors("rankbuffer_tools.rejudge.command", "draw check_failures")
+    rows = rejudge(at, "duel", "[price] 3 duels", 0.75)
+    return rows | {"duels": 3, "control": 2, "probabilities": To(True, '"n": 6')}
+
+
+@starts("rankbuffer-rejudge", RejudgeConfig)
+def watch(at) -> dict:
+    at.ends.doors("rankbuffer_tools.rejudge.watch", "next_pairs check_failures")
+    own = {name: value_of(row) for name, row in judge(at).items()}
+    left, answer = [None] * 10, at.ends.answer  # both questions of the first pair fail
+    at.ends.answer = lambda body: "no" if left and (left.pop(), True) else answer(body)
+    return rejudge(at, "watch", "[watch] step", 1.0) | {
+        "reader": To(own | {"judge_model": "other", "judge_max_failures": 1.0}, '"model": "other"'),
+        "reader_rubrics": To(False, GENERIC[0].text),
+        "reader_share": To(0.5, {"share": 0.5}),
+        "tolerance": 0.2,
+        "false_alarm_rate": 0.04,
+        "probabilities": To(True, '"n": 6'),
+    }
+
+
+@starts("rankbuffer-rejudge", RejudgeConfig)
+def dry(at) -> dict:
+    rows = base(**{name: value_of(row) for name, row in rejudge(at, "duel", None, 0.75).items()})
+    return rows | {"dry_run": To(True, lambda ends: not ends.asked)}
+
+
+# Reports, and what makes a training set
+
+
+@starts("rankbuffer-report", report_command.make_parser())
+def report(at) -> dict:
+    at.ends.door("rankbuffer_tools.report.command.Endpoint")
+    at.ends.doors("rankbuffer_tools.report.report", "section_of advantage_chart")
+    at.ends.door("rankbuffer_tools.report.report.write_charts", instead=lambda folder, charts: None)  # takes seconds
+    at.ends.door("rankbuffer_tools.report.report.read_evaluations", instead=lambda paths: {})
+    rows = {"step": 1, "text_limit": 77, "browser_mb": 0.5, "judge_prompt_price": 2.0, "judge_completion_price": 4.0}
+    rows |= {"output": To(str(at.out), "file index.html"), "evaluation": To(["mine"], {"paths": ["mine"]})}
+    return rows | data(at, "numbers") | needed(run_dir=[at.run])
+
+
+def of_command(name: str) -> Any:
+    """Return the parser of a command of `rankbuffer-data`."""
+    (action,) = (each for each in data_command.make_parser()._actions if each.dest == "command")
+    return action.choices[name]
+
+
+@starts("rankbuffer-data", of_command("check"))
+def check(at) -> dict:
+    at.ends.doors("rankbuffer_tools.data.command", "check_dataset load_queries")
+    rows = {"k0": 5, "max_prompt_length": 333, "max_completion_length": 444, "free_tokens": 55, "sample": 9}
+    return rows | needed(file=str(at.sets / "split")) | {
+        "split": "test",
+        "tokenizer": To(at.policy, at.policy),
+        "no_guard": To(True, {"guard": False}),
+        "no_responses": To(True, {"responses_needed": False}),
+        "method": To("listwise", {"most_shown": 6}),
+        "num_generations": To(6, {"most_shown": 6}),
+    }  # fmt: skip
+
+
+@starts("rankbuffer-data", of_command("card"))
+def card(at) -> dict:
+    return {"file": To(str(at.sets / "mine.jsonl"), "36"), "repo_id": To("me/my-set", "my-set")}
+
+
+@starts("recipes/generate_rubrics.py", RubricsConfig)
+def rubrics(at) -> dict:
+    at.ends.answer = lambda body: json.dumps({"rubrics": RUBRICS})
+    rows = server(at) | data(at, "ranked") | sent(temperature=0.31, max_tokens=2222)
+    return rows | {"output_file": To(str(at.out / "a.jsonl"), "file a.jsonl")}
+
+
+@starts("recipes/generate_rubrics.py", RubricsConfig)
+def generic_rubrics(at) -> dict:
+    rows = data(at, "ranked") | base(output_file=str(at.out / "a.jsonl"))
+    return rows | {"generic": To(True, GENERIC[0].text)}
+
+
+@starts("recipes/generate_responses.py", ResponsesConfig)
+def responses(at) -> dict:
+    answer = at.ends.answer
+    # Three different responses of five: fewer than by default are enough.
+    at.ends.answer = lambda body: f"Sample {body['seed'] // 1000 % 3}." if body["model"] == "sampler" else answer(body)
+    at.ends.door("rankbuffer_trl.judge.servers.Servers.of")
+    rows = judge(at) | data(at, "bare") | sent(temperature=0.31, top_p=0.32, max_tokens=2222)
+    among = lambda name, value: To(value, lambda ends: plain(value) in ends.arrived(name))  # noqa: E731
+    alike = {"judge_timeout": 77.0, "judge_prompt_price": 2.0, "judge_free_tokens": 99, "judge_guard": False}
+    rows |= {name: among(name, value) for name, value in alike.items()}  # the sampler has others
+    return rows | needed(sampler_url=at.ends.url, least_responses=3) | {
+        "output_file": To(str(at.out / "a.jsonl"), "file a.jsonl"),
+        "sampler_model": To("sampler", '"model": "sampler"'),
+        "sampler_api_key_env": To("SAMPLER_KEY", "Bearer sampler-k3y"),
+        "sampler_request": To({"top_b": 8}, '"top_b": 8'),
+        "sampler_timeout": To(555.0, lambda ends: "555.0" in ends.arrived("judge_timeout")),
+        "responses": To(5, lambda ends: ends.asked.count('"model": "sampler"') == 3 * 5),
+        "seed": To(7, '"seed": 4007'),
+    }  # fmt: skip
+
+
+@starts("recipes/generate_responses.py", ResponsesConfig)
+def samples_for_an_audit(at) -> dict:
+    at.ends.answer = lambda body: f"Sample {body['seed']}."
+    rows = base(output_file=str(at.out / "a.jsonl"), sampler_url=at.ends.url, sampler_model="sampler")
+    rows["audit_queries"] = To(2, lambda ends: ends.asked.count('"model": "sampler"') == 2 * 7)
+    return rows | data(at, "ranked")
+
+
+@starts("recipes/prepare_nectar.py", NectarConfig)
+def nectar(at) -> dict:
+    at.ends.door("rankbuffer_trl.data.queries.load_queries")
+    at.ends.door("rankbuffer_tools.data.nectar.sample")
+    counter = TokenCounter(at.policy)
+    limit = sorted(counter.chat(to_row(raw_row(number, at.howto))["prompt"]) for number in range(9))[4]
+    rows = data(at, "nectar") | {"streaming": True, "seed": 5, "queries": To(0, {"n": None})}
+    rows["max_prompt_length"] = To(limit, f"the prompt has more than {limit} tokens")
+    return rows | {
+        "tokenizer": To(at.policy, f"tokens: {at.policy}"),
+        "output_file": To(str(at.out / "a.jsonl"), "file a.jsonl"),
+    }
+
+
+@starts("recipes/prepare_nectar.py", NectarConfig)
+def shuffled_nectar(at) -> dict:
+    at.ends.door("rankbuffer_tools.data.nectar.sample")
+    return data(at, "nectar") | base(output_file=str(at.out / "a.jsonl")) | {"shuffle": To(True, {"seed": None})}
+
+
+# Evaluations
+
+
+def evaluation(at, *benchmarks: str) -> dict:
+    """The rows of all starts of an evaluation."""
+    at.ends.doors("evaluation", "results.EvaluationReport engines.seed_of")
+    rows = needed(assets_dir=str(at.tmp / "assets"), assets_manifest=str(build(at.tmp / "assets")))
+    return rows | sent(temperature=0.31, top_p=0.32, top_k=17, chat_template_kwargs={"enable_thinking": False}) | {
+        "benchmarks": To([*benchmarks], f"/{benchmarks[0]}/"),
+        "output_dir": To(str(at.out), "file mine/"),
+        "limit": To(2, '"meaningless": true'),
+        "max_new_tokens": To(22, '"max_tokens": 22'),
+        "seed": 5,
+    }  # fmt: skip
+
+
+def answer_of_benchmarks(body: dict) -> str:
+    """Answer as model or as judge. The judge fails half of the battles: more than by default are allowed."""
+    if body["model"].startswith("sampler"):
+        return text_of(body["messages"][-1]["content"])
+    fails = any(f"<Q>Question {number} " in str(body) for number in (0, 8))
+    return "I cannot say." if fails else verdict(body["messages"])
+
+
+@starts("evaluation.run", EvaluationConfig)
+def evaluation_by_a_server(at) -> dict:
+    at.ends.answer = answer_of_benchmarks
+    rows = server(at) | evaluation(at, "arena_hard", "wildbench")
+    return rows | needed(judge_max_failures=0.75, engine_url=at.ends.url) | {
+        "judge_completion_price": To(4.0, '"price": 0.'),
+        "models": To([f"mine={at.policy}"], "file mine/"),
+        "engine_model": To("sampler", '"model": "sampler"'),
+        "engine_concurrency": To(31, lambda ends: ends.among("settings", '"concurrency": 31')),
+        "wildbench_reward": To(True, "choice"),
+        "paper_rows": To(["ArenaRL"], "paper: ArenaRL"),
+    }  # fmt: skip
+
+
+@starts("evaluation.run", EvaluationConfig)
+def evaluation_by_a_command(at) -> dict:
+    at.ends.answer = answer_of_benchmarks
+    at.ends.door("evaluation.generate.vllm_server", instead=contextmanager(lambda *args: (yield at.ends.url)))
+    rows = base(**{name: value_of(row) for name, row in evaluation(at, "writingbench").items()})
+    rows |= base(
+        judge_url=[at.ends.url], judge_model="mine", models=[f"{n}={at.policy}" for n in ("sampler", "sampler-2")]
+    )
+    rows |= {"engine_command": To("my vllm", {"program": ["my", "vllm"]}), "compare_with": "sampler-2"}
+    return rows | {"engine_arguments": To(["--mine"], {"arguments": ["--mine"]})}
+
+
+@starts("evaluation.run", EvaluationConfig)
+def evaluation_in_this_process(at) -> dict:
+    at.ends.door("evaluation.engines.TransformersEngine._generate")
+    at.ends.door("transformers.GenerationMixin.generate")
+    rows = evaluation(at, "writingbench") | base(models=[f"mine={at.policy}"], limit=3)
+    rows |= base(chat_template_kwargs={"enable_thinking": False}) | needed(engine="transformers")
+    for name in ("temperature", "top_p", "top_k", "max_new_tokens"):
+        part = f'"{name}": {plain(rows[name].value)}'
+        rows[name] = To(rows[name].value, lambda ends, part=part: ends.among("kwargs", part))
+    sizes = lambda ends: {len(json.loads(each)) for each in ends.given["batch"]}  # noqa: E731
+    rows["engine_batch_size"] = To(2, lambda ends: sizes(ends) == {2, 1})
+    return rows | {"generate_only": To(True, lambda ends: not ends.asked)}
+
+
+# The service, and rewards for other trainers
+
+
+def serve(at) -> dict:
+    """The rows of all starts of the service."""
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        port = free.getsockname()[1]
+    at.ends.doors("rankbuffer_tools.service.command", "SingleGroups load_method")
+    rows = judge(at) | data(at) | listwise() | needed(host="127.0.0.2", port=port, token_env="OWN_KEY")
+    return rows | base(judge_token_budget=10**9, judge_price_budget=1e9) | {
+        "judge_completion_price": To(4.0, {"endpoint.completion_price": 4.0}),
+        "judge_max_failures": 0.75,
+        "judge_step_timeout": To(88.0, {"timeout": 88.0}),
+        "seed": 10,
+        "format_check": To("think", lambda ends: "a plan" not in ends.asked),
+        "output_dir": To(str(at.out), "file _rankbuffer/live.sqlite"),
+    }  # fmt: skip
+
+
+def group_of(at) -> tuple[dict, list[str]]:
+    """Return the row of a query and texts with a thought."""
+    return at.howto[0], [f"<think>a plan</think>{text}" for text in at.howto[1]["responses"]]
+
+
+def serve_a_group(at, values: dict, ctrl_c: bool = True) -> None:
+    """Serve in this thread. Another one posts a group, without its token, with another one and with it."""
+    at.ends.patch.setattr("os._exit", sys.exit)
+
+    def post() -> list[int]:
+        row, texts = group_of(at)
+        group = {"query_id": row["query_id"], "texts": texts}
+        heads = [{"Authorization": f"Bearer {token}"} for token in ("none", "another", "own-k3y")]
+        with httpx.Client(base_url=f"http://{values['host']}:{values['port']}", timeout=60) as client:
+            while not ended.wait(0.01):
+                with suppress(httpx.ConnectError):
+                    client.get("/health")
+                    break
+            found = [client.post("/v1/groups", json=group, headers=head).status_code for head in heads]
+        if ctrl_c:
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        posts = pool.submit(post)
+        try:
+            run_program("rankbuffer-serve", ServeConfig, at, values)
+        finally:
+            ended.set()
+        assert posts.result() == [401, 401, 200]
+
+
+@starts("rankbuffer-serve", ServeConfig, serve_a_group)
+def served_to_the_end(at) -> dict:
+    return serve(at)
+
+
+@starts("rankbuffer-serve", ServeConfig, partial(serve_a_group, ctrl_c=False))
+def served_for_a_price(at) -> dict:
+    rows = base(**{name: value_of(row) for name, row in serve(at).items()})
+    return rows | {"judge_price_budget": To(1e-4, "judge_price_budget=0.00: ends after")}
+
+
+@starts("rankbuffer-serve", ServeConfig, partial(serve_a_group, ctrl_c=False))
+def served_for_tokens(at) -> dict:
+    rows = base(**{name: value_of(row) for name, row in serve(at).items()})
+    return rows | {"judge_token_budget": To(50, "judge_token_budget=50: ends after")}
+
+
+def ask_async_reward(at, values: dict) -> None:
+    """Make the reward, send it to another folder as the trainer's worker does, and reward one group."""
+    config = JudgeConfig(**{name: value for name, value in values.items() if name.startswith("judge_")})
+    given = {name: value for name, value in values.items() if not name.startswith("judge_")} | {"judge": config}
+    at.ends.patch.chdir(at.tmp)
+    reward = pickle.loads(pickle.dumps(AsyncRankBufferReward(**given)))
+    at.out.mkdir()
+    at.ends.patch.chdir(at.out)
+    row, texts = group_of(at)
+
+    async def play() -> None:
+        try:
+            await reward([row["prompt"]] * len(texts), texts, [row["query_id"]] * len(texts))
+        finally:
+            await reward.close()
+
+    asyncio.run(play())
+
+
+def reward(at) -> dict:
+    """The rows of rewards for other trainers."""
+    return {
+        "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
+        "method": To(RankBuffer(k0=3), {"method.k0": 3}),
+        "reader": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
+    }
+
+
+@starts("AsyncRankBufferReward", settings_of(JudgeConfig) | settings_of(AsyncRankBufferReward), ask_async_reward)
+def async_reward(at) -> dict:
+    at.ends.door("rankbuffer_tools.service.async_grpo.SingleGroups")
+    BufferStore(at.tmp / "live.sqlite").close()
+    rows = judge(at) | reward(at) | needed(judge="all settings of the judge", resume=True)
+    rows |= {"judge_completion_price": 4.0, "judge_max_failures": 0.75, "timeout": 88.0}
+    return rows | {"store": To("live.sqlite", {"store": at.tmp / "live.sqlite"})}
+
+
+def ask_reward(at, values: dict) -> None:
+    reward, (row, texts) = RankBufferReward(**values), group_of(at)
+    try:
+        assert len(reward([row["prompt"]] * 3, texts[:3], [row["query_id"]] * 3)) == 3
+    finally:
+        reward.close()
+
+
+@starts("RankBufferReward", RankBufferReward, ask_reward)
+def stock_reward(at) -> dict:
+    at.ends.doors("rankbuffer_trl.training.reward_function", "GroupScorer BufferStore")
+    of_judge = JudgeConfig(**{name: value_of(row) for name, row in judge(at).items()}).judge()
+    rows = reward(at) | needed(num_generations=3) | {"max_failures": 0.75, "step_timeout": 88.0}
+    rows |= {"judge": To(of_judge, '"model": "mine"')}
+    return rows | {"store": To(at.out / "live.sqlite", {"path": at.out / "live.sqlite"})}
+
+
+# Training
+
+
+HANDED = {"dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "hub_private_repo"}
+HANDED |= {"model_name_or_path", "model_revision", "attn_implementation", "dtype", "use_peft"}  # TRL's, passed on
+TRAIN = {name: default for group in TRAINING for name, default in settings_of(group).items()}
+TRAIN = {name: default for name, default in TRAIN.items() if name in OURS | JUDGE | HANDED}
+run_training = partial(run_program, "rankbuffer-train", TRAIN)
+
+
+def training(at) -> dict:
+    """The rows of all starts of a training that is small."""
+    small = base(model_name_or_path=at.policy, num_generations=4, per_device_train_batch_size=8, max_steps=2)
+    small |= base(use_cpu=True, bf16=False, report_to="none", max_completion_length=16, save_steps=1)
+    return small | data(at) | base(output_dir=str(at.out))
+
+
+@starts("rankbuffer-train", TRAIN, run_training)
+def preflight(at) -> dict:
+    return training(at) | judge(at) | base(push_to_hub=True, hub_token="a-token") | {
+        "judge_price_budget": To(1e-3, "[preflight] the budget ends at about step 1 of 2"),
+        "hub_private_repo": To(False, "public: everybody can read it"),
+        "preflight_only": To(True, "[preflight] sample: "),
+        "recipe_queries_per_step": To(5, "the recipe is for 5: "),
+        "num_processes": To(2, "processes: 2, as given"),
+    }  # fmt: skip
+
+
+@starts("rankbuffer-train", TRAIN, run_training)
+def dry_run(at) -> dict:
+    budget = To(1000, "[dry run] the budget ends at about step 1 of 2")
+    return training(at) | {"judge_token_budget": budget, "dry_run": To(True, "--preflight_only asks the judge")}
+
+
+@starts("rankbuffer-train", TRAIN, partial(run_training, fails=True))
+def dry_run_without_data(at) -> dict:
+    rows = training(at) | base(dry_run=True, dataset_name="no.jsonl", dataset_config=None, dataset_train_split="train")
+    return rows | {"dry_run_queries": To(77, "dry_run_queries=77")}
+
+
+@starts("rankbuffer-train", TRAIN, partial(run_training, fails=True))
+def a_long_prompt(at) -> dict:
+    return training(at) | {"max_prompt_length": To(3, "tokens, max_prompt_length is 3")}
+
+
+def train_and_resume(at, values: dict) -> None:
+    def close(trainer) -> None:
+        weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
+        at.ends.lines.append(f"{dict(weights)} {trainer.args.model_init_kwargs}")
+        closes(trainer)
+
+    closes = RankBufferTrainer.close
+    at.ends.patch.setattr(RankBufferTrainer, "close", close)
+    run_training(at, values | {"max_steps": 1})
+    run_training(at, values | {"resume_from_checkpoint": "true"})
+
+
+@starts("rankbuffer-train", TRAIN, train_and_resume)
+def a_run(at) -> dict:
+    names = "scorer.GroupScorer trainer.AnswerReader trainer.GroupReward.begin trainer.scale_by_signal"
+    at.ends.doors("rankbuffer_trl.training", f"{names} reward_function.step_metrics")
+    at.ends.doors("rankbuffer_trl.exact", "trainer.check_trusted checkpoint.Checkpoints.resumable")
+    at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
+    function = {"function": "trl.rewards.think_format_reward", "weight": 0.25}
+    rows = training(at) | judge(at) | needed(dataset_test_split="seen")
+    rows |= base(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8)
+    return rows | {"judge_max_failures": 0.75, "judge_step_timeout": To(88.0, {"step_timeout": 88.0})} | {
+        "method": To("listwise", lambda ends: '"Listwise"' in ends.given["method"]),
+        "method_args": To({"looks": 4}, {"method.looks": 4}),
+        "scale_by_signal": To(True, lambda ends: ends.given["weights"]),
+        "judge_noise": To(0.3, {"noise": 0.3}),
+        "judge_during_generation": To(False, lambda ends: not ends.given["training"]),
+        "format_check": To("(?s)(?P<answer>.+)", {"check": "(?s)(?P<answer>.+)"}),
+        "format_weight": To(0.5, "'format_reward': 0.5"),
+        "reward_functions": To([function], "'think_format_reward': 0.25"),
+        "on_stop_command": To(f"touch {at.out}/stopped", "file stopped"),
+        "resume_with_changes": To(True, {"with_changes": True}),
+        "trust_checkpoint": To(True, {"trusted": True}),
+        "model_name_or_path": To(at.policy, lambda ends: plain(at.policy) in ends.given["model"]),
+        "model_revision": To("mine", "'revision': 'mine'"),
+        "attn_implementation": To("eager", "'attn_implementation': 'eager'"),
+        "dtype": To("bfloat16", "'dtype': 'bfloat16'"),
+        "use_peft": To(True, lambda ends: ends.among("kwargs", '"peft_config": "LoraConfig"')),
+    }  # fmt: skip
+
+
+def use_library(at, values: dict) -> None:
+    """Make a trainer with a tool, and one whose rollouts come from a server."""
+
+    def tell_time(place: str) -> str:
+        """Tell the time.
+
+        Args:
+            place: The place.
+        """
+        return place
+
+    args, tokenizer = RankBufferConfig(**values), AutoTokenizer.from_pretrained(at.policy)
+    tokenizer.chat_template = of_trl("qwen3")
+    others = {"tools": [tell_time], "processing_class": tokenizer}
+    RankBufferTrainer(at.policy, args, Dataset.from_list(at.howto), **others).close()
+    absent = dict.fromkeys(("tools", "rollout_func", "environment_factories"))
+    separate_rollouts(MagicMock(**absent, vllm_mode="server", args=args), print)
+
+
+@starts("rankbuffer-train", TRAIN, use_library)
+def the_library(at) -> dict:
+    at.ends.door("rankbuffer_trl.training.trainer.AnswerReader")
+    at.ends.door("rankbuffer_trl.training.rollouts.SeparateRollouts", instead=lambda *args: None)
+    absent = {"model_name_or_path", *data(at)}
+    rows = {name: row for name, row in training(at).items() if name not in absent}
+    rows |= {"judge_view": To("transcript", {"view": "transcript"}), "judge_view_limit": To(77, {"limit": 77})}
+    return rows | {"rollout_timeout": To(66.0, {"timeout": 66.0})}
+
+
+# The tests
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "a_run" else n for n in STARTS])
+def test_each_setting_arrives(name, at, capsys):
+    program, owner, make, play = STARTS[name]
+    rows = make(at)
+    (play or partial(run_program, program, owner))(at, {setting: value_of(row) for setting, row in rows.items()})
+    at.ends.lines.append(capsys.readouterr().out)
+    at.ends.add_files(at.out)
+    assert not [*at.ends.unseen(rows)]
+
+
+def test_each_setting_has_a_row(at):
+    owners, seen = defaultdict(dict), defaultdict(dict)
+    for program, owner, make, _ in STARTS.values():
+        owners[program] |= settings_of(owner)
+        seen[program] |= {n: value_of(row) for n, row in make(at).items() if not isinstance(row, To) or row.end}
+    for program, known in owners.items():
+        assert seen[program].keys() == known.keys() - CLIENT, program
+        assert not [name for name, value in seen[program].items() if value == known[name]], f"defaults of {program}"
+    assert owners.keys() >= PROGRAMS.keys() - {"recipes/train_rankbuffer.py"}, "a program has no start here"
+
+
+@dataclass
+class Own(RubricJudge):
+    """A client of one's own."""
+
+    word: str = ""
+
+
+LEAST = {
+    ServeConfig: {"output_dir": "out"},
+    AuditConfig: {"dataset_name": "a.jsonl", "samples": "a.jsonl"},
+    RejudgeConfig: {"run_dir": "a", "dataset_name": "a.jsonl"},
+    RubricsConfig: {"dataset_name": "a.jsonl"},
+    ResponsesConfig: {"dataset_name": "a.jsonl", "sampler_url": "http://a", "sampler_model": "a"},
+    RankBufferConfig: {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"},
+}
+
+
+def test_a_judge_may_be_a_client_of_ones_own():
+    assert LEAST.keys() == {owner for _, owner, *_ in STARTS.values() if settings_of(owner).keys() >= CLIENT}
+    for owner, least in LEAST.items():
+        config = owner(**least, judge_client=f"{__name__}.Own", judge_client_args={"word": "x"})
+        assert config.judge().client == Own("x"), owner
