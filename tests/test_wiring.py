@@ -33,6 +33,7 @@ from evaluation.config import EvaluationConfig
 from rankbuffer_tools.audit.command import AuditConfig
 from rankbuffer_tools.data import command as data_command
 from rankbuffer_tools.data.nectar import to_row
+from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import command as report_command
@@ -40,7 +41,6 @@ from rankbuffer_tools.service.async_grpo import AsyncRankBufferReward
 from rankbuffer_tools.service.command import ServeConfig
 from rankbuffer_tools.train.parser import JUDGE, OURS, TRAINING
 from rankbuffer_trl.data.queries import GENERIC
-from rankbuffer_trl.data.tokens import TokenCounter
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.servers import Servers

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from helpers.http_server import served
+from helpers.servers import served
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import ServersConfig
 from rankbuffer_trl.judge.probabilities import without_doubt
