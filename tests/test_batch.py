@@ -8,14 +8,19 @@ import resource
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import AsyncMock
 
 import pytest
 from conftest import ask, numbers, scripted_judge, unreachable
 from helpers.damage import BAD, MISSING, changed, damaged
 from helpers.judges import Fake
 from helpers.servers import Fault, completion, counting, serving
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rankbuffer_tools.jobs.ask import AnswerLog, AnswerLogError, Answers, ask_many, hash_request
 from rankbuffer_tools.jobs.chat import Chat
@@ -80,55 +85,49 @@ def test_judge_sends_the_fields_of_a_chat_and_a_seed_for_each_repeat(fault):
 # The log
 
 
-def test_ask_many_does_not_ask_what_is_in_the_log(tmp_path):
-    judge, path = scripted_judge(add_one), tmp_path / "new" / "log.jsonl"
-    closed: list[bool] = []
+ENDS = {  # how the judge answers: (the answer, the outcome, what is said of it, prompt tokens)
+    "good": (add_one, "parsed", "", 10),
+    "bad": (lambda messages: "?", "malformed", "malformed: not a number", 20),
+    "gone": (unreachable, "unreachable", "unreachable: connection refused", 0),
+}
+JOBS = st.lists(st.dictionaries(st.integers(0, 6), st.sampled_from(["good", *ENDS]), max_size=5), max_size=5)
 
-    async def close() -> None:
-        closed.append(True)
 
-    judge.client.close = close
-    answers = put(judge, path, 1, 2)
-    assert (answers.values, answers.failures) == ({"k1": 2, "k2": 3}, {}) and judge.drain() == []
-    assert closed == [True]
-    answers = put(judge, path, 1, 2, 3)
-    assert len(judge.client.seen) == 3 and answers.values == {"k1": 2, "k2": 3, "k3": 4}
-    assert (answers.totals.calls, answers.totals.prompt_tokens) == (3, 30)
-    with AnswerLog(path) as log:
-        assert len(log) == 3 and log.totals() == answers.totals
+@given(JOBS)
+@example([{1: "good"}, {5: "bad", 4: "good", 3: "gone", 1: "bad"}, {3: "good", 5: "good"}, {4: "bad"}])
+def test_jobs_over_one_log_ask_what_has_no_answer_yet_and_add_up_what_was_paid_for(jobs):
+    known: list[int] = []
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "new" / "log.jsonl"
+        for job in jobs:
+
+            def answer(messages, job=job):
+                return ENDS[job[int(messages[1]["content"])]][0](messages)
+
+            judge = scripted_judge(answer, max_attempts=2)
+            judge.client.close = AsyncMock()
+            answers, todo = put(judge, path, *job), [n for n in job if n not in known]
+            known += [n for n in todo if job[n] == "good"]
+            failed = {n: ENDS[job[n]] for n in todo if job[n] != "good"}
+            seen = Counter(int(messages[1]["content"]) for messages in judge.client.seen)
+            assert seen == {n: 1 + (job[n] == "bad") for n in todo}
+            assert judge.drain() == [] and judge.client.close.await_count == 1
+            assert answers.values == {f"k{n}": n + 1 for n in job if n in known}
+            assert list(answers.failures.items()) == [(f"k{n}", said) for n, (_, _, said, _) in failed.items()]
+            outcomes = {f"k{n}": failed[n][1] if n in failed else "parsed" for n in job}
+            assert {name: call.outcome for name, call in answers.asked.items()} == outcomes
+            spent = 10 * len(known) + sum(tokens for *_, tokens in failed.values())
+            totals = answers.totals
+            assert (totals.calls, totals.failures) == (len(known), len(failed)), "the log holds other questions, too"
+            assert totals.spent_prompt_tokens == spent, "failures are charged to the run in which they happen"
+            with AnswerLog(path) as log:
+                assert len(log) == log.totals().calls == len(known)
 
 
 def test_ask_many_writes_nothing_without_a_log(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answers = put(scripted_judge(add_one), None, 1, 2)
     assert answers.values == {"k1": 2, "k2": 3} and len(answers.calls) == 2 and not list(tmp_path.iterdir())
-
-
-def test_ask_many_names_failures_in_the_order_asked_and_asks_them_again(tmp_path):
-    path = tmp_path / "log"
-    failed = put(scripted_judge(unreachable), path, 1)
-    assert (failed.values, failed.failures) == ({}, {"k1": "unreachable: connection refused"})
-    assert [call.outcome for call in failed.calls] == ["unreachable"]
-
-    def answer(messages):
-        return {"5": "?", "3": unreachable(messages)}.get(messages[1]["content"]) or add_one(messages)
-
-    failed = put(scripted_judge(answer, max_attempts=4), path, 5, 4, 3)
-    assert [call.outcome for call in failed.calls[1:]] == ["unreachable", "malformed"], "in the order answered"
-    assert list(failed.failures.items()) == [
-        ("k5", "malformed: not a number"),
-        ("k3", "unreachable: connection refused"),
-    ]
-    assert failed.values == {"k4": 5}
-    assert {name: call.outcome for name, call in failed.asked.items()} == {
-        "k4": "parsed", "k5": "malformed", "k3": "unreachable",
-    }  # fmt: skip
-    assert (failed.totals.calls, failed.totals.failures, failed.totals.spent_prompt_tokens) == (1, 2, 50)
-    healed = put(scripted_judge(add_one), path, 5, 4, 3, 1)
-    assert healed.values == {"k5": 6, "k4": 5, "k3": 4, "k1": 2} and not healed.failures
-    few = put(scripted_judge(add_one), path, 3)
-    assert (list(few.asked), len(few.calls)) == (["k3"], 4), "the log holds answers to other questions, too"
-    assert healed.totals.spent_prompt_tokens == 40, "failures are charged to the run in which they happen"
 
 
 def test_ask_many_reuses_an_answer_for_the_same_words_model_and_fields_only(tmp_path):

@@ -250,16 +250,12 @@ def test_generate_rubrics_asks_again_for_another_decoding(tmp_path, howto):
 def test_generate_rubrics_says_that_a_key_is_wrong_before_anything_is_asked(tmp_path, howto, monkeypatch):
     model, status = Model(rubrics_text), [401]
 
-    @web.middleware
-    async def unlisted(request, handler):
-        if request.path == "/v1/models":
-            return web.json_response({"error": {"message": "who are you?"}}, status=status[0])
-        return await handler(request)
+    async def unlisted(request):
+        return web.json_response({"error": {"message": "who are you?"}}, status=status[0])
 
-    app, source = model.app(), queries(tmp_path, howto, 1)
-    app.middlewares.append(unlisted)
+    source = queries(tmp_path, howto, 1)
     monkeypatch.setenv("MY_KEY", "sesame")
-    with served(app) as url:
+    with served(model.app() | {"/v1/models": unlisted}) as url:
         for name, error, said in (
             ("NO_KEY", SettingsError, "variable NO_KEY, which is not set"),
             ("MY_KEY", JudgeError, r"does not take the key.*who are you\?.*variable MY_KEY"),

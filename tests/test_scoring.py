@@ -11,15 +11,12 @@ import pytest
 from conftest import by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
 from helpers.judges import Fake, shuffled
-from helpers.servers import completion, judged_by
 
 from rankbuffer_trl.buffer import Anchor, AnchorBuffer
 from rankbuffer_trl.informs.metrics import placement_columns, step_metrics
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
-from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.testing import truth
 
 TABLES = ("responses", "buffers", "groups", "calls")
 BARE = replace(numbers(), responses=())
@@ -206,16 +203,10 @@ def test_score_counts_the_time_that_the_trainer_waited(scorer, monkeypatch):
 
 
 def test_score_puts_questions_group_by_group_in_the_order_of_their_rollouts(scorer):
-    put = []
-
-    def answer(prompt):
-        put.append(prompt)
-        return completion(truth(prompt))
-
     lines = ["50 51 5 52", "61 60 15 -", "70 3 71 2"]
-    with judged_by(answer) as url:
-        made = scorer(Judge(OpenAIClient(url, "m", concurrency=1), guard=False))
-        made.score([group(numbers(id), line, 0) for id, line in zip("abc", lines, strict=True)], 0)
+    made = scorer(scripted_judge(by_number))
+    made.score([group(numbers(id), line, 0) for id, line in zip("abc", lines, strict=True)], 0)
+    put = [messages[0]["content"] for messages in made.judge.client.seen]
     candidates = [text for prompt in put for text in re.findall(r"\n\nCANDIDATE\n(\d+)\n", prompt)]
     assert candidates == " ".join(lines).replace(" -", "").split()
     ranked = [re.findall(r"^\[R\d+\]\n(\d+)$", prompt, re.MULTILINE) for prompt in put]

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from helpers.servers import CHAT, completion
+
 
 def raw_row(number: int, howto: list[dict]) -> dict:
     """Make a valid row: seven ranked answers, in random order, to a prompt that is unique for this number."""
@@ -46,24 +48,23 @@ class Model:
         self.asked: Counter = Counter()
         self.bodies: list[dict] = []
 
-    def app(self) -> web.Application:
-        async def chat(request: web.Request) -> web.Response:
-            body = await request.json()
-            self.bodies.append(body)
-            query = next(message["content"] for message in body["messages"] if message["role"] == "user")
-            self.asked[query] += 1
-            text = self.answer(body["messages"], self.asked[query])
-            if isinstance(text, web.Response):
-                return text
-            usage = {"prompt_tokens": 100, "completion_tokens": 10}
-            return web.json_response({"choices": [{"message": {"content": text}}], "usage": usage})
+    def app(self) -> dict[str, Callable]:
+        """Return what answers at which path."""
 
         async def models(request: web.Request) -> web.Response:
             return web.json_response({"object": "list", "data": [{"id": "writer", "object": "model"}]})
 
-        app = web.Application(client_max_size=2**28)
-        app.add_routes([web.post("/v1/chat/completions", chat), web.get("/v1/models", models)])
-        return app
+        return {CHAT: self.chat, "/v1/models": models}
+
+    async def chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        query = next(message["content"] for message in body["messages"] if message["role"] == "user")
+        self.asked[query] += 1
+        text = self.answer(body["messages"], self.asked[query])
+        if isinstance(text, web.Response):
+            return text
+        return completion(text, {"prompt_tokens": 100, "completion_tokens": 10})
 
 
 def rubrics_text(*_) -> str:
