@@ -5,7 +5,6 @@ import pickle
 import queue
 from contextlib import closing
 from random import Random
-from unittest.mock import Mock
 
 import pytest
 from accelerate import PartialState
@@ -23,7 +22,6 @@ from trl.trainer import utils
 from rankbuffer_tools.service.async_grpo import AsyncRankBufferReward
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import JudgeConfig
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore, history
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -87,20 +85,6 @@ def test_a_trl_that_would_not_await_the_reward_is_refused(tmp_path, monkeypatch)
     monkeypatch.delattr(utils, "is_async_callable", raising=False)
     with pytest.raises(SettingsError, match="AsyncRankBufferReward needs TRL"):
         AsyncRankBufferReward(rows(), JudgeConfig(), tmp_path / "live.sqlite")
-
-
-@needs_trl_1_16
-def test_a_reward_opens_its_groups_with_its_settings_in_any_folder(tmp_path, monkeypatch):
-    opened = Mock(side_effect=NotImplementedError)
-    monkeypatch.setattr("rankbuffer_tools.service.async_grpo.SingleGroups", opened)
-    monkeypatch.setattr(JudgeConfig, "judge", lambda self: "judge")
-    monkeypatch.chdir(tmp_path)
-    config = JudgeConfig(judge_max_failures=0.75)
-    reward = AsyncRankBufferReward(rows(), config, "live.sqlite", RankBuffer(2), timeout=88.0)
-    monkeypatch.chdir(tmp_path.parent)
-    with pytest.raises(NotImplementedError):
-        asyncio.run(reward(**asked("a", "5 6")))
-    assert opened.call_args.args == (RankBuffer(2), "judge", tmp_path / "live.sqlite", 0.75, 88.0)
 
 
 @needs_trl_1_16

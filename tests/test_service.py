@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
@@ -20,12 +20,11 @@ from unittest.mock import AsyncMock, Mock
 import httpx
 import pytest
 from aiohttp import web
-from conftest import QUICKSTART, ScriptedClient, by_number, group, numbers, scripted_judge, unreachable
+from conftest import QUICKSTART, by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
 from helpers.forks import fork, wait
 from helpers.servers import completion, served
 
-from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.service import command
 from rankbuffer_tools.service.groups import ConflictError, SingleGroups
 from rankbuffer_tools.service.server import (
@@ -36,11 +35,9 @@ from rankbuffer_tools.service.server import (
     GroupServer,
     is_loopback,
 )
-from rankbuffer_trl.data.queries import GENERIC, QueryTable, generic_row, load_queries, normal_row
+from rankbuffer_trl.data.queries import GENERIC, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
-from rankbuffer_trl.judge.endpoint import Endpoint
 from rankbuffer_trl.judge.errors import TransportError
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 from rankbuffer_trl.rewards.format import AnswerReader
@@ -538,80 +535,6 @@ def test_a_used_up_budget_ends_the_server_after_its_group_and_lets_none_start(pr
     store = BufferStore(tmp_path / "out" / LIVE_STORE)
     assert store.spent.spent_tokens > store.totals().spent_tokens, "the first question is in no ledger"
     store.close()
-
-
-def test_each_setting_of_the_command_arrives_where_it_works(process, tmp_path):
-    """A setting that is new has to be set here, to another value than its default."""
-    asked: list[tuple[str, list[dict]]] = []
-
-    async def complete(request: web.Request) -> web.Response:
-        asked.append((request.headers["Authorization"], (await request.json())["messages"]))
-        return completion(RubricJudge().answer(asked[-1][1])[0])
-
-    class Noting(SingleGroups):
-        def __init__(self, method, judge, *rest):
-            client = judge.client.clients[0]
-            print(
-                client.endpoint,
-                client.decoding,
-                client.free_tokens,
-                client.samples,
-                judge.max_attempts,
-                rest[1:],
-                flush=True,
-            )
-            super().__init__(method, judge, *rest)
-
-    def note():
-        os.environ |= {"JUDGE_KEY": "k3y", "OWN_TOKEN": "t0ken"}
-        command.SingleGroups = Noting
-
-    row = {key: QUERY[key] for key in ("query_id", "prompt", "rubrics")}
-    (tmp_path / "sets").mkdir()
-    write_rows(tmp_path / "sets" / "held.jsonl", [row])
-    parts = [{"config_name": n, "data_files": [{"split": "held", "path": "held.jsonl"}]} for n in ("other", "mine")]
-    (tmp_path / "sets" / "README.md").write_text(f"---\nconfigs: {json.dumps(parts)}\n---\n")
-    judge, method = web.Application(), {"looks": 4, "seed": 10}
-    judge.add_routes([web.post("/v1/chat/completions", complete)])
-    with served(judge) as url:
-        with socket.create_server(("127.0.0.2", 0)) as free:
-            port = free.getsockname()[1]
-        endpoint = Endpoint(
-            (f"{url}/v1",), "mine", "JUDGE_KEY", {"top_k": 7}, {"X-Run": "7"}, 77.0, 2, 9, 66.0, 2.0, 0.5, 4.0
-        )
-        given = {f"judge_{name}": value for name, value in vars(endpoint).items() if name not in ("urls", "role")}
-        given |= {"judge_url": [*endpoint.urls], "judge_decoding": "json_schema", "judge_free_tokens": 99}
-        given |= {
-            "judge_max_attempts": 2,
-            "judge_max_failures": 0.75,
-            "judge_step_timeout": 88.0,
-            "judge_guard": False,
-            "judge_samples": 6,
-        }
-        given |= {"judge_token_budget": 10**9, "judge_price_budget": 1e9}
-        given |= {"dataset_name": str(tmp_path / "sets"), "dataset_config": "mine", "dataset_train_split": "held"}
-        given |= {"method": "listwise", "method_args": {"looks": 4}, "seed": 10, "format_check": "think"}
-        given |= {"output_dir": str(tmp_path / "out"), "host": "127.0.0.2", "port": port, "token_env": "OWN_TOKEN"}
-        known = {each.name: each.default for each in fields(command.ServeConfig)}
-        assert given.keys() == known.keys() - {"judge_client", "judge_client_args"}, "these name another judge"
-        assert all(given[name] != known[name] for name in given)
-        (tmp_path / "all.yaml").write_text(json.dumps(given))  # which is YAML, too
-        running = process("--config", tmp_path / "all.yaml", "--port", port, before=note)
-        assert f"{endpoint} json_schema 99 6 2 (0.75, 88.0)\n" in running.said
-        assert running.url == f"http://127.0.0.2:{port}"
-        asked.clear()
-        body = {"query_id": "tea", "texts": [f"<think>a plan</think>{text}" for text in TEXTS]}
-        for token, status in (("none", 401), ("another", 401), ("t0ken", 200)):
-            headers = {"Authorization": f"Bearer {token}"}
-            assert httpx.post(f"{running.url}/v1/groups", json=body, headers=headers, timeout=60).status_code == status
-        os.kill(running.pid, signal.SIGINT)
-        assert next(running.lines) == "[serve] ends after 0 open groups\n" and wait([running.pid]) == [0]
-    client = ScriptedClient(lambda messages: RubricJudge().answer(messages)[0])
-    groups = SingleGroups(load_method("listwise", method, 0), Judge(client, guard=False), tmp_path / "alone.sqlite")
-    asyncio.run(groups.score(Query.from_row(normal_row(row)), TEXTS))
-    asyncio.run(groups.close())
-    assert sorted(map(str, asked)) == sorted(str(("Bearer k3y", messages)) for messages in client.seen)
-    assert len(contents(tmp_path / "out")["groups"]) == 1
 
 
 def test_a_sigterm_ends_the_wait_for_a_judge_that_is_down(process, tmp_path):

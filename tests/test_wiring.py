@@ -25,6 +25,7 @@ from helpers.evaluation_assets import build, text_of, verdict
 from helpers.nectar_rows import RUBRICS, raw_row
 from helpers.programs import start
 from helpers.wiring import Ends, To, base, needed, plain, sent, settings_of, value_of
+from test_async_grpo import needs_trl_1_16
 from test_commands import PROGRAMS
 from test_format import of_trl
 from transformers import AutoTokenizer
@@ -637,7 +638,10 @@ def the_library(at) -> dict:
 # The tests
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "a_run" else n for n in STARTS])
+MARKS = {"a_run": pytest.mark.slow, "async_reward": needs_trl_1_16}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in STARTS])
 def test_each_setting_arrives(name, at, capsys):
     program, owner, make, play = STARTS[name]
     rows = make(at)
@@ -676,7 +680,8 @@ LEAST = {
 
 
 def test_a_judge_may_be_a_client_of_ones_own():
-    assert LEAST.keys() == {owner for _, owner, *_ in STARTS.values() if settings_of(owner).keys() >= CLIENT}
+    owners = {each for _, each, *_ in STARTS.values() if isinstance(each, type) and settings_of(each).keys() >= CLIENT}
+    assert LEAST.keys() == owners | {RankBufferConfig}
     for owner, least in LEAST.items():
         config = owner(**least, judge_client=f"{__name__}.Own", judge_client_args={"word": "x"})
         assert config.judge().client == Own("x"), owner
