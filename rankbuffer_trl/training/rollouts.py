@@ -241,7 +241,7 @@ def keepalive_socket(address: tuple) -> socket.socket:
     return made
 
 
-def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float = math.inf) -> dict[str, Any]:
+def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float) -> dict[str, Any]:
     """Read the answer of a server to a request for one rollout.
 
     Args:
@@ -249,8 +249,8 @@ def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float = math.i
             The parsed JSON.
         max_tokens (`int`, *optional*):
             The number of tokens that a rollout may have. `None` is no limit.
-        vocabulary (`int`, *optional*):
-            The number of token ids. Default: any number.
+        vocabulary (`float`):
+            The number of token ids. Infinite: any number.
 
     Raises:
         `NO_ROLLOUT`: if it is none that the policy could have sampled.
