@@ -239,7 +239,7 @@ def keepalive_socket(address: tuple) -> socket.socket:
     return made
 
 
-def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float) -> dict[str, Any]:
+def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float = math.inf) -> dict[str, Any]:
     """Read the answer of a server to a request for one rollout.
 
     Args:
@@ -247,8 +247,8 @@ def read_rollout(answer: Any, max_tokens: int | None, vocabulary: float) -> dict
             The parsed JSON.
         max_tokens (`int`, *optional*):
             The number of tokens that a rollout may have. `None` is no limit.
-        vocabulary (`float`):
-            The number of token ids. Infinite: any number.
+        vocabulary (`int`, *optional*):
+            The number of token ids. Default: any number.
 
     Raises:
         `NO_ROLLOUT`: if it is none that the policy could have sampled.
