@@ -156,7 +156,7 @@ class Played:
         return self.score.rewards
 
 
-def score_with(
+def play(
     method: RewardMethod,
     group: RolloutGroup,
     answer: Callable[[str], Any] = truth,
@@ -260,7 +260,7 @@ def check_method(
         try:
             check_group(method, group, answer, ordered, plays_empty)
             for share in (0.3, 0.8, 1.0):
-                played = score_with(method, group, faulty((number, share), answer))
+                played = play(method, group, faulty((number, share), answer))
                 check_played(played)
                 if share == 1 and played.calls:
                     unheard = all(played.rewards[each.id] is None for each in group.answered)
@@ -276,11 +276,11 @@ def check_group(
     buffer = None
     for epoch in range(2):
         group = replace(group, epoch=epoch)
-        played = score_with(method, group, answer, buffer)
+        played = play(method, group, answer, buffer)
         check_played(played)
         check_questions(played, method, plays_empty)
         assert None not in played.rewards, f"no judgment failed, and a reward is missing: {played.rewards}"
-        again = score_with(method, group, answer, buffer)
+        again = play(method, group, answer, buffer)
         assert again.score == played.score, "the same group and answers give another score: draw from `seed` and group"
         for rollout in group.answered:
             others = tuple(each if each is rollout else Rollout(each.id, "0.pending") for each in group.rollouts)

@@ -47,8 +47,8 @@ from rankbuffer_trl.testing import (
     fails,
     faulty,
     make,
+    play,
     quality,
-    score_with,
     truth,
     unguarded,
 )
@@ -92,15 +92,13 @@ def test_calls_of_a_group_of_eight_are_what_the_paper_says():
     counts = (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8 + 3 * 2, 1, 2, 4, 7, 1, 22)
     counts = (*counts, 8, 8 * 7, 28, 8, 1)
     for method, count in zip(METHODS, counts, strict=True):
-        assert len(score_with(method, make(EIGHT)).calls) == count, (
-            method
-        )  # 2 and 3, 5 and 6, 8 to 10 share an interval
+        assert len(play(method, make(EIGHT)).calls) == count, method  # 2 and 3, 5 and 6, 8 to 10 share an interval
         least, most = method.calls(make(EIGHT), first=True)
         assert least <= count <= most, method
         if not isinstance(method, LLMBuffer) and method not in (RankBuffer(), Listwise(), RankBufferLooks()):
             assert least == most, method
         pairs = [0, 0, 2, 2, 5, 5, 8, 8] if isinstance(method, Listwise) else [0, 0, 2, 3, 5, 6, 8, 9]
-        assert len(score_with(method, make(pairs)).calls) == most, f"{method}: pairs in an interval cost the most"
+        assert len(play(method, make(pairs)).calls) == most, f"{method}: pairs in an interval cost the most"
     assert RankBuffer(fine=False).calls(make(EIGHT), first=True) == (8, 8)
     assert RankBuffer(bootstrap=True).calls(make(EIGHT[1:]), first=False) == (7, 10)
 
@@ -152,7 +150,7 @@ def check(method, group: RolloutGroup, played) -> None:
 @example([0, 3, 6, 9, 10, 0, 3, 6])
 def test_score_of_a_faultless_judge_has_all_rewards_at_the_cost_that_calls_says(method, qualities):
     group = make(qualities)
-    played = score_with(method, group)
+    played = play(method, group)
     check(method, group, played)
     assert None not in played.rewards
     first = [question.prompt() for question in first_questions(method, group)]
@@ -181,7 +179,7 @@ def test_score_survives_failures_and_makes_no_reward_of_them(method, qualities, 
         lost = nonsense is not None and fails(case, "nonsense", *SHOWN.findall(prompt))
         return nonsense if lost else faulty(case)(prompt)
 
-    played = score_with(method, group, answer)
+    played = play(method, group, answer)
     check(method, group, played)
     if not any(call.failed for call in played.calls):
         assert None not in played.rewards
@@ -194,7 +192,7 @@ def test_score_survives_failures_and_makes_no_reward_of_them(method, qualities, 
 @given(QUALITIES)
 def test_score_of_a_better_rollout_is_no_lower(method, qualities):
     group = make(qualities, replace(QUERY, rubrics=QUERY.rubrics[:1]))
-    rewards = score_with(method, group).rewards
+    rewards = play(method, group).rewards
     pairs = [(a.id, b.id) for a in group.answered for b in group.answered if quality(a.text) < quality(b.text)]
     if isinstance(method, Tournament):  # a better one may meet the best one early, and the best one may have byes
         best = [rollout.id for rollout in group.answered if rollout.text.startswith(f"{best_quality(group)}.")]
@@ -306,7 +304,7 @@ def gdpo(group: RolloutGroup, case) -> dict:
 def test_gdpo_adds_the_score_of_a_fault_which_is_low_if_it_is_there():
     group, turned = make(EIGHT), tuple(replace(each, weight=-each.weight) for each in QUERY.rubrics[:1])
     faulty = replace(group, query=replace(QUERY, rubrics=turned + QUERY.rubrics[1:]))
-    assert score_with(GDPO(), faulty).rewards == score_with(GDPO(), group).rewards
+    assert play(GDPO(), faulty).rewards == play(GDPO(), group).rewards
 
 
 def brpo(group: RolloutGroup, case) -> dict:
@@ -343,7 +341,7 @@ def brpo(group: RolloutGroup, case) -> dict:
 def test_rewards_are_the_oracles(method, oracle, qualities, case):
     group = make(qualities)
     expected = oracle(group, case)
-    rewards = score_with(method, group, faulty(case)).rewards
+    rewards = play(method, group, faulty(case)).rewards
     for rollout in group.answered:
         if expected[rollout.id] is None:
             assert rewards[rollout.id] is None
@@ -358,15 +356,15 @@ def test_rewards_of_ties_by_hand():
         ([9, 2, 2], (1, 0, 0)),  # 1, 2, 2
         ([9, 9, 2, None], (1, 1, -1, -1)),
     ):
-        assert score_with(PairwiseRank(), make(qualities)).rewards == pytest.approx(rewards)
-    assert score_with(RRCSCR(), make([5, 5, 1])).rewards == pytest.approx((0.5, 0.5, -1))
-    assert score_with(RRCAGR(), make([4, 11, 0])).rewards == pytest.approx((2 * 2.5 / 7 - 1, 1, -1))
+        assert play(PairwiseRank(), make(qualities)).rewards == pytest.approx(rewards)
+    assert play(RRCSCR(), make([5, 5, 1])).rewards == pytest.approx((0.5, 0.5, -1))
+    assert play(RRCAGR(), make([4, 11, 0])).rewards == pytest.approx((2 * 2.5 / 7 - 1, 1, -1))
 
 
 def test_ruler_rewards_are_the_scores_of_one_prompt():
-    assert score_with(Ruler(), make([5, None, 9])).rewards == pytest.approx((-0.9, -1, -0.82))
-    assert score_with(Ruler(), make([5, None, 9]), lambda prompt: "no").rewards == (None, -1, None)
-    played = score_with(Ruler(seed=3), make(EIGHT), lambda prompt: '{"scores": [0, 10, 20, 30, 40, 50, 60, 100]}')
+    assert play(Ruler(), make([5, None, 9])).rewards == pytest.approx((-0.9, -1, -0.82))
+    assert play(Ruler(), make([5, None, 9]), lambda prompt: "no").rewards == (None, -1, None)
+    played = play(Ruler(seed=3), make(EIGHT), lambda prompt: '{"scores": [0, 10, 20, 30, 40, 50, 60, 100]}')
     shown = [int(text.partition("r")[2]) for text in SHOWN.findall(played.prompts[0])]
     assert [played.rewards[i] for i in shown] == pytest.approx([-1, -0.8, -0.6, -0.4, -0.2, 0, 0.2, 1])
     assert shown != sorted(shown), "the order of presentation is random"
@@ -389,7 +387,7 @@ def test_strengths_satisfy_the_equations_of_bradley_and_terry(results):
 
 def test_anchor_matches_keep_a_pool_that_spans_what_was_seen():
     method = AnchorMatches(size=3)
-    first = score_with(method, make([5, 1, 9, 3]))
+    first = play(method, make([5, 1, 9, 3]))
     assert len(first.calls) == 6 and max(first.rewards) == first.rewards[2] and min(first.rewards) == first.rewards[1]
     pool = first.score.after
     assert [quality(anchor.text) for anchor in pool.anchors][::2] == [1, 9] and len(pool) == 3

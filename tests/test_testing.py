@@ -15,7 +15,7 @@ from rankbuffer_trl.judge import group_question, pairwise_question
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod, score_by_reward
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.tournament import Tournament
-from rankbuffer_trl.testing import check_method, make, quality, score_with, truth, truthful_judge
+from rankbuffer_trl.testing import check_method, make, play, quality, truth, truthful_judge
 
 COUNT = itertools.count()
 
@@ -111,4 +111,4 @@ def test_a_score_refuses_a_reward_outside_its_range(reward):
 def test_the_truthful_judge_answers_as_play_does():
     group = make([5, None, Random(0).randint(0, 9)])
     score = asyncio.run(Pointwise().score(group, None, truthful_judge()))
-    assert score == score_with(Pointwise(), group, truth).score
+    assert score == play(Pointwise(), group, truth).score

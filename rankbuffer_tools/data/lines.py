@@ -14,7 +14,7 @@ from rankbuffer_trl.data.queries import BUILDERS, iterate, load_queries, normal_
 from rankbuffer_trl.decoding import shorten
 
 
-def list_faults(name: str, split: str = "train") -> Iterator[str]:
+def list_faults(name: str, split: str) -> Iterator[str]:
     """Yield the faults of all rows, one line of text each, in the order of the rows.
 
     Rows without rubrics or without responses have no fault here: the command counts them.
@@ -22,7 +22,7 @@ def list_faults(name: str, split: str = "train") -> Iterator[str]:
     Args:
         name (`str`):
             A `.jsonl`, `.json` or `.parquet` file, a folder of them, or a data set on the Hub.
-        split (`str`, *optional*, defaults to `"train"`):
+        split (`str`):
             Split of the data set.
 
     Raises:

@@ -278,13 +278,11 @@ def run_colour(number: int) -> str:
     return RUN_COLOURS[number % len(RUN_COLOURS)]
 
 
-def curve_chart(
-    name: str, title: str, caption: str, label: str, runs: Mapping[str, Sequence[Row]], values: str = "quality"
-) -> Chart:
-    """Draw a column by step: a dot per step, and the mean over the last twentieth of the run's steps as a line."""
+def curve_chart(name: str, title: str, caption: str, label: str, runs: Mapping[str, Sequence[Row]]) -> Chart:
+    """Draw the quality by step: a dot per step, and the mean over the last twentieth of the run's steps as a line."""
     figure, (axes,) = panels()
     for number, (run, table) in enumerate(runs.items()):
-        steps, dots, colour = column(table, "step"), column(table, values), run_colour(number)
+        steps, dots, colour = column(table, "step"), column(table, "quality"), run_colour(number)
         means = trailing_means(dots, smoothing(len(dots)))
         axes.plot(steps, dots, ".", color=colour, alpha=0.35, markersize=4)
         axes.plot(steps, means, color=colour, linewidth=1.8, label=plain(run))

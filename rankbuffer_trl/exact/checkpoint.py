@@ -125,13 +125,15 @@ class Checkpoints:
         return path, saved["step"]
 
     def set_torn_aside(self) -> None:
-        """Move torn checkpoints to `_torn`, so that `save_total_limit` does not keep one for a whole one."""
+        """Move torn checkpoints to `_torn`."""
+        # Else `save_total_limit` may keep a torn one for a whole one.
         for _, path in checkpoints(self.folder):
             if self.fault(path) is not None:
                 set_aside(path, TORN)
 
     def set_old_aside(self, step: int) -> None:
-        """Move checkpoints above `step`, where a run starts, to `_old`: they look like the newest ones of this run."""
+        """Move checkpoints above `step`, where a run starts, to `_old`."""
+        # They look like the newest ones of this run.
         old = [path for number, path in checkpoints(self.folder) if number > step]
         for path in old:
             set_aside(path, OLD)
@@ -184,10 +186,8 @@ def set_aside(checkpoint: Path, folder: str) -> None:
 
 
 def delete_oldest(output_dir: str | os.PathLike, limit: int | None, best: str | None) -> None:
-    """Delete the checkpoints with the lowest steps until `limit` are left. Keep the newest and the best.
-
-    The function of transformers would also count and delete folders such as `checkpoint-3-copy`.
-    """
+    """Delete the checkpoints with the lowest steps until `limit` are left. Keep the newest and the best."""
+    # The function of transformers would also count and delete folders such as `checkpoint-3-copy`.
     found = [path for _, path in checkpoints(output_dir)]
     kept = [path for path in found if path == found[0] or path == Path(best or "")]
     older = [path for path in found if path not in kept]
@@ -216,9 +216,8 @@ def check_not_uploaded(checkpoint: Path, output_dir: str | os.PathLike) -> None:
 def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool) -> None:
     """Refuse a DeepSpeed or FSDP checkpoint from elsewhere, unless the user trusts it.
 
-    DeepSpeed loads its folder `global_step<N>`, and FSDP the files `.metadata` of its folders, with pickle, which
-    executes code that the files contain. All other files of a checkpoint are read without executing code. A checkpoint
-    is from elsewhere if it is not a folder `checkpoint-<N>` in `output_dir`, or if `hf download` put it there.
+    A checkpoint is from elsewhere if it is not a folder `checkpoint-<N>` in `output_dir`, or if `hf download` put it
+    there.
 
     Args:
         checkpoint (`Path`):
@@ -236,6 +235,8 @@ def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool
     record = Path(".cache", "huggingface", "download")
     downloaded = any((folder / record / real.relative_to(folder)).exists() for folder in (real, *real.parents))
     own = real.parent == home and real.name.removeprefix("checkpoint-").isdigit() and not downloaded
+    # DeepSpeed loads its folder `global_step<N>`, and FSDP the files `.metadata` of its folders, with pickle, which
+    # executes code that the files contain. All other files of a checkpoint are read without executing code.
     if not trusted and not own and any((*real.glob("global_step*"), *real.glob("*/.metadata"))):
         raise CheckpointError(
             f"{checkpoint} is a DeepSpeed or FSDP checkpoint that this output_dir did not write, and loading it would"
@@ -262,7 +263,7 @@ def withdraw_manifest(folder: Path) -> None:
 
 
 def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapping[str, Path]) -> None:
-    """Write `run.json` for a folder with the state of a run. In a checkpoint it must be the last file that is written.
+    """Write `run.json` for a folder with the state of a run, as the last file of a checkpoint.
 
     Args:
         folder (`Path`):
@@ -288,11 +289,8 @@ def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapp
 
 
 def describe(told: Mapping[str, Any], step: int, args: TrainingArguments) -> dict[str, Any]:
-    """Return what `run.json` tells of a run: project version, step, processes, what its state tells, and all settings.
-
-    Since a checkpoint may be published, addresses of servers and tokens for the Hub are left out, and an absolute path
-    is its last part.
-    """
+    """Return what `run.json` tells of a run: version, step, processes, what its state tells, and most settings."""
+    # A checkpoint may be published. So addresses of servers and tokens are left out, and an absolute path is cut.
     settings = {
         key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
         for key, value in args.to_dict().items()

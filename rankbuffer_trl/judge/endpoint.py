@@ -172,7 +172,7 @@ def check_headers(key: str, headers: Mapping[str, Any], variable: str) -> None:
             )
 
 
-def check_variable(name: str, key: str = "judge_api_key_env") -> None:
+def check_variable(name: str, key: str) -> None:
     """Refuse what is not the name of an environment variable, without showing it: it may be a key.
 
     Raises:
@@ -185,13 +185,13 @@ def check_variable(name: str, key: str = "judge_api_key_env") -> None:
         )
 
 
-def read_key(variable: str, key: str = "judge_api_key_env") -> str | None:
+def read_key(variable: str, key: str) -> str | None:
     """Return the key that an environment variable holds; `None` if the default variable is not set.
 
     Args:
         variable (`str`):
             The name of the variable.
-        key (`str`, *optional*, defaults to `"judge_api_key_env"`):
+        key (`str`):
             The setting that names the variable, for the error message.
 
     Raises:

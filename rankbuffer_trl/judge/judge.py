@@ -79,9 +79,8 @@ def arguments_of(client: ChatClient) -> dict[str, Any]:
 class Judge:
     """Ask questions of a chat client and keep the ledger.
 
-    After a malformed answer, the judge is asked again in a turn that names the fault, so that a deterministic judge
-    can answer differently. The client retries transport faults and limits the requests in flight. If a question fails
-    after all attempts, [`Judge.ask`] returns `None`: a failure is never a score.
+    The client retries transport faults and limits the requests in flight. If a question fails after all attempts,
+    [`Judge.ask`] returns `None`: a failure is never a score.
 
     Args:
         client (`ChatClient`):
@@ -148,17 +147,15 @@ class Judge:
         return verdict
 
     async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
-        """Return the verdict as [`Judge.ask`] does, and the entry in the ledger.
-
-        Every reply of a client passes here and becomes storable: lone surrogates are replaced in an answer and
-        escaped in an error, and a token count that cannot be true counts as 0.
-        """
+        """Return the verdict as [`Judge.ask`] does, and the entry in the ledger."""
         messages = question.chat(self.guard)
         opening = len(messages)
         verdict, outcome, error, usage, answer, tally = None, "malformed", "", Usage(), "", Tally()
         try:
             for repeat in range(self.max_attempts):
                 reply = Reply(*await self.client.complete(messages, question=question, seed=repeat, tally=tally))
+                # Every reply of a client passes here, and the store must hold it, also with lone surrogates or with
+                # token counts that cannot be true. Errors become printable in `_record`.
                 answer, tokens = storable(reply.text), reply.usage.possible
                 if tokens != reply.usage:
                     warn_of_counts(tally.server)
@@ -172,7 +169,7 @@ class Judge:
                     error = f"{fault}; {CUT_OFF}" if reply.cut_off else str(fault)
                     if isinstance(fault, ProbabilityError):
                         break
-                    if not question.afresh:
+                    if not question.afresh:  # with the fault named, a deterministic judge can answer differently
                         messages = messages[:opening] + [
                             {"role": "assistant", "content": defuse(answer.strip()[:REPEATED]) or "(no answer)"},
                             {"role": "user", "content": REPEAT.format(error=defuse(str(fault)[:REPEATED]))},
@@ -210,11 +207,8 @@ class Judge:
         return call
 
     async def ask_all(self, questions: Iterable[Askable]) -> list[Any | None]:
-        """Put all questions at once, in this order, and return their verdicts.
-
-        When one of them ends in an exception, the others are cancelled.
-        """
-        async with asyncio.TaskGroup() as tasks:
+        """Put all questions at once, in this order, and return their verdicts."""
+        async with asyncio.TaskGroup() as tasks:  # when one ends in an exception, the others are cancelled
             asked = [tasks.create_task(self.ask(question)) for question in questions]
         return [task.result() for task in asked]
 

@@ -29,7 +29,7 @@ class OpenAIClient:
     """The official `openai` client, on its aiohttp transport, decoding deterministically.
 
     Connection faults, 408, 409, 429 and 5xx are retried by that client with backoff and jitter, or when the server's
-    `Retry-After` says. Redirects are not followed, since they would hand prompts to another server.
+    `Retry-After` says.
 
     Args:
         url (`str`):
@@ -204,8 +204,8 @@ class OpenAIClient:
         return TransportError(message, kind, status, self._key)
 
     def _without_key(self, text: str) -> str:
-        """Mask the key in what a server answers, which logs and checkpoints may quote."""
-        # A key of a few characters, such as `none`, can be a part of any answer.
+        """Mask the key in what a server answers."""
+        # Logs and checkpoints may quote it. A key of a few characters, such as `none`, can be a part of any answer.
         return masked(text, self._key) if self._key and len(self._key) >= ECHOED else text
 
     async def close(self) -> None:
@@ -232,7 +232,7 @@ class BoundedClient(DefaultAioHttpClient):
     def __init__(self, timeout: float):
         super().__init__(
             timeout=timeout,
-            follow_redirects=False,
+            follow_redirects=False,  # they would hand prompts to another server
             headers={"Accept-Encoding": ", ".join(ENCODINGS[1:])},
             # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then would be lost.
             # 0 is no limit: `concurrency` is the limit, and aiohttp's own one of 100 would undercut it.
@@ -309,13 +309,13 @@ def read_reply(completion: Any) -> Reply:
 
 
 def content_of(choice: Any) -> str:
-    """Return the text of a choice. Some servers send the content as a list of parts, of which the texts count.
+    """Return the text of a choice.
 
     Raises:
         `TypeError`, `LookupError`, `AttributeError`: if it has none.
     """
     content = choice["message"].get("content")
-    if isinstance(content, list):
+    if isinstance(content, list):  # of parts, as some servers send it; the texts count
         content = "".join(part["text"] for part in content if part["type"] == "text")
     if not isinstance(content, str | None):
         raise TypeError(f"the content is a {type(content).__name__}")

@@ -209,22 +209,16 @@ class BufferStore:
             raise
 
     def rows(self, sql: str, parameters: Sequence = ()) -> Iterator[tuple]:
-        """Return the rows of a read-only query, for reports.
-
-        All rows are read at once: a query that is read halfway would keep the file locked for the run that writes it.
-        """
+        """Return the rows of a read-only query, for reports."""
         with self._errors("read"):
+            # All at once: a query that is read halfway would keep the file locked for the run that writes it.
             return iter(self._db.execute(sql, parameters).fetchall())
 
     def rewind(self, step: int) -> None:
-        """Drop what was written in `step` or later, so that the trainer can take that step again.
-
-        A run that starts from step 0 over another run's store first moves that store aside, to `<name>-1.sqlite` and
-        so on.
-        """
+        """Drop what was written in `step` or later, so that the trainer can take that step again."""
         with self._errors("rewind"):
             database.check_claim(self.path)
-            if step == 0:
+            if step == 0:  # it may be another run's store
                 self._set_aside()
             with self._transaction():
                 visited = "SELECT query_id FROM groups WHERE step >= ?"  # by index; the others have none on the step
@@ -235,7 +229,7 @@ class BufferStore:
                 self._db.execute("DELETE FROM calls WHERE step > ? OR (step = ? AND phase = 'train')", (step, step))
 
     def _set_aside(self) -> None:
-        """Start with an empty store. Keep a store that holds rows under another name."""
+        """Start with an empty store. Keep a store that holds rows, as `<name>-1.sqlite` and so on."""
         if not any(self._db.execute(f"SELECT 1 FROM {table}").fetchone() for table in ("groups", "calls")):
             return
         names = (self.path.with_stem(f"{self.path.stem}-{n}") for n in count(1))
@@ -286,7 +280,7 @@ class BufferStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Write all or nothing. Wait for a process that reads the file, and say so."""
+        """Write all or nothing."""
         deadline = time.monotonic() + COMMIT_WAIT
         while True:
             try:

@@ -59,11 +59,10 @@ class StoreError(RankBufferError, RuntimeError):
 def lock(path: Path) -> None:
     """Claim a store for this process, until `unlock` or the end of the process, also by a kill.
 
-    A process may claim a store twice, as after a cell of a notebook was run twice: its claims share one lock.
-
     Raises:
         [`StoreError`]: if another process has the store, naming its host and process id.
     """
+    # A process may claim a store twice, as after a cell of a notebook was run twice. Its claims share one lock.
     if path.resolve() not in claims:
         claims[path.resolve()] = open_lock(path), 0
     descriptor, users = claims[path.resolve()]
@@ -110,7 +109,8 @@ def unlock(path: Path) -> None:
 
 
 def drop_claims() -> None:
-    """Drop the claims after a fork. They are the parent's; a child with open files would keep them after its end."""
+    """Drop the claims after a fork."""
+    # They are the parent's. A child with open files would keep them after the parent's end.
     for descriptor, _ in claims.values():
         os.close(descriptor)
     claims.clear()
@@ -142,11 +142,8 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Open a store for reading, also one that a killed run left in the middle of a commit.
 
-    An interrupted commit is rolled back in a temporary copy, so the folder need not be writable. The file may
-    come from elsewhere: one with other tables, or with views or triggers, is refused before any of them is read.
-
     Raises:
-        [`StoreError`]: if there is none, or another version wrote it.
+        [`StoreError`]: if there is none, if another version wrote it, or if it has other tables, views or triggers.
     """
     if not path.is_file():
         raise StoreError(f"{path} is missing: there is no buffer store here")
@@ -159,13 +156,14 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             if not journal.is_file():
                 raise
             db.close()
+            # The commit is rolled back in a temporary copy, so the folder need not be writable.
             db = sqlite3.connect("", check_same_thread=False)
             with tempfile.TemporaryDirectory(prefix="rankbuffer-") as folder:
                 for file in (path, journal):
                     shutil.copyfile(file, Path(folder, file.name))
                 with closing(connect(Path(folder, path.name), "rw", READ_WAIT)) as copy:
                     copy.backup(db)
-        check_tables(db, path)
+        check_tables(db, path)  # before any of them is read, since the file may come from elsewhere
     except BaseException:
         db.close()
         raise
@@ -174,9 +172,6 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 def copy_rows(source: Path, target: Path) -> str:
     """Copy a store that may come from elsewhere into a new file, row by row; return the id of its run.
-
-    Tables and columns have the names of this program, never those of the file, and each value must have its column's
-    type.
 
     Raises:
         [`StoreError`]: if the file is not a store of this version.
@@ -190,7 +185,8 @@ def copy_rows(source: Path, target: Path) -> str:
         db.execute(f"PRAGMA main.max_page_count = {2 * pages(db, 'source') + 2 * pages(db, 'main')}")
         with db:
             for table in TABLES:
-                # Columns by name: SQLite copies `SELECT *` between equal tables without a look at the types.
+                # Names of this program, never those of the file. SQLite copies `SELECT *` between equal tables without
+                # a look at the types.
                 names = ",".join(column[1] for column in db.execute(f"PRAGMA main.table_info({table})"))
                 db.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM source.{table} ORDER BY rowid")
         return run_id(db)
@@ -216,9 +212,9 @@ def connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
     """Open an SQLite file that is not trusted: code in its table definitions is not run.
 
     Raises:
-        [`StoreError`]: if its rollback journal names another file, which SQLite would delete. Only transactions over
-            several databases name one, and this program has none.
+        [`StoreError`]: if its rollback journal names another file.
     """
+    # SQLite would delete that file. Only transactions over several databases name one, and this program has none.
     journal = path.with_name(path.name + "-journal")
     if journal.is_file():
         with open(journal, "rb") as file:

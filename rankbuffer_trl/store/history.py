@@ -1,8 +1,4 @@
-"""The numbers of a run: all SQL that reads a store for reports, cards and tables, as functions that return named rows.
-
-Each function reads all of its rows before it returns. A cursor that is read only in part keeps a lock on the file, and
-a run that trains could then not commit.
-"""
+"""The numbers of a run: all SQL that reads a store for reports, cards and tables. Functions return named rows."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -56,12 +56,12 @@ class Spending:
         return Usage(*map(int, found.groups()))
 
     def add(self, tokens: Usage) -> None:
-        """Add the tokens of a reply. When this returns, a kill of the process does not lose them."""
+        """Add the tokens of a reply."""
         self._recorded, self._ledger = self._recorded + tokens, self._ledger + tokens
         if self._file is None:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
         counts = " ".join(f"{count:020d}" for count in self._recorded)
-        os.pwrite(self._file, f"{self._run} {counts}\n".encode(), 0)
+        os.pwrite(self._file, f"{self._run} {counts}\n".encode(), 0)  # from here on, a kill does not lose them
 
     @property
     def totals(self) -> Totals:

@@ -92,15 +92,13 @@ class Batches:
         micro_steps = step % self.steps_per_epoch * self.args.gradient_accumulation_steps
         return micro_steps % self.args.micro_steps_per_generation == 0
 
-    def splits(self, most: int = 16) -> list[str]:
+    def splits(self) -> list[str]:
         """Return each `processes x per device x accumulation` that gives as many rollouts in one optimizer step."""
         args = self.args
         total = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
         per_device = args.per_device_train_batch_size
         return [
-            f"{N} x {per_device} x {total // (N * per_device)}"
-            for N in range(1, most + 1)
-            if total % (N * per_device) == 0
+            f"{N} x {per_device} x {total // (N * per_device)}" for N in range(1, 17) if total % (N * per_device) == 0
         ]
 
     def other_batch(self) -> list[str]:

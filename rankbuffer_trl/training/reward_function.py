@@ -195,8 +195,8 @@ class GroupReward:
             self._scorer.discard()
 
     def _start(self, training: bool, step: int) -> None:
-        """Take the store back to the step of the first training generation. This comes before any buffer is loaded."""
-        if training and not self._started:
+        """Take the store back to the step of the first training generation, before any buffer is loaded."""
+        if training and not self._started:  # after a resume, or by a stock trainer
             self.scorer.store.rewind(step)
             self._started = True
 
@@ -245,15 +245,12 @@ class GroupReward:
         logger.warning(f"step {step}: {what}")
 
     def restart(self, saved: Path | None = None) -> None:
-        """Get ready for a run: from the store of a checkpoint, or with an empty store. Main process only.
-
-        An empty store is ready at once, so that an evaluation before the first step does not see the buffers of
-        another run. A stock trainer does not call `restart`: its store goes back to the step of the first call.
-        """
+        """Get ready for a run: from the store of a checkpoint, or with an empty store. Main process only."""
         self._unanswered = 0
         self._started = saved is None
         self.scorer.leave_step(False)
         if saved is None:
+            # At once, so that an evaluation before the first step does not see the buffers of another run.
             self.scorer.store.rewind(0)
         else:
             self.scorer.store.restore(saved)
@@ -353,9 +350,6 @@ class RankBufferReward:
     def beside(self, *others: Callable) -> list[Callable]:
         """Return `reward_funcs` of a stock trainer: this object, then `others`, which are functions.
 
-        An unscored rollout gets `None` from all of them, so TRL leaves it out. Else TRL would count its rank as 0,
-        which is the rank of an average answer.
-
         Raises:
             [`SettingsError`]: if one of `others` is not a function, or is asynchronous.
         """
@@ -367,6 +361,8 @@ class RankBufferReward:
             @wraps(other)  # TRL logs a reward under the name of its function
             def reward(**columns: Any) -> list[float | None]:
                 values = zip(other(**columns), self._unscored, strict=True)  # TRL has just called this object
+                # With `None` from all functions, TRL leaves a rollout out. Else TRL would count its rank as 0, that
+                # of an average answer.
                 return [None if unscored else value for value, unscored in values]
 
             return reward

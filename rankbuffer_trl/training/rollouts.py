@@ -42,11 +42,9 @@ class RolloutError(RankBufferError, RuntimeError):
 
 
 class NoRollouts:
-    """What TRL gets in the place of rollouts, and sends to all processes: each that reads it raises the error.
+    """What TRL gets in the place of rollouts, and sends to all processes: each that reads it raises the error."""
 
-    Only the main process generates. If it alone raised the error, the others would wait for its rollouts.
-    """
-
+    # Only the main process generates. If it alone raised the error, the others would wait for its rollouts.
     def __init__(self, error: Exception):
         self.error = error
 
@@ -67,7 +65,7 @@ class SeparateRollouts:
             TRL's client.
         run (`Callable[[Coroutine], Any]`):
             Runs a coroutine on an event loop of another thread, and cancels it if it is interrupted, as
-            [`GroupScorer.run_in_step`] does. `requests`, which TRL's client uses, could not be interrupted.
+            [`GroupScorer.run_in_step`] does.
         on_rollout (`Callable[[int, list[int]], None]`):
             Called on that loop with the row and the token ids of each rollout when it is generated. Rows count through
             the rollouts of the first prompt, then those of the second, and so on.
@@ -90,7 +88,7 @@ class SeparateRollouts:
         vocabulary: float = math.inf,
     ):
         self._client = client
-        self._run = run
+        self._run = run  # since `requests`, which TRL's client uses, cannot be interrupted
         self._on_rollout = on_rollout
         self._timeout = timeout
         self._vocabulary = vocabulary
@@ -294,10 +292,8 @@ def cause_of(error: Exception) -> str:
 
 
 def limit_requests(client: VLLMClient, seconds: float) -> None:
-    """Let a request of TRL's client end after so many seconds without an answer. TRL then tries five times more.
-
-    TRL itself sets no limit to them: they send weights, and rollouts that [`SeparateRollouts`] does not ask for.
-    """
+    """Let a request of TRL's client end after so many seconds without an answer. TRL then tries five times more."""
+    # TRL sets no limit to them. They send weights, and ask for the rollouts that `SeparateRollouts` does not ask for.
     client.session.request = partial(client.session.request, timeout=(CONNECT_SECONDS, seconds))
 
 
@@ -311,14 +307,11 @@ def known_to_us(client: type[VLLMClient] = VLLMClient) -> bool:
 
 
 def separate_rollouts(trainer: Any, arrived: Callable[[int, list[int]], None]) -> SeparateRollouts | None:
-    """Let a trainer send one request per rollout, if each can be judged when the server has generated it.
-
-    With tools, environments or a rollout function, what the server generates is not the whole rollout.
-    """
+    """Let a trainer send one request per rollout, if each can be judged when the server has generated it."""
     if not (trainer.args.judge_during_generation and trainer.use_vllm and trainer.vllm_mode == "server"):
         return None
     if trainer.tools or trainer.rollout_func or trainer.environment_factories is not None:
-        return None
+        return None  # what the server generates is not the whole rollout
     if not trainer.accelerator.is_main_process:  # it alone has a client
         return None
     if not known_to_us():

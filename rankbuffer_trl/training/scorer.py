@@ -49,15 +49,16 @@ def stand_in(query: Query, G: int, texts: Sequence[str] = ()) -> RolloutGroup:
 
 
 def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup:
-    """Return `group` with its epoch. A stock trainer does not name the epoch; then the query's visits count."""
+    """Return `group` with its epoch."""
     if group.epoch is not None:
         return group
+    # A stock trainer does not name the epoch. Then the query's visits count.
     return replace(group, epoch=buffer.visits if buffer else 0)
 
 
 def check_epoch(group: RolloutGroup, visits: int) -> None:
-    """Refuse a query with more visits than epochs, since a query is visited at most once per epoch."""
-    if visits > group.known_epoch:
+    """Refuse a query with more visits than epochs."""
+    if visits > group.known_epoch:  # a query is visited at most once per epoch
         raise RuntimeError(
             f"query {group.query.id!r} was already visited {visits} times before its visit of epoch {group.epoch}: the"
             " data order of this run does not match its buffers (was it resumed with other data, another seed or"
@@ -146,9 +147,7 @@ class GroupScorer:
             self._loop.call_soon_threadsafe(begun.arrivals.put_nowait, (row, text))
 
     def score(self, groups: Sequence[RolloutGroup], step: int, update: bool = True) -> StepScore:
-        """Score all groups of one generation step, concurrently.
-
-        A query's buffer changes at most once per step. With `update=False` (evaluation) only the ledger is written.
+        """Score all groups of one generation step, concurrently. With `update=False` only the ledger is written.
 
         Raises:
             [`JudgeError`]: if the share of failed judgments is above `max_failures`, as soon as that is certain, or if
@@ -172,7 +171,8 @@ class GroupScorer:
         done = self._recorded(groups, step)
         records = []
         for group, score in zip(groups, scores, strict=True) if update else ():
-            if group.query.id not in done:  # a second group of a query has rewards, and leaves no record
+            # A query's buffer changes once in a step. A second group of a query has rewards, and leaves no record.
+            if group.query.id not in done:
                 done.add(group.query.id)
                 records.append((group, score))
         self.store.commit(step, records, calls, opened.phase)

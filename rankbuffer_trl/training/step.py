@@ -76,12 +76,10 @@ class OpenStep:
             The trainer's global step, for the ledger.
         phase (`str`):
             `train` or `eval`, for the ledger.
-        max_failures (`float`):
-            Share of the judgments, in 0..1, above which failures end the step.
-        timeout (`float`, *optional*):
-            Seconds that the judge may take once all rollouts are known. `None` is no limit.
+        max_failures, timeout (`float`):
+            As `max_failures` and `step_timeout` of [`GroupScorer`].
         on_spent (`Callable[[Usage], None]`, *optional*):
-            Called with the tokens of every reply of the judge.
+            As that of [`Judge`].
     """
 
     def __init__(
@@ -142,7 +140,8 @@ class OpenStep:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _score_all(self) -> list[GroupScore]:
-        """Score each group on its own: the fine ranking of a group waits for the insertions of this group alone."""
+        """Score each group on its own."""
+        # Its fine ranking waits for its insertions alone.
         scoring: dict[int, asyncio.Task[GroupScore]] = {}
         try:
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
@@ -151,7 +150,7 @@ class OpenStep:
                     # The next one may make its group whole, and a whole group needs no early question.
                     if self.arrivals.empty():
                         await self._ask(tasks, scoring)
-                    if not any(self._missing):
+                    if not any(self._missing):  # generation does not count
                         self._time(limit)
                 self._time(limit)
                 for i, group in enumerate(self._final):
@@ -181,7 +180,7 @@ class OpenStep:
         return scores
 
     def _time(self, limit: asyncio.Timeout) -> None:
-        """Start the clock, unless it runs. The last rollout starts it, since generation does not count."""
+        """Start the clock, unless it runs."""
         if self.timeout is not None and limit.when() is None:
             limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
 
@@ -218,7 +217,7 @@ class OpenStep:
         return tasks.create_task(score_group(self.method, self.groups[i], self.buffers[i], self.judge))
 
     def _watch(self, call: Call) -> None:
-        """Stop as soon as the failures are too many even if all questions still to come succeed."""
+        """Stop if the failures are too many even where all questions to come succeed."""
         # With other texts than those that arrived, it is not known how many questions are to come.
         if call.failed and not self._other_texts:
             pairs = zip(self.groups, self.buffers, strict=True)
