@@ -1,4 +1,5 @@
 import gzip
+import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -8,11 +9,16 @@ import pytest
 from experiments.fit_doubts import fit
 from experiments.real_judge.answers import BETTER, answers_of
 from experiments.real_judge.ask import ANCHORS, asked
+from experiments.real_judge.looks import RECORD as LOOKS
+from experiments.real_judge.looks import Scores, pack, question
+from experiments.real_judge.looks_report import compare, opinions, read_kept, read_lines, read_looks
 from experiments.real_judge.report import Verdict, Way, count, one_order, parameters, read, readings, without_place
 from experiments.simulated_judge import RECORDED
 from rankbuffer_tools.audit.command import AuditConfig, audit
 from rankbuffer_tools.audit.results import verdict as verdict_of
-from rankbuffer_trl.judge import Reading
+from rankbuffer_trl.groups import Query
+from rankbuffer_trl.judge import Reading, Reply, Usage
+from rankbuffer_trl.judge.probabilities import without_doubt
 
 RECORD = Path(__file__).with_name("qwen2.5-coder-1.5b.jsonl.gz")
 QUALITY = {"good": 6, "good_2": 5, "good_cut": 4, "weak": 3, "off_topic": 2, "good_shuffled": 1, "weak_shuffled": 0}
@@ -143,3 +149,61 @@ def test_the_audit_that_was_kept_asks_nobody_and_finds_an_opinion_in_probabiliti
     expected = {"soft_pairs_ratings": 0.78, "soft_words": 0.51, "padded": 0.5, "cut": 0.0}
     assert {name: numbers[name] for name in expected} == expected
     assert "Its probabilities can: use" in verdict_of(found) and not any(result.clear for result in found.counted)
+
+
+def test_question_about_a_group_ends_with_what_is_asked(rows):
+    asked = {kind: question(Query.from_row(rows[0]), ["one", "two", "three"], kind) for kind in ("best", "worst")}
+    best, worst = asked["best"].prompt(), asked["worst"].prompt()
+    assert best.endswith('{"best": <integer from 0 through 2>}') and worst.endswith(
+        '{"worst": <integer from 0 through 2>}'
+    )
+    assert best.partition("Which")[0] == worst.partition("Which")[0], "a server computes the group once"
+    assert asked["worst"].read('{"worst": 2}') == 2
+
+
+def test_scores_are_read_with_the_digits_of_each_place(rows):
+    asked = question(Query.from_row(rows[0]), ["one", "two"], "scores")
+    said = '{"scores": [7, 0]}'
+    logprobs = without_doubt(said)
+    logprobs["content"][12]["top_logprobs"].append({"token": "³", "logprob": -9.0})
+    assert isinstance(asked, Scores)
+    assert asked.read_reply(Reply(said, Usage(), logprobs=logprobs)) == [(7, 0), [{"7": 0.0}, {"0": 0.0}]]
+
+
+def lines_of(seen: dict[str, float], place: list[float], kind: str, query: str) -> list[dict]:
+    """Return two opposed looks of a judge that adds a preference for a slot to what it has seen."""
+    lines = []
+    for order in (list(seen), list(seen)[::-1]):
+        weights = {str(slot): math.exp(seen[name] + place[slot]) for slot, name in enumerate(order)}
+        chances = {slot: weight / sum(weights.values()) for slot, weight in weights.items()}
+        key = " ".join([query, kind, *order, "digest"])
+        lines.append({"key": key, "value": {"value": 0, "chances": chances}, "call": {"usage": [9, 4, 1]}})
+    return lines
+
+
+def test_opinions_lose_the_preference_for_a_slot_by_opposed_looks_or_by_the_mean_of_the_others():
+    seen = {"one": {"a": 1.0, "b": 0.5, "c": 0.0}, "two": {"a": 0.0, "b": 0.0, "c": 0.0}}
+    for place, chosen, out in (([2, 0, -2], slice(0, 2), False), ([2, 0, 5], slice(0, 1), True)):
+        lines = [line for query, each in seen.items() for line in lines_of(each, place, "worst", query)]
+        found = read_looks(lines)[3]
+        assert found["one"][0].tokens == {"worst": [10, 6]}
+        said = opinions(found, {"worst": -1}, chosen, out)["one"]
+        assert said["c"] - said["b"] == pytest.approx(said["b"] - said["a"])
+        assert said["c"] > said["b"]
+
+
+def test_the_record_of_looks_has_the_figures_of_the_page():
+    lines, kept = read_lines(LOOKS), read_kept()
+    found = {(row["read"], row["looks"], row["slot means"]): row for row in compare(read_looks(lines), kept)}
+    assert found["best", "one", ""]["good and four"].startswith("0.67")
+
+
+def test_pack_keeps_what_the_report_reads(tmp_path):
+    line = {
+        "key": "q best 0 1 x",
+        "value": {"value": 1, "chances": {"0": 1 / 3, "1": 2 / 3}},
+        "call": {"usage": [1, 0, 1]},
+    }
+    (tmp_path / "log").write_text(json.dumps(line) + "\n")
+    pack(tmp_path / "log", tmp_path / "record.gz")
+    assert read_looks(read_lines(tmp_path / "record.gz"))[2].keys() == {"q"}
