@@ -23,7 +23,7 @@ from aiohttp import web
 from conftest import QUICKSTART, by_number, group, numbers, scripted_judge, unreachable
 from helpers.contents import contents
 from helpers.forks import fork, wait
-from helpers.servers import completion, served
+from helpers.servers import served
 
 from rankbuffer_tools.service import command
 from rankbuffer_tools.service.groups import ConflictError, SingleGroups
