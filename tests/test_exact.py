@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 from trl import GRPOConfig
 
+from rankbuffer_trl.exact.distributed import StepLeft
 from rankbuffer_trl.exact.manifest import FOLDER, CheckpointError
 from rankbuffer_trl.exact.trainer import ResumableTrainer
 
@@ -52,27 +54,45 @@ class Rewards:
         pass
 
 
-def train(folder: Path, policy: str, state: Rewards, ends_at: int | None = None, resume: bool = False) -> Rewards:
+class Saves(TrainerCallback):
+    """A callback that notes what is saved."""
+
+    def __init__(self):
+        self.steps: list[int] = []
+
+    def on_save(self, args, state, control, **kwargs):
+        self.steps.append(state.global_step)
+
+
+def make(
+    folder: Path, policy: str, state: Rewards, ends: dict[int, type[BaseException]] | None = None, **changes
+) -> ResumableTrainer:
+    """Make a trainer whose steps in `ends` end with an error, after their rewards."""
+
     def length(completions, trainer_state, **kwargs):
-        if trainer_state.global_step == ends_at:
-            raise KeyboardInterrupt
         state.rows.append([len(text) for text in completions])
+        if error := (ends or {}).get(trainer_state.global_step):
+            raise error
         return [float(len(text)) for text in completions]
 
-    args = GRPOConfig(
-        str(folder), num_generations=2, per_device_train_batch_size=2, gradient_accumulation_steps=1, save_steps=1,
+    values = dict(
+        num_generations=2, per_device_train_batch_size=2, gradient_accumulation_steps=1, save_steps=1,
         max_steps=5, max_completion_length=8, report_to="none", use_cpu=True, bf16=False, seed=4, learning_rate=1e-3,
     )  # fmt: skip
+    args = GRPOConfig(str(folder), **(values | changes))
     rows = Dataset.from_list([{"prompt": f"Name {n} kinds of tea."} for n in range(3)])
-    trainer = ResumableTrainer(policy, reward_funcs=[length], args=args, train_dataset=rows, run_state=state)
-    trainer.train(resume_from_checkpoint=resume)
+    return ResumableTrainer(policy, reward_funcs=[length], args=args, train_dataset=rows, run_state=state)
+
+
+def train(folder: Path, policy: str, state: Rewards, ends=None, resume: bool = False, **changes) -> Rewards:
+    make(folder, policy, state, ends, **changes).train(resume_from_checkpoint=resume)
     return state
 
 
 def test_a_run_that_ended_anywhere_goes_on_as_if_it_had_not(tmp_path, tiny_policy):
     whole = train(tmp_path / "whole", tiny_policy, Rewards())
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "cut", tiny_policy, Rewards(), ends_at=4)
+        train(tmp_path / "cut", tiny_policy, Rewards(), {4: KeyboardInterrupt})
     with pytest.raises(CheckpointError, match="belongs to another run:\n  data: three prompts"):
         train(tmp_path / "cut", tiny_policy, Rewards("others"), resume=True)
     resumed = train(tmp_path / "cut", tiny_policy, Rewards(), resume=True)
@@ -81,3 +101,26 @@ def test_a_run_that_ended_anywhere_goes_on_as_if_it_had_not(tmp_path, tiny_polic
     assert all((ends[0][name] == ends[1][name]).all() for name in ends[0])
     told = json.loads((tmp_path / "cut" / "checkpoint-5" / FOLDER / "run.json").read_text())
     assert told["data"] == "three prompts" and told["for"] == "people" and told["step"] == 5
+
+
+def test_a_step_that_is_left_changes_nothing(tmp_path, tiny_policy):
+    whole = train(tmp_path / "whole", tiny_policy, Rewards(), max_steps=3)
+    for strategy, saved in (("steps", [1, 2]), ("no", [2])):
+        saves, folder = Saves(), tmp_path / strategy
+        trainer = make(folder, tiny_policy, Rewards(), {2: StepLeft}, save_strategy=strategy, max_steps=3)
+        trainer.add_callback(saves)
+        trainer.train()
+        assert trainer.interrupted and saves.steps == saved
+        files = [at / "checkpoint-2" / "trainer_state.json" for at in (folder, tmp_path / "whole")]
+        assert len({json.loads(file.read_text())["num_input_tokens_seen"] for file in files}) == 1
+    resumed = train(folder, tiny_policy, Rewards(), resume=True, max_steps=3)
+    assert resumed.rows == whole.rows, "the rewards of the step are gone, and its random numbers are drawn again"
+
+
+def test_a_second_training_knows_nothing_of_the_first_one(tmp_path, tiny_policy):
+    ends: dict[int, type[BaseException]] = {}
+    trainer = make(tmp_path, tiny_policy, Rewards(), ends, save_strategy="no", max_steps=1)
+    trainer.train()
+    ends[0] = StepLeft
+    trainer.train()
+    assert trainer.interrupted and not [*tmp_path.glob("checkpoint-*")], "there is nothing to save"
