@@ -24,6 +24,7 @@ from rankbuffer_trl.rewards.beyond.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.scorer import GroupScorer
+from rankbuffer_trl.training.step import OpenStep
 
 
 def number(prompt: str) -> web.Response:
@@ -135,12 +136,23 @@ def test_an_early_end_waits_for_the_answers_about_texts_that_came_instead(scorer
     assert outcome.hidden == 0.5
 
 
-def test_a_step_that_lasts_too_long_ends_and_can_be_scored_again(scorer):
-    silent = True
+@pytest.fixture
+def end_time(monkeypatch) -> Callable[[], object]:
+    """Give a function that ends the time of the step that waits for its judge, whatever its limit is."""
+    running = []
+    monkeypatch.setattr(OpenStep, "_time", lambda step, limit: running.append((asyncio.get_running_loop(), limit)))
+    return lambda: running[-1][0].call_soon_threadsafe(running[-1][1].reschedule, 0)
+
+
+def test_a_step_that_lasts_too_long_ends_and_can_be_scored_again(scorer, end_time):
+    silent, answered = True, []
 
     async def hang(asked, reply):
         if silent and "\n\nCANDIDATE\n50\n" in asked.prompt:
             await asyncio.sleep(EVENT_LIMIT)  # so that a step without an end would fail its test
+        answered.append(asked)
+        if len(answered) == 5:
+            end_time()
         return reply
 
     made = scorer(Judge(Fake(after=hang), guard=False), step_timeout=1.0)
@@ -189,7 +201,7 @@ class Withheld:
 
 
 EIGHT = "1 2 3 4 5 6 7 8"
-WAYS = {  # how a step ends: (a candidate that fails, limits, the error, the ledger)
+WAYS = {  # how a step ends when all is in flight: (a candidate that fails, limits, the error, the ledger)
     "failures": ("5", {"max_failures": 0.0}, "failed 1 of 1 judgments", {"unreachable": 1, "cancelled": 7}),
     "timeout": ("", {"step_timeout": 2.0}, "timeout=2 s: 0 judgments were answered, 0 failed", {"cancelled": 8}),
     "interrupt": ("", {}, "", {"cancelled": 8}),
@@ -197,11 +209,11 @@ WAYS = {  # how a step ends: (a candidate that fails, limits, the error, the led
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_that_ends_early_drops_what_is_in_flight(scorer, way):
+def test_a_step_that_ends_early_drops_what_is_in_flight(scorer, way, end_time):
     failing, limits, message, calls = WAYS[way]
     main, before = threading.main_thread().ident, signal.getsignal(signal.SIGINT)
-    interrupt = (lambda: signal.pthread_kill(main, signal.SIGINT)) if way == "interrupt" else lambda: None
-    withheld = Withheld(8, interrupt, failing)
+    then = {"timeout": end_time, "interrupt": lambda: signal.pthread_kill(main, signal.SIGINT)}
+    withheld = Withheld(8, then.get(way, bool), failing)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
     try:
         with judged_by(withheld) as url:
