@@ -80,6 +80,7 @@ CHECKS = {  # the rows, words of the command, what is printed, and the number of
     "the sample that ships": (list, (), COUNTED, 0),
     "odd": (odd, ("--max_prompt_length", 8, "--sample", 2, "--no_guard"), ODD, 2),  # estimates do not stop a run
     "no responses": (unanswered, (), (FEW,), 1),
+    "just enough responses": (lambda rows: [row | {"responses": ["a", "b", "c", "d"]} for row in rows[:4]], (), (), 0),
     "no responses needed": (unanswered, ("--no_responses",), (), 0),
     "no responses for the method": (unanswered, ("--method", "listwise"), (), 0),
     "long, by an estimate": (unanswered, LONG, (r"prompts above 8 tokens: \d",), 0),
