@@ -63,7 +63,7 @@ def unanswered(rows: list[dict]) -> list[dict]:
 COUNTED = (
     "36 queries", r"messages per prompt: 1 \(36\)\n", r"responses per query: 7 \(36\)\n",
     "prompts above 4,096 tokens: 0\n", r"rubrics per query: 4 \(26\), 5 \(10\)",
-    "the same prompt as an earlier query: 0\n", r"response +252 ",
+    "the same prompt as an earlier query: 0\n", r"response +252 +3 +22 +45 +52 ",
     r"if every response has 4,096 tokens: about", r"of a +counted +least +median +95 % +most *\n",
     r"weights: 1 \(\d+\), .*; mean \d\.\d\d\n",
 )  # fmt: skip
