@@ -63,7 +63,7 @@ def unanswered(rows: list[dict]) -> list[dict]:
 COUNTED = (
     "36 queries", r"messages per prompt: 1 \(36\)\n", r"responses per query: 7 \(36\)\n",
     "prompts above 4,096 tokens: 0\n", r"rubrics per query: 4 \(26\), 5 \(10\)",
-    "the same prompt as an earlier query: 0\n", r"response +252 ",
+    "the same prompt as an earlier query: 0\n", r"response +252 +3 +22 +45 +52 ",
     r"if every response has 4,096 tokens: about", r"of a +counted +least +median +95 % +most *\n",
     r"weights: 1 \(\d+\), .*; mean \d\.\d\d\n",
 )  # fmt: skip
@@ -80,6 +80,7 @@ CHECKS = {  # the rows, words of the command, what is printed, and the number of
     "the sample that ships": (list, (), COUNTED, 0),
     "odd": (odd, ("--max_prompt_length", 8, "--sample", 2, "--no_guard"), ODD, 2),  # estimates do not stop a run
     "no responses": (unanswered, (), (FEW,), 1),
+    "just enough responses": (lambda rows: [row | {"responses": ["a", "b", "c", "d"]} for row in rows[:4]], (), (), 0),
     "no responses needed": (unanswered, ("--no_responses",), (), 0),
     "no responses for the method": (unanswered, ("--method", "listwise"), (), 0),
     "long, by an estimate": (unanswered, LONG, (r"prompts above 8 tokens: \d",), 0),
