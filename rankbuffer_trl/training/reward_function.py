@@ -5,7 +5,6 @@ main process scores each group once. Then every process gets the rewards of its 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import wraps
 from inspect import iscoroutinefunction, isfunction
 from pathlib import Path
@@ -131,9 +130,7 @@ class GroupReward:
             with informing("the metrics of a step"):
                 metrics = step_metrics(groups, *outcome, noise=self.noise)
             with informing("the probes of a step"):
-                queries = self.queries if training else self.eval_queries  # with all rubrics, as in the report
-                whole = [replace(group, query=queries[group.query.id]) for group in groups]
-                metrics |= probe_metrics(whole, outcome.scores)
+                metrics |= probe_metrics(groups, outcome.scores)
             with informing("progress/beats_last_visit"):
                 window = newest_window(self.scorer.store) if training else None
                 if window is not None and window.probability is not None:
