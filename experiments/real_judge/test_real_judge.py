@@ -1,6 +1,7 @@
 import gzip
 import json
 import math
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -159,6 +160,7 @@ def test_question_about_a_group_ends_with_what_is_asked(rows):
     )
     assert best.partition("Which")[0] == worst.partition("Which")[0], "a server computes the group once"
     assert asked["worst"].read('{"worst": 2}') == 2
+    assert re.fullmatch(asked["worst"].verdict.constraint["regex"], '{"worst": 2}')
 
 
 def test_scores_are_read_with_the_digits_of_each_place(rows):
