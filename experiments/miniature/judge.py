@@ -27,6 +27,7 @@ from rankbuffer_trl.judge.rubric_judge import count_tokens, parse_rubrics, score
 from rankbuffer_trl.words import WORD, content_stems, stem_all
 
 NOISE = 0.09  # standard deviation of the error of one look
+READER_NOISE = 0.18  # of a reader that reads half as well as the judge
 Rubrics = Sequence[tuple[int, str]]
 
 
@@ -144,3 +145,25 @@ class NoisyRubricJudge:
 
     async def close(self) -> None:
         """Nothing to release."""
+
+
+class Again(NoisyRubricJudge):
+    """A judge whose errors are not those of the run's judge."""
+
+    def looks(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
+        """Look at the same prompt with other errors."""
+        return super().looks(prompt + "\n", shown)
+
+
+class Reader(Again):
+    """A judge without a weakness, whose errors are twice those of the run's judge.
+
+    Args:
+        mean, deviation (`float`):
+            As in [`NoisyRubricJudge`].
+    """
+
+    name = "reader"
+
+    def __init__(self, mean: float, deviation: float):
+        super().__init__(mean, deviation, READER_NOISE)

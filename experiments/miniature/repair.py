@@ -3,9 +3,10 @@
     python -m experiments.miniature.repair runs/fooled
 
 The runs were made with `--keep_runs`. A share of the rollouts is read twice: by the judge of the run, with its
-weakness, and by a reader without one, whose errors are twice as large. Ridge regression explains the difference of the
-two readings by four probes and by the words of the answer, from the reads of all steps before. Its prediction for a
-step is subtracted from what the judge says of it. The program prints a table by run and share, and one JSON line:
+weakness, and by a reader without one, whose errors are twice as large. The regression of a run with a reader
+(`rankbuffer_trl/training/repair.py`) explains the difference of the two readings by four probes and by the words of
+the answer, from the reads of all steps before. Its prediction for a step is subtracted from what the judge says of it.
+The program prints a table by run and share, and one JSON line:
 
 * `named`: the first step from which the feature with the largest effect was always the one that the judge pays for.
 * `explained`: the share of what the weakness adds within a group that the prediction has, from that step or from step
@@ -24,22 +25,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.miniature.judge import NOISE, NoisyRubricJudge, Weakness
+from experiments.miniature.judge import NOISE, READER_NOISE, NoisyRubricJudge, Weakness
 from experiments.miniature.run import rubrics_of
-from experiments.miniature.watched import READER_NOISE
 from experiments.simulated_judge import World
 from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.groups import Rubric
-from rankbuffer_trl.informs.probes import probe
 from rankbuffer_trl.store import history
-from rankbuffer_trl.words import WORD
+from rankbuffer_trl.store.history import ReadRow
+from rankbuffer_trl.training.repair import WORD_IS, Correction, features_of
 from recipes.quickstart import policy
 
 SHARES = (0.02, 0.05, 0.1)  # of the rollouts that the reader reads
 BEGIN = 12  # step by which the feature must be named
-PENALTIES = 10.0 ** np.arange(-2, 5)
-PAYS_FOR = {"phrase": {"then"}, "length": {"words"}, "echo": {"rubric_words", "words"}}
+PAYS_FOR = {"phrase": {f"{WORD_IS}then"}, "length": {"words"}, "echo": {"rubric_words", "words"}}
 
 
 class Answer(NamedTuple):
@@ -67,53 +66,11 @@ def answers_of(run: Path, judge: NoisyRubricJudge, seed: int = 0) -> list[Answer
             for response in history.responses(opened.store, id):
                 if response.initial:
                     continue
-                words = dict.fromkeys(WORD.findall(response.text.lower()), 1.0)
                 true, cheap = (each.worth(response.text, rubrics[id]) for each in (plain, judge))
                 seen = cheap + random.gauss(0, NOISE), true + random.gauss(0, READER_NOISE)
-                features = {f"the word {word}": 1.0 for word in words} | probe(response.text, asked)
+                features = features_of(response.text, asked)
                 found.append(Answer(response.step, id, features, cheap - true, *seen))
     return sorted(found, key=lambda each: (each.step, each.query_id))
-
-
-class Repair:
-    """Ridge regression of the difference between two readings on standardised features.
-
-    Args:
-        read (`Sequence[Answer]`):
-            The answers that both have read, three or more. The penalty is chosen by generalised cross-validation.
-    """
-
-    def __init__(self, read: Sequence[Answer]):
-        counts = {name: sum(name in each.features for each in read) for each in read for name in each.features}
-        rare = {
-            name for name, count in counts.items() if name.startswith("the word") and not 2 <= count <= len(read) - 2
-        }
-        self.names = sorted(counts.keys() - rare)
-        X, y = self._matrix(read), np.array([each.cheap - each.honest for each in read])
-        self.mean, self.size = X.mean(0), X.std(0) + 1e-9
-        U, s, Vt = np.linalg.svd((X - self.mean) / self.size, full_matrices=False)
-        centred = y - y.mean()
-
-        def fitted(penalty: float) -> tuple[float, np.ndarray]:
-            shrunk = s**2 / (s**2 + penalty)
-            left = centred - U @ (shrunk * (U.T @ centred))
-            return float((left @ left) / (1 - (shrunk.sum() + 1) / len(y)) ** 2), Vt.T @ (
-                s / (s**2 + penalty) * (U.T @ centred)
-            )
-
-        self.effects = min(map(fitted, PENALTIES), key=lambda pair: pair[0])[1]
-
-    def _matrix(self, answers: Sequence[Answer]) -> np.ndarray:
-        return np.array([[each.features.get(name, 0.0) for name in self.names] for each in answers])
-
-    def predict(self, answers: Sequence[Answer]) -> np.ndarray:
-        """Return what the judge adds to each answer without reason, up to a constant."""
-        return (self._matrix(answers) - self.mean) / self.size @ self.effects
-
-    @property
-    def named(self) -> str:
-        """The feature with the largest effect, for one deviation of it."""
-        return self.names[int(np.abs(self.effects).argmax())].removeprefix("the word ")
 
 
 def centred(answers: Sequence[Answer], values: np.ndarray) -> np.ndarray:
@@ -130,12 +87,12 @@ def study(answers: Sequence[Answer], share: float, weakness: str, seed: int = 0)
     for step in steps:
         here = [each for each in answers if each.step == step]
         if len(read) > 5:
-            repair = Repair(read)
+            repair = Correction([ReadRow("", 0, i, a.cheap - a.honest, a.features) for i, a in enumerate(read)], 1)
             right = repair.named in PAYS_FOR.get(weakness, set())
             named = (step if named is None else named) if right else None
             if step >= BEGIN:
                 liked.append(centred(here, np.array([each.liked for each in here])))
-                predicted.append(centred(here, repair.predict(here)))
+                predicted.append(centred(here, repair.predict(each.features for each in here)))
         read += [each for each in here if random.random() < share]
     true, guess = np.concatenate(liked), np.concatenate(predicted)
     explained = 1 - float(((true - guess) ** 2).sum() / (true**2).sum()) if true.any() else None

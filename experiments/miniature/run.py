@@ -40,7 +40,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from transformers.utils import logging
 
-from experiments.miniature.judge import NOISE, PLACE, TRAITS, NoisyRubricJudge, Weakness
+from experiments.miniature.judge import NOISE, PLACE, TRAITS, Again, NoisyRubricJudge, Reader, Weakness
 from experiments.miniature.references import REFERENCES, with_references
 from experiments.miniature.report import (
     BESIDE,
@@ -59,6 +59,7 @@ from experiments.miniature.report import (
     outgrown_table,
     whole_seeds,
 )
+from experiments.miniature.second import SECOND, Alone, Twice
 from experiments.simulated_judge import RECORDED
 from rankbuffer_tools.report.tables import quality_table
 from rankbuffer_tools.train.parser import RecipeParser
@@ -70,6 +71,7 @@ from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.places import LIVE_STORE
+from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.trainer import RankBufferTrainer
 from recipes.quickstart import policy
 
@@ -136,6 +138,8 @@ class Settings:
             How much it likes that.
         set (`tuple[str, ...]`):
             Further settings of every run, as words of the command line.
+        second (`str`):
+            What a second judge is for, one of `SECOND`, see `second.py`.
     """
 
     policy: str
@@ -151,6 +155,7 @@ class Settings:
     weakness: str = ""
     strength: float = 0.0
     set: tuple[str, ...] = ()
+    second: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,15 @@ class Run:
         weakness = Weakness.of(self.settings.weakness, self.settings.strength, self.trait)
         client = NoisyRubricJudge(self.mean, self.deviation, self.settings.noise, doubts, weakness)
         judge = Judge(client, guard=args.judge_guard)
-        trainer = RankBufferTrainer(self.settings.policy, args=args, train_dataset=queries, judge=judge)
+        reader = Judge(Reader(self.mean, self.deviation), guard=args.judge_guard)
+        plan = RunPlan.of(args, queries, None)
+        if self.settings.second == "again":
+            errs = Again(self.mean, self.deviation, self.settings.noise, doubts, weakness)
+            plan = replace(plan, method=Twice(plan.method, Judge(errs, guard=args.judge_guard)))
+        if self.settings.second == "alone":
+            plan = replace(plan, method=Alone(plan.method, reader, tuple(plan.queries.ids)))
+        more = {"reader": reader} if self.settings.second == "repair" else {}
+        trainer = RankBufferTrainer(self.settings.policy, args, queries, judge=judge, plan=plan, **more)
         trainer.remove_callback(PrinterCallback)
         try:
             trainer.train()
@@ -487,6 +500,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--strength", type=float, default=0.0, help="how much, in deviations of quality within a group"
     )
+    parser.add_argument("--second", default="", choices=SECOND, help="what a second judge is for, see `second.py`")
     parser.add_argument("--set", default="", help='more settings of all runs, such as "--format_weight 0.5"')
     parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the rollouts")
     parser.add_argument("--top_p", type=float, default=0.95, help="nucleus of the rollouts")
@@ -558,6 +572,7 @@ def main() -> None:
         weakness=arguments.weakness,
         strength=arguments.strength,
         set=tuple(shlex.split(arguments.set)),
+        second=arguments.second,
     )
     mean, deviation, trait = prepare(arguments.output_dir, settings)
     path = arguments.output_dir / "results.jsonl"

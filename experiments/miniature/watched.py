@@ -18,7 +18,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.miniature.judge import NOISE, NoisyRubricJudge, Weakness
+from experiments.miniature.judge import NOISE, NoisyRubricJudge, Reader, Weakness
 from experiments.miniature.report import by_method
 from experiments.miniature.run import read_results
 from rankbuffer_tools.rejudge.config import RejudgeConfig
@@ -29,19 +29,8 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.judge import Judge
 from recipes.quickstart import policy
 
-READER_NOISE = 0.18  # of a reader that reads half as well as the judge
 SHARE = 1.0  # of the tokens of a run: so many that pairs do not run out, since delays are counted in pairs
 TOLERANCE, FALSE_ALARMS = RejudgeConfig.tolerance, RejudgeConfig.false_alarm_rate
-
-
-class Reader(NoisyRubricJudge):
-    """A judge without a weakness, whose errors are not those of the run's judge."""
-
-    name = "reader"
-
-    def looks(self, prompt: str, shown: dict[str, str]) -> dict[str, float]:
-        """Look at the same prompt with other errors."""
-        return super().looks(prompt + "\n", shown)
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ def sides_of(folder: Path, queries: QueryTable) -> list[Side]:
     made = json.loads((folder / "settings.json").read_text())
     weakness = Weakness.of(made["weakness"], made["strength"], made["trait"])
     judge = NoisyRubricJudge(made["mean"], made["deviation"], NOISE, weakness=weakness)
-    clients = {"judge": judge, "reader": Reader(made["mean"], made["deviation"], READER_NOISE)}
+    clients = {"judge": judge, "reader": Reader(made["mean"], made["deviation"])}
     return [Side(name, InProcess(client), rubrics=True, queries=queries) for name, client in clients.items()]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge.config import JudgeConfig, read_object
+from rankbuffer_trl.judge.config import JudgeConfig, read_judge, read_object
 from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
 from rankbuffer_trl.settings import changed_arguments, check_at_least, documented, fields_of
 from rankbuffer_trl.store.places import DUEL, report_folder
@@ -131,12 +131,7 @@ class RejudgeConfig(JudgeConfig):
         """
         own = {each.name: getattr(self, each.name) for each in fields(JudgeConfig)}
         other = read_object("reader", self.reader)
-        if unknown := sorted(set(other or ()) - own.keys()):
-            raise SettingsError(f"reader has no setting {unknown[0]!r}; it has {', '.join(own)}")
-        try:
-            return {"judge": JudgeConfig(**own), "reader": JudgeConfig(**(own if other is None else other))}
-        except SettingsError as error:
-            raise SettingsError(f"reader: {error}") from None
+        return {"judge": JudgeConfig(**own), "reader": read_judge("reader", own if other is None else other)}
 
     def queries(self, responses_needed: int = 0) -> QueryTable:
         """Load the data set."""

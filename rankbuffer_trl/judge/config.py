@@ -3,6 +3,7 @@
 Each class adds settings to the one before it, so a program has those settings alone that it uses.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -254,6 +255,21 @@ class BudgetConfig(JudgeConfig):
         if price is not None and cost is not None and cost >= price:
             return f"the judge has cost {cost:,.2f}, judge_price_budget={price:,.2f}"
         return None
+
+
+def read_judge(key: str, settings: Mapping[str, Any]) -> JudgeConfig:
+    """Return the judge that a setting with settings of a judge describes.
+
+    Raises:
+        [`SettingsError`]: if it has others, or wrong ones.
+    """
+    own = [each.name for each in fields(JudgeConfig)]
+    if unknown := sorted(settings.keys() - own):
+        raise SettingsError(f"{key} has no setting {unknown[0]!r}; it has {', '.join(own)}")
+    try:
+        return JudgeConfig(**settings)
+    except SettingsError as error:
+        raise SettingsError(f"{key}: {error}") from None
 
 
 def read_object(key: str, value: dict | str | None) -> dict | None:

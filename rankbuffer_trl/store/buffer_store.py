@@ -26,7 +26,7 @@ from ..judge import Call, Totals, Usage
 from ..rewards.method import GroupScore
 from . import database, history
 from .database import StoreError
-from .history import AnchorRow
+from .history import AnchorRow, ReadRow
 from .spending import Spending
 
 logger = logging.getLogger(__name__)
@@ -121,8 +121,9 @@ class BufferStore:
         scored: Sequence[tuple[RolloutGroup, GroupScore]],
         calls: Iterable[Call] = (),
         phase: str = "train",
+        reads: Iterable[ReadRow] = (),
     ) -> None:
-        """Write one step in one transaction: all its groups, their next buffers and the calls, or nothing.
+        """Write one step in one transaction: all its groups, their next buffers, reads and the calls, or nothing.
 
         While another process reads the file, the commit waits up to ten minutes and logs that it does.
 
@@ -135,6 +136,8 @@ class BufferStore:
                 The judge calls of the step.
             phase (`str`, *optional*, defaults to `"train"`):
                 `train` or `eval`.
+            reads (`Iterable[ReadRow]`, *optional*):
+                What the reader has read in this step.
 
         Raises:
             [`StoreError`]: if the step cannot be written. Nothing of it was written then.
@@ -142,6 +145,12 @@ class BufferStore:
         with self._errors("write"), self._transaction():
             for group, score in scored:
                 self._write_group(group, score)
+            reads = list(reads)
+            if reads and not database.has_reads(self._db):
+                self._db.execute(database.READS)
+            for read in reads:
+                row = (read.query_id, step, read.rollout, read.difference, json.dumps(read.features))
+                self._db.execute("INSERT INTO reads VALUES (?, ?, ?, ?, ?)", row)
             for call in calls:
                 row = call_row(step, phase, call)
                 names, marks = ",".join(row), ",".join(f":{name}" for name in row)
@@ -224,7 +233,8 @@ class BufferStore:
                 visited = "SELECT query_id FROM groups WHERE step >= ?"  # by index; the others have none on the step
                 for table in ("responses", "buffers"):
                     self._db.execute(f"DELETE FROM {table} WHERE query_id IN ({visited}) AND step >= ?", (step, step))
-                self._db.execute("DELETE FROM groups WHERE step >= ?", (step,))
+                for table in ("groups", *(["reads"] if database.has_reads(self._db) else [])):
+                    self._db.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
                 # An evaluation at this step took place before the checkpoint of this step was written.
                 self._db.execute("DELETE FROM calls WHERE step > ? OR (step = ? AND phase = 'train')", (step, step))
 

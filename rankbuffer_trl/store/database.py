@@ -46,6 +46,11 @@ CREATE INDEX IF NOT EXISTS call_step ON calls (step);
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
+# Made by the first step in which a reader has read. So the stores of runs without a reader are as they always were.
+# Rollouts that the reader has scored too: the judge's reward less the reader's; features is JSON.
+READS = """CREATE TABLE reads (
+    query_id TEXT NOT NULL, step INTEGER NOT NULL, rollout INTEGER NOT NULL, difference REAL NOT NULL,
+    features TEXT NOT NULL, PRIMARY KEY (query_id, step, rollout)) STRICT"""
 JOURNAL_OF_SEVERAL = bytes.fromhex("d9d505f920a163d7")  # how a journal ends that names another file
 READ_WAIT, WRITE_WAIT = 60.0, 10.0  # seconds that SQLite waits for a lock before it reports that the file is locked
 
@@ -181,15 +186,23 @@ def copy_rows(source: Path, target: Path) -> str:
     with closing(connect(target, "rwc", WRITE_WAIT)) as db:
         db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)  # synced as a whole later
         db.execute("ATTACH ? AS source", (uri(source, "ro"),))
+        extra = ["reads"] if has_reads(db, "source") else []
+        if extra:
+            db.execute(READS)
         # In a forged file, one page may stand for any number of rows. The copy must not fill the disk with them.
         db.execute(f"PRAGMA main.max_page_count = {2 * pages(db, 'source') + 2 * pages(db, 'main')}")
         with db:
-            for table in TABLES:
+            for table in (*TABLES, *extra):
                 # Names of this program, never those of the file. SQLite copies `SELECT *` between equal tables without
                 # a look at the types.
                 names = ",".join(column[1] for column in db.execute(f"PRAGMA main.table_info({table})"))
                 db.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM source.{table} ORDER BY rowid")
         return run_id(db)
+
+
+def has_reads(db: sqlite3.Connection, schema: str = "main") -> bool:
+    """Return whether an attached file has the table of a reader."""
+    return bool(db.execute(f"SELECT 1 FROM {schema}.sqlite_master WHERE name = 'reads'").fetchone())
 
 
 def pages(db: sqlite3.Connection, schema: str) -> int:
@@ -243,7 +256,7 @@ def check_tables(db: sqlite3.Connection, path: Path) -> None:
             f"{path} has the format version {found}; this program reads version {VERSION}: use the version of this"
             " program that wrote the file, or move the file away"
         )
-    mine, theirs = expected_definitions(), definitions(db)
+    mine, theirs = expected_definitions(has_reads(db)), definitions(db)
     if odd := sorted(f"{kind} {name!r}" for kind, name, *_ in (theirs - mine or mine - theirs)):
         raise StoreError(
             f"{path} is not a buffer store: missing or not as this program makes it: {', '.join(odd[:5])}"
@@ -256,8 +269,8 @@ def definitions(db: sqlite3.Connection) -> set[tuple]:
 
 
 @cache
-def expected_definitions() -> set[tuple]:
-    """Return the definitions that a store of this version has."""
+def expected_definitions(reads: bool) -> set[tuple]:
+    """Return the definitions that a store of this version has, with or without the table of a reader."""
     with closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(SCHEMA)
+        db.executescript(SCHEMA + READS * reads)
         return definitions(db)

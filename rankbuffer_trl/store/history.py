@@ -117,6 +117,17 @@ class ResponseRow:
         return self.id.startswith("initial-")
 
 
+@dataclass(frozen=True)
+class ReadRow:
+    """One rollout that the reader has scored too, and by how much the judge's reward is above the reader's."""
+
+    query_id: str
+    step: int
+    rollout: int
+    difference: float
+    features: dict[str, float]
+
+
 def run_id(store: Readable) -> str:
     """Return the random id of the run that the rows belong to; empty if there is none."""
     return next((id for (id,) in store.rows("SELECT id FROM run")), "")
@@ -158,6 +169,26 @@ def buffers(store: Readable, **equal: Any) -> list[BufferRow]:
 def responses(store: Readable, query_id: str) -> list[ResponseRow]:
     """Return the responses of a query in the order in which they were stored."""
     return _decoded(store, ResponseRow, "id, step, text", "responses", "rowid", {"query_id": query_id})
+
+
+def reads(store: Readable, limit: int) -> list[ReadRow]:
+    """Return the newest rollouts that the reader has scored, `limit` of them at most, newest step first."""
+    if not count_reads(store)[0]:
+        return []
+    columns, order = "query_id, step, rollout, difference, features", f"step DESC, query_id, rollout LIMIT {limit:d}"
+    return _decoded(store, ReadRow, columns, "reads", order, {})
+
+
+def count_reads(store: Readable) -> tuple[int, int | None]:
+    """Return how many rollouts a reader has scored, and the newest step of one. Without a reader there is no table."""
+    if not list(store.rows("SELECT 1 FROM sqlite_master WHERE name = 'reads'")):
+        return 0, None
+    return next((count, step) for count, step in store.rows("SELECT count(*), max(step) FROM reads"))
+
+
+def count_groups(store: Readable) -> int:
+    """Return how many groups were scored."""
+    return next(n for (n,) in store.rows("SELECT count(*) FROM groups"))
 
 
 def initial_anchors(store: Readable, **equal: Any) -> dict[str, list[str]]:

@@ -15,7 +15,8 @@ from trl import GRPOConfig
 
 from ..decoding import read_json
 from ..errors import SettingsError
-from ..judge.config import BudgetConfig, read_object
+from ..judge import Judge
+from ..judge.config import BudgetConfig, JudgeConfig, read_judge, read_object
 from ..judge.endpoint import check_seconds, check_url
 from ..rewards.format import check_format
 from ..rewards.functions import load_functions
@@ -51,6 +52,12 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         judge_noise (`float` or `str`, *optional*):
             The judge's noise in units of reward, or the `audit.json` of an audit that asked for probabilities. The log
             then has `rank/below_noise`, the share of groups whose rewards differ by less. The rewards do not change.
+        reader (`dict`, *optional*):
+            Settings of a second, better judge (`judge_url`, `judge_model` and so on), as JSON on the command line. It
+            scores one of every `reader_every` groups again. What the judge pays for, by the difference, is named in
+            the log and subtracted from the rewards of all later steps (`docs/report.md`). Default: none.
+        reader_every (`int`, *optional*, defaults to `20`):
+            Of so many groups, the reader scores one.
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -145,6 +152,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     method_args: dict | str | None = None
     scale_by_signal: bool = False
     judge_noise: float | str | None = None
+    reader: dict | str | None = None
+    reader_every: int = 20
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
@@ -180,7 +189,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is private out of what `pickle` writes: each checkpoint has the settings in a pickle."""
-        private = {"hub_token": None, "judge_headers": None, "on_stop_command": None}
+        private: dict[str, Any] = {"hub_token": None, "judge_headers": None, "on_stop_command": None}
+        if isinstance(self.reader, dict):
+            private["reader"] = {key: value for key, value in self.reader.items() if key != "judge_headers"}
         return self.__dict__ | private | {"endpoint": replace(self.endpoint, headers={})}
 
     @property
@@ -216,7 +227,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        check_at_least(self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1)
+        check_at_least(self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1, reader_every=1)
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         if self.vllm_server_base_url:
@@ -231,6 +242,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             )
         self.judge_noise = read_noise(self.judge_noise)
         self.method_args = read_object("method_args", self.method_args)
+        self.reader = read_object("reader", self.reader)
+        self.reader_config()
         self.reward_method()
         if self.loss_type not in LOSSES:
             raise SettingsError(f"there is no loss {self.loss_type!r}: set loss_type to one of {', '.join(LOSSES)}")
@@ -322,6 +335,19 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 "judge_view='transcript' shows calls of tools, and this run has none: leave judge_view out, or pass"
                 " tools or environment_factory to RankBufferTrainer"
             )
+
+    def reader_config(self) -> JudgeConfig | None:
+        """Return the settings of the reader, `None` if there is none.
+
+        Raises:
+            [`SettingsError`]: if `reader` has a setting that a judge has not, or a wrong one.
+        """
+        return None if self.reader is None else read_judge("reader", self.reader)
+
+    def reader_judge(self) -> Judge | None:
+        """Make the reader that these settings describe, `None` if there is none."""
+        config = self.reader_config()
+        return config and config.judge()
 
     def reward_method(self) -> RewardMethod:
         """Build the reward method with its arguments.

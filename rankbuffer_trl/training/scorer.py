@@ -12,13 +12,16 @@ from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..exact.distributed import StepLeft
 from ..groups import Query, Rollout, RolloutGroup
-from ..judge import Call, Judge
+from ..judge import Call, Judge, JudgeError
+from ..judge.judge import explain
 from ..rewards.listen import first_questions
 from ..rewards.method import GroupScore, RewardMethod
-from ..store import BufferStore
+from ..store import BufferStore, history
+from ..store.history import ReadRow
 from ..store.places import LIVE_STORE
 from .config import RankBufferConfig
-from .step import OpenStep
+from .repair import Repair
+from .step import RESUME, OpenStep
 
 
 class StepScore(NamedTuple):
@@ -89,6 +92,8 @@ class GroupScorer:
         may_leave (`Callable[[int], bool]`, *optional*):
             Tells whether a training step with this number may be left before its end, after `leave_step`. Default: no
             step.
+        repair ([`Repair`], *optional*):
+            The reader that repairs the rewards.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class GroupScorer:
         max_failures: float = 0.25,
         step_timeout: float | None = None,
         may_leave: Callable[[int], bool] = lambda step: False,
+        repair: Repair | None = None,
     ):
         self.method = method
         self.judge = judge
@@ -106,6 +112,7 @@ class GroupScorer:
         self.max_failures = max_failures
         self.step_timeout = step_timeout
         self.may_leave = may_leave
+        self.repair = repair
         self._told = asyncio.Event()  # whether to leave the step
         self._begun: OpenStep | None = None
         self._seconds = 0.0  # that `begin` took
@@ -163,10 +170,13 @@ class GroupScorer:
         groups = [with_epoch(group, buffer) for group, buffer in zip(groups, opened.buffers, strict=True)]
         try:
             scores = self.run_in_step(opened.finish(groups))
+            reads = self.run_in_step(self._read(opened, groups, scores)) if self.repair and update else []
         except BaseException:
             self.discard()
             raise
         self._begun = None
+        if self.repair:
+            scores = self.repair.correct(self.store, groups, scores)
         calls = opened.judge.drain()
         done = self._recorded(groups, step)
         records = []
@@ -175,9 +185,42 @@ class GroupScorer:
             if group.query.id not in done:
                 done.add(group.query.id)
                 records.append((group, score))
-        self.store.commit(step, records, calls, opened.phase)
+        self.store.commit(step, records, calls, opened.phase, reads)
         hidden = opened.hidden / len(calls) if calls else 0.0
         return StepScore(scores, calls, self._seconds + time.perf_counter() - started, hidden)
+
+    async def _read(
+        self, opened: OpenStep, groups: Sequence[RolloutGroup], scores: Sequence[GroupScore]
+    ) -> list[ReadRow]:
+        """Let the reader score its groups of a step. Its calls join those of the judge.
+
+        Raises:
+            [`JudgeError`]: if the reader fails too often, or takes too long.
+        """
+        assert self.repair is not None
+        known, found = self._recorded(groups, opened.number), []
+        reader = self.repair.reader
+        try:
+            async with asyncio.timeout(self.step_timeout):
+                for i in self.repair.chosen(history.count_groups(self.store), len(groups)):
+                    if groups[i].query.id not in known:
+                        known.add(groups[i].query.id)
+                        found += await self.repair.read(self.method, groups[i], opened.buffers[i], scores[i])
+        except TimeoutError:
+            raise JudgeError(
+                f"the reader ({reader.client.name}) did not finish a step within"
+                f" judge_step_timeout={self.step_timeout:g} s. {RESUME}"
+            ) from None
+        finally:
+            calls = reader.drain()
+            opened.judge.calls.extend(calls)
+        failed = [call for call in calls if call.failed]
+        if failed and len(failed) / len(calls) > self.max_failures:
+            raise JudgeError(
+                f"the reader ({reader.client.name}) failed {len(failed)} of {len(calls)} judgments in one step."
+                f" {explain(failed[-1])} {RESUME}"
+            )
+        return found
 
     def discard(self) -> None:
         """Give up a step that was begun and not scored: cancel its requests and record its calls."""
@@ -240,14 +283,19 @@ class GroupScorer:
         return {group.query.id for group in groups if self.store.has_group(group.query.id, step)}
 
     def first_question(self, query: Query) -> None:
-        """Ask the judge one real question about `query`. The call does not enter the ledger. Its tokens were spent.
+        """Ask judge and reader one real question about `query`. No call enters the ledger. The tokens were spent.
 
         Raises:
             [`JudgeError`]: if there is no valid answer in time.
         """
         question = first_questions(self.method, stand_in(query, G=2))[0]
-        judge = Judge(self.judge.client, self.judge.max_attempts, self.judge.guard, on_spent=self.store.spend)
-        self.run(judge.first_question(question, self.step_timeout))
+        for each in self._judges:
+            judge = Judge(each.client, each.max_attempts, each.guard, on_spent=self.store.spend)
+            self.run(judge.first_question(question, self.step_timeout))
+
+    @property
+    def _judges(self) -> list[Judge]:
+        return [self.judge, *([self.repair.reader] if self.repair else [])]
 
     def run(self, coroutine: Coroutine) -> Any:
         """Run a coroutine on the judge's event loop and wait for it. An interrupt cancels it."""
@@ -261,7 +309,8 @@ class GroupScorer:
     def close(self) -> None:
         """Close the judge's connections, the loop and the store."""
         self.discard()
-        self.run(self.judge.client.close())
+        for each in self._judges:
+            self.run(each.client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self.store.close()
 
@@ -271,10 +320,11 @@ def open_scorer(
     judge: Judge | None = None,
     method: RewardMethod | None = None,
     may_leave: Callable[[int], bool] = lambda step: False,
+    reader: Judge | None = None,
 ) -> GroupScorer:
-    """Open the scorer of a run: its reward method, its judge and the store in its folder.
+    """Open the scorer of a run: its reward method, its judges and the store in its folder.
 
-    `may_leave` is that of [`GroupScorer`].
+    `may_leave` is that of [`GroupScorer`]. `reader` is the second judge. Default: the one of `args`.
 
     Raises:
         [`SettingsError`]: if the judge that was given asks in another way than the settings say.
@@ -284,11 +334,9 @@ def open_scorer(
             f"the judge was made with guard={judge.guard}, but judge_guard is {args.judge_guard}: make it with"
             " Judge(client, guard=args.judge_guard)"
         )
-    return GroupScorer(
-        method or args.reward_method(),
-        judge or args.judge(),
-        BufferStore(Path(args.output_dir) / LIVE_STORE),
-        args.judge_max_failures,
-        args.judge_step_timeout,
-        may_leave,
-    )
+    store, repair = BufferStore(Path(args.output_dir) / LIVE_STORE), None
+    if second := reader or args.reader_judge():
+        ledger = Judge(second.client, second.max_attempts, second.guard, "reader", on_spent=store.spend)
+        repair = Repair(ledger, args.reader_every)
+    limits = (args.judge_max_failures, args.judge_step_timeout)
+    return GroupScorer(method or args.reward_method(), judge or args.judge(), store, *limits, may_leave, repair)

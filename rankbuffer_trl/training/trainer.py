@@ -56,6 +56,8 @@ class RankBufferTrainer(ResumableTrainer):
             [`~rewards.format.Answer`] per completion.
         judge ([`Judge`], *optional*):
             The judge. Default: the judge that `args` describes.
+        reader ([`Judge`], *optional*):
+            A second judge, which repairs the rewards, see `reader` of `args`.
         dataset_name (`str`, *optional*):
             The name of the data in the model card: an id on the Hub, or a path, of which the card shows the last part.
         plan (`RunPlan`, *optional*):
@@ -84,6 +86,7 @@ class RankBufferTrainer(ResumableTrainer):
         eval_dataset: Dataset | QueryTable | None = None,
         reward_funcs: list[Callable] | None = None,
         judge: Judge | None = None,
+        reader: Judge | None = None,
         dataset_name: str | None = None,
         plan: RunPlan | None = None,
         **kwargs,
@@ -95,7 +98,7 @@ class RankBufferTrainer(ResumableTrainer):
         queries, eval_queries = plan.queries, plan.eval_queries
         self.rank_reward = GroupReward(
             queries,
-            lambda: open_scorer(args, judge, plan.method, plan.batches.ends_generation),
+            lambda: open_scorer(args, judge, plan.method, plan.batches.ends_generation, reader),
             args,
             eval_queries,
         )

@@ -3,6 +3,9 @@
 Source: Writing-Zero (Jia et al. 2025, arXiv:2506.00103): "a bootstrapped response as temporary reference from within
 group rollouts". It is in no table of the RankBuffer paper. The rewards 1, 0 and -1, ties, and the prompt
 (`judge/prompts/pairwise.txt`) are ours.
+
+In the miniature, two lists train a better policy with fewer tokens. BRPO is for a judge that reads no lists: of the
+methods that ask for pairs, it takes the fewest tokens to 85 points, 0.30 of RRC-SCR's (`experiments/race`).
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,9 @@
 
 This method is ours and not the paper's. It keeps the paper's buffer: its anchors, positions, intervals and updates. It
 replaces the insertions and the fine rankings by looks at the whole group, which are averaged.
+
+In the miniature, two lists train as well with 0.54 of its tokens to 85 points. This method is for who wants buffers,
+and what the report shows of them: it takes 0.42 of RankBuffer's tokens (`experiments/race`).
 """
 
 import math

@@ -1,0 +1,181 @@
+"""A reader repairs the rewards of a cheap judge: it names what the judge pays for, and takes it out. Ours.
+
+The reader is a second judge, and a better one. It scores one of every `reader_every` groups again, as the run's method
+does, so its rewards have the scale of the judge's. A regression explains the difference of the two by what an answer
+looks like: its words, its probes and its place in the group. All count less their mean in the group, because a rank
+says nothing across groups. What the regression predicts for a rollout is subtracted from its reward.
+
+The reader belongs to the run, and is no program beside it as the watch is. Such a program would write versions of a
+correction, and the run would have to record the version of each step. Here the reads stand in the store, and the
+correction of a step follows from those of all steps before. So a resumed run corrects as the run would have.
+
+Buffers keep the judge's order.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from ..buffer import AnchorBuffer
+from ..groups import Rollout, RolloutGroup, Rubric
+from ..informs.probes import probe
+from ..judge import Judge
+from ..rewards.method import GroupScore, RewardMethod
+from ..rewards.must import score_group
+from ..store import history
+from ..store.history import Readable, ReadRow
+from ..words import WORD
+
+logger = logging.getLogger(__name__)
+
+WORD_IS = "the word "
+PLACE = "place"  # of a rollout in its group
+MOST = 8  # features that a correction has at most
+NEWEST = 2000  # reads that a correction is made from, so that it follows the policy and fits into memory
+FEWEST = 6  # reads without which there is no correction
+
+
+def features_of(text: str, rubrics: Sequence[Rubric], **more: float) -> dict[str, float]:
+    """Return the features of an answer: its words, its probes, and further ones."""
+    return dict.fromkeys((WORD_IS + word for word in WORD.findall(text.lower())), 1.0) | probe(text, rubrics) | more
+
+
+def features_in(group: RolloutGroup, rollout: Rollout) -> dict[str, float]:
+    """Return the features of a rollout, its place in the group among them."""
+    return features_of(rollout.text, group.query.rubrics, **{PLACE: float(rollout.id)})
+
+
+class Correction:
+    """Regression of the difference between two readings on a few features, within groups.
+
+    Features are added one by one, as long as the next one explains more than the best of so many would by chance: the
+    log of the squared error, times the degrees of freedom, falls by more than three times the log of their number
+    (twice it would be RIC, Foster and George 1994). Their effects are not shrunk: ridge regression spread what a word
+    adds over all words. A feature counts if it differs within `support` groups, so that it is not the subject of one
+    query. Equal answers of a group count as one.
+
+    Args:
+        read (`Sequence[ReadRow]`):
+            The answers that both have read.
+        support (`int`, *optional*, defaults to `3`):
+            Number of groups in which a feature must differ.
+    """
+
+    def __init__(self, read: Sequence[ReadRow], support: int = 3):
+        alike: dict[tuple, list[ReadRow]] = defaultdict(list)
+        for each in read:
+            shown = frozenset((name, value) for name, value in each.features.items() if name != PLACE)
+            alike[each.step, each.query_id, shown].append(each)
+        names = sorted({name for each in read for name in each.features})
+        groups = np.unique([f"{step} {id}" for step, id, _ in alike], return_inverse=True)[1]
+        first = [each[0].features for each in alike.values()]
+        X = within(np.array([[features.get(name, 0.0) for name in names] for features in first]), groups)
+        y = within(np.array([fmean(each.difference for each in same) for same in alike.values()]), groups)
+        differs = np.zeros((groups.max() + 1, len(names)))
+        np.maximum.at(differs, groups, np.abs(X) > 1e-9)
+        size = X.std(0)
+        size[differs.sum(0) < support] = np.inf  # such a feature has no effect
+        X = X / size
+        free, chance = len(y) - groups.max() - 1, 3 * np.log(max(np.isfinite(size).sum(), 2))
+        taken: list[int] = []
+        effects, left = np.zeros(0), y
+        while len(taken) < min(MOST, free // 4) and np.abs(X.T @ left).max() > 1e-9:
+            more = [*taken, int(np.abs(X.T @ left).argmax())]
+            fitted = np.linalg.lstsq(X[:, more], y, rcond=None)[0]
+            rest = y - X[:, more] @ fitted
+            if free * np.log((left @ left) / max(rest @ rest, 1e-12)) < chance:
+                break
+            taken, effects, left = more, fitted, rest
+        found = sorted(zip(taken, effects, strict=True), key=lambda pair: -abs(pair[1]))
+        self.slopes = {names[i]: float(effect / size[i]) for i, effect in found}
+        self.effects = {names[i]: float(effect) for i, effect in found}  # of one deviation of the feature
+
+    def predict(self, features: Iterable[Mapping[str, float]]) -> np.ndarray:
+        """Return what the judge adds to each answer without reason, up to a constant."""
+        return np.array([sum(slope * each.get(n, 0.0) for n, slope in self.slopes.items()) for each in features])
+
+    @property
+    def named(self) -> str | None:
+        """The feature with the largest effect; `None` if no feature has one."""
+        return next(iter(self.effects), None)
+
+
+def within(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return values, or rows of values, less their mean in each group."""
+    sums = np.zeros((groups.max() + 1, *values.shape[1:]))
+    np.add.at(sums, groups, values)
+    count = np.bincount(groups).reshape(-1, *[1] * (values.ndim - 1))
+    return values - (sums / count)[groups]
+
+
+class Repair:
+    """The reader of a run, and the corrections that follow from what it has read.
+
+    Args:
+        reader ([`Judge`]):
+            The second judge.
+        every (`int`):
+            Of so many groups, the reader scores one.
+    """
+
+    def __init__(self, reader: Judge, every: int):
+        self.reader = reader
+        self.every = every
+        self._made: tuple[Any, Correction | None] = None, None  # with what tells the reads that it was made from
+
+    @property
+    def named(self) -> str | None:
+        """What the judge pays or takes off for most, `None` if nothing is known."""
+        return self._made[1] and self._made[1].named
+
+    def chosen(self, before: int, groups: int) -> list[int]:
+        """Return which groups of a step the reader scores. `before` counts the groups of all steps before."""
+        return [i for i in range(groups) if (before + i) % self.every == 0]
+
+    async def read(
+        self, method: RewardMethod, group: RolloutGroup, buffer: AnchorBuffer | None, score: GroupScore
+    ) -> list[ReadRow]:
+        """Let the reader score a group. Return the rollouts that both judges have scored."""
+        again = await score_group(method, group, buffer, self.reader)
+        return [
+            ReadRow(group.query.id, group.step, rollout.id, mine - other, features_in(group, rollout))
+            for rollout, mine, other in zip(group.rollouts, score.rewards, again.rewards, strict=True)
+            if rollout.text and mine is not None and other is not None
+        ]
+
+    def correct(
+        self, store: Readable, groups: Sequence[RolloutGroup], scores: Sequence[GroupScore]
+    ) -> list[GroupScore]:
+        """Return the scores less what the judge adds to them without reason, as the newest reads tell it."""
+        known = history.run_id(store), *history.count_reads(store)
+        if known != self._made[0]:
+            read = history.reads(store, NEWEST)
+            self._made = known, Correction(read) if len(read) >= FEWEST else None
+            for line in said(self._made[1]):
+                logger.info("%s; the reader has read %d rollouts", line, len(read))
+        return [corrected(self._made[1], *pair) for pair in zip(groups, scores, strict=True)]
+
+
+def said(correction: Correction | None) -> list[str]:
+    """Return what the judge pays for, one line for each feature, the largest effect first."""
+    return [
+        f"the judge {'pays for' if effect > 0 else 'takes off for'} {name}: {effect:+.2f} of reward for one deviation"
+        for name, effect in (correction.effects.items() if correction else ())
+    ]
+
+
+def corrected(correction: Correction | None, group: RolloutGroup, score: GroupScore) -> GroupScore:
+    """Return the score of a group less what a correction predicts. The rewards stay in [-1, 1]."""
+    scored = [rollout for rollout in group.answered if score.rewards[rollout.id] is not None]
+    if correction is None or len(scored) < 2:
+        return score
+    added = correction.predict(features_in(group, rollout) for rollout in scored)
+    rewards = list(score.rewards)
+    for rollout, more in zip(scored, added - added.mean(), strict=True):
+        rewards[rollout.id] = float(np.clip(rewards[rollout.id] - more, -1, 1))
+    return replace(score, rewards=tuple(rewards))

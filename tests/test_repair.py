@@ -1,0 +1,180 @@
+"""A reader names what a cheap judge pays for, and the rewards lose it: regression, scorer, store and resume."""
+
+import json
+import pickle
+import re
+import sqlite3
+from contextlib import closing
+from random import Random
+
+import numpy as np
+import pytest
+from conftest import group, numbers, scripted_judge, unreachable
+from helpers.contents import TABLES, contents
+from helpers.sampled import copy_checkpoints, same, train
+from helpers.scripted import config
+from helpers.silent import SilentJudge
+
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
+from rankbuffer_trl.rewards.method import GroupScore
+from rankbuffer_trl.rewards.pointwise import Pointwise
+from rankbuffer_trl.store import BufferStore, StoreError, history
+from rankbuffer_trl.store.buffer_store import STORE
+from rankbuffer_trl.store.history import ReadRow
+from rankbuffer_trl.training.repair import Correction, Repair, corrected
+from rankbuffer_trl.training.state import differences
+
+ALL = (*TABLES, "reads")
+
+
+def paying(points: int):
+    """A judge that scores the number of a response, and pays for the word `then`."""
+
+    def respond(messages):
+        text = re.search(r"RESPONSE\n(.+)", messages[0]["content"])[1]
+        return json.dumps({"score": int(text[0]) + points * ("then" in text)})
+
+    return respond
+
+
+def groups_of(step: int) -> list:
+    """Two groups of six responses, whose words are numbers and others."""
+    random = Random(step)
+    words = ["", "-then", "-or", "-and-then"]
+    lines = (" ".join(f"{random.randrange(7)}{random.choice(words)}" for _ in range(6)) for _ in "ab")
+    return [group(numbers(id), f"{line} -", step) for id, line in zip("ab", lines, strict=True)]
+
+
+def repaired(scorer, reader=None, every: int = 3, **more):
+    repair = Repair(reader or scripted_judge(paying(0), method="reader"), every)
+    return scorer(scripted_judge(paying(4)), Pointwise(), repair=repair, **more)
+
+
+def rows(answers: int, worth: float, noise: float = 0.2) -> list[ReadRow]:
+    """Reads of answers of 24 words drawn from 60, of which the judge pays for one."""
+    random, found = Random(0), []
+    for number in range(answers):
+        words = random.sample(range(60), 24)
+        features = {f"the word {word}": 1.0 for word in words} | {"words": random.gauss(30, 5), "place": number % 8}
+        difference = worth * (7 in words) + random.gauss(0, noise) + number // 8
+        found.append(ReadRow("q", number // 8, number % 8, difference, features))
+    return found
+
+
+def test_correction_names_the_word_that_was_put_in_and_little_where_nothing_was():
+    found, nothing = Correction(rows(88, 0.75)), Correction(rows(400, 0.0))
+    assert found.named == "the word 7" and found.slopes["the word 7"] == pytest.approx(0.75, abs=0.15)
+    assert len(found.slopes) <= 2 and sum(map(abs, nothing.effects.values())) < 0.1
+    with_it, without = found.predict([{"the word 7": 1.0}, {}])
+    assert with_it - without == found.slopes["the word 7"]
+    assert Correction(rows(88, -0.75)).effects["the word 7"] < 0
+    alone = [each for each in rows(88, 0.75) if each.rollout == 0]
+    assert Correction(alone).named is None, "one answer a group says nothing"
+    two = [each for each in rows(88, 0.75) if each.step < 2] * 9
+    assert Correction(two).named is None, "two groups say nothing, however often they are read"
+
+
+def test_corrected_changes_scored_answers_alone_and_stays_in_the_range():
+    correction = Correction(rows(88, 0.75))
+    correction.slopes = {"the word then": 1.5}
+    shown = group(numbers(), "1-then 2 3-then - 5", 0)
+    score = corrected(correction, shown, GroupScore((0.9, -0.9, None, -1.0, 0.0)))
+    assert score.rewards == pytest.approx((-0.1, -0.4, None, -1.0, 0.5), nan_ok=True)
+    extreme = corrected(correction, shown, GroupScore((-0.9, 0.9, None, -1.0, 0.0)))
+    assert extreme.rewards[:2] == (-1.0, 1.0)
+    lone = GroupScore((0.9, None, None, -1.0, None))
+    assert corrected(correction, shown, lone) is lone
+
+
+def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps(scorer, caplog):
+    made, honest = repaired(scorer), scorer(scripted_judge(paying(0)), Pointwise())
+    with caplog.at_level("INFO", "rankbuffer_trl.training.repair"):
+        for step in range(6):
+            pair = [each.score(groups_of(step), step).scores for each in (made, honest)]
+            for mine, true in zip(*pair, strict=True):
+                gap = np.subtract(mine.rewards, true.rewards)[:6]
+                assert (np.ptp(gap) < 1e-6) == (step > 3), "by then the reader has read three groups"
+                assert mine.rewards[6] == -1.0
+    assert "the judge pays for the word then: +0.3" in caplog.text
+    read = history.reads(made.store, 99)
+    assert sorted({(each.step, each.query_id) for each in read}) == [(0, "a"), (1, "b"), (3, "a"), (4, "b")]
+    assert len(read) == 24 and {round(each.difference, 9) for each in read} == {0.0, 0.8}
+    assert history.reads(made.store, 7) == read[:7] and read[0].step == 4
+    assert history.totals_by(made.store, "method")["reader"].calls == 24
+    before = contents(made.store, ALL[:3] + ALL[4:])
+    made.score(groups_of(6), 6, update=False)
+    assert contents(made.store, ALL[:3] + ALL[4:]) == before, "an evaluation reads nothing"
+
+
+def test_a_restored_store_corrects_as_the_run_would_have(scorer, tmp_path):
+    made, again = repaired(scorer), repaired(scorer)
+    for step in range(4):
+        made.score(groups_of(step), step)
+    made.store.save(tmp_path / "saved")
+    first = [made.score(groups_of(step), step).scores for step in (4, 5)]
+    again.score(groups_of(9), 9)
+    again.store.restore(tmp_path / "saved")
+    assert [again.score(groups_of(step), step).scores for step in (4, 5)] == first
+    assert contents(again.store, ALL) == contents(made.store, ALL)
+    made.store.rewind(4)
+    assert {each.step for each in history.reads(made.store, 99)} == {0, 1, 3}
+
+
+def test_a_store_with_another_table_of_reads_is_refused(scorer, tmp_path):
+    made = repaired(scorer)
+    made.score(groups_of(0), 0)
+    made.store.save(tmp_path)
+    with closing(sqlite3.connect(tmp_path / STORE)) as db:
+        db.executescript("DROP TABLE reads; CREATE TABLE reads (query_id TEXT)")
+    with pytest.raises(StoreError, match="'reads'"):
+        BufferStore(tmp_path / STORE, read_only=True)
+
+
+def test_score_stops_if_the_reader_fails_or_is_silent(scorer):
+    silent = SilentJudge(left=-1)  # without a signal
+    silent.silent = True
+    for reader, message in ((scripted_judge(unreachable), "failed 6 of 6"), (Judge(silent), "did not finish")):
+        made = repaired(scorer, reader, step_timeout=0.2)
+        with pytest.raises(JudgeError, match=f"the reader .*{message}"):
+            made.score(groups_of(0), 0)
+        found = contents(made.store)
+        assert not found["groups"] and len(found["calls"]) >= 12, "the calls alone are recorded"
+
+
+def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
+    for reader, message in (
+        ({"judge_modle": "x"}, "no setting 'judge_modle'"),
+        ({"judge_url": 3}, "reader: judge_url"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            config(tmp_path, reader=reader)
+    with pytest.raises(SettingsError, match="reader_every"):
+        config(tmp_path, reader_every=0)
+    args = config(tmp_path, reader=json.dumps({"judge_headers": {"X": "secret"}, "judge_concurrency": 3}))
+    assert args.reader_judge().max_attempts == 3 and config(tmp_path).reader_judge() is None
+    assert b"secret" not in pickle.dumps(args) and pickle.loads(pickle.dumps(args)).reader == {"judge_concurrency": 3}
+
+
+class Flattered(RubricJudge):
+    """A judge that sees another rubric than the reader."""
+
+    async def complete(self, messages, **more):
+        seen = [
+            {**each, "content": re.sub(r"\n1\.\[.*", "\n1.[weight=9] Says: you.", each["content"])}
+            for each in messages
+        ]
+        return await super().complete(seen, **more)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_reader_that_is_resumed_ends_alike(tmp_path, tiny_policy, rows):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    more = {"reader": {}, "reader_every": 2}
+    ended = train(whole, tiny_policy, rows, judge=Judge(Flattered()), **more)
+    resumed = str(copy_checkpoints((whole, ()), part, 6))
+    assert same(train(part, tiny_policy, rows, resume=resumed, judge=Judge(Flattered()), **more), ended)
+    read = contents(whole / "_rankbuffer" / "live.sqlite", ["reads"])
+    assert len(read["reads"]) > 50 and contents(part / "_rankbuffer" / "live.sqlite", ["reads"]) == read
+    saved = json.loads(next(part.glob("checkpoint-*/rankbuffer/manifest.json")).read_text())
+    assert saved["reader"] == ["RubricJudge", 2] and len(differences(saved, {**saved, "reader": None})) == 1
