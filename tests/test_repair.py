@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from conftest import group, numbers, scripted_judge, unreachable
 from helpers.contents import TABLES, contents
+from helpers.judges import Embedded, SilentJudge
 from helpers.sampled import copy_checkpoints, same, train
 from helpers.scripted import config
-from helpers.silent import SilentJudge
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
+from rankbuffer_trl.judge import Judge, JudgeError
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore, StoreError, history
@@ -156,15 +156,14 @@ def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
     assert b"secret" not in pickle.dumps(args) and pickle.loads(pickle.dumps(args)).reader == {"judge_concurrency": 3}
 
 
-class Flattered(RubricJudge):
+class Flattered(Embedded):
     """A judge that sees another rubric than the reader."""
 
-    async def complete(self, messages, **more):
-        seen = [
+    async def before(self, asked):
+        asked.messages[:] = [
             {**each, "content": re.sub(r"\n1\.\[.*", "\n1.[weight=9] Says: you.", each["content"])}
-            for each in messages
+            for each in asked.messages
         ]
-        return await super().complete(seen, **more)
 
 
 @pytest.mark.slow
