@@ -161,7 +161,7 @@ class Flattered(Embedded):
 
     async def before(self, asked):
         asked.messages[:] = [
-            {**each, "content": re.sub(r"\n1\.\[.*", "\n1.[weight=9] Says: you.", each["content"])}
+            {**each, "content": re.sub(r"\n1\.\[.*", "\n1.[weight=9] Says where: water.", each["content"])}
             for each in asked.messages
         ]
 
@@ -175,5 +175,5 @@ def test_a_run_with_a_reader_that_is_resumed_ends_alike(tmp_path, tiny_policy, r
     assert same(train(part, tiny_policy, rows, resume=resumed, judge=Judge(Flattered()), **more), ended)
     read = contents(whole / "_rankbuffer" / "live.sqlite", ["reads"])
     assert len(read["reads"]) > 50 and contents(part / "_rankbuffer" / "live.sqlite", ["reads"]) == read
-    saved = json.loads(next(part.glob("checkpoint-*/rankbuffer/manifest.json")).read_text())
+    saved = json.loads(next(part.glob("checkpoint-*/rankbuffer/run.json")).read_text())
     assert saved["reader"] == ["RubricJudge", 2] and len(differences(saved, {**saved, "reader": None})) == 1
