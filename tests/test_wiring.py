@@ -350,11 +350,10 @@ def evaluation(at, *benchmarks: str) -> dict:
 
 
 def answer_of_benchmarks(body: dict) -> str:
-    """Answer as model or as judge. The judge fails half of the battles: more than by default are allowed."""
+    """Answer as model or as judge. The judge fails at half of WildBench: more than by default is allowed."""
     if body["model"].startswith("sampler"):
         return text_of(body["messages"][-1]["content"])
-    fails = any(f"<Q>Question {number} " in str(body) for number in (0, 8))
-    return "I cannot say." if fails else verdict(body["messages"])
+    return "I cannot say." if "<Q>More 0<" in str(body) else verdict(body["messages"])
 
 
 @starts("evaluation.run", EvaluationConfig)
