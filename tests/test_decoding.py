@@ -91,9 +91,9 @@ def test_decode_names_the_field_of_a_fault():
         decode({"a\nb": ["x"]}, dict[str, list[int]])
     with pytest.raises(ValueError, match=r"^it must be a list, got 'x'$"):
         decode("x", list[int])
-    with pytest.raises(ValueError, match="^its name is odd$"):
+    with pytest.raises(ValueError, match=r"^its name is odd$"):
         decode(ITEM | {"name": "odd"}, Item)
-    with pytest.raises(ValueError, match="^it must be an object, got a list of 3 items$"):
+    with pytest.raises(ValueError, match=r"^it must be an object, got a list of 3 items$"):
         decode([7, [], 0], Open)
 
 
