@@ -91,10 +91,15 @@ def test_decode_names_the_field_of_a_fault():
         decode({"a\nb": ["x"]}, dict[str, list[int]])
     with pytest.raises(ValueError, match=r"^it must be a list, got 'x'$"):
         decode("x", list[int])
+    with pytest.raises(ValueError, match=r"^its name is odd$"):
+        decode(ITEM | {"name": "odd"}, Item)
+    with pytest.raises(ValueError, match=r"^it must be an object, got a list of 3 items$"):
+        decode([7, [], 0], Open)
 
 
 def test_parse_json_refuses_what_is_no_json_in_one_line():
     assert parse_json('{"a": [1, 2.5, -1e3]}') == {"a": [1, 2.5, -1000.0]}
+    assert parse_json(b'"\xed\xa0\x80"') == "\ud800"
     assert str(parse_json("[NaN, 1e999, -Infinity]", finite=False)) == "[nan, inf, -inf]", "a log may have them"
     for text in ("", "{", "[" * 100_000, "9" * 5000, "NaN", "[-Infinity]", '{"a": 1e999}', b"\xff\xfe", "{'a': 1}"):
         with pytest.raises(ValueError, match=r"^rows is cut short or not JSON ") as error:
