@@ -264,7 +264,7 @@ class Doubts:
     points: float
     centre: float
     width: float
-    choice: JudgeErrors = JudgeErrors(1.2)
+    choice: JudgeErrors = JudgeErrors(1.06)
     choice_odds: float = 0.13
 
     def errors(self, prompt: str) -> JudgeErrors:

@@ -85,7 +85,7 @@ def question(query: Query, responses: list[str], kind: str) -> Question:
 
 
 def groups_of_five() -> list[dict]:
-    """Return the queries with answers of known order that were in no list of the record."""
+    """Return the queries with answers of known order. The first 24 have lists in the record."""
     with gzip.open(HERE / "qwen2.5-coder-1.5b.jsonl.gz", "rt") as lines:
         return [json.loads(line) for line in lines]
 

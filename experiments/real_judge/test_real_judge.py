@@ -12,7 +12,7 @@ from experiments.real_judge.answers import BETTER, answers_of
 from experiments.real_judge.ask import ANCHORS, asked
 from experiments.real_judge.looks import RECORD as LOOKS
 from experiments.real_judge.looks import Scores, pack, question
-from experiments.real_judge.looks_report import compare, opinions, read_kept, read_lines, read_looks
+from experiments.real_judge.looks_report import by_rubric, compare, costs, opinions, read_kept, read_lines, read_looks
 from experiments.real_judge.report import Verdict, Way, count, one_order, parameters, read, readings, without_place
 from experiments.simulated_judge import RECORDED
 from rankbuffer_tools.audit.command import AuditConfig, audit
@@ -196,8 +196,42 @@ def test_opinions_lose_the_preference_for_a_slot_by_opposed_looks_or_by_the_mean
 
 def test_the_record_of_looks_has_the_figures_of_the_page():
     lines, kept = read_lines(LOOKS), read_kept()
-    found = {(row["read"], row["looks"], row["slot means"]): row for row in compare(read_looks(lines), kept)}
-    assert found["best", "one", ""]["good and four"].startswith("0.67")
+    rows = compare(read_looks(lines), kept)
+    found = {(row["read"], row["looks"], row["slot means"]): [*row.values()][3:] for row in rows}
+    two = [
+        "0.88 (0.75 to 0.94), 96",
+        "0.60 (0.48 to 0.71), 144",
+        "0.44 (0.32 to 0.58), 36",
+        "0.64 (0.58 to 0.69), 392",
+    ]
+    assert found["best", "two", ""][:4] == two
+    assert found["best", "one", "out"][0] == "0.86 (0.75 to 0.93), 96"
+    assert found["best less worst", "two", ""][3].startswith("0.65") and found["worst", "two", ""][0].startswith(
+        "0.52"
+    )
+    assert found["soft ratings", "", ""][0] == "0.93 (0.78 to 0.98), 96"
+    tokens = {(row["answers"], row["asked"]): (row["tokens"], row["computed"]) for row in costs(read_looks(lines))}
+    assert tokens[8, "best"] == (658, 489)
+    rated = {row["read"]: (row["right"], row["less the one rating"]) for row in by_rubric(lines, kept)}
+    assert rated["words"][0] == 0.815 and rated["probabilities"] == (0.969, "-0.015 ± 0.030")
+
+
+def test_no_label_of_one_token_is_beyond_the_list_of_a_server():
+    numbers = [
+        each
+        for verdicts in read(RECORD)
+        for name, v in verdicts.items()
+        if not name.startswith("score10")
+        for each in v.reading.chances.values()
+    ]
+    for path in (LOOKS, RECORD.with_name("audit_answers.jsonl.gz")):
+        for value in (line["value"] for line in read_lines(path)):
+            if isinstance(value, dict):
+                numbers += value["chances"].values()
+            elif isinstance(value, list) and isinstance(value[1], list):
+                assert all(len(place) == 10 for place in value[1])
+                numbers += [1.0] * 10 * len(value[1])
+    assert len(numbers) == 16_210 and min(numbers) > 0
 
 
 def test_pack_keeps_what_the_report_reads(tmp_path):
