@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.forks import run_ranks
+from helpers.forks import get_ready, run_ranks
 from helpers.rollout_server import allow_client, server_config
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge import Judge, RubricJudge, TransportError
@@ -101,6 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
+    get_ready("transformers.models.qwen3.modeling_qwen3")
     for case in CASES:
         log = folder / f"{case.name}.log"
         codes = run_ranks(case.processes, lambda case=case: train(case, folder, arguments), log)
