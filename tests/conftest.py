@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers with two threads ea
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 import subprocess
@@ -198,6 +199,8 @@ def tiny_policy(howto, tmp_path_factory) -> str:
     )
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
+    gc.collect()
+    gc.freeze()  # each training collects garbage when it begins, else among all that the imports have made
     return path
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from helpers.forks import run_ranks
+from helpers.forks import get_ready, run_ranks
 from helpers.judges import Embedded
 from helpers.rollout_server import allow_client, server_config
 from rankbuffer_trl.data.queries import load_queries
@@ -95,6 +95,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
+    get_ready("transformers.models.qwen3.modeling_qwen3")
     for case in CASES:
         log = folder / f"{case.name}.log"
         codes = run_ranks(case.processes, lambda case=case: train(case, folder, arguments), log)

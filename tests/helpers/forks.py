@@ -4,6 +4,7 @@ The parent imports everything once, because the imports take longer than the wor
 train nor read data, because threads do not survive a fork.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -11,9 +12,23 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 LONGEST = 120  # seconds after which processes count as hung
+
+
+def get_ready(*modules: str) -> None:
+    """Do once what each process would do again: load modules, and go through their objects to collect garbage."""
+    for name in modules:
+        import_module(name)
+    with suppress(ImportError):  # takes half a second, and is kept
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("qwen3")
+    gc.collect()
+    gc.freeze()
 
 
 def fork(work: Callable[[], object], log: Path, **environment: object) -> int:
