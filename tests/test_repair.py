@@ -10,12 +10,14 @@ from random import Random
 import numpy as np
 import pytest
 from conftest import group, numbers, scripted_judge, unreachable
+from helpers.checkpoints import newest_checkpoint
 from helpers.contents import TABLES, contents
 from helpers.judges import Embedded, SilentJudge
 from helpers.sampled import copy_checkpoints, same, train
 from helpers.scripted import config
 
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.exact.manifest import FOLDER, RUN
 from rankbuffer_trl.judge import Judge, JudgeError
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise
@@ -161,7 +163,10 @@ class Flattered(Embedded):
 
     async def before(self, asked):
         asked.messages[:] = [
-            {**each, "content": re.sub(r"\n1\.\[.*", "\n1.[weight=9] Says where: water.", each["content"])}
+            {
+                **each,
+                "content": re.sub(r"\n1\.\[.*", "\n1.[weight=9] Names: water, oil, soap, cloth.", each["content"]),
+            }
             for each in asked.messages
         ]
 
@@ -175,5 +180,5 @@ def test_a_run_with_a_reader_that_is_resumed_ends_alike(tmp_path, tiny_policy, r
     assert same(train(part, tiny_policy, rows, resume=resumed, judge=Judge(Flattered()), **more), ended)
     read = contents(whole / "_rankbuffer" / "live.sqlite", ["reads"])
     assert len(read["reads"]) > 50 and contents(part / "_rankbuffer" / "live.sqlite", ["reads"]) == read
-    saved = json.loads(next(part.glob("checkpoint-*/rankbuffer/run.json")).read_text())
+    saved = json.loads((newest_checkpoint(part) / FOLDER / RUN).read_text())
     assert saved["reader"] == ["RubricJudge", 2] and len(differences(saved, {**saved, "reader": None})) == 1

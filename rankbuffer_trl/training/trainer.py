@@ -56,12 +56,12 @@ class RankBufferTrainer(ResumableTrainer):
             [`~rewards.format.Answer`] per completion.
         judge ([`Judge`], *optional*):
             The judge. Default: the judge that `args` describes.
-        reader ([`Judge`], *optional*):
-            A second judge, which repairs the rewards, see `reader` of `args`.
         dataset_name (`str`, *optional*):
             The name of the data in the model card: an id on the Hub, or a path, of which the card shows the last part.
         plan (`RunPlan`, *optional*):
             The plan of the run, if it is made already. Default: what follows from `args` and the data.
+        reader ([`Judge`], *optional*):
+            A second judge, which repairs the rewards. Default: the one that `reader` of `args` describes, if any.
         kwargs:
             The other arguments of [`~trl.GRPOTrainer`]. With `tools` or `environment_factory`, see `judge_view`.
 
@@ -86,9 +86,9 @@ class RankBufferTrainer(ResumableTrainer):
         eval_dataset: Dataset | QueryTable | None = None,
         reward_funcs: list[Callable] | None = None,
         judge: Judge | None = None,
-        reader: Judge | None = None,
         dataset_name: str | None = None,
         plan: RunPlan | None = None,
+        reader: Judge | None = None,
         **kwargs,
     ):
         if not model:
