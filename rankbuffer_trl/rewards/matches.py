@@ -91,7 +91,7 @@ def all_pairs(group: RolloutGroup, seed: int) -> list[Match]:
     return [make_match(group, pair, texts, seed) for pair in combinations(texts, 2)]
 
 
-async def play(matches: Sequence[Match], judge: Judge) -> list[Points | None]:
+async def play_matches(matches: Sequence[Match], judge: Judge) -> list[Points | None]:
     """Ask about all matches at once and return the points of each; `None` if its judgment failed."""
     verdicts = await judge.ask_all(match.question for match in matches)
     return [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge
-from .matches import Match, PlaysMatches, all_pairs, play, reward_ranks, win_rates
+from .matches import Match, PlaysMatches, all_pairs, play_matches, reward_ranks, win_rates
 from .method import GroupScore, score_by_reward
 
 
@@ -32,7 +32,7 @@ class PairwiseRank(PlaysMatches):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        rates = win_rates(group, await play(self.matches(group), judge), by_default=len(group.empty))
+        rates = win_rates(group, await play_matches(self.matches(group), judge), by_default=len(group.empty))
         return score_by_reward(group, reward_ranks(group, rates))
 
     def matches(self, group: RolloutGroup) -> list[Match]:

@@ -14,7 +14,7 @@ from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge
 from ..settings import check_at_least
-from .matches import Candidate, Match, PlaysMatches, make_match, play, win_rates
+from .matches import Candidate, Match, PlaysMatches, make_match, play_matches, win_rates
 from .method import GroupScore, score_by_reward
 
 
@@ -50,7 +50,7 @@ class RRCAGR(PlaysMatches):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        rates = win_rates(group, await play(self.matches(group), judge))
+        rates = win_rates(group, await play_matches(self.matches(group), judge))
         return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
 
     def matches(self, group: RolloutGroup) -> list[Match]:

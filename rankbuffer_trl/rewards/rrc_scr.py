@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge
-from .matches import Match, PlaysMatches, all_pairs, play, win_rates
+from .matches import Match, PlaysMatches, all_pairs, play_matches, win_rates
 from .method import GroupScore, score_by_reward
 
 
@@ -34,7 +34,7 @@ class RRCSCR(PlaysMatches):
         """See [`RewardMethod`]."""
         if len(group.answered) == 1:
             return score_by_reward(group, {group.answered[0].id: 1.0 if group.empty else 0.0})
-        rates = win_rates(group, await play(self.matches(group), judge), by_default=len(group.empty))
+        rates = win_rates(group, await play_matches(self.matches(group), judge), by_default=len(group.empty))
         return score_by_reward(group, {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()})
 
     def matches(self, group: RolloutGroup) -> list[Match]:

@@ -27,7 +27,7 @@ from ..buffer import AnchorBuffer
 from ..groups import RolloutGroup
 from ..judge import Judge
 from ..settings import check_at_least
-from .matches import Candidate, Match, Points, make_match, play
+from .matches import Candidate, Match, Points, make_match, play_matches
 from .method import GroupScore, RewardMethod, score_by_reward
 from .presentation import shuffle
 
@@ -66,7 +66,7 @@ class Tournament(RewardMethod):
         while any(len(candidates) > 1 for candidates in left):
             # "independently shuffled": each tournament draws its own next round. All these matches are asked at once.
             rounds = [self._draw(group, candidates, repeat) for repeat, candidates in enumerate(left)]
-            played = iter(await play([match for matches, _ in rounds for match in matches], judge))
+            played = iter(await play_matches([match for matches, _ in rounds for match in matches], judge))
             left = []
             for matches, bye in rounds:
                 results = [next(played) for _ in matches]

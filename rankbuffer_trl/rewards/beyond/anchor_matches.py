@@ -24,7 +24,7 @@ from ...buffer import Anchor, AnchorBuffer, select_k0
 from ...groups import RolloutGroup
 from ...judge import Judge
 from ...settings import check_at_least
-from ..matches import Candidate, Match, PlaysMatches, Points, make_match, play
+from ..matches import Candidate, Match, PlaysMatches, Points, make_match, play_matches
 from ..method import GroupScore, score_by_reward
 from ..presentation import shuffle
 
@@ -58,7 +58,7 @@ class AnchorMatches(PlaysMatches):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        played = [points for points in await play(self.matches(group, buffer), judge) if points is not None]
+        played = [points for points in await play_matches(self.matches(group, buffer), judge) if points is not None]
         strength = strengths(played)
         ids = [rollout.id for rollout in group.answered]
         if len(ids) == 1 and buffer is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...buffer import AnchorBuffer
 from ...groups import RolloutGroup
 from ...judge import Judge
-from ..matches import Candidate, Match, PlaysMatches, make_match, play, win_rates
+from ..matches import Candidate, Match, PlaysMatches, make_match, play_matches, win_rates
 from ..method import GroupScore, score_by_reward
 from ..presentation import shuffle
 
@@ -35,7 +35,7 @@ class BRPO(PlaysMatches):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        rates = win_rates(group, await play(self.matches(group), judge))
+        rates = win_rates(group, await play_matches(self.matches(group), judge))
         rewards = {i: None if rate is None else 2 * rate - 1 for i, rate in rates.items()}
         for reference in self._reference(group):
             compared = [reward for reward in rewards.values() if reward is not None]
