@@ -97,7 +97,7 @@ class InsertedTwice(RankBufferSoft):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RankBufferSoft`]."""
-        return await super().score(group, buffer, Twice(judge))  # type: ignore[arg-type]
+        return await super().score(group, buffer, Twice(judge))
 
 
 TRIED = {
