@@ -354,6 +354,15 @@ def test_reward_method_takes_arguments_of_its_own_run_and_imports_nothing_that_a
             found(name, {**asdict(method), **dict.fromkeys(gone, True)})
 
 
+def test_settings_are_taken_up_to_their_limits():
+    least = {"sample": 1, "epochs": 1, "duels": 1, "control": 0, "tolerance": 0}
+    RejudgeConfig(run_dir="run", dataset_name="data.jsonl", **least)
+    wrong = [{key: value - 1} for key, value in least.items()] + [{"run_dir": ""}, {"dataset_name": ""}]
+    for change in (*wrong, {"reader_share": 1}, {"false_alarm_rate": 0}, {"reader_rubrics": False}):
+        with pytest.raises(SettingsError, match=next(iter(change))):
+            RejudgeConfig(**{"run_dir": "run", "dataset_name": "data.jsonl"} | change)
+
+
 def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
     run = tmp_path / "run"
     printed = command(*words, "--mode", "duel", "--duels", 10, "--control", 24, *NUMBERS)
