@@ -167,14 +167,14 @@ CLAIMS = (
     ),
     Claim(
         "a run that is killed anywhere ends like an undisturbed one",
-        "python -m pytest tests/test_kill.py -m slow",
+        "python -m pytest tests/test_resume.py -m slow -k kills",
         9,
         r"\d+ passed",
         source="at most",
     ),
     Claim(
         "1, 2 and 4 processes give the same rewards",
-        "python -m pytest tests/test_spread.py -m slow",
+        "python -m pytest tests/test_resume.py -m slow -k spread",
         9,
         r"\d+ passed",
         source="at most",

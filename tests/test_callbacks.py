@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pandas
 import pytest
 from helpers.checkpoints import newest_checkpoint
-from helpers.sampled import AtStep, interrupt_at, train
+from helpers.sampled import AtStep
 from helpers.scripted import contents
 from transformers import TrainerCallback, TrainerControl
 
-from rankbuffer_tools.train import command
 from rankbuffer_tools.train.command import last_lines
 from rankbuffer_trl.exact.stop import StopEarly
 from rankbuffer_trl.informs.export import FILE
@@ -26,20 +25,6 @@ from rankbuffer_trl.store.places import LIVE_STORE
 def terminate_at(step: int) -> TrainerCallback:
     """SIGTERM to this process at the end of an optimizer step."""
     return AtStep(step, lambda control: os.kill(os.getpid(), signal.SIGTERM))
-
-
-@pytest.mark.slow
-def test_stop_early_saves_a_checkpoint_at_the_end_of_the_generation(tmp_path, tiny_policy, rows, training):
-    """Two optimizer steps use one generation; the signal comes in the first of them."""
-    before = signal.getsignal(signal.SIGTERM)
-    trainer = training(num_iterations=2, callbacks=[terminate_at(5)])
-    trainer.train()
-    assert trainer.interrupted and trainer.state.global_step == 6
-    assert signal.getsignal(signal.SIGTERM) == before
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "other", tiny_policy, rows, callback=interrupt_at(1))
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
 
 
 def test_stop_early_saves_at_an_evaluation_that_finds_nothing_better(tmp_path, training, rows):
@@ -82,26 +67,6 @@ def test_stop_early_takes_a_second_sigterm_seriously_only_after_a_while(monkeypa
         callback.restore_handler()
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.slow
-def test_run_ends_in_peace_after_a_sigterm_and_goes_on(tmp_path, quickstart, monkeypatch, capsys):
-    build = command.build_trainer
-
-    def build_and_warn(*arguments):
-        trainer = build(*arguments)
-        trainer.add_callback(terminate_at(1))
-        return trainer
-
-    words = ["--max_steps", "3", "--per_device_train_batch_size", "24", "--max_completion_length", "16"]
-    with monkeypatch.context() as patch:
-        patch.setattr(command, "build_trainer", build_and_warn)
-        quickstart(*words, "--resume_from_checkpoint", "false")
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
-    assert not (tmp_path / "model.safetensors").exists()
-    assert f"[end] stopped after step 1 of 3, with {tmp_path}/checkpoint-1\n" in capsys.readouterr().out
-    quickstart(*words, "--resume_from_checkpoint", "true")
-    assert (tmp_path / "model.safetensors").is_file() and len(contents(tmp_path)["groups"]) == 9
 
 
 def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoint(tmp_path):

@@ -40,18 +40,7 @@ from rankbuffer_trl.rewards.rankbuffer import RankBuffer
 from rankbuffer_trl.rewards.rrc_agr import RRCAGR
 from rankbuffer_trl.rewards.rrc_scr import RRCSCR
 from rankbuffer_trl.rewards.tournament import Tournament
-from rankbuffer_trl.testing import (
-    QUERY,
-    RUBRICS,
-    SHOWN,
-    fails,
-    faulty,
-    make,
-    play,
-    quality,
-    truth,
-    unguarded,
-)
+from rankbuffer_trl.testing import QUERY, RUBRICS, SHOWN, fails, faulty, make, play, quality, truth, unguarded
 from rankbuffer_trl.training.scorer import stand_in
 
 METHODS = (

@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict, replace
 
@@ -241,36 +239,3 @@ def test_a_copy_of_the_program_alone_trains_with_a_judge_behind_http(tmp_path, t
     saved = json.loads((tmp_path / "run" / "buffers.json").read_text())
     assert len(saved) == 2 and {len(each["a"]) for each in saved.values()} <= {4, 5, 6, 7, 8}
     assert (tmp_path / "run" / "model.safetensors").is_file()
-
-
-# Several processes
-
-
-def torchrun(*arguments: object) -> subprocess.CompletedProcess:
-    """Run tests/helpers/one_file.py in two processes over gloo. The second group of each step lies on both."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
-    command += [ROOT / "tests" / "helpers" / "one_file.py", "--per_device", 12, *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    return subprocess.run(
-        [str(part) for part in command], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_rewards_and_buffers_of_one(tmp_path, tiny_policy, data_file):
-    alone = trainer(tmp_path / "one", tiny_policy, data_file)
-    alone.train()
-    alone.save_model()
-    done = torchrun(tmp_path / "two", "--policy", tiny_policy, "--data", data_file)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name in ("rewards.json", "buffers.json"):
-        assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
-
-
-@pytest.mark.slow
-def test_an_error_of_the_main_process_stops_the_other_one(tmp_path, tiny_policy, data_file):
-    arguments = ["--policy", tiny_policy, "--data", data_file, "--share", 1, "--max_failures", 0.5]
-    done = torchrun(tmp_path, *arguments)
-    assert done.returncode != 0
-    assert "RuntimeError: the judge failed for" in done.stderr
-    assert "RuntimeError: the main process failed; its error is the cause" in done.stderr

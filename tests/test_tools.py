@@ -14,7 +14,6 @@ from test_format import TAGGED, of_trl, tokenizer_with
 from transformers import AutoTokenizer
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.exact.manifest import CheckpointError
 from rankbuffer_trl.judge.guard import quote, visible
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.rewards.format import Answer, AnswerReader
@@ -103,17 +102,26 @@ class AtOnceTrainer(CallingTrainer):
     turns = dict.fromkeys(range(8), ("<think>t</think>At once {place}.",))
 
 
-@pytest.fixture
-def rows(rows):
+def add_books(rows):
     """The queries with two further columns."""
     return rows.add_column("page", list(range(len(rows)))).add_column("environment", ["book"] * len(rows))
 
 
 @pytest.fixture
+def rows(rows):
+    return add_books(rows)
+
+
+def tokenizer_that_calls(policy):
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer.chat_template = of_trl("qwen3")
+    return tokenizer
+
+
+@pytest.fixture
 def calling(tmp_path, tiny_policy, training):
     """Train with tools. Return what the judge was asked, what a reward function got, the store and the log."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
-    tokenizer.chat_template = of_trl("qwen3")
+    tokenizer = tokenizer_that_calls(tiny_policy)
 
     def train(folder="", cls=CallingTrainer, resume=None, **settings):
         seen, got = [], SimpleNamespace()
@@ -173,18 +181,6 @@ def test_trainer_reads_a_single_turn_as_without_tools(calling):
     assert {text for _, id, _, text in stores[0]["responses"] if id[:2] == "0-"} == {f"At once {i}." for i in range(8)}
     texts = {id: text for _, id, _, text in calling("calls", environment_factory=None)[2]["responses"]}
     assert texts["0-0"] == "I look. " + CALL.format(place=0), "TRL parses this call, but there is no tool to be called"
-
-
-def test_trainer_with_tools_ends_alike_when_resumed_and_when_judged_late(calling, tmp_path):
-    settings = dict(judge_view="transcript", max_steps=2, save_strategy="steps", save_steps=1)
-    whole = calling("whole", **settings)[2]
-    saved = str(tmp_path / "whole" / "checkpoint-1")
-    assert calling("late", judge_during_generation=False, **settings)[2] == whole
-    assert calling("resumed", resume=saved, **settings)[2] == whole
-    with pytest.raises(
-        CheckpointError, match=r"what the judge sees of a rollout with tools\): \['transcript', 40\] in the"
-    ):
-        calling("other", resume=saved, **settings | {"judge_view": "answer"})
 
 
 def test_trainer_refuses_a_transcript_without_tools_and_an_unknown_view(training):

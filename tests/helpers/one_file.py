@@ -1,11 +1,6 @@
-"""The example in one file as tests run it: a judge that answers as a test decides, and a trainer with known rollouts.
+"""The example in one file as tests run it: a judge that answers as a test decides, and known rollouts."""
 
-torchrun --nproc_per_node 2 tests/helpers/one_file.py OUTPUT_DIR --policy POLICY --data DATA --per_device 12
-"""
-
-import argparse
 import json
-import os
 import random
 import sys
 from functools import cached_property
@@ -96,26 +91,3 @@ def trainer(
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([each.detach().flatten() for each in model.parameters()])
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("output_dir", type=Path)
-    parser.add_argument("--policy")
-    parser.add_argument("--data")
-    parser.add_argument("--per_device", type=int)
-    parser.add_argument("--share", type=float, default=0, help="share of the questions on which the judge fails")
-    parser.add_argument("--max_failures", type=float, default=1.0)
-    arguments = parser.parse_args()
-    running = trainer(
-        arguments.output_dir,
-        arguments.policy,
-        arguments.data,
-        (0, arguments.share),
-        arguments.max_failures,
-        per_device_train_batch_size=arguments.per_device,
-    )
-    running.train()
-    running.save_model()
-    running.accelerator.wait_for_everyone()
-    os._exit(0)  # the threads of gloo sometimes abort an interpreter that exits the usual way
