@@ -49,7 +49,7 @@ def groups_of(step: int) -> list:
 
 
 def repaired(scorer, reader=None, every: int = 3, **more):
-    repair = Repair(reader or scripted_judge(paying(0), method="reader"), every)
+    repair = Repair(reader or scripted_judge(paying(0), method="reader"), 0, every)
     return scorer(scripted_judge(paying(4)), Pointwise(), repair=repair, **more)
 
 
@@ -75,6 +75,11 @@ def test_correction_names_the_word_that_was_put_in_and_little_where_nothing_was(
     assert Correction(alone).named is None, "one answer a group says nothing"
     two = [each for each in rows(88, 0.75) if each.step < 2] * 9
     assert Correction(two).named is None, "two groups say nothing, however often they are read"
+
+
+def test_the_reader_scores_the_first_groups_and_then_one_of_many():
+    repair = Repair(scripted_judge(unreachable), 4, 5)
+    assert [repair.chosen(before, 3) for before in (0, 3, 6, 9, 12)] == [[0, 1, 2], [0, 2], [], [1], []]
 
 
 def test_corrected_changes_scored_answers_alone_and_stays_in_the_range():
@@ -174,11 +179,11 @@ class Flattered(Embedded):
 @pytest.mark.slow
 def test_a_run_with_a_reader_that_is_resumed_ends_alike(tmp_path, tiny_policy, rows):
     whole, part = tmp_path / "whole", tmp_path / "part"
-    more = {"reader": {}, "reader_every": 2}
+    more = {"reader": {}, "reader_first": 1, "reader_every": 2}
     ended = train(whole, tiny_policy, rows, judge=Judge(Flattered()), **more)
     resumed = str(copy_checkpoints((whole, ()), part, 6))
     assert same(train(part, tiny_policy, rows, resume=resumed, judge=Judge(Flattered()), **more), ended)
     read = contents(whole / "_rankbuffer" / "live.sqlite", ["reads"])
     assert len(read["reads"]) > 50 and contents(part / "_rankbuffer" / "live.sqlite", ["reads"]) == read
     saved = json.loads((newest_checkpoint(part) / FOLDER / RUN).read_text())
-    assert saved["reader"] == ["RubricJudge", 2] and len(differences(saved, {**saved, "reader": None})) == 1
+    assert saved["reader"] == ["RubricJudge", 1, 2] and len(differences(saved, {**saved, "reader": None})) == 1

@@ -101,6 +101,8 @@ SMALL = {
 }
 
 
+READ = {"reader_first": 11, "reader_every": 10**6}  # 5 % of the groups of a run, all of them at its beginning
+
 # The C library gives the memory of every large tensor back to the system. New pages were a tenth of a run's CPU time.
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**28)}
 
@@ -278,6 +280,7 @@ def recipe_arguments(run: Run):
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "seed": run.seed,
+        **(READ if settings.second == "repair" else {}),
     }
     words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))] + [*settings.set]
     folder = "beyond" if run.method in BEYOND else "paper"

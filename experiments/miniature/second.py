@@ -1,7 +1,7 @@
 """What a second judge can be for, beside the repair of the rewards: to judge all again, or to judge alone.
 
-* `repair`: a better reader scores one of 20 groups again, and `training/repair.py` corrects the rewards.
-* `alone`: this reader scores the same share of the groups, and the others have no reward.
+* `repair`: a better reader scores the first 5 % of the groups again, and `training/repair.py` corrects the rewards.
+* `alone`: this reader scores one of 20 groups, and the others have no reward.
 * `again`: the judge, with its weakness and with other errors, scores every group twice. The rewards are the means.
 """
 

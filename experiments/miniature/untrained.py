@@ -97,7 +97,7 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
         return round(fmean(cosines), 4), named
 
     (plain, _), (alone, _) = play(cheap), play(reader)
-    repaired = [play(cheap, Repair(reader, RankBufferConfig.reader_every), order) for order in range(orders)]
+    repaired = [play(cheap, Repair(reader, 0, RankBufferConfig.reader_every), order) for order in range(orders)]
     cosines, named = zip(*repaired, strict=True)
     return {"method": name, "judge": plain, "repaired": cosines, "reader": alone, "named": named}
 

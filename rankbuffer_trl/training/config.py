@@ -54,10 +54,12 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             then has `rank/below_noise`, the share of groups whose rewards differ by less. The rewards do not change.
         reader (`dict`, *optional*):
             Settings of a second, better judge (`judge_url`, `judge_model` and so on), as JSON on the command line. It
-            scores one of every `reader_every` groups again. What the judge pays for, by the difference, is named in
-            the log and subtracted from the rewards of all later steps (`docs/report.md`). Default: none.
+            scores some groups again. What the judge pays for, by the difference, is named in the log and subtracted
+            from the rewards of all later steps (`docs/report.md`). Default: none.
+        reader_first (`int`, *optional*, defaults to `11`):
+            The number of groups at the beginning of the run that the reader scores, all of them.
         reader_every (`int`, *optional*, defaults to `20`):
-            Of so many groups, the reader scores one.
+            Of so many later groups, the reader scores one.
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -153,6 +155,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     scale_by_signal: bool = False
     judge_noise: float | str | None = None
     reader: dict | str | None = None
+    reader_first: int = 11
     reader_every: int = 20
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
@@ -227,7 +230,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        check_at_least(self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1, reader_every=1)
+        check_at_least(
+            self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1, reader_first=0, reader_every=1
+        )
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         if self.vllm_server_base_url:

@@ -1,9 +1,11 @@
 """A reader repairs the rewards of a cheap judge: it names what the judge pays for, and takes it out. Ours.
 
-The reader is a second judge, and a better one. It scores one of every `reader_every` groups again, as the run's method
-does, so its rewards have the scale of the judge's. A regression explains the difference of the two by what an answer
-looks like: its words, its probes and its place in the group. All count less their mean in the group, because a rank
-says nothing across groups. What the regression predicts for a rollout is subtracted from its reward.
+The reader is a second judge, and a better one. It scores the first `reader_first` groups again and then one of every
+`reader_every`, as the run's method does, so its rewards have the scale of the judge's. The first ones count most: a
+policy that has learnt the judge's taste writes alike in all rollouts, and what no longer differs cannot be told. A
+regression explains the difference of the two by what an answer looks like: its words, its probes and its place in the
+group. All count less their mean in the group, because a rank says nothing across groups. What the regression predicts
+for a rollout is subtracted from its reward.
 
 The reader belongs to the run, and is no program beside it as the watch is. Such a program would write versions of a
 correction, and the run would have to record the version of each step. Here the reads stand in the store, and the
@@ -119,12 +121,15 @@ class Repair:
     Args:
         reader ([`Judge`]):
             The second judge.
+        first (`int`):
+            So many groups of the run are all read.
         every (`int`):
-            Of so many groups, the reader scores one.
+            Of so many later groups, the reader scores one.
     """
 
-    def __init__(self, reader: Judge, every: int):
+    def __init__(self, reader: Judge, first: int, every: int):
         self.reader = reader
+        self.first = first
         self.every = every
         self._made: tuple[Any, Correction | None] = None, None  # with what tells the reads that it was made from
 
@@ -135,7 +140,8 @@ class Repair:
 
     def chosen(self, before: int, groups: int) -> list[int]:
         """Return which groups of a step the reader scores. `before` counts the groups of all steps before."""
-        return [i for i in range(groups) if (before + i) % self.every == 0]
+        numbers = range(before, before + groups)
+        return [n - before for n in numbers if n < self.first or n % self.every == 0]
 
     async def read(
         self, method: RewardMethod, group: RolloutGroup, buffer: AnchorBuffer | None, score: GroupScore

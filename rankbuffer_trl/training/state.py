@@ -24,7 +24,7 @@ BINDING: dict[str, tuple[str, Callable[[RunPlan, GroupScorer], Any]]] = {
     "judge": ("the judge model", lambda plan, scorer: judge_name(plan.args, scorer)),
     "judge_args": ("the arguments of the judge client", lambda plan, _: client_arguments(plan.args)),
     "judge_guard": ("how responses are quoted for the judge", lambda plan, _: plan.args.judge_guard),
-    "reader": ("the second judge, and how many groups it reads", lambda plan, scorer: reader_of(plan.args, scorer)),
+    "reader": ("the second judge, and which groups it reads", lambda plan, scorer: reader_of(plan.args, scorer)),
     "format_check": ("what counts as an answer", lambda plan, _: plan.args.format_check),
     "rubric_dropout": ("the share of rubrics that a visit leaves out", lambda *_: None),
     "judge_view": ("what the judge sees of a rollout with tools", lambda plan, _: view(plan.args)),
@@ -135,12 +135,12 @@ def judge_name(args: RankBufferConfig, scorer: GroupScorer) -> str:
 
 
 def reader_of(args: RankBufferConfig, scorer: GroupScorer) -> list | None:
-    """Return the name of the reader and of how many groups it reads one; `None` without a reader."""
+    """Return the name of the reader, and which groups it reads; `None` without a reader."""
     if scorer.repair is None:
         return None
     settings = args.reader_config()
     named = settings and (settings.judge_client or settings.judge_model)
-    return [named or type(scorer.repair.reader.client).__name__, scorer.repair.every]
+    return [named or type(scorer.repair.reader.client).__name__, scorer.repair.first, scorer.repair.every]
 
 
 def client_arguments(args: RankBufferConfig) -> dict | str | None:
