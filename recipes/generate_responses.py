@@ -113,7 +113,7 @@ class ResponsesConfig(VerdictConfig):
         self.sampler()  # raises for a wrong URL or request
 
     def sampler(self) -> Endpoint:
-        """Describe the model that writes responses. It shares the judge's limits, but not the judge's prices."""
+        """Describe the model that writes responses. It shares the judge's limits, but not its prices and headers."""
         return replace(
             self.endpoint,
             role="sampler",
@@ -122,8 +122,10 @@ class ResponsesConfig(VerdictConfig):
             api_key_env=self.sampler_api_key_env,
             request=read_object("sampler_request", self.sampler_request) or {},
             timeout=self.sampler_timeout,
+            headers={},
             prompt_price=None,
             completion_price=None,
+            cached_price=None,
         )
 
 

@@ -203,3 +203,5 @@ def test_responses_config_refuses_what_cannot_work():
             generate_responses.ResponsesConfig(**good | changes)
     config = generate_responses.ResponsesConfig(**good, responses=2, least_responses=2, audit_queries=1)
     assert config.sampler().timeout == 3600 and config.judge_timeout == 120
+    billed = replace(config, judge_headers={"X-Run": "mine"}, judge_prompt_price=1.0, judge_cached_price=0.5)
+    assert billed.sampler() == config.sampler(), "headers that bill the judge do not go to the sampler's server"

@@ -149,8 +149,8 @@ class BufferStore:
             if reads and not database.has_reads(self._db):
                 self._db.execute(database.READS)
             for read in reads:
-                row = (read.query_id, step, read.rollout, read.difference, json.dumps(read.features))
-                self._db.execute("INSERT INTO reads VALUES (?, ?, ?, ?, ?)", row)
+                values = (read.query_id, step, read.rollout, read.difference, json.dumps(read.features))
+                self._db.execute("INSERT INTO reads VALUES (?, ?, ?, ?, ?)", values)
             for call in calls:
                 row = call_row(step, phase, call)
                 names, marks = ",".join(row), ",".join(f":{name}" for name in row)

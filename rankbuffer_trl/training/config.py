@@ -347,12 +347,13 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         Raises:
             [`SettingsError`]: if `reader` has a setting that a judge has not, or a wrong one.
         """
-        return None if self.reader is None else read_judge("reader", self.reader)
+        settings = read_object("reader", self.reader)
+        return None if settings is None else read_judge("reader", settings)
 
     def reader_judge(self) -> Judge | None:
         """Make the reader that these settings describe, `None` if there is none."""
         config = self.reader_config()
-        return config and config.judge()
+        return None if config is None else config.judge()
 
     def reward_method(self) -> RewardMethod:
         """Build the reward method with its arguments.

@@ -136,7 +136,7 @@ class Repair:
     @property
     def named(self) -> str | None:
         """What the judge pays or takes off for most, `None` if nothing is known."""
-        return self._made[1] and self._made[1].named
+        return self._made[1].named if self._made[1] else None
 
     def chosen(self, before: int, groups: int) -> list[int]:
         """Return which groups of a step the reader scores. `before` counts the groups of all steps before."""
