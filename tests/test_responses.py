@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import generate_responses
 import pytest
