@@ -141,9 +141,13 @@ STATES = st.tuples(st.integers(0, 2), st.sampled_from(["up", "down", "down", "bu
 EVENTS = st.lists(st.tuples(st.integers(0, 9), st.just("ask")) | STATES | st.sampled_from([(0, "look"), (0, "end")]))
 OUTAGE = [(0, "ask"), (0, "down"), (1, "down"), (0, "ask"), (1, "ask"), (1, "up"), (0, "look"), (0, "ask")]
 
+NEVER_THERE = [(0, "down"), (1, "down"), (0, "ask")]  # nobody waits for what has never answered
+
 
 @given(st.integers(1, 3), st.sampled_from([0.0, FOR_EVER]), EVENTS)
 @example(2, FOR_EVER, OUTAGE)
+@example(1, FOR_EVER, NEVER_THERE)
+@example(2, FOR_EVER, NEVER_THERE)
 def test_servers_go_by_their_rules(number, wait, events):
     async def play(judge, lines, *clients):
         rules, waiting = Rules(number, wait), []
