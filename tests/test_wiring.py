@@ -580,7 +580,7 @@ def train_and_resume(at, values: dict) -> None:
 
 @starts("rankbuffer-train", TRAIN, train_and_resume)
 def a_run(at) -> dict:
-    names = "scorer.GroupScorer trainer.AnswerReader trainer.GroupReward.begin trainer.scale_by_signal"
+    names = "scorer.GroupScorer scorer.Repair trainer.AnswerReader trainer.GroupReward.begin trainer.scale_by_signal"
     at.ends.doors("rankbuffer_trl.training", f"{names} reward_function.step_metrics")
     at.ends.doors("rankbuffer_trl.exact", "trainer.check_trusted checkpoint.Checkpoints.resumable")
     at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
@@ -592,6 +592,9 @@ def a_run(at) -> dict:
         "method_args": To({"looks": 4}, {"method.looks": 4}),
         "scale_by_signal": To(True, lambda ends: ends.given["weights"]),
         "judge_noise": To(0.3, {"noise": 0.3}),
+        "reader": To({"judge_url": at.ends.url, "judge_model": "other"}, '"model": "other"'),
+        "reader_first": To(1, {"first": 1}),
+        "reader_every": To(7, {"every": 7}),
         "judge_during_generation": To(False, lambda ends: not ends.given["training"]),
         "format_check": To("(?s)(?P<answer>.+)", {"check": "(?s)(?P<answer>.+)"}),
         "format_weight": To(0.5, "'format_reward': 0.5"),
