@@ -585,6 +585,7 @@ def a_run(at) -> dict:
     at.ends.doors("rankbuffer_trl.exact", "trainer.check_trusted checkpoint.Checkpoints.resumable")
     at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
     function = {"function": "trl.rewards.think_format_reward", "weight": 0.25}
+    own = {name: value_of(row) for name, row in judge(at).items()}
     rows = training(at) | judge(at) | needed(dataset_test_split="seen")
     rows |= base(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8)
     return rows | {"judge_max_failures": 0.75, "judge_step_timeout": To(88.0, {"step_timeout": 88.0})} | {
@@ -592,7 +593,7 @@ def a_run(at) -> dict:
         "method_args": To({"looks": 4}, {"method.looks": 4}),
         "scale_by_signal": To(True, lambda ends: ends.given["weights"]),
         "judge_noise": To(0.3, {"noise": 0.3}),
-        "reader": To({"judge_url": at.ends.url, "judge_model": "other"}, '"model": "other"'),
+        "reader": To(own | {"judge_model": "other"}, '"model": "other"'),
         "reader_first": To(1, {"first": 1}),
         "reader_every": To(7, {"every": 7}),
         "judge_during_generation": To(False, lambda ends: not ends.given["training"]),
