@@ -1,4 +1,4 @@
-"""The quickstart under ZeRO-3 with two processes, started as a user starts it. See also `test_spread.py`."""
+"""The quickstart under ZeRO-3 with two processes, started as a user starts it. See also `test_resume.py`."""
 
 import os
 import pickle
