@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -214,8 +215,8 @@ def test_the_readme_shows_what_one_group_prints(capsys):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch) -> Path:
-    """The folder with the package `my_methods` that docs/extending.md shows, file by file."""
-    (tmp_path / "my_methods").mkdir()
+    """The folder with the package `my_methods`: the files of examples/, and those that docs/extending.md shows."""
+    shutil.copytree(ROOT / "examples" / "my_methods", tmp_path / "my_methods")
     files = r"`my_methods/(\w+\.py)`.*?```python\n(.*?)```"
     for name, code in re.findall(files, text_of("docs/extending.md"), re.DOTALL):
         (tmp_path / "my_methods" / name).write_text(code)
