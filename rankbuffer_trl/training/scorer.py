@@ -198,14 +198,15 @@ class GroupScorer:
             [`JudgeError`]: if the reader fails too often, or takes too long.
         """
         assert self.repair is not None
-        known, found = self._recorded(groups, opened.number), []
+        known, asked = self._recorded(groups, opened.number), []
         reader = self.repair.reader
+        for i in self.repair.chosen(history.count_groups(self.store), len(groups)):
+            if groups[i].query.id not in known:
+                known.add(groups[i].query.id)
+                asked.append(self.repair.read(self.method, groups[i], opened.buffers[i], scores[i]))
         try:
-            async with asyncio.timeout(self.step_timeout):
-                for i in self.repair.chosen(history.count_groups(self.store), len(groups)):
-                    if groups[i].query.id not in known:
-                        known.add(groups[i].query.id)
-                        found += await self.repair.read(self.method, groups[i], opened.buffers[i], scores[i])
+            async with asyncio.timeout(self.step_timeout), asyncio.TaskGroup() as tasks:
+                reading = [tasks.create_task(each) for each in asked]
         except TimeoutError:
             raise JudgeError(
                 f"the reader ({reader.client.name}) did not finish a step within"
@@ -220,7 +221,7 @@ class GroupScorer:
                 f"the reader ({reader.client.name}) failed {len(failed)} of {len(calls)} judgments in one step."
                 f" {explain(failed[-1])} {RESUME}"
             )
-        return found
+        return [row for task in reading for row in task.result()]
 
     def discard(self) -> None:
         """Give up a step that was begun and not scored: cancel its requests and record its calls."""
