@@ -292,7 +292,8 @@ def responses(at) -> dict:
     at.ends.door("rankbuffer_trl.judge.servers.Servers.of")
     rows = judge(at) | data(at, "bare") | sent(temperature=0.31, top_p=0.32, max_tokens=2222)
     among = lambda name, value: To(value, lambda ends: plain(value) in ends.arrived(name))  # noqa: E731
-    alike = {"judge_timeout": 77.0, "judge_prompt_price": 2.0, "judge_free_tokens": 99, "judge_guard": False}
+    alike = {"judge_timeout": 77.0, "judge_prompt_price": 2.0, "judge_cached_price": 0.5}
+    alike |= {"judge_free_tokens": 99, "judge_guard": False}
     rows |= {name: among(name, value) for name, value in alike.items()}  # the sampler has others
     return rows | needed(sampler_url=at.ends.url, least_responses=3) | {
         "output_file": To(str(at.out / "a.jsonl"), "file a.jsonl"),
