@@ -11,16 +11,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from aiohttp import web
-from conftest import ROOT, run_program
 from helpers.contents import contents
-from helpers.early_runs import CASES, Case
 from helpers.judges import Embedded
 from helpers.rollout_server import RolloutServer, allow_client, server_config
 from helpers.servers import served
@@ -28,7 +26,6 @@ from peft import LoraConfig
 from peft.tuners.lora import Linear
 from requests import ReadTimeout
 from requests.adapters import HTTPAdapter
-from safetensors.torch import load_file
 from transformers import AutoConfig
 from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -37,7 +34,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.exact.distributed import MainProcessError
 from rankbuffer_trl.judge import Judge
-from rankbuffer_trl.store.places import LIVE_STORE, read_store
+from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training import rollouts as trainer_module
 from rankbuffer_trl.training.rollouts import KEEPALIVE, RETRIES, RolloutError, SeparateRollouts, known_to_us
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -593,42 +590,3 @@ def test_a_signal_leaves_nothing_in_flight_and_the_resumed_run_ends_as_if_nothin
         resumed = train(tmp_path / "run", tiny_policy, rows, url, Judge(Embedded()), resume=True, **settings)
         assert len(rollouts.seen) == 2 * 24
     assert outcome(resumed) == late
-
-
-# Several processes; tests/helpers/early_runs.py runs all cases
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory, tiny_policy, data_file, server):
-    folder = tmp_path_factory.mktemp("runs")
-    with server() as (_, url), server(fault=lambda number: number % 7 == 0) as (_, faulty):
-        arguments = ("--policy", tiny_policy, "--data", data_file, "--url", url, "--faulty", faulty)
-        print(run_program(ROOT / "tests" / "helpers" / "early_runs.py", folder, *arguments, timeout=500))
-    return folder
-
-
-def end(folder: Path, case: Case) -> tuple[dict, dict[str, list]]:
-    weights = load_file(folder / case.name / "end" / "model.safetensors")
-    return contents(folder / case.name / LIVE_STORE), {name: weight.tolist() for name, weight in weights.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case.answers is None], ids=lambda case: case.name)
-def test_neither_the_spread_nor_the_time_of_judging_changes_anything(ran, case):
-    store, weights = end(ran, case)
-    assert store == end(ran, CASES[0])[0]
-    assert weights == end(ran, Case(case.processes, early=False))[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case.answers is not None], ids=lambda case: case.name)
-def test_a_judge_that_fails_during_generation_ends_every_process_with_nothing_recorded(ran, case):
-    first, second = (Path(f"{ran / case.name}.{rank}").read_text() for rank in range(2))
-    cause = "did not finish a step within judge_step_timeout=5 s" if case.hang else "it stopped answering"
-    assert first.startswith("JudgeError: the judge (failing judge at nowhere)") and cause in first
-    assert second == f"MainProcessError: the main process failed with {first}"
-    store = contents(ran / case.name / LIVE_STORE)
-    assert {row[1] for row in store["groups"]} == {0}
-    with closing(read_store(ran / case.name / LIVE_STORE)) as reading:
-        failed = list(reading.rows("SELECT 1 FROM calls WHERE step = 1 AND outcome = 'unreachable'"))
-    assert bool(failed) != case.hang
