@@ -77,7 +77,9 @@ class Alone(Second):
 
     async def score(self, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge) -> GroupScore:
         """See [`RewardMethod`]."""
-        if isinstance(judge, Listener) or not self.chosen(group):
+        if isinstance(judge, Listener):  # what a run looks at before it starts
+            return await self.inner.score(group, buffer, judge)
+        if not self.chosen(group):
             return GroupScore((None,) * len(group.rollouts))
         return await self.ask(group, buffer, judge)
 
