@@ -290,11 +290,12 @@ def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapp
 
 def describe(told: Mapping[str, Any], step: int, args: TrainingArguments) -> dict[str, Any]:
     """Return what `run.json` tells of a run: version, step, processes, what its state tells, and most settings."""
-    # A checkpoint may be published. So addresses of servers and tokens are left out, and an absolute path is cut.
-    settings = {
-        key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
-        for key, value in args.to_dict().items()
-        if not key.endswith(PRIVATE)
-    }
     known = {"rankbuffer_trl": __version__, "step": step, "processes": args.world_size}
-    return json.loads(json.dumps({**known, **told, "config": settings}, default=str))
+    return json.loads(json.dumps({**known, **told, "config": public(args.to_dict())}, default=str))
+
+
+def public(setting: Any) -> Any:
+    """Return a setting as a published checkpoint may hold it: an absolute path is cut, and a mapping has less."""
+    if isinstance(setting, Mapping):  # without addresses of servers and tokens
+        return {key: public(value) for key, value in setting.items() if not str(key).endswith(PRIVATE)}
+    return Path(setting).name if isinstance(setting, str) and Path(setting).is_absolute() else setting
