@@ -291,11 +291,11 @@ def write_manifest(folder: Path, run: Mapping[str, Any], state: str, files: Mapp
 def describe(told: Mapping[str, Any], step: int, args: TrainingArguments) -> dict[str, Any]:
     """Return what `run.json` tells of a run: version, step, processes, what its state tells, and most settings."""
     known = {"rankbuffer_trl": __version__, "step": step, "processes": args.world_size}
-    return json.loads(json.dumps({**known, **told, "config": public(args.to_dict())}, default=str))
+    return json.loads(json.dumps({**known, **told, "config": publishable(args.to_dict())}, default=str))
 
 
-def public(setting: Any) -> Any:
+def publishable(setting: Any) -> Any:
     """Return a setting as a published checkpoint may hold it: an absolute path is cut, and a mapping has less."""
     if isinstance(setting, Mapping):  # without addresses of servers and tokens
-        return {key: public(value) for key, value in setting.items() if not str(key).endswith(PRIVATE)}
+        return {key: publishable(value) for key, value in setting.items() if not str(key).endswith(PRIVATE)}
     return Path(setting).name if isinstance(setting, str) and Path(setting).is_absolute() else setting
