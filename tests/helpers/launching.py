@@ -79,7 +79,7 @@ elif name == "trl":
 elif name == "accelerate":
     signal.signal(signal.SIGTERM, lambda *_: (note("accelerate", got="SIGTERM"), os._exit(143)))
     if told := os.environ.get("LOSES_JUDGE"):  # as a training without its judge does, the first times
-        lost = folder / "lost"
+        lost = folder / f"lost-{{os.environ.get('SLURM_NODEID')}}"  # each node counts its own
         lost.write_text("x" * (1 + (len(lost.read_text()) if lost.exists() else 0)))
         if len(lost.read_text()) <= int(told):
             Path(os.environ["RANKBUFFER_STATUS_FILE"]).write_text("75 --resume_from_checkpoint true\\n")
