@@ -19,7 +19,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -237,15 +237,14 @@ def write(path: Path, value: Any) -> None:
     os.replace(part, path)
 
 
-def queue(seeds: Iterable[int]) -> Iterator[tuple[str, str, int]]:
+def queue(seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
     """Yield row, judge and seed of all runs in their order.
 
-    Seeds are the outer loop. In each seed, the rows of the claims come first, under the sharp judge and then under the
-    blunt one; the other rows follow in the same order of judges.
+    The rows of the claims come first: all seeds under the sharp judge, then all under the blunt one. The other rows
+    follow in the same order.
     """
-    for seed in seeds:
-        for rows in (CLAIMED, OTHERS):
-            yield from ((row, judge, seed) for judge in JUDGES for row in rows)
+    for rows in (CLAIMED, OTHERS):
+        yield from ((row, judge, seed) for judge in JUDGES for seed in seeds for row in rows)
 
 
 def main() -> None:

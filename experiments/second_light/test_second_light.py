@@ -35,14 +35,11 @@ def test_rubrics_leave_room_and_ask_for_words_that_the_prompt_lacks(of):
         assert sum(rubric["weight"] for rubric in row["rubrics"][:2]) == 6 and len(row["rubrics"]) == 4
 
 
-def test_queue_has_seeds_outermost_and_the_rows_of_the_claims_first():
+def test_queue_has_the_rows_of_the_claims_first_and_the_sharp_judge_before_the_blunt_one():
     found = list(run.queue(range(3)))
     assert len(found) == len(set(found)) == 48
-    assert found[:11] == [
-        *((row, "sharp", 0) for row in run.CLAIMED),
-        *((row, "blunt", 0) for row in run.CLAIMED),
-        ("paper/gdpo", "sharp", 0),
-    ]
+    assert found[:6] == [*((row, "sharp", 0) for row in run.CLAIMED), ("paper/grpo", "sharp", 1)]
+    assert found[15] == ("paper/grpo", "blunt", 0) and found[30] == ("paper/gdpo", "sharp", 0)
 
 
 def test_a_run_that_was_ended_continues_and_keeps_all_answers(tiny_policy, tmp_path, monkeypatch):
