@@ -153,6 +153,7 @@ def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
     for reader, message in (
         ({"judge_modle": "x"}, "no setting 'judge_modle'"),
         ({"judge_url": 3}, "reader: judge_url"),
+        ({"judge_completion_price": 3}, "leave it out"),
     ):
         with pytest.raises(SettingsError, match=message):
             config(tmp_path, reader=reader)

@@ -44,7 +44,7 @@ MASKED = 1e-4
 
 
 async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = None) -> list[str]:
-    """Check the judge of a run and estimate what it costs.
+    """Check the judge and the reader of a run and estimate what they cost.
 
     Args:
         plan (`RunPlan`):
@@ -61,13 +61,15 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
     """
     args, made = plan.args, plan.args.judge()
     judge = Judge(made.client, made.max_attempts, made.guard, on_spent=on_spent)
+    both = {"judge": judge} | ({"reader": reader} if (reader := args.reader_judge()) else {})
     lines, price = [], RunPrice(plan)
     try:
         servers = servers_of(judge)
-        longest = longest_of(price.first_questions, judge.guard) if servers else []
-        contexts = await check_servers(judge, longest)
-        for client, context in zip(servers, contexts, strict=True):
-            lines.append(f"judge: {client.name}" + (f", context {context:,} tokens" if context else ""))
+        longest = longest_of(price.first_questions, judge.guard) if any(map(servers_of, both.values())) else []
+        for role, each in reversed(both.items()):
+            contexts = await check_servers(each, longest)
+            for client, context in zip(servers_of(each), contexts, strict=True):
+                lines.append(f"{role}: {client.name}" + (f", context {context:,} tokens" if context else ""))
         if servers:
             context = min(filter(None, contexts), default=None)
             lines += await check_context(servers[0], context, judge.guard, plan, longest)
@@ -78,7 +80,8 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
             lines += shown_whole(question.chat(judge.guard), firsts[0])
         asked, sample, seconds = await ask_sample(judge, price)
     finally:
-        await judge.client.close()
+        for each in both.values():
+            await each.client.close()
     totals, cost = Totals.of(sample), Totals.of([*firsts, *sample])
     cached = totals.cached_tokens / max(totals.prompt_tokens, 1)
     lines.append(

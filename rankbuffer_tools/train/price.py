@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property, partial
+from itertools import pairwise
 from operator import mul
 from statistics import fmean
 
@@ -13,6 +14,7 @@ from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.must import count_calls
 from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.training.repair import count_read
 from rankbuffer_trl.training.scorer import stand_in
 
 from ..jobs.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
@@ -96,14 +98,17 @@ class RunPrice:
             visits.append(((prompt - made_up) / first * whole, completion / len(groups), len(texts) / len(groups)))
         return visits
 
-    def questions(self, step: int) -> list[float]:
-        """Return what `visits` has, for all questions from step `done` to `step`."""
-        size = self.plan.args.queries_per_generation
+    def groups(self, step: int, reader: bool = False) -> list[int]:
+        """Return how many groups are scored from step `done` to `step`, by visit, the later visits with the last one.
+
+        With `reader`, they are those that the reader scores.
+        """
+        args, size = self.plan.args, self.plan.args.queries_per_generation
         first, last = (size * self.plan.batches.generations_until(each) for each in (min(self.plan.done, step), step))
         starts = [number * self.plan.batches.generations_per_epoch * size for number in range(len(self.visits))]
-        spans = zip(starts, [*starts[1:], math.inf], strict=True)
-        groups = [max(min(last, end) - max(first, start), 0) for start, end in spans]
-        return [sum(map(mul, groups, column)) for column in zip(*self.visits, strict=True)]
+        count = partial(count_read, first=args.reader_first, every=args.reader_every) if reader else int
+        bounds = [count(min(max(each, first), last)) for each in (*starts, last)]
+        return [end - start for start, end in pairwise(bounds)]
 
     def cost(self, asked: Sequence[Question], found: Totals | None = None, seconds: float | None = None) -> list[str]:
         """Return what the rest of the run costs, in lines for people.
@@ -124,13 +129,18 @@ class RunPrice:
         # In place of what is made up, a rollout may have so many tokens. The guard marks its lines.
         ends = [0] if self.written else [0, args.max_completion_length * (1 + args.judge_guard / QUOTED)]
 
-        def total(step: int, more: float) -> Totals:
-            prompts, completions, shown = self.questions(step)
+        def part(step: int, more: float, reader: bool) -> Totals:
+            columns = zip(*self.visits, strict=True)
+            prompts, completions, shown = (sum(map(mul, self.groups(step, reader), column)) for column in columns)
             tokens = prompts * sample.spent_prompt_tokens / prompt + shown * more
             cached = tokens * sample.spent_cached_tokens / max(sample.spent_prompt_tokens, 1)
             answers = completions * sample.spent_completion_tokens / completion
             counts = ("prompt", tokens), ("cached", cached), ("completion", answers)
             return Totals(**{f"spent_{name}_tokens": round(number) for name, number in counts})
+
+        def total(step: int, more: float) -> Totals:
+            judge = part(step, more, reader=False)
+            return judge + part(step, more, reader=True) if args.reader is not None else judge
 
         groups, *calls = self.judgments()
         totals = [total(steps, more) for more in ends]
@@ -146,6 +156,11 @@ class RunPrice:
             times = [duration(seconds * each.spent_tokens / sample.spent_tokens) for each in totals]
             parts.append(f"about {between(times)} of judging at this rate")
         lines = [", ".join(parts)]
+        if args.reader is not None:
+            tokens = between([short(part(steps, more, reader=True).spent_tokens) for more in ends])
+            lines.append(
+                f"the reader takes about {tokens} of these tokens, for {sum(self.groups(steps, True)):,} groups"
+            )
         if not self.written:
             lines.append(
                 "the data set has no responses, so this is from the prompts alone to rollouts that use all of"

@@ -345,9 +345,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         """Return the settings of the reader, `None` if there is none.
 
         Raises:
-            [`SettingsError`]: if `reader` has a setting that a judge has not, or a wrong one.
+            [`SettingsError`]: if `reader` has a setting that a judge has not, a wrong one, or a price.
         """
         settings = read_object("reader", self.reader)
+        if settings and (price := next((key for key in settings if key.endswith("_price")), None)):
+            raise SettingsError(f"reader has {price}, but its tokens count at the judge's prices: leave it out")
         return None if settings is None else read_judge("reader", settings)
 
     def reader_judge(self) -> Judge | None:

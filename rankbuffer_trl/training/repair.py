@@ -115,6 +115,11 @@ def within(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return values - (sums / count)[groups]
 
 
+def count_read(groups: int, first: int, every: int) -> int:
+    """Return how many of the first `groups` groups of a run a reader scores."""
+    return min(groups, first) + max(-(-groups // every) - -(-first // every), 0)
+
+
 class Repair:
     """The reader of a run, and the corrections that follow from what it has read.
 
@@ -140,8 +145,8 @@ class Repair:
 
     def chosen(self, before: int, groups: int) -> list[int]:
         """Return which groups of a step the reader scores. `before` counts the groups of all steps before."""
-        numbers = range(before, before + groups)
-        return [n - before for n in numbers if n < self.first or n % self.every == 0]
+        count = [count_read(before + i, self.first, self.every) for i in range(groups + 1)]
+        return [i for i in range(groups) if count[i + 1] > count[i]]
 
     async def read(
         self, method: RewardMethod, group: RolloutGroup, buffer: AnchorBuffer | None, score: GroupScore
