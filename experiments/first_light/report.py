@@ -46,6 +46,7 @@ LOGGED = {  # by step
 }
 SETS = {"trained": "training prompts", "kept_apart": "prompts kept apart"}
 READERS = {"with_rubrics": "the judge", "without_rubrics": "without rubrics"}
+DUELS = (("trained", "with_rubrics"), ("kept_apart", "with_rubrics"), ("kept_apart", "without_rubrics"))
 WINDOW = 5  # steps in a moving mean
 
 Row = dict[str, Any]
@@ -175,12 +176,11 @@ def draw_curves(axes: Axes, rows: Mapping[str, Row], key: str, title: str) -> No
     axes.set_xlabel("step")
 
 
-def draw_duels(axes: Axes, rows: Mapping[str, Row]) -> None:
-    """Draw how often the trained policy wins by log odds, with 95 % intervals."""
-    offsets = {("trained", "with_rubrics"): 0.2, ("kept_apart", "with_rubrics"): 0.0}
-    offsets[("kept_apart", "without_rubrics")] = -0.2
+def draw_duels(axes: Axes, rows: Mapping[str, Row], shown: Sequence[tuple[str, str]] = DUELS) -> None:
+    """Draw how often the trained policy wins by log odds, with 95 % intervals, by prompts and reader."""
     for place, row in enumerate(rows.values()):
-        for colour, ((of_set, reader), offset) in enumerate(offsets.items()):
+        for colour, (of_set, reader) in enumerate(shown):
+            offset = 0.2 * ((len(shown) - 1) / 2 - colour)
             found = row["compared"][of_set].get(reader, {}).get("wins", {}).get("log odds")
             if found:
                 label = f"{SETS[of_set]}, {READERS[reader]}" if place == 0 else None
@@ -199,7 +199,7 @@ def draw_duels(axes: Axes, rows: Mapping[str, Row]) -> None:
     axes.set_xlim(0, 1)
     axes.invert_yaxis()  # the first row on top
     axes.set_title("share of duels that the trained policy wins, by log odds", fontsize=10, loc="left")
-    if axes.get_legend_handles_labels()[0]:
+    if len(shown) > 1:
         axes.legend(fontsize=7, loc="lower right")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,16 @@ from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets, score
 from rankbuffer_trl.words import WORD
 
-ROWS = "grpo gdpo rrc_scr tournament_grpo rankbuffer rankbuffer_static rankbuffer_bootstrap listwise_two".split()
+ROWS = {
+    "grpo": "GRPO",
+    "gdpo": "GDPO",
+    "rrc_scr": "RRC-SCR",
+    "tournament_grpo": "Tournament-GRPO",
+    "rankbuffer": "RankBuffer",
+    "rankbuffer_static": "RankBuffer static",
+    "rankbuffer_bootstrap": "RankBuffer bootstrap",
+    "listwise_two": "two lists",
+}
 NEAR = 0.8  # share of RRC-SCR's gain from which RankBuffer is near it
 CLAIMS = {  # each difference is above 0 if its claim is true; the last one is asked in both directions
     "RankBuffer is above GRPO": ("rankbuffer", "grpo", 1.0),
@@ -149,20 +159,30 @@ def claims_table(found: Mapping[tuple[str, str], Comparison]) -> Table:
     return table
 
 
+def draw_epochs(axes: Axes, runs: Mapping[tuple[str, str], list[Outcome]], judge: str, start: float) -> None:
+    """Draw true quality by epoch against judge tokens, for all rows: the mean, and each seed as a thin line."""
+    for (of, row), found in runs.items():
+        if of == judge:
+            colour = f"C{[*ROWS].index(row)}"
+            for each in found if len(found) > 1 else ():
+                axes.plot(
+                    [tokens / 1e3 for tokens in each.tokens], each.epochs, color=colour, linewidth=0.5, alpha=0.6
+                )
+            tokens = [each / 1e3 for each in by_epoch(found, "tokens")]
+            axes.plot(tokens, by_epoch(found, "epochs"), color=colour, marker="o", markersize=4, label=ROWS[row])
+    axes.axhline(start, color="#999999", linewidth=1)
+    axes.set(xlabel="judge tokens so far, thousands", ylabel="true quality of an epoch's rollouts, 0 to 100")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+
+
 def figure(runs: Mapping[tuple[str, str], list[Outcome]], start: float, path: Path) -> None:
-    """Draw true quality by epoch against judge tokens, one panel per judge."""
+    """Draw one panel per judge."""
     judges = [*dict.fromkeys(judge for judge, _ in runs)]
     picture = Figure(figsize=(5.2 * len(judges), 3.8), layout="constrained")
     for axes, judge in zip(picture.subplots(1, len(judges), squeeze=False, sharey=True)[0], judges, strict=True):
-        for (of, row), found in runs.items():
-            if of == judge:
-                look = {"marker": "o", "markersize": 4, "color": f"C{ROWS.index(row)}", "label": row}
-                axes.plot([each / 1e3 for each in by_epoch(found, "tokens")], by_epoch(found, "epochs"), **look)
-        axes.axhline(start, color="#999999", linewidth=1)
-        axes.set(xlabel="judge tokens so far, thousands", title=f"{judge} judge")
-        axes.spines[["top", "right"]].set_visible(False)
-    picture.axes[0].set_ylabel("true quality of an epoch's rollouts")
-    picture.axes[0].legend(frameon=False, fontsize=7)
+        draw_epochs(axes, runs, judge, start)
+        axes.set_title(f"{judge} judge")
     picture.savefig(path, dpi=110)
 
 
@@ -177,6 +197,16 @@ def show_answers(records: Iterable[Mapping[str, Any]], start: Texts, console: Co
         )
 
 
+def outcomes(records: Path, measure: Measure) -> dict[tuple[str, str], list[Outcome]]:
+    """Return the runs of a folder by judge and row, in the order of the tables."""
+    found = [Outcome.of(read(path), measure) for path in records.glob("*.json.gz")]
+    found.sort(key=lambda each: ([*JUDGES].index(each.judge), [*ROWS].index(each.row), each.seed))
+    runs: dict[tuple[str, str], list[Outcome]] = {}
+    for each in found:
+        runs.setdefault((each.judge, each.row), []).append(each)
+    return runs
+
+
 def main() -> None:
     """Print what the records say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -185,20 +215,20 @@ def main() -> None:
     parser.add_argument("--answers", action="store_true", help="print answers before and after")
     given = parser.parse_args()
     console, measure, start = Console(width=170, highlight=False), Measure(), read(START)
-    records = [read(path) for path in sorted(given.records.glob("*.json.gz"))]
     before = {of: measure.quality(answers) for of, answers in start.items()}
-    runs: dict[tuple[str, str], list[Outcome]] = {}
-    records.sort(key=lambda each: ([*JUDGES].index(each["judge"]), ROWS.index(each["row"]), each["seed"]))
-    for record in records:
-        runs.setdefault((record["judge"], record["row"]), []).append(Outcome.of(record, measure))
+    runs = outcomes(given.records, measure)
     found = claims(runs, before["trained"])
     console.print(rows_table(runs, before), claims_table(found))
     if given.answers:
-        show_answers(records, start["kept_apart"], console)
+        show_answers(map(read, sorted(given.records.glob("*.json.gz"))), start["kept_apart"], console)
     if runs:
         figure(runs, before["trained"], given.figure)
     verdicts = {f"{claim} ({judge})": each.verdict for (judge, claim), each in found.items()}
-    print(json.dumps({"benchmark": "second_light", "runs": len(records), "start": before, "claims": verdicts}))
+    print(
+        json.dumps(
+            {"benchmark": "second_light", "runs": sum(map(len, runs.values())), "start": before, "claims": verdicts}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 
+from experiments import lights
 from experiments.second_light import report, run
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets
@@ -131,3 +132,8 @@ def test_what_was_kept_is_whole():
         assert [visit["step"] for visit in found["visits"]] == [step for step in range(40) for _ in range(2)]
         assert all(len(visit["answers"]) == len(visit["rewards"]) == run.G for visit in found["visits"])
         assert [step for step, *_ in found["spent"]] == list(range(40)) and [*found["kept_apart"]] == ["20", "40"]
+
+
+def test_the_figure_of_the_front_page_has_both_halves(tmp_path):
+    lights.main(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG" and lights.PICTURE.is_file()

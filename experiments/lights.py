@@ -1,0 +1,41 @@
+"""Draw the figure of the front page: a real policy under a judge that reads, and under one that does not.
+
+    python -m experiments.lights    # writes experiments/lights.png from the kept records
+
+The left half has the runs of `second_light` under the sharp judge, the right half the duels of `first_light`.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.first_light import report as first
+from experiments.second_light import report as second
+
+PICTURE = Path(__file__).with_suffix(".png")
+NAMES = {"ratings_soft": "a score,\nby its probabilities", "pointwise": "a score,\nby its word (GRPO)"}
+NAMES |= {"rankbuffer": "RankBuffer,\nby its words"}
+
+
+def main(path: Path = PICTURE) -> None:
+    """Draw both halves, and write the picture."""
+    picture = Figure(figsize=(11, 3.8), layout="constrained")
+    left, right = picture.subplots(1, 2, width_ratios=[1.1, 1])
+    measure = second.Measure()
+    start = measure.quality(second.read(second.START)["trained"])
+    second.draw_epochs(left, second.outcomes(second.RECORDS, measure), "sharp", start)
+    left.set_title("a judge that reads: true quality", fontsize=10, loc="left")
+    rows = json.loads(gzip.decompress(first.KEPT.read_bytes()))
+    first.draw_duels(
+        right, {NAMES.get(name, name): row for name, row in rows.items()}, [("kept_apart", "with_rubrics")]
+    )
+    right.set_title("a judge whose words carry nothing: who wins the duels?", fontsize=10, loc="left")
+    right.set_xlabel("share won by the trained policy, against the untrained one")
+    right.spines[["top", "right"]].set_visible(False)
+    picture.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
