@@ -586,7 +586,7 @@ def a_run(at) -> dict:
     at.ends.doors("rankbuffer_trl.exact", "trainer.check_trusted checkpoint.Checkpoints.resumable")
     at.ends.door("rankbuffer_tools.train.command.RankBufferTrainer")
     function = {"function": "trl.rewards.think_format_reward", "weight": 0.25}
-    own = {name: value_of(row) for name, row in judge(at).items()}
+    own = {name: value_of(row) for name, row in judge(at).items() if not name.endswith("_price")}
     rows = training(at) | judge(at) | needed(dataset_test_split="seen")
     rows |= base(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8)
     return rows | {"judge_max_failures": 0.75, "judge_step_timeout": To(88.0, {"step_timeout": 88.0})} | {
@@ -595,6 +595,8 @@ def a_run(at) -> dict:
         "scale_by_signal": To(True, lambda ends: ends.given["weights"]),
         "judge_noise": To(0.3, {"noise": 0.3}),
         "reader": To(own | {"judge_model": "other"}, '"model": "other"'),
+        "judge_prompt_price": To(2.0, lambda ends: "2.0" in ends.arrived("judge_prompt_price")),  # the reader has none
+        "judge_cached_price": To(0.5, lambda ends: "0.5" in ends.arrived("judge_cached_price")),
         "reader_first": To(1, {"first": 1}),
         "reader_every": To(7, {"every": 7}),
         "judge_during_generation": To(False, lambda ends: not ends.given["training"]),
