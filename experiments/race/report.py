@@ -1,11 +1,12 @@
 """How many judge tokens does each reward take until the miniature's policy has 85 of 100?
 
-    python -m experiments.race.report runs/race/results.jsonl    # add finished runs of the miniature to the record
-    python -m experiments.race.report                            # make the table from the record alone
+    python -m experiments.race.report runs/race/results.jsonl      # add finished runs of the miniature to the record
+    python -m experiments.race.report                              # make the table from the record alone
+    python -m experiments.race.report --judge blunt [RESULTS]      # the same for a judge with errors of 0.3
 
 The quality of a step is the mean true quality of the rollouts of the last six steps, in which each query stands once.
 The tokens are all that the judge has taken until the end of the first step with the goal. The program prints a table
-and one JSON line, and writes `tokens_to_85.json` for the table of recipes.
+and one JSON line. For the sharp judge it writes `tokens_to_85.json`, for the table of recipes.
 """
 
 import argparse
@@ -20,8 +21,9 @@ from experiments.miniature.report import BEYOND
 from experiments.miniature.run import read_results
 
 HERE = Path(__file__).parent
-RECORD, FOUND = HERE / "runs.json", HERE / "tokens_to_85.json"
-GOALS = (80, 85)
+FOUND = HERE / "tokens_to_85.json"
+JUDGES = {"sharp": (HERE / "runs.json", (80, 85)), "blunt": (HERE / "blunt.json", (70, 75))}
+RECORD, GOALS = JUDGES["sharp"]
 Runs = dict[str, dict[str, dict[str, list]]]  # quality and tokens by step, by recipe and seed
 
 
@@ -62,16 +64,20 @@ def main() -> None:
     """Add runs, print the table, and write what the table of recipes needs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="*", help="result files of the miniature, to add to the record")
-    runs: Runs = merged(json.loads(RECORD.read_text()), parser.parse_args().results)
+    parser.add_argument("--judge", choices=JUDGES, default="sharp", help="the judge of the runs")
+    given = parser.parse_args()
+    record, goals = JUDGES[given.judge]
+    runs: Runs = merged(json.loads(record.read_text()) if record.is_file() else {}, given.results)
     lines = ",\n".join(f"{json.dumps(recipe)}: {json.dumps(seeds)}" for recipe, seeds in runs.items())
-    RECORD.write_text(f"{{\n{lines}\n}}\n")
-    easier, harder = (race(runs, goal) for goal in GOALS)
-    print(f"| recipe | seeds | tokens to {GOALS[0]} | tokens to {GOALS[1]} |\n|---|---:|---:|---:|")
+    record.write_text(f"{{\n{lines}\n}}\n")
+    easier, harder = (race(runs, goal) for goal in goals)
+    print(f"| recipe | seeds | tokens to {goals[0]} | tokens to {goals[1]} |\n|---|---:|---:|---:|")
     for recipe, tokens in harder.items():
         cells = [f"{each:,}" if each else "not in 36 steps" for each in (easier[recipe], tokens)]
         print(f"| `{recipe}` | {len(runs[recipe])} | {' | '.join(cells)} |")
-    FOUND.write_text(json.dumps(harder, indent=1) + "\n")
-    print(json.dumps({"benchmark": "race", "goal": GOALS[1], "tokens": harder}))
+    if given.judge == "sharp":
+        FOUND.write_text(json.dumps(harder, indent=1) + "\n")
+    print(json.dumps({"benchmark": "race", "judge": given.judge, "goal": goals[1], "tokens": harder}))
 
 
 if __name__ == "__main__":
