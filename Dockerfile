@@ -23,6 +23,6 @@ COPY rankbuffer_tools rankbuffer_tools
 COPY evaluation evaluation
 COPY accelerate_configs accelerate_configs
 COPY recipes recipes
-RUN pip install --no-cache-dir --requirement requirements.txt --editable '.[vllm,lab,trackio]'
+RUN pip install --no-cache-dir --requirement requirements.txt --editable '.[vllm,tools,trackio]'
 
 CMD ["recipes/launch/one_node.sh"]

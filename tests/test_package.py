@@ -171,11 +171,13 @@ def test_lowest_and_newest_come_from_the_ranges(package):
         assert done.stdout.splitlines() == wanted
 
 
-def test_the_image_and_the_cloud_file_name_what_is_there():
+def test_the_image_and_the_cloud_file_name_what_is_there(package):
     image, cloud = text_of("Dockerfile"), text_of("recipes/launch/sky.yml")
     named = re.findall(r"\b(?:recipes|docs)/[\w/]+\.\w+", image + cloud)
     named += [word for line in re.findall(r"^COPY (.+)", image, re.MULTILINE) for word in line.split()[:-1]]
     assert [path for path in named if not (ROOT / path).exists()] == []
+    extras = {extra for named in re.findall(r"'\.\[([\w,]+)\]'", image + cloud) for extra in named.split(",")}
+    assert extras and extras <= set(package["optional-dependencies"])
     assert re.search(r"apt-get install .*\bcurl procps\b", image), "the launch scripts need ps"
     task = yaml.safe_load(cloud)
     assert all(task["envs"].values()), "SkyPilot asks for variables that are empty"
