@@ -2,10 +2,11 @@
 
     python docs/make_judges.py
 
-`tests/test_audit_card.py` fails if the page is not what this program prints.
+`tests/test_docs.py` fails if the page is not what this program prints.
 """
 
 import json
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("judges.md")
@@ -21,7 +22,7 @@ def row_of(card: dict) -> str:
 
     def cell(name: str) -> str:
         value = card["measures"].get(name, [None])[0]
-        return "" if value is None else f"{value:.2f}"
+        return "" if value is None else f"{Decimal(str(value)).quantize(Decimal('0.01'), ROUND_HALF_UP)}"
 
     place = " ± ".join(filter(None, map(cell, ("soft_place", "soft_place_spread"))))
     how = f"`{card['judge']}`, {card['decoding']}" + ("" if card["guard"] else ", no guard")
