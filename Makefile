@@ -5,7 +5,7 @@
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
 # make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
 # make test-real    train for minutes with REAL_POLICY=<folder> REAL_JUDGE_URL=<url> REAL_JUDGE_MODEL=<name>; CI does not run it
-# make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI does not run it
+# make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI runs it every week
 # make test-browser run the tests of the report page in a headless Chromium
 # make assets       fetch these official files into ASSETS=<folder>
 # make test-lowest  run the fast tests with the lowest versions that pyproject.toml allows
