@@ -166,7 +166,7 @@ class RecipeParser(TrlParser):
         try:
             return self.parse_args_into_dataclasses(words)
         except ValueError as error:
-            raise SettingsError(str(error)) from error
+            raise SettingsError(" ".join(str(error).split())) from error  # TRL's words may have several lines
 
     def _no_such_key(self, key: str) -> str:
         known = [field.name for group in self.dataclass_types for field in fields(group)]
