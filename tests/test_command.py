@@ -136,6 +136,15 @@ def test_parser_names_a_typo_in_one_line_with_what_there_is(monkeypatch):
         RecipeParser().parse_args_and_config(["--output_dir", "out", "--bf16", "true", "--method", "rankbufer"])
 
 
+def test_recipe_with_a_key_twice_is_refused(tmp_path):
+    for text in ("seed: 1\nbf16: false\nseed: 2\n", "method_args: {k0: 2, k0: 3}\n"):
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(SettingsError, match=r"a\.yaml cannot be read: .* stands twice"):
+            read_recipe(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("a: &a {seed: 1}\nb: {<<: *a, seed: 2}\n")
+    assert read_recipe(tmp_path / "a.yaml")["b"] == {"seed": 2}, "a merged key is no repetition"
+
+
 def test_choices_are_those_of_trl():
     source = inspect.getsource(GRPOTrainer._compute_loss)
     used = re.findall(r"self\.loss_type (?:==|in) (\[.*?\]|\"\w+\")", source)
