@@ -114,7 +114,8 @@ class EvaluationConfig(FailureLimit):
         labels = list(self.labelled_models())
         if unfit := [label for label in labels if not LABEL.fullmatch(label)]:
             raise SettingsError(
-                f"a model's label names a folder, so it may hold letters, digits and .+-_ only, not {unfit[0]!r}"
+                f"a model's label names a folder, so it may hold letters, digits and .+-_ only, not {unfit[0]!r}:"
+                " write label=path"
             )
         if len(labels) < len(self.models):
             raise SettingsError(f"models has a label twice: {labels}; write label=path to tell them apart")

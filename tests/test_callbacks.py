@@ -74,6 +74,14 @@ def test_last_lines_of_a_run_that_was_stopped_in_its_first_step_name_no_checkpoi
     stopped.state = SimpleNamespace(global_step=4, max_steps=9)
     assert last_lines(stopped, "data", "policy")[1] == "to continue: the same command"
     (tmp_path / "checkpoint-4").mkdir()
+    stopped.args.output_dir = tmp_path / "my run"
+    (tmp_path / "my run" / "checkpoint-4").mkdir(parents=True)
+    assert (
+        f"rankbuffer-report '{tmp_path}/my run' --dataset_name 'a b.jsonl'" in last_lines(stopped, "a b.jsonl", "")[2]
+    )
+    stopped.interrupted = False
+    assert last_lines(stopped, "data", "policy")[3].endswith(f" --models my-run='{tmp_path}/my run'")
+    stopped.interrupted, stopped.args.output_dir = True, tmp_path
     assert last_lines(stopped, "data", "policy")[0] == f"stopped after step 4 of 9, with {tmp_path}/checkpoint-4"
 
 

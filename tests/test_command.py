@@ -22,6 +22,7 @@ from httpx import ConnectError
 from pyarrow import ArrowNotImplementedError
 from safetensors import SafetensorError
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RECIPES, RecipeParser, find_recipe, given, overlay, read_recipe
@@ -32,7 +33,7 @@ from rankbuffer_trl.exact.distributed import MainProcessError
 from rankbuffer_trl.exact.manifest import CheckpointError
 from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.store import StoreError
-from rankbuffer_trl.training.config import LOSSES, RankBufferConfig
+from rankbuffer_trl.training.config import CHOICES, LOSSES, RankBufferConfig
 
 CPU = ("--use_cpu", "--bf16", "false")
 HOWTO = str(QUICKSTART / "howto.jsonl")
@@ -123,6 +124,9 @@ def test_parser_names_a_typo_in_one_line_with_what_there_is(monkeypatch):
         (["--config", "paper/rankbufer.yaml"], "there is no recipe 'paper/rankbufer.yaml'"),
         (["--method", "a.B"], "there is no reward method 'a.B' (No module named 'a'): set `method` to one of anch"),
         (["--loss_type", "dappo"], "there is no loss 'dappo': set loss_type to one of grpo, bnpo, dr_grpo, dapo,"),
+        (["--vllm_mode", "serve"], "there is no vllm_mode 'serve': set vllm_mode to one of server, colocate"),
+        (["--scale_rewards", "batches"], "there is no scale_rewards 'batches': set scale_rewards to one of group,"),
+        (["--load_best_model_at_end", "true"], "--load_best_model_at_end requires the save and eval strategy"),
         (["--report_to", "tensorbord"], "report_to: there is no backend 'tensorbord'; set none, or one of"),
     ):
         found = fault_of(partial(parse, "--output_dir", "out", *words))
@@ -132,10 +136,22 @@ def test_parser_names_a_typo_in_one_line_with_what_there_is(monkeypatch):
         RecipeParser().parse_args_and_config(["--output_dir", "out", "--bf16", "true", "--method", "rankbufer"])
 
 
-def test_losses_are_those_of_trl():
+def test_recipe_with_a_key_twice_is_refused(tmp_path):
+    for text in ("seed: 1\nbf16: false\nseed: 2\n", "method_args: {k0: 2, k0: 3}\n"):
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(SettingsError, match=r"a\.yaml cannot be read: .* stands twice"):
+            read_recipe(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("a: &a {seed: 1}\nb: {<<: *a, seed: 2}\n")
+    assert read_recipe(tmp_path / "a.yaml")["b"] == {"seed": 2}, "a merged key is no repetition"
+
+
+def test_choices_are_those_of_trl():
     source = inspect.getsource(GRPOTrainer._compute_loss)
     used = re.findall(r"self\.loss_type (?:==|in) (\[.*?\]|\"\w+\")", source)
     assert {name for text in used for name in re.findall(r'"(\w+)"', text)} == set(LOSSES)
+    trainer = inspect.getsource(inspect.getmodule(GRPOTrainer)) + inspect.getsource(VLLMGeneration)
+    for key, names in CHOICES.items():
+        assert all(f'"{name}"' in trainer for name in names if isinstance(name, str)), key
 
 
 def test_check_backends_refuses_what_is_not_installed(monkeypatch):

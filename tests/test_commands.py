@@ -123,6 +123,8 @@ PROGRAMS = {
         {
             "nowhere": "does not exist",
             "{run} --step 99": "step 99 is not in every run",
+            "{run} --text_limit -1": "text_limit must be at least 0, got -1",
+            "{run} --browser_mb nan": "browser_mb must be at least 0, got nan",
             "{run} --evaluation {list}": "Name the output_dir of an evaluation",
             "{run} --evaluation {other}": "other.json is not the results.json of an evaluation: it has no 'judge'",
             "{run} --dataset_name none.jsonl": "does not exist",

@@ -259,6 +259,12 @@ def test_load_queries_refuses_a_file_that_it_cannot_read(tmp_path, name):
                 raise DataError("no rows")  # which are an error later
 
 
+def test_query_table_refuses_text_that_is_not_utf8(tmp_path):
+    (tmp_path / "q.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
+    with pytest.raises(DataError, match="cannot be read, because it is not UTF-8"):
+        QueryTable(load_queries(str(tmp_path / "q.jsonl")))
+
+
 def test_load_queries_reads_the_splits_of_a_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("folder")  # datasets also looks for the names of splits in the names of folders
     for split, rows in (("train", good_rows(3)), ("test", good_rows(1))):

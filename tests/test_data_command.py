@@ -208,6 +208,9 @@ def test_check_reads_every_form_of_json_and_counts_rows_from_one(howto, tmp_path
         (tmp_path / "a.json").write_text(text, encoding="utf-8")
         out, last = refused(capsys, "check", tmp_path / "a.json")
         assert re.fullmatch(fault, out.strip()) and last.endswith("is not ready. Faults: 1.")
+    (tmp_path / "a.json").write_text('{"question": "Why?"}\n{"question": "How?"}')
+    out, last = refused(capsys, "check", tmp_path / "a.json")
+    assert out.count("got None") == 2 and last.endswith("Faults: 2."), "rows without a prompt are not alike"
     write_rows(tmp_path / "mine.parquet", [howto[0], howto[1] | {"rubrics": [{"text": "x", "weight": 9}]}])
     out, _ = refused(capsys, "check", tmp_path / "mine.parquet")
     said = "rubrics[0].weight must be an integer from 1 to 5, or from -5 to -1, got 9"

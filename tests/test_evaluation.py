@@ -463,6 +463,7 @@ def test_evaluation_config_refuses_what_cannot_be_meant(values):
     for changes, fault in (
         (dict(models=[]), "models is not set"),
         (dict(models=["a/x", "b/x"], engine_url=None), "has a label twice"),
+        (dict(models=["a/my run"], engine_url=None), "write label=path"),
         (dict(models=["a b=x"]), "may hold letters"),
         (dict(models=["..=x"]), "may hold letters"),
         (dict(benchmarks=["mt_bench"]), "benchmarks: there is no 'mt_bench'.*name some of"),

@@ -6,8 +6,8 @@ import random
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 
 import pytest
 from aiohttp import web
@@ -26,12 +26,14 @@ from rankbuffer_tools.train.price import RunPrice
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
-from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, Totals, Usage
+from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge, Totals, Usage, pairwise_question
 from rankbuffer_trl.judge.guard import LONGEST
+from rankbuffer_trl.rewards.method import RewardMethod, score_by_reward
 from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.training.scorer import open_scorer
 
 PLACED = '{"position": 1}'
 
@@ -193,6 +195,31 @@ def test_report_counts_its_questions_as_spent_if_the_run_starts_after_it(tmp_pat
 
 def method_of(recipe: dict) -> dict:
     return {key: recipe[key] for key in ("method", "method_args") if key in recipe}
+
+
+@dataclass(frozen=True)
+class Sparing(RewardMethod):
+    """It asks about groups of `least` rollouts or more."""
+
+    least: int
+    name = "sparing"
+
+    async def score(self, group, buffer, judge):
+        if len(group.answered) >= self.least:
+            await judge.ask(pairwise_question(group.query, *[rollout.text for rollout in group.answered[:2]]))
+        return score_by_reward(group, {rollout.id: 0.0 for rollout in group.answered})
+
+
+def test_method_that_asks_nothing_is_refused_and_one_may_ask_nothing_about_two_rollouts(tmp_path, rows, query):
+    for least in (3, 99):
+        args = config(tmp_path, method=f"{__name__}.Sparing", method_args={"least": least})
+        refused = (
+            pytest.raises(SettingsError, match="'sparing' asks the judge nothing") if least > 8 else nullcontext()
+        )
+        with closing(open_scorer(args, None)) as scorer, refused:
+            scorer.first_question(query)
+        with refused:
+            RunPrice(RunPlan.of(args, rows, None)).estimated_cost()
 
 
 def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):

@@ -103,6 +103,8 @@ class RejudgeConfig(JudgeConfig):
         for name in ("reader_share", "tolerance", "false_alarm_rate"):
             if not 0 < (value := getattr(self, name)) < 1 and (name, value) != ("tolerance", 0):
                 raise SettingsError(f"{name} is a share between 0 and 1, got {value}")
+        if self.output and Path(self.output).is_dir():
+            raise SettingsError(f"output={self.output} is a folder: name the file of the result")
         reader = self.judges()["reader"]
         if not (self.reader_rubrics or reader.judge_url or reader.judge_client):
             raise SettingsError("reader_rubrics is false, but the embedded judge reads nothing else: name a reader")

@@ -9,6 +9,7 @@ from datasets import disable_progress_bars
 from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge.endpoint import Endpoint
+from rankbuffer_trl.settings import check_at_least
 from rankbuffer_trl.store.places import report_folder
 
 from .report import BROWSER_MB, write_report
@@ -52,6 +53,7 @@ def main() -> None:
         disable_progress_bars()
     output = arguments.output or report_folder(arguments.run_dir[0])
     try:
+        check_at_least(arguments, text_limit=0, browser_mb=0)
         queries = None
         if arguments.dataset_name:
             name, config, split = arguments.dataset_name, arguments.dataset_config, arguments.dataset_train_split

@@ -108,6 +108,7 @@ def write_report(
                 check_queries(run, queries)
         signals = {run.name: tables.advantages(run.store) for run in runs}
         step = chosen_step(step, signals)
+        output.mkdir(parents=True, exist_ok=True)  # before the charts are drawn, which takes longest
         comparison = comparison_charts(runs, quality, table)
         fixed = advantage_chart({name: steps[step] for name, steps in signals.items()}, step)
         sections = [section_of(run, queries, quality, text_limit, price, browser_mb) for run in runs]

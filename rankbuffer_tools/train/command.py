@@ -15,6 +15,8 @@ in `output_dir`.
 
 import json
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -173,7 +175,10 @@ def check_template(name: str | None, revision: str | None) -> None:
 def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> list[str]:
     """Say where the policy is, how to see the report, and how to compare, to evaluate or to continue."""
     folder, step = trainer.args.output_dir, trainer.state.global_step
-    report_line = f"report: rankbuffer-report {folder} --dataset_name {dataset_name}"
+    typed, data, before = (shlex.quote(str(word)) for word in (folder, dataset_name, policy))
+    label = re.sub(r"[^\w.+-]", "-", name := Path(folder).name)  # the evaluation takes no other characters
+    model = typed if label == name else f"{label}={typed}"
+    report_line = f"report: rankbuffer-report {typed} --dataset_name {data}"
     if trainer.interrupted and not Path(folder, f"checkpoint-{step}").exists():
         return ["stopped before a step was done, so there is nothing to save", "to continue: the same command"]
     if trainer.interrupted:
@@ -186,8 +191,8 @@ def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> li
         f"policy: {folder}, after step {step}; its buffers are in {folder}/buffers.parquet",
         report_line,
         f"comparison: python -m recipes.small.compare --config evaluation/small.yaml"
-        f" --models before={policy} after={folder}",
-        f"evaluation: python -m evaluation.run --config evaluation/paper.yaml --models {folder}",
+        f" --models before={before} after={typed}",
+        f"evaluation: python -m evaluation.run --config evaluation/paper.yaml --models {model}",
     ]
 
 

@@ -69,6 +69,18 @@ def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) 
     )
 
 
+class OnceLoader(yaml.SafeLoader):
+    """YAML's safe loader, which also refuses a key that stands twice in a mapping. YAML's own takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(None, None, f"{key.value} stands twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a recipe and its base. The keys of the recipe win.
 
@@ -82,7 +94,7 @@ def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
         [`SettingsError`]: if a file cannot be read, is not a YAML mapping, or names a base that does not exist.
     """
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=OnceLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, dict):
@@ -166,7 +178,7 @@ class RecipeParser(TrlParser):
         try:
             return self.parse_args_into_dataclasses(words)
         except ValueError as error:
-            raise SettingsError(str(error)) from error
+            raise SettingsError(" ".join(str(error).split())) from error  # TRL's words may have several lines
 
     def _no_such_key(self, key: str) -> str:
         known = [field.name for group in self.dataclass_types for field in fields(group)]

@@ -15,7 +15,7 @@ from rankbuffer_trl.rewards.must import count_calls
 from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.repair import count_read
-from rankbuffer_trl.training.scorer import stand_in
+from rankbuffer_trl.training.scorer import some, stand_in
 
 from ..jobs.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
 from ..jobs.script import duration, short
@@ -57,8 +57,13 @@ class RunPrice:
 
     @cached_property
     def first_questions(self) -> list[Question]:
-        """The questions of the first visits of all queries, in their order."""
-        return [question for group in self.stand_ins for question in first_questions(self.plan.method, group)]
+        """The questions of the first visits of all queries, in their order.
+
+        Raises:
+            [`SettingsError`]: if the method asks the judge nothing.
+        """
+        method = self.plan.method
+        return some(method, [question for group in self.stand_ins for question in first_questions(method, group)])
 
     def judgments(self) -> tuple[int, int, int]:
         """Return the number of groups after step `done`, and how many judgments they take at least and at most.

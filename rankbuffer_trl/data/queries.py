@@ -218,13 +218,19 @@ def generic_row(whose: str) -> dict[str, list]:
 
 
 def normal_rows(dataset: Dataset) -> Dataset:
-    """Return a data set whose rows are all as [`normal_row`] makes them. Most data sets are returned as they are."""
+    """Return a data set whose rows are all as [`normal_row`] makes them. Most data sets are returned as they are.
+
+    Raises:
+        [`DataError`]: if a text is not UTF-8.
+    """
     columns = dataset.column_names
     named = "query_id" in columns and not dataset.data.column("query_id").null_count
     if named and isinstance(dataset.features["prompt"], List):
         return dataset
-    # not from the cache: its key does not change when the code of `normal_row` does
-    return dataset.map(normal_row, load_from_cache_file=False, desc="prompts and ids")
+    try:  # not from the cache: its key does not change when the code of `normal_row` does
+        return dataset.map(normal_row, load_from_cache_file=False, desc="prompts and ids")
+    except UnicodeDecodeError as error:
+        raise DataError(f"the data set cannot be read, because it is not UTF-8: {error}{HINT}") from error
 
 
 def normal_row(row: dict) -> dict:
@@ -338,7 +344,7 @@ def row_faults(
     for faults in columns:
         for key, problem, value in islice(faults, 1):
             yield f"{place}{name}: {key} {problem}, got {shorten(value)}"
-    if isinstance(query_id, str):
+    if isinstance(query_id, str) and not (prompt is None and query_id == prompt_id(None)):  # else prompts are missing
         first = seen.setdefault(query_id, place)
         if first != place and query_id == prompt_id(prompt):
             yield f"{place}{name}: the prompt is the same as in {first}, and a row without query_id needs its own"

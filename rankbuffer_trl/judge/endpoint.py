@@ -99,6 +99,8 @@ class Endpoint:
         for each in self.urls:
             check_url(url, each, variable, os.environ.get(self.api_key_env))
         check_headers(f"{self.role}_headers", self.headers, variable)
+        if fixed := {"messages", "model", "stream"} & self.request.keys():
+            raise SettingsError(f"{self.role}_request must not set {min(fixed)}, which each request sets itself")
         if len(set(self.urls)) < len(self.urls):
             raise SettingsError(f"{url} names a server twice: {list(self.urls)}")
         if self.urls and not self.model:

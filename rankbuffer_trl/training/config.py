@@ -3,10 +3,12 @@
 import logging
 import math
 import os
+import typing
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -21,11 +23,20 @@ from ..judge.endpoint import check_seconds, check_url
 from ..rewards.format import check_format
 from ..rewards.functions import load_functions
 from ..rewards.method import RewardMethod, load_method
-from ..settings import check_at_least, documented
+from ..settings import check_at_least, documented, fields_of, kind_of
 
 logger = logging.getLogger(__name__)
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")  # of TRL, which checks while it trains
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+CHOICES: dict[str, tuple] = {  # of TRL, which checks them only while it trains, after the judge was paid
+    "loss_type": LOSSES,
+    "scale_rewards": ("group", "batch", "none", True, False),
+    "importance_sampling_level": ("token", "sequence"),
+    "vllm_mode": ("server", "colocate"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+}
+NUMBERS = {bool, int, float, NoneType}
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
 
 
@@ -223,16 +234,21 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         return self.micro_steps_per_generation / self.gradient_accumulation_steps
 
     def _check_numbers(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        """Check the types of TRL's numbers, which its parser takes from a recipe as they are. They may be infinite."""
+        for name, (annotation, _) in fields_of(type(self)).items():  # type: ignore[arg-type]
+            value, types = getattr(self, name), set(typing.get_args(annotation)) or {annotation}
             if isinstance(value, float) and math.isnan(value):
-                raise SettingsError(f"{each.name} must be a number, got {value}")
+                raise SettingsError(f"{name} must be a number, got {value}")
+            infinite = float in types and isinstance(value, float) and math.isinf(value)
+            if types <= NUMBERS and not infinite and not (kind := kind_of(annotation)).fits(value):
+                raise SettingsError(f"{name} must be {kind.words}, got {value!r}")
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
         check_at_least(
             self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1, reader_first=0, reader_every=1
         )
+        self._check_ranges()
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         if self.vllm_server_base_url:
@@ -250,8 +266,28 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         self.reader = read_object("reader", self.reader)
         self.reader_config()
         self.reward_method()
-        if self.loss_type not in LOSSES:
-            raise SettingsError(f"there is no loss {self.loss_type!r}: set loss_type to one of {', '.join(LOSSES)}")
+        for key, names in CHOICES.items():
+            if (value := getattr(self, key)) not in names:
+                known = ", ".join(name for name in names if isinstance(name, str))
+                what = "loss" if key == "loss_type" else key
+                raise SettingsError(f"there is no {what} {value!r}: set {key} to one of {known}")
+
+    def _check_ranges(self) -> None:
+        """Check the ranges of TRL's settings. Outside them the arithmetic of the batches or the generation fails."""
+        once = dict.fromkeys(("num_generations", "num_iterations", "steps_per_generation", "generation_batch_size"), 1)
+        sizes = {f"per_device_{phase}_batch_size": 1 for phase in ("train", "eval")}
+        check_at_least(
+            self, gradient_accumulation_steps=1, max_completion_length=1, seed=0, learning_rate=0, **once, **sizes
+        )
+        for key in ("num_train_epochs", "temperature", "top_p"):
+            if getattr(self, key) <= 0:
+                raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")
+        if self.top_p > 1:
+            raise SettingsError(f"top_p must be at most 1, got {self.top_p}")
+        if self.save_strategy == "steps" and self.save_steps <= 0:
+            raise SettingsError(f"save_steps must be above 0, got {self.save_steps}: save_strategy no saves nothing")
+        if self.output_dir == "":
+            raise SettingsError("output_dir is empty: name a folder")
 
     def _check_processes(self) -> None:
         if self.num_processes is not None and not self.only_checks:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from ..buffer import AnchorBuffer
 from ..errors import SettingsError
 from ..exact.distributed import StepLeft
 from ..groups import Query, Rollout, RolloutGroup
-from ..judge import Call, Judge, JudgeError
+from ..judge import Call, Judge, JudgeError, Question
 from ..judge.judge import explain
 from ..rewards.listen import first_questions
 from ..rewards.method import GroupScore, RewardMethod
@@ -49,6 +50,20 @@ def stand_in(query: Query, G: int, texts: Sequence[str] = ()) -> RolloutGroup:
     made_up = (*(rubric.text for rubric in query.rubrics), "I do not know.", "Let me explain step by step.")
     texts = (texts or query.responses or made_up)[::-1]
     return RolloutGroup(query, tuple(Rollout(i, texts[i % len(texts)]) for i in range(G)), step=0, epoch=0)
+
+
+def some(method: RewardMethod, asked: list[Question]) -> list[Question]:
+    """Return the questions that a method asks at first.
+
+    Raises:
+        [`SettingsError`]: if there are none.
+    """
+    if not asked:
+        raise SettingsError(
+            f"the reward method {method.name!r} asks the judge nothing: name a reward without a judge in"
+            " reward_functions"
+        )
+    return asked
 
 
 def with_epoch(group: RolloutGroup, buffer: AnchorBuffer | None) -> RolloutGroup:
@@ -287,9 +302,11 @@ class GroupScorer:
         """Ask judge and reader one real question about `query`. No call enters the ledger. The tokens were spent.
 
         Raises:
+            [`SettingsError`]: if the method asks nothing.
             [`JudgeError`]: if there is no valid answer in time.
         """
-        question = first_questions(self.method, stand_in(query, G=2))[0]
+        groups = (stand_in(query, G) for G in (2, 3, 4, 8, 16, 64))  # a method may ask nothing about a small group
+        question = some(self.method, next(filter(None, map(partial(first_questions, self.method), groups)), []))[0]
         for each in self._judges:
             judge = Judge(each.client, each.max_attempts, each.guard, on_spent=self.store.spend)
             self.run(judge.first_question(question, self.step_timeout))
