@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from rankbuffer_tools.jobs.ask import AnswerLog, AnswerLogError, Answers, ask_many, hash_request
 from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_tools.jobs.reach import check_judge, longest_need, servers_of
-from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.judge import (
     Judge,
     JudgeError,
@@ -380,7 +380,7 @@ def test_check_judge_names_what_is_wrong_and_passes_the_embedded_one():
     with serving() as server:
         server.play(counting(10))
         check_judge(judge_at(server))
-        with pytest.raises(JudgeError, match="does not serve judge_model='other'; it serves 'm'"):
+        with pytest.raises(SettingsError, match="does not serve judge_model='other'; it serves 'm'"):
             check_judge(JudgeConfig(judge_url=server.url, judge_model="other").judge())
     with pytest.raises(JudgeError, match="cannot be reached"):
         check_judge(judge_at(server))

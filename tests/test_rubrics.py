@@ -19,7 +19,7 @@ from rankbuffer_tools.data.rubrics import SYSTEM, USER, read_rubrics, rubric_cha
 from rankbuffer_tools.jobs.output import beside, write_rows
 from rankbuffer_trl.data.queries import GENERIC, DataError, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import JudgeError, VerdictError
+from rankbuffer_trl.judge import VerdictError
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -258,7 +258,7 @@ def test_generate_rubrics_says_that_a_key_is_wrong_before_anything_is_asked(tmp_
     with served(model.app() | {"/v1/models": unlisted}) as url:
         for name, error, said in (
             ("NO_KEY", SettingsError, "variable NO_KEY, which is not set"),
-            ("MY_KEY", JudgeError, r"does not take the key.*who are you\?.*variable MY_KEY"),
+            ("MY_KEY", SettingsError, r"does not take the key.*who are you\?.*variable MY_KEY"),
         ):
             with pytest.raises(error, match=said):
                 generate_rubrics.main(settings(source, tmp_path, url, judge_api_key_env=name))

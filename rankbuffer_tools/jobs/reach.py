@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Askable, Judge, JudgeError, Question, TransportError
 
 if TYPE_CHECKING:
@@ -102,14 +103,15 @@ async def check_server(client: "OpenAIClient") -> int | None:
     """Return the context length of a server that is there and serves the model, `None` if it does not report one.
 
     Raises:
-        [`JudgeError`]: naming the server and what is wrong.
+        [`JudgeError`]: naming a server that cannot be reached.
+        [`SettingsError`]: naming the server, and the model or the key that it does not take: no retry helps.
     """
     variable = client.endpoint.api_key_env
     try:
         models = await client.models()
     except TransportError as error:
         if error.status == 401:
-            raise JudgeError(
+            raise SettingsError(
                 f"the {client.role} server {client.url} does not take the key, so nothing was started: {error}. Is the"
                 f" right one in the environment variable {variable}, which {client.role}_api_key_env names?"
             ) from error
@@ -120,7 +122,7 @@ async def check_server(client: "OpenAIClient") -> int | None:
             f" does {client.role}_url name it?"
         ) from error
     if client.model not in models:
-        raise JudgeError(
+        raise SettingsError(
             f"the {client.role} server {client.url} does not serve {client.role}_model={client.model!r}; it serves"
             f" {', '.join(map(repr, models))}"
         )
