@@ -322,6 +322,10 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     quickstart(*resume, "--max_steps", "3")
     read = [path for path in read if path.parent.name == "checkpoint-2"]
     assert read and len(read) == len(set(read)), "each file of the checkpoint is read once"
+    capsys.readouterr()
+    quickstart(*resume, "--max_steps", "3")
+    last = capsys.readouterr().out
+    assert "after step 3 of 3: 0 steps are left" in last and "[preflight]" not in last, "the judge is not asked again"
     (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
     (tmp_path / "checkpoint-3" / "trainer_state.json").unlink()
     for start, message in (("true", "no whole checkpoint in"), (str(tmp_path / "checkpoint-2"), "is not a whole")):

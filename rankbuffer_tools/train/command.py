@@ -223,7 +223,8 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     trainer: RankBufferTrainer | None = None
     step, reason = plan.done, "finished"
     try:
-        on_main_process(lambda: report(plan))
+        if plan.done < plan.batches.steps:
+            on_main_process(lambda: report(plan))
         trainer = build_trainer(script_args, model_args, plan)
         trainer.train(resume_from_checkpoint=plan.checkpoint)
         reason = "SIGTERM" if trainer.interrupted else reason
