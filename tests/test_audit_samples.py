@@ -21,15 +21,16 @@ from helpers.nectar_rows import Model
 from helpers.servers import served
 
 from experiments.simulated_judge import JudgeErrors, World, answer
-from rankbuffer_tools.audit.card import card_of
+from rankbuffer_tools.audit.card import SHOWN, card_of, check_card
 from rankbuffer_tools.audit.command import AuditConfig, audit, main, method_costs
-from rankbuffer_tools.audit.labels import read_labels
+from rankbuffer_tools.audit.labels import read_labels, rows_to_label
 from rankbuffer_tools.audit.measures import MEASURES
 from rankbuffer_tools.audit.results import ESTIMATES, SOFT, Audit, Result, verdict
 from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, pairs_of, questions, read_rollouts
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.jobs.reach import estimate_tokens
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Call, Judge, Usage, rubric_judge
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
@@ -279,6 +280,8 @@ def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_
     assert len(rows) == 100
     write_rows(path, rows)
     assert read_labels(str(path), pairs)[0] == tuple(rows[0].values())
+    shown = next(rows_to_label(world.groups, pairs))
+    assert (shown["query_id"], shown["query"]) == (world.groups[0].query.id, world.groups[0].query.text)
     mixed = {"query_id": "q1", "better": pairs["q1"][0][0], "worse": pairs["q1"][1][0]}  # not one pair
     turned = rows[0] | {"better": rows[0]["worse"], "worse": rows[0]["better"]}
     name = "query_id, better and worse must name a pair"
@@ -413,7 +416,7 @@ def test_main_as_a_module_prints_its_error_alone(howto, tmp_path, monkeypatch, c
 # The card of a judge
 
 
-def test_card_compares_a_judge_on_the_public_set_and_names_no_address(tmp_path, capsys):
+def test_card_compares_a_judge_on_the_public_set_and_names_no_address(tmp_path, capsys, monkeypatch):
     found = run_main("--output_dir", tmp_path, "--card", "embedded", "--queries", 6)
     file = tmp_path / "embedded.json"
     card = json.loads(file.read_text())
@@ -422,6 +425,7 @@ def test_card_compares_a_judge_on_the_public_set_and_names_no_address(tmp_path, 
     assert card["questions"] == 6 * 22 + 6 * 12 == sum(cost["form"]["questions"] for cost in found["cost"].values())
     for name, numbers in card["measures"].items():
         assert numbers == pytest.approx([found["measures"][name][key] for key in ("value", "low", "high")], abs=6e-4)
+    assert card["measures"].keys() == {*SHOWN}
     assert card["verdict"] == found["verdict"] and card["soft_noise"] == pytest.approx(found["soft_noise"], abs=6e-4)
     assert card["train_with"] == (found["advice"] or {}).get("advised"), "it reads, so the advice is about words"
     assert card["tokens"].keys() == found["cost"].keys()
@@ -429,13 +433,17 @@ def test_card_compares_a_judge_on_the_public_set_and_names_no_address(tmp_path, 
     for words, why in ((["../mine"], name), ([".mine"], name), (["mine", *REFERENCE], own)):
         with pytest.raises(SystemExit, match=why):
             run_main("--output_dir", tmp_path, "--card", *words)
+    monkeypatch.setattr("rankbuffer_tools.audit.card.ROOT", tmp_path)
+    with pytest.raises(SettingsError, match="a clone of the repository"):
+        check_card("mine")
 
 
 def test_card_names_the_recipe_that_reads_probabilities_if_words_tell_nothing():
     def card(low: float) -> dict:
         measures = [Result(name, "", "", 1, True, {"q": 0.8}, low, 0.9, chance=0.5) for name in (SOFT, "soft_words")]
+        measures.append(Result("put_back", "", "", 1, True, {}, None, None, chance=None))
         found = Audit("", "", "", references=False, looks=[], results=measures, costs=[], moves=[], max_failures=0.25)
         return card_of(found, "mine", "none", True)
 
     assert [card(low)["train_with"] for low in (0.6, 0.4)] == ["beyond/ratings_soft", None]
-    assert card(0.6)["measures"][SOFT] == [0.8, 0.6, 0.9]
+    assert card(0.6)["measures"][SOFT] == [0.8, 0.6, 0.9] and card(0.6)["measures"]["put_back"] == [None] * 3

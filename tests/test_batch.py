@@ -22,7 +22,7 @@ from helpers.servers import Fault, completion, counting, serving
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.jobs.ask import AnswerLog, AnswerLogError, Answers, ask_many, hash_request
+from rankbuffer_tools.jobs.ask import AnswerLog, AnswerLogError, Answers, ask_many, digest, hash_request
 from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_tools.jobs.reach import check_judge, longest_need, servers_of
 from rankbuffer_trl.errors import RankBufferError, SettingsError
@@ -142,6 +142,7 @@ def test_ask_many_reuses_an_answer_for_the_same_words_model_and_fields_only(tmp_
     assert hash_request("m", words, {"a": 1, "b": 2}) == hash_request("m", words, {"b": 2, "a": 1})
     others = [("n", words, {"a": 1}), ("m", [*words, *words], {"a": 1}), ("m", words, {"a": 2}), ("m", words, {})]
     assert len({hash_request("m", words, {"a": 1}), *(hash_request(*other) for other in others)}) == 5
+    assert hash_request("m", words, {"a": 1}) == "b940b2395acbbc75", "a log of an earlier version counts"
 
 
 def test_ask_many_takes_decoding_guard_and_the_users_fields_for_parts_of_a_question(fault, tmp_path):
@@ -258,6 +259,7 @@ def test_answer_log_reads_a_line_of_an_older_version(tmp_path):
     put(scripted_judge(add_one), tmp_path / "log", 1)
     row = json.loads((tmp_path / "log").read_text())
     del row["call"]["malformed"], row["digest"]
+    assert digest({"key": "k", "value": {"b": 1, "a": 2}, "call": None}) == "e4133c9bf9a982d7", "so it was written"
     (tmp_path / "log").write_text(json.dumps(row) + "\n")
     with AnswerLog(tmp_path / "log") as log:
         assert [call.malformed for call in log.calls] == [0] and log.totals().calls == 1

@@ -68,6 +68,7 @@ PROGRAMS = {
             f"--dataset_name nowhere.jsonl --samples {HOWTO}": "nowhere.jsonl does not exist",
             AUDIT + " --queries 0": "queries must be at least 1",
             AUDIT + " --epochs 0": "epochs must be at least 1",
+            AUDIT + " --budget 0": "budget must be above 0",
             AUDIT + " --budget 1 --price_budget 1": "budget and price_budget are both set",
             AUDIT + " --price_budget 1": "price_budget needs judge_prompt_price and judge_completion_price",
             AUDIT + " --judge_model judge": "judge_url is not set",

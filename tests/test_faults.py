@@ -358,6 +358,11 @@ def test_looks_at_a_server_that_drips_have_an_end(fault, monkeypatch):
         assert fault.seen[-1]["messages"] == [{"role": "user", "content": "How long?"}]
 
 
+def test_content_of_takes_texts_alone_whether_or_not_a_key_is_masked_in_them():
+    with pytest.raises(TypeError):
+        openai_client.content_of({"message": {"content": 7}})
+
+
 def test_alive_is_a_server_that_generates(fault):
     """Servers exist that refuse `max_tokens`; what `judge_request` says of it holds for a look, too."""
     pong, page = saying("pong"), body(b"<html>back soon</html>", "text/html")
@@ -367,6 +372,7 @@ def test_alive_is_a_server_that_generates(fault):
         client = fault.client(handler, 2, request=request)
         assert within(PATIENT, client, client.alive) is (handler is pong)
         assert [(asked.get("max_tokens"), asked["max_completion_tokens"]) for asked in fault.seen] == [(None, 50)]
+        assert [each["role"] for each in fault.seen[0]["messages"]] == ["user"]
     with served(make_app()) as url:
         client = OpenAIClient(f"{url}/v1", "rubric-judge")
         assert within(PATIENT, client, client.alive) is True

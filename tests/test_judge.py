@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,6 +25,7 @@ from rankbuffer_trl.judge import (
 )
 from rankbuffer_trl.judge import insertion_question as coarse
 from rankbuffer_trl.judge import ranking_question as fine
+from rankbuffer_trl.judge.judge import arguments_of
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
 
@@ -186,6 +187,17 @@ def test_first_question_asks_for_a_server_only_where_there_is_one(query):
         with pytest.raises(JudgeError, match=r"Last cause: .* This judge asks no server: ") as error:
             asyncio.run(Judge(client).first_question(coarse(replace(query, rubrics=()), ["bad", "good"], "Hm.")))
         assert "Is the server up" not in str(error.value)
+
+
+@dataclass
+class Own:
+    """A client with an argument."""
+
+    table: dict
+
+
+def test_arguments_of_a_client_leave_out_keys_that_json_cannot_hold():
+    assert arguments_of(Own({("a", "b"): 1, "lock": object()})) == {"table": {"lock": "object"}}
 
 
 # Over HTTP

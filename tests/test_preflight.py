@@ -90,7 +90,8 @@ def llama_like(context: int):
     """A server with the endpoints of llama.cpp. Its template adds two words to a prompt."""
     template = {"/apply-template": lambda body: {"prompt": f"<user> {body['messages'][0]['content']} <judge>"}}
     meta = {"meta": {"n_ctx": context, "n_ctx_train": 32_768}}
-    return listening(meta, lambda body: {"tokens": body.get("content", "").split()}, **template)
+    tokens = lambda body: {"tokens": body["content"].split() if body.get("parse_special") else []}  # noqa: E731
+    return listening(meta, tokens, **template)
 
 
 def check(args, queries) -> str:

@@ -92,6 +92,8 @@ def test_corrected_changes_scored_answers_alone_and_stays_in_the_range():
     assert extreme.rewards[:2] == (-1.0, 1.0)
     lone = GroupScore((0.9, None, None, -1.0, None))
     assert corrected(correction, shown, lone) is lone
+    pair = corrected(correction, shown, GroupScore((0.9, -0.9, None, -1.0, None)))
+    assert pair.rewards == pytest.approx((0.15, -0.15, None, -1.0, None), nan_ok=True), "two are enough"
 
 
 def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps(scorer, caplog):
@@ -110,7 +112,9 @@ def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps
     assert history.reads(made.store, 7) == read[:7] and read[0].step == 4
     assert history.totals_by(made.store, "method")["reader"].calls == 24
     before = contents(made.store, ALL[:3] + ALL[4:])
-    made.score(groups_of(6), 6, update=False)
+    with caplog.at_level("INFO", "rankbuffer_trl.training.repair"):
+        made.score(groups_of(6), 6, update=False)
+    assert len(set(caplog.messages)) == len(caplog.messages), "without new reads the correction is kept"
     assert contents(made.store, ALL[:3] + ALL[4:]) == before, "an evaluation reads nothing"
 
 
