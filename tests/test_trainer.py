@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer, config, contents
+from helpers.visits import call
 from trl import GRPOConfig, GRPOTrainer
 
 from rankbuffer_tools.train.parser import RECIPES, read_recipe
@@ -145,9 +146,11 @@ def test_trainer_leaves_an_unplaced_rollout_out_of_the_baseline(tmp_path, traini
 def test_trainer_asks_a_first_question_before_anything_runs(training):
     judge = scripted_judge(lambda messages: TransportError("connection refused"), guard=True)
     trainer = training(judge=judge)
+    store = trainer.rank_reward.scorer.store
+    store.commit(0, [], [call()], "train")  # of an earlier run in this folder
     with pytest.raises(JudgeError, match=r"first question.*unreachable.*connection refused"):
         trainer.train()
-    assert trainer.state.global_step == 0
+    assert trainer.state.global_step == 0 and store.totals().calls == 1, "nothing of the earlier run is deleted"
 
 
 def test_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
