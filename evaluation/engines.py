@@ -330,7 +330,13 @@ def end_server(process: subprocess.Popen) -> None:
 
 
 def base_of(model: str) -> str | None:
-    """Return the model to which an adapter belongs, `None` if `model` is no adapter."""
+    """Return the model to which an adapter belongs, `None` if `model` is no adapter.
+
+    Raises:
+        [`EngineError`]: if `model` is a path, which no repository of the Hub has, and there is no such folder.
+    """
+    if (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).is_dir():
+        raise EngineError(f"there is no folder {model}: models are folders, or repositories of the Hub")
     from peft import PeftConfig
     from transformers.utils import find_adapter_config_file
 

@@ -377,7 +377,7 @@ def test_main_announces_the_tokens_that_the_judge_then_counts(tmp_path, monkeypa
     monkeypatch.setattr(rubric_judge, "count_tokens", lambda text: math.ceil(len(text) / 4))
     run_main("--output_dir", tmp_path, *REFERENCE, "--queries", 4)
     number = r"([\d,]+) prompt.*? ([\d,]+) completion"
-    found = re.findall(rf"(?:about|asked: 120 requests,) {number}", capsys.readouterr().out)
+    found = re.findall(rf"(?:about|asked in all: 120 requests,) {number}", capsys.readouterr().out)
     (announced, most), (asked, answered) = ([int(each.replace(",", "")) for each in pair] for pair in found)
     assert announced * 3 / 4 == pytest.approx(asked, rel=0.01)
     assert answered <= most <= 1.5 * answered

@@ -75,7 +75,7 @@ def test_read_recipe_takes_the_base_beside_it_first(tmp_path):
     assert (found["beta"], found["num_generations"]) == (0.5, 8)
     (tmp_path / "a.yaml").write_text("base: b.yaml")
     (tmp_path / "b.yaml").write_text("base: a.yaml")
-    with pytest.raises(SettingsError, match=r"there is no recipe 'a.yaml' in .*paper/rankbuffer.yaml"):
+    with pytest.raises(SettingsError, match=r"there is no other recipe 'a.yaml' in .*paper/rankbuffer.yaml"):
         read_recipe(tmp_path / "a.yaml")
     for text in ("- 1", "seed: [", "\xff"):
         (tmp_path / "bad.yaml").write_bytes(text.encode("latin-1"))

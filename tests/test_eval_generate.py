@@ -67,6 +67,9 @@ def test_transformers_engine_answers_with_an_adapter_unlike_its_model(tiny_polic
     adapted.save_pretrained(tmp_path / "adapter")
     path = str(tmp_path / "adapter")
     assert base_of(tiny_policy) is None and base_of(path) == tiny_policy
+    for missing in (f"{path}/none", "./none", "runs/a/none"):
+        with pytest.raises(EngineError, match=f"there is no folder {missing}"):
+            base_of(missing)
     settings = config(tiny_policy, temperature=0.0)
     with engine(settings, "plain", tiny_policy, None) as plain, engine(settings, "lora", path, tiny_policy) as lora:
         texts = [each.respond(PROMPTS, tmp_path / f"{i}.jsonl", "") for i, each in enumerate((plain, lora))]

@@ -215,7 +215,7 @@ def audit(config: AuditConfig) -> Audit:
     announce(config.endpoint, f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
-    print(f"[price] asked: {cost_line(config.endpoint, Totals.of(calls))}")
+    print(f"[price] asked in all: {cost_line(config.endpoint, Totals.of(calls))}")
     write_rows(config.log.with_name("pairs.jsonl"), rows_to_label(groups, pairs))
     found = Audit(
         judge=config.judge().client.name,

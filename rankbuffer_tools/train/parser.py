@@ -64,8 +64,9 @@ def find_recipe(name: str, beside: Path = Path(), without: Sequence[Path] = ()) 
         if path.is_file() and path.resolve() not in without:
             return path
     known = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
+    what = "other recipe" if without else "recipe"  # a recipe is not its own base
     raise SettingsError(
-        f"there is no recipe {name!r} in {beside.absolute()}; the recipes of this package are {', '.join(known)}"
+        f"there is no {what} {name!r} in {beside.absolute()}; the recipes of this package are {', '.join(known)}"
     )
 
 
