@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_tools.audit.measures import (
+    MEASURES,
     best_constant,
     gain_of_means,
     interval,
@@ -110,3 +112,11 @@ def test_interval_covers_the_truth_about_as_often_as_it_says_also_of_few_values(
 
 def test_interval_is_as_wide_as_theory_says():
     assert interval([0.0, 1.0] * 50, seed=0) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05), abs=0.02)
+
+
+def test_the_interval_of_a_share_ends_at_0_and_1_and_that_of_a_tau_does_not():
+    share = next(each for each in MEASURES if each.name == "cut")
+    for losses, end in ((0, 0, 1, 1, 1, 1), "high"), ((0, 0, 0, 0, 1, 1), "low"):
+        answers = [QueryVerdicts(QueryLooks(f"{i}", [], []), cut=each) for i, each in enumerate(losses)]
+        assert getattr(share.result(answers, 0), end) == (end == "high")
+        assert not 0 <= getattr(replace(share, meaning="tau").result(answers, 0), end) <= 1

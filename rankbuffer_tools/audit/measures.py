@@ -196,6 +196,8 @@ class Measure:
         """Measure all queries whose verdicts allow it."""
         measured = [(one, value) for one in answers if (value := self.of(one)) is not None]
         low, high = interval([value for _, value in measured], seed) or (None, None)
+        if low is not None and high is not None and self.meaning.startswith("share"):
+            low, high = max(low, 0.0), min(high, 1.0)
         return Result(
             name=self.name,
             label=self.label,
