@@ -492,7 +492,7 @@ def reward(at) -> dict:
     return {
         "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
         "method": To(RankBuffer(k0=3), {"method.k0": 3}),
-        "reader": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
+        "answers": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
     }
 
 

@@ -38,7 +38,7 @@ class AsyncRankBufferReward:
             The SQLite file for buffers, history and ledger.
         method (`RewardMethod`, *optional*, defaults to `RankBuffer()`):
             The reward method with its arguments.
-        reader (`AnswerReader`, *optional*):
+        answers (`AnswerReader`, *optional*):
             Reads the answers out of completions. Default: the whole completion is the answer.
         timeout (`float`, *optional*):
             Seconds for judging one group, above which the run stops. Default: no limit.
@@ -62,7 +62,7 @@ class AsyncRankBufferReward:
         judge: JudgeConfig,
         store: str | Path,
         method: RewardMethod | None = None,
-        reader: AnswerReader | None = None,
+        answers: AnswerReader | None = None,
         timeout: float | None = None,
         resume: bool = False,
     ):
@@ -74,7 +74,7 @@ class AsyncRankBufferReward:
         self.queries = QueryTable(dataset, anchors_needed=self.method.responses_needed)
         self.judge = judge
         self.path = Path(store).absolute()
-        self.reader = reader or AnswerReader()
+        self.answers = answers or AnswerReader()
         self.timeout = timeout
         self._groups: SingleGroups | None = None
 
@@ -104,7 +104,7 @@ class AsyncRankBufferReward:
             self._groups = SingleGroups(
                 self.method, self.judge.judge(), self.path, self.judge.judge_max_failures, self.timeout
             )
-        answers = self.reader.read(prompts, completions, completion_ids)
+        answers = self.answers.read(prompts, completions, completion_ids)
         scored = await self._groups.score(self.queries[ids.pop()], [answer.text for answer in answers])
         return list(scored.rewards)
 

@@ -96,7 +96,7 @@ class GroupServer:
     Args:
         groups (`SingleGroups`):
             Judge and store.
-        reader (`AnswerReader`):
+        answers (`AnswerReader`):
             Reads the answers out of the texts.
         queries (`QueryTable`, *optional*):
             The queries. Without them, each request brings its own prompt and rubrics.
@@ -104,9 +104,11 @@ class GroupServer:
             What a request must have as its bearer token. Without it, only requests to this machine itself are served.
     """
 
-    def __init__(self, groups: SingleGroups, reader: AnswerReader, queries: QueryTable | None = None, token: str = ""):
+    def __init__(
+        self, groups: SingleGroups, answers: AnswerReader, queries: QueryTable | None = None, token: str = ""
+    ):
         self.groups = groups
-        self.reader = reader
+        self.answers = answers
         self.queries = queries
         self.token = token
         self.draining = False
@@ -223,7 +225,7 @@ class GroupServer:
     async def _score(self, request: web.Request) -> web.Response:
         body = await self._read(request, GroupRequest)
         query = self._query(body)
-        texts = [answer.text for answer in self.reader.read([None] * len(body.texts), body.texts, None)]
+        texts = [answer.text for answer in self.answers.read([None] * len(body.texts), body.texts, None)]
         if self.draining:
             raise web.HTTPServiceUnavailable(text=ENDS)
         limit = asyncio.timeout(None)

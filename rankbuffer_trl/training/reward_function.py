@@ -279,7 +279,7 @@ class RankBufferReward:
             `G`, the `num_generations` of the trainer.
         method (`RewardMethod`, *optional*, defaults to `RankBuffer()`):
             The reward method with its arguments.
-        reader (`AnswerReader`, *optional*):
+        answers (`AnswerReader`, *optional*):
             Reads the answers out of completions. Default: the whole completion is the answer.
         max_failures (`float`, *optional*, defaults to `0.25`):
             Share of failed judgments in a step, in 0..1, above which the run stops.
@@ -304,17 +304,17 @@ class RankBufferReward:
         store: str | Path,
         num_generations: int,
         method: RewardMethod | None = None,
-        reader: AnswerReader | None = None,
+        answers: AnswerReader | None = None,
         max_failures: float = 0.25,
         step_timeout: float | None = None,
     ):
         method = method or RankBuffer()
-        self.reader = reader or AnswerReader()
+        self.answers = answers or AnswerReader()
         self._unscored: list[bool] = []  # of the rollouts of the last call
         self._reward = GroupReward(
             QueryTable(dataset, anchors_needed=method.responses_needed),
             lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout),
-            GroupSettings(num_generations, self.reader.check),
+            GroupSettings(num_generations, self.answers.check),
         )
 
     def __call__(
@@ -334,7 +334,7 @@ class RankBufferReward:
         rewards = self._reward(
             completions,
             [normal_row({"prompt": prompt, "query_id": name})["query_id"] for prompt, name in rows],
-            self.reader.read(prompts, completions, completion_ids),
+            self.answers.read(prompts, completions, completion_ids),
             split,
             completion_ids=completion_ids,
             trainer_state=trainer_state,
