@@ -134,6 +134,23 @@ def test_what_was_kept_is_whole():
         assert [step for step, *_ in found["spent"]] == list(range(40)) and [*found["kept_apart"]] == ["20", "40"]
 
 
+def test_the_page_has_the_numbers_of_the_records():
+    page, measure = (run.HERE / "README.md").read_text(), report.Measure()
+    found = report.outcomes(run.RECORDS, measure)
+    for (_, row), runs in found.items():
+        ends, epochs = [each.epochs[-1] for each in runs], report.by_epoch(runs, "epochs")
+        cells = (
+            " ".join(f"{end:.1f}" for end in ends),
+            f"{fmean(ends):.1f}",
+            " ".join(f"{each:.0f}" for each in epochs),
+        )
+        assert f"| {report.ROWS[row]} | {' | '.join(cells)} |" in page
+        assert f"| {report.until_grpo(runs, found['sharp', 'grpo'])} |\n" in page
+    before = measure.quality(run.read(run.START)["trained"])
+    for claim in report.claims(found, before).values():
+        assert f"{fmean(claim.values):.1f} ± " in page and claim.verdict.startswith("open")
+
+
 def test_the_figure_of_the_front_page_has_both_halves(tmp_path):
     lights.main(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG" and lights.PICTURE.is_file()
