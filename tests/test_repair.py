@@ -80,6 +80,7 @@ def test_correction_names_the_word_that_was_put_in_and_little_where_nothing_was(
 def test_the_reader_scores_the_first_groups_and_then_one_of_many():
     repair = Repair(scripted_judge(unreachable), 4, 5)
     assert [repair.chosen(before, 3) for before in (0, 3, 6, 9, 12)] == [[0, 1, 2], [0, 2], [], [1], []]
+    assert [Repair(repair.reader, 4).chosen(before, 3) for before in (0, 3, 6)] == [[0, 1, 2], [0], []]
 
 
 def test_corrected_changes_scored_answers_alone_and_stays_in_the_range():

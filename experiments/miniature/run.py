@@ -101,7 +101,7 @@ SMALL = {
 }
 
 
-READ = {"reader_first": 11, "reader_every": 10**6}  # 5 % of the groups of a run, all of them at its beginning
+READ = {"reader_first": 11}  # 5 % of the groups of a run, all of them at its beginning
 
 # The C library gives the memory of every large tensor back to the system. New pages were a tenth of a run's CPU time.
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**28)}

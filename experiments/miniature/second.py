@@ -14,10 +14,9 @@ from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.rewards.listen import Listener
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
-from rankbuffer_trl.training.config import RankBufferConfig
 
 SECOND = ("", "repair", "alone", "again")
-EVERY = RankBufferConfig.reader_every
+EVERY = 20  # groups of which the reader scores one
 
 
 @dataclass(frozen=True)

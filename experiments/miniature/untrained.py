@@ -34,13 +34,13 @@ from experiments.miniature.run import (
     rubrics_of,
     sample,
 )
+from experiments.miniature.second import EVERY
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Judge
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.rewards.method import load_method
 from rankbuffer_trl.store import BufferStore
-from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.repair import Repair
 from rankbuffer_trl.training.scorer import GroupScorer
 
@@ -97,7 +97,7 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
         return round(fmean(cosines), 4), named
 
     (plain, _), (alone, _) = play(cheap), play(reader)
-    repaired = [play(cheap, Repair(reader, 0, RankBufferConfig.reader_every), order) for order in range(orders)]
+    repaired = [play(cheap, Repair(reader, 0, EVERY), order) for order in range(orders)]
     cosines, named = zip(*repaired, strict=True)
     return {"method": name, "judge": plain, "repaired": cosines, "reader": alone, "named": named}
 

@@ -69,8 +69,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             from the rewards of all later steps (`docs/report.md`). Default: none.
         reader_first (`int`, *optional*, defaults to `11`):
             The number of groups at the beginning of the run that the reader scores, all of them.
-        reader_every (`int`, *optional*, defaults to `20`):
-            Of so many later groups, the reader scores one.
+        reader_every (`int`, *optional*):
+            Of so many later groups, the reader scores one. Default: none of them.
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -167,7 +167,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     judge_noise: float | str | None = None
     reader: dict | str | None = None
     reader_first: int = 11
-    reader_every: int = 20
+    reader_every: int | None = None
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None

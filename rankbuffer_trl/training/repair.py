@@ -1,11 +1,11 @@
 """A reader repairs the rewards of a cheap judge: it names what the judge pays for, and takes it out. Ours.
 
-The reader is a second judge, and a better one. It scores the first `reader_first` groups again and then one of every
-`reader_every`, as the run's method does, so its rewards have the scale of the judge's. The first ones count most: a
-policy that has learnt the judge's taste writes alike in all rollouts, and what no longer differs cannot be told. A
-regression explains the difference of the two by what an answer looks like: its words, its probes and its place in the
-group. All count less their mean in the group, because a rank says nothing across groups. What the regression predicts
-for a rollout is subtracted from its reward.
+The reader is a second judge, and a better one. It scores the first `reader_first` groups again as the run's method
+does, so its rewards have the scale of the judge's, and one of every `reader_every` later groups, if asked. The first
+ones count most: a policy that has learnt the judge's taste writes alike in all rollouts, and what no longer differs
+cannot be told. A regression explains the difference of the two by what an answer looks like: its words, its probes and
+its place in the group. All count less their mean in the group, because a rank says nothing across groups. What the
+regression predicts for a rollout is subtracted from its reward.
 
 The reader belongs to the run, and is no program beside it as the watch is. Such a program would write versions of a
 correction, and the run would have to record the version of each step. Here the reads stand in the store, and the
@@ -115,9 +115,10 @@ def within(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return values - (sums / count)[groups]
 
 
-def count_read(groups: int, first: int, every: int) -> int:
+def count_read(groups: int, first: int, every: int | None) -> int:
     """Return how many of the first `groups` groups of a run a reader scores."""
-    return min(groups, first) + max(-(-groups // every) - -(-first // every), 0)
+    later = max(-(-groups // every) - -(-first // every), 0) if every else 0
+    return min(groups, first) + later
 
 
 class Repair:
@@ -128,11 +129,11 @@ class Repair:
             The second judge.
         first (`int`):
             So many groups of the run are all read.
-        every (`int`):
-            Of so many later groups, the reader scores one.
+        every (`int`, *optional*):
+            Of so many later groups, the reader scores one. Default: none of them.
     """
 
-    def __init__(self, reader: Judge, first: int, every: int):
+    def __init__(self, reader: Judge, first: int, every: int | None = None):
         self.reader = reader
         self.first = first
         self.every = every
