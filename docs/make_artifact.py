@@ -20,6 +20,7 @@ PAGE = Path(__file__).parent / "artifact.md"
 LONGEST = 15.0  # minutes of a claim that is run
 PATIENCE = 6  # times its minutes that a claim may take, on a busy machine
 LIGHT = "python -m experiments.first_light.report"
+SECOND = "python -m experiments.second_light.report"
 REPLAY = "python -m experiments.judge_cost.run --paper --acuity_queries 200"
 REAL = "python -m experiments.real_judge.report experiments/real_judge/qwen2.5-coder-1.5b.jsonl.gz"
 HEAD = """# Claims, and how to check them
@@ -99,6 +100,14 @@ def replayed(row: str) -> str:
 CLAIMS = (
     Claim(
         "one group of RankBuffer is ranked by the embedded judge", "python examples/one_group.py", 0.1, r"R2 < R5 < R1"
+    ),
+    Claim(
+        "under a judge that reads, a real policy comes from 40.5 of 100 to this quality by GRPO, and by RankBuffer",
+        SECOND,
+        0.1,
+        r"│ grpo +│ 3 +│ [\d ]+│ ([\d.]+).*│ rankbuffer +│ 3 +│ [\d ]+│ ([\d.]+)",
+        (54.6, 60.3),
+        0.05,
     ),
     *(
         Claim(
