@@ -66,12 +66,13 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
     try:
         servers = servers_of(judge)
         longest = longest_of(price.first_questions, judge.guard) if any(map(servers_of, both.values())) else []
-        for role, each in reversed(both.items()):
-            contexts = await check_servers(each, longest)
-            for client, context in zip(servers_of(each), contexts, strict=True):
+        contexts = {}
+        for role, each in both.items():
+            contexts[role] = await check_servers(each, longest)
+            for client, context in zip(servers_of(each), contexts[role], strict=True):
                 lines.append(f"{role}: {client.name}" + (f", context {context:,} tokens" if context else ""))
         if servers:
-            context = min(filter(None, contexts), default=None)
+            context = min(filter(None, contexts["judge"]), default=None)
             lines += await check_context(servers[0], context, judge.guard, plan, longest)
         question = price.first_questions[0]
         firsts, found = await ask_first(judge, question, args.judge_step_timeout)
