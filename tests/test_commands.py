@@ -130,6 +130,7 @@ PROGRAMS = {
             "{run} --evaluation {other}": "other.json is not the results.json of an evaluation: it has no 'judge'",
             "{run} --dataset_name none.jsonl": "does not exist",
             "{run} --judge_prompt_price -1": "judge_prompt_price",
+            "{run} --judge_cached_price -1": "judge_cached_price",
         },
     ),
     "recipes/prepare_nectar.py": Program(

@@ -74,7 +74,12 @@ ODD = (
     "NOT READY: 1 queries .*generate_rubrics.py", "NOT READY: 2 queries .*fewer than 4 .*generate_responses.py",
 )  # fmt: skip
 FEW, BARE = "NOT READY: 4 queries have fewer than 4 responses", [{"query_id": "a", "prompt": "Why?"}]
-GENERIC = (r"rubrics per query: 5 \(1\)", "if every response has 4,096 tokens", "NOT READY: 1 queries have fewer")
+GENERIC = (
+    r"a rubric asks two things at once: 0",
+    r"rubrics per query: 5 \(1\)",
+    "if every response has 4,096 tokens",
+    "NOT READY: 1 queries have fewer",
+)
 LONG = ("--no_responses", "--max_prompt_length", 8)
 CHECKS = {  # the rows, words of the command, what is printed, and the number of reasons why a run cannot start
     "the sample that ships": (list, (), COUNTED, 0),

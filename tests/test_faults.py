@@ -220,6 +220,18 @@ def test_client_retries_a_refused_connection(question):
     assert client.fault.kind == "down"
 
 
+def test_a_hint_fits_the_status(fault, question):
+    told = {
+        404: "Is the server up",
+        429: "lower judge_concurrency",
+        422: "refuses the request",
+        503: "Is the server up",
+    }
+    for code, hint in told.items():
+        with pytest.raises(JudgeError, match=rf"HTTP {code}.* {hint}"):
+            ask_first(fault.judge(status(code), 0), question)
+
+
 def test_client_waits_as_long_as_a_server_says(fault, question, monkeypatch):
     sleep, slept = anyio.sleep, []
 

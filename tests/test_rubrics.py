@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from datasets import Dataset
 from helpers.nectar_rows import RUBRICS, Model, asked_queries, raw_row, rubrics_text
-from helpers.servers import served
+from helpers.servers import CHAT, served
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -265,6 +265,21 @@ def test_generate_rubrics_says_that_a_key_is_wrong_before_anything_is_asked(tmp_
         assert not model.bodies
         for status[0] in (403, 404):  # not every endpoint lists its models
             assert generate_rubrics.main(settings(source, tmp_path / str(status[0]), url)) == 0
+
+
+def test_generate_rubrics_asks_no_more_once_the_key_is_refused(tmp_path, howto):
+    asked = []
+
+    async def refuse(request):
+        asked.append(request)
+        return web.json_response({"error": {"message": "who are you?"}}, status=401)
+
+    source = queries(tmp_path, howto, 9)
+    app = Model(rubrics_text).app() | {CHAT: refuse}  # it lists its models to anyone
+    said = r"refuses the key, so no more was asked: HTTP 401: who are you\?"
+    with served(app) as url, pytest.raises(SettingsError, match=said):
+        generate_rubrics.main(settings(source, tmp_path, url, judge_concurrency=2))
+    assert len(asked) <= 3
 
 
 def test_generate_rubrics_does_not_overwrite_its_source(tmp_path, howto):

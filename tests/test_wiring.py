@@ -241,7 +241,8 @@ def report(at) -> dict:
     at.ends.doors("rankbuffer_tools.report.report", "section_of advantage_chart")
     at.ends.door("rankbuffer_tools.report.report.write_charts", instead=lambda folder, charts: None)  # takes seconds
     at.ends.door("rankbuffer_tools.report.report.read_evaluations", instead=lambda paths: {})
-    rows = {"step": 1, "text_limit": 77, "browser_mb": 0.5, "judge_prompt_price": 2.0, "judge_completion_price": 4.0}
+    rows = {"step": 1, "text_limit": 77, "browser_mb": 0.5}
+    rows |= {"judge_prompt_price": 2.0, "judge_completion_price": 4.0, "judge_cached_price": 0.5}
     rows |= {"output": To(str(at.out), "file index.html"), "evaluation": To(["mine"], {"paths": ["mine"]})}
     return rows | data(at, "numbers") | needed(run_dir=[at.run])
 

@@ -105,6 +105,8 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
     for number, row in enumerate(checked_rows(dataset, rubrics_needed=False)):
         query = Query.from_row(row | generic)
         count(found, query)
+        for what in odd_rubrics(() if generic else query.rubrics):  # the package's own need no advice
+            found.odd_rubrics[what].append(query.id)
         if query.text in prompts:
             found.same_prompt.append(query.id)
         prompts.add(query.text)
@@ -129,8 +131,6 @@ def count(found: Findings, query: Query) -> None:
     found.rubrics[len(query.rubrics)] += 1
     found.weights.update(rubric.weight for rubric in query.rubrics)
     found.rubric_words += [len(rubric.text.split()) for rubric in query.rubrics]
-    for what in odd_rubrics(query.rubrics):
-        found.odd_rubrics[what].append(query.id)
     if len(set(query.responses)) < len(query.responses):
         found.same_response.append(query.id)
 

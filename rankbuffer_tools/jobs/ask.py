@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankbuffer_trl.decoding import decode, parse_json
-from rankbuffer_trl.errors import RankBufferError
+from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.files import lock
 from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import Askable, Judge
@@ -218,6 +218,7 @@ async def ask_many(
     Raises:
         [`JudgeError`]: before anything is asked, if a server is missing, does not serve the model or has too short a
             context.
+        [`SettingsError`]: if a server refuses the key.
         [`AnswerLogError`]: if the log is damaged.
         `OSError`: if the log cannot be written, or another process uses it.
 
@@ -240,6 +241,8 @@ async def ask_many(
 
                 async def ask(name: str, question: Askable) -> None:
                     value, call = await judge.ask_with_cost(question)
+                    if call.error.startswith("HTTP 401"):  # so will all others be refused
+                        raise SettingsError(f"{judge.client.name} refuses the key, so no more was asked: {call.error}")
                     if call.failed:
                         failed[name] = call
                     else:

@@ -44,6 +44,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--judge_prompt_price", type=float, help="price of a million prompt tokens, to show what the judge cost"
     )
     parser.add_argument("--judge_completion_price", type=float, help="price of a million completion tokens")
+    parser.add_argument(
+        "--judge_cached_price", type=float, help="price of a million cached prompt tokens; default: that of all others"
+    )
     return parser
 
 
@@ -58,7 +61,8 @@ def main() -> None:
         if arguments.dataset_name:
             name, config, split = arguments.dataset_name, arguments.dataset_config, arguments.dataset_train_split
             queries = QueryTable(load_queries(name, config, split))
-        prices = Endpoint(prompt_price=arguments.judge_prompt_price, completion_price=arguments.judge_completion_price)
+        named = ("prompt_price", "completion_price", "cached_price")
+        prices = Endpoint(**{name: getattr(arguments, f"judge_{name}") for name in named})
         options = arguments.step, arguments.evaluation, arguments.text_limit, prices.price, arguments.browser_mb
         page = write_report(arguments.run_dir, output, queries, *options)
     except (RankBufferError, OSError) as error:

@@ -20,6 +20,13 @@ logger = logging.getLogger(__name__)
 REPEAT = "That is not a valid answer: {error}. Answer the same question again with the JSON object alone."
 REPEATED = 500  # characters of the answer, and of its fault, in that turn
 CUT_OFF = "the answer was cut off at its token limit"
+NAMED = "Is the server up, and do judge_url and judge_model name it?"
+HINTS = {  # what to do about an error, by its first letters
+    "HTTP 404": NAMED,
+    "HTTP 429": "The server takes no more for now: lower judge_concurrency, or see what the account may ask.",
+    "HTTP 4": "The server is up and refuses the request. judge_request and judge_decoding add fields to it.",
+    "": NAMED,
+}
 FIRST_QUESTION_SECONDS = 600.0  # for the first question of all; a server may have to load or compile something
 
 
@@ -259,9 +266,9 @@ def explain(call: Call) -> str:
     """Say how a judgment failed, what was answered, and what to do."""
     cause = f"Outcome: {call.outcome}. Last cause: {call.error}."
     if call.outcome == "unreachable":
-        if call.server:
-            return f"{cause} Is the server up, and do judge_url and judge_model name it?"
-        return f"{cause} This judge asks no server: change its code or its arguments, or name a server with judge_url."
+        if not call.server:
+            return f"{cause} This judge asks no server: change its code or its arguments, or name one with judge_url."
+        return f"{cause} {next(hint for start, hint in HINTS.items() if call.error.startswith(start))}"
     cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
     if "logprobs" in call.error:
         return cause
