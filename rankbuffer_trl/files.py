@@ -76,7 +76,7 @@ def room(folder: str | os.PathLike) -> str:
         return f"an unknown number of bytes ({error.strerror})"
 
 
-def lock(descriptor: int) -> None:
+def lock_descriptor(descriptor: int) -> None:
     """Lock an open file until it is closed in all processes that have this descriptor, or these have ended.
 
     A lock of the open file is used (`F_OFD_SETLK`), where the system has it. It works on most network file systems.

@@ -23,7 +23,7 @@ from rankbuffer_trl.informs.gains import (
     placements,
     preference,
     since_last_visit,
-    visits,
+    visits_by_query,
 )
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
@@ -178,7 +178,7 @@ def train(scorer, method=None, queries=12, epochs=3, gain=5, score=by_number, an
 def test_visits_have_the_counts_of_the_placements(scorer, method):
     """A manager that looks ahead places a group among anchors that the store does not hold."""
     store, seen = train(scorer, method, anchors=" ".join(map(str, range(5, 65, 5))))
-    found = visits(store)
+    found = visits_by_query(store)
     assert sum(map(len, found.values())) == len(seen)
     kept: dict[str, AnchorBuffer | None] = {}
     for group_, score in seen:
@@ -199,14 +199,14 @@ def test_visits_have_the_counts_of_the_placements(scorer, method):
 
 
 def test_since_last_visit_prefers_a_rising_policy_and_not_a_falling_one(scorer):
-    up, down = (since_last_visit(visits(train(scorer, queries=30, gain=gain)[0])) for gain in (5, -5))
+    up, down = (since_last_visit(visits_by_query(train(scorer, queries=30, gain=gain)[0])) for gain in (5, -5))
     assert list(up) == list(down) == [1, 2]
     assert up[1].probability > 0.55 and down[1].probability < 0.45
 
 
 def test_visits_of_a_judge_that_does_not_see_the_anchors_are_none(scorer):
     store, _ = train(scorer, RankBuffer(anchor_content=False), score=by_place)
-    assert visits(store) == {} and placements(store)
+    assert visits_by_query(store) == {} and placements(store)
     assert newest_window(store, least=3) is None
 
 
@@ -218,7 +218,7 @@ def by_place(messages) -> str:
 
 def test_since_last_visit_says_nothing_of_anchors_left_behind(scorer):
     store, _ = train(scorer, gain=1000, epochs=2)
-    comparison = since_last_visit(visits(store))[1]
+    comparison = since_last_visit(visits_by_query(store))[1]
     assert comparison.probability is None and str(comparison).startswith("not shown: fewer than 10 queries have")
 
 
@@ -244,7 +244,7 @@ def test_newest_window_logs_each_full_window_of_the_page(scorer):
         if (found := newest_window(made.store, least=9)) is not None:
             logged[step] = found
     assert list(logged) == [8, 11]
-    found = visits(made.store)
+    found = visits_by_query(made.store)
     assert logged == by_window(found, least=9)
     assert list(by_window(found, least=12)) == [11], "what is left of an epoch joins the window before it"
     assert by_window(found, least=100) == {11: since_last_visit(found)[1]}, "a window of a small epoch stays short"
@@ -253,7 +253,7 @@ def test_newest_window_logs_each_full_window_of_the_page(scorer):
 def test_above_initial_is_the_share_over_the_same_queries(scorer):
     store, seen = train(scorer)
     store.commit(99, [(group(numbers("new"), "1 2 3 4", 99, 2), seen[-1][1])], [])
-    shares = {(share.epoch, share.anchor): share for share in above_initial(visits(store))}
+    shares = {(share.epoch, share.anchor): share for share in above_initial(visits_by_query(store))}
     for epoch in range(3):
         for i, anchor in enumerate((10, 20, 30, 40)):
             texts = [int(rollout.text) for each, _ in seen if each.epoch == epoch for rollout in each.rollouts]

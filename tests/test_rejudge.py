@@ -34,7 +34,7 @@ from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.informs.card import duel_line
-from rankbuffer_trl.informs.gains import Z, duel_of, visits
+from rankbuffer_trl.informs.gains import Z, duel_of, visits_by_query
 from rankbuffer_trl.judge import JudgeError, Totals
 from rankbuffer_trl.rewards.method import GroupScore, load_method
 from rankbuffer_trl.store import BufferStore, StoreError, history
@@ -223,7 +223,7 @@ def test_read_answers_finds_the_true_share_of_duels_and_a_half_in_the_control(op
 
 def test_visit_of_counts_placements_as_the_page_does(gained, opened):
     store = opened(path=gained / LIVE_STORE)
-    drawn, found = duel.draw(store, 1, 99, seed=0), visits(store)
+    drawn, found = duel.draw(store, 1, 99, seed=0), visits_by_query(store)
     placed: dict[str, list] = {}
     for each in drawn.control.values():
         placed.setdefault(each.row.query_id, []).append((each, each.recorded))

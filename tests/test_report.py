@@ -29,8 +29,7 @@ from rankbuffer_tools.report.report import example_of, facts_of, headlines_of, j
 from rankbuffer_tools.report.runs import Run
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.informs.card import CardFacts, write_card
-from rankbuffer_trl.informs.gains import visits as visits_by_query
-from rankbuffer_trl.informs.gains import weigh
+from rankbuffer_trl.informs.gains import visits_by_query, weigh
 from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer

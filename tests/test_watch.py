@@ -27,7 +27,7 @@ from test_rejudge import NUMBERS, NumberJudge, commit, data_of, found_in, table_
 from rankbuffer_tools.rejudge.command import main
 from rankbuffer_tools.rejudge.watch import Side, next_pairs
 from rankbuffer_tools.report.charts import run_charts
-from rankbuffer_tools.report.evidence import WATCH, Pair, Watch, e_values, read_watch
+from rankbuffer_tools.report.evidence import WATCH, Watch, WatchedPair, e_values, read_watch
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import open_runs
 from rankbuffer_trl import files
@@ -68,7 +68,7 @@ def test_e_values_lose_half_at_most_and_never_bet_on_a_better_reader():
 
 
 def test_alarm_is_raised_as_soon_as_the_evidence_reaches_what_it_needs():
-    pairs = [Pair("q", "old", "new", step, 1, 9, judge=1.0, reader=0.0) for step in range(5)]
+    pairs = [WatchedPair("q", "old", "new", step, 1, 9, judge=1.0, reader=0.0) for step in range(5)]
     watch = Watch("", "", "", False, False, 0, 0.0, 1 / 2.25, pairs)
     assert [row["e_value"] for row in watch.rows()][:4] == [1.0, 1.5, 2.25, 3.375]
     assert watch.alarm == 2, "at that value, not above it"
@@ -330,7 +330,7 @@ def test_main_waits_beside_a_live_run_and_goes_on_after_a_stop(command, grown, t
     live, file = tmp_path / "run" / LIVE_STORE, tmp_path / "run" / REPORT / WATCH
     late = command(*NUMBERS, *CONTRARY, "--output", tmp_path / "late.json")
     descriptor = os.open(live.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
-    files.lock(descriptor)
+    files.lock_descriptor(descriptor)
 
     def show(steps: int) -> None:
         shutil.copy(grown / LIVE_STORE, live)

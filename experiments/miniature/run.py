@@ -367,7 +367,7 @@ def measure_saturation(store: BufferStore) -> list[float]:
     The list is empty if the method has no buffers, or if the judge does not see the anchors.
     """
     saturated = defaultdict(list)
-    for visit in chain(*gains.visits(store).values()):
+    for visit in chain(*gains.visits_by_query(store).values()):
         if visit.above and visit.placed:  # a pool of anchors has no positions
             highest = list(visit.above.values())[-1]
             saturated[visit.epoch] += [i < highest for i in range(visit.placed)]

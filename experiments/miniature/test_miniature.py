@@ -504,7 +504,7 @@ def test_progress_follows_the_true_scores_of_a_training(tmp_path):
     mean, deviation = miniature.measure_start(settings)
     miniature.Run("rankbuffer", 0, settings, mean, deviation, str(tmp_path / "run"), keep=True)()
     store = BufferStore(tmp_path / "run" / LIVE_STORE)
-    found = gains.since_last_visit(gains.visits(store))
+    found = gains.since_last_visit(gains.visits_by_query(store))
     worth = {}  # on the scale of the judge's errors
     for query_id in queries["query_id"]:
         for response in history.responses(store, query_id):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankbuffer_trl.decoding import decode, parse_json
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.files import lock
+from rankbuffer_trl.files import lock_descriptor
 from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import Askable, Judge
 from rankbuffer_trl.judge.ledger import Call, Totals
@@ -85,7 +85,7 @@ class AnswerLog(AbstractContextManager["AnswerLog"]):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = FileIO(path, "a")
             try:
-                lock(self._file.fileno())
+                lock_descriptor(self._file.fileno())
                 self._file.truncate(self._read(path))
             except (BlockingIOError, PermissionError):
                 self.close()

@@ -34,7 +34,7 @@ from rankbuffer_trl.store.places import LIVE_STORE
 from ..jobs import script as recipe
 from ..jobs.ask import ask_many, hash_question
 from ..jobs.reach import estimate_tokens
-from ..report.evidence import Pair, Watch, read_watch
+from ..report.evidence import Watch, WatchedPair, read_watch
 from ..report.runs import Run, open_runs
 from .config import RejudgeConfig, named
 from .duel import duel_questions, points_of
@@ -79,7 +79,7 @@ def first_of_block(number: int) -> int:
     return max(0, (number - 1) // BLOCK * BLOCK + 1)
 
 
-def needed(pairs: Sequence[Pair]) -> int:
+def needed(pairs: Sequence[WatchedPair]) -> int:
     """Return how many tokens a watch must be allowed before the pair that comes after `pairs` is drawn.
 
     Pairs of earlier blocks count with what they cost. Those of the same block may be without answers. So each counts
@@ -96,7 +96,7 @@ def needed(pairs: Sequence[Pair]) -> int:
 
 def next_pairs(
     store: BufferStore, sides: Sequence[Side], begun: Watch, share: float
-) -> tuple[list[Pair], list[Drawn], str]:
+) -> tuple[list[WatchedPair], list[Drawn], str]:
     """Draw the next pairs, of one block at most.
 
     Args:
@@ -116,7 +116,7 @@ def next_pairs(
     last = pairs[-1].step if pairs else 0
     ledger, allowed = history.totals_by(store, "step"), 0.0
     visited: dict[str, dict[int, int]] = defaultdict(dict)  # the epoch by step, of each query
-    for step, visits in groupby(history.visits(store), key=itemgetter(0)):
+    for step, visits in groupby(history.visits_in_order(store), key=itemgetter(0)):
         allowed += share * ledger.get(step, Totals()).spent_tokens
         for _, query_id, epoch in visits:
             visited[query_id][step] = epoch
@@ -126,7 +126,7 @@ def next_pairs(
                 break
             id, old, new = drawn
             estimate = round(sum(sum(side.tokens(side.questions([drawn]))) for side in sides))
-            pairs.append(Pair(id, old.id, new.id, step, visited[id][new.step], estimate, estimate=estimate))
+            pairs.append(WatchedPair(id, old.id, new.id, step, visited[id][new.step], estimate, estimate=estimate))
             texts.append(drawn)
     cause = f"reader_share={share:g} of the tokens in the run's ledger allows no further pair"
     if draw_pair(store, visited, random.Random(0)) is None:
@@ -157,12 +157,12 @@ def draw_pair(store: BufferStore, visited: Mapping[str, Mapping[int, int]], rand
 
 
 def ask(
-    pairs: Sequence[Pair],
+    pairs: Sequence[WatchedPair],
     drawn: Sequence[Drawn],
     sides: Sequence[Side],
     log: Path | None,
     calls: dict[str, list[Call]],
-) -> list[Pair]:
+) -> list[WatchedPair]:
     """Ask both judges. Return the pairs with what was said and what that cost.
 
     A pair costs at least its estimate, because a server may count no tokens.
@@ -205,7 +205,7 @@ def watch(config: RejudgeConfig) -> int:
     calls: dict[str, list[Call]] = defaultdict(list)
     said = ""
     with open_runs([path]) as (run,):
-        announce(config, run, sides)
+        announce_watch(config, run, sides)
     while not config.dry_run:
         trains = is_locked(lock)  # before the look, which then has the last step
         with open_runs([path]) as (run,):
@@ -251,7 +251,7 @@ def begin(config: RejudgeConfig, run: Run, sides: Sequence[Side]) -> Watch:
     return old
 
 
-def announce(config: RejudgeConfig, run: Run, sides: Sequence[Side]) -> None:
+def announce_watch(config: RejudgeConfig, run: Run, sides: Sequence[Side]) -> None:
     """Print what the pairs that are due now will cost, and what is odd about the two judges."""
     begun, due = begin(config, run, sides), []
     while (found := next_pairs(run.store, sides, begun, config.reader_share))[0]:  # if each costs what is expected

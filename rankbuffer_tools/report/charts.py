@@ -442,7 +442,7 @@ def run_charts(
     `rubrics` tells those of a query.
     """
     charts = watch_charts(watch)
-    found = gains.visits(store)
+    found = gains.visits_by_query(store)
     progress = gain_table(found)
     if any(row["probability"] is not None for row in progress):
         charts.append(gain_chart(progress))

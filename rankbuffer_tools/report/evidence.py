@@ -65,7 +65,7 @@ def e_values(differences: Iterable[float], tolerance: float) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class WatchedPair:
     """An old and a new response to a query, and what both judges said of them.
 
     Args:
@@ -119,7 +119,7 @@ class Watch:
     seed: int
     tolerance: float
     false_alarm_rate: float
-    pairs: list[Pair]
+    pairs: list[WatchedPair]
     judge_digest: str = ""
     reader_digest: str = ""
 

@@ -249,7 +249,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     """
     totals, rewards = history.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
-    found = gains.visits(run.store)
+    found = gains.visits_by_query(run.store)
     headlines = risen(run, rewards, quality) if quality else {}
     compared = gains.since_last_visit(found)
     if run.duel:
@@ -318,7 +318,7 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
 
 def unknown_progress(run: Run) -> str | None:
     """Say why the newest epoch is not compared with the visits before; `None` if it is."""
-    compared = gains.since_last_visit(gains.visits(run.store))
+    compared = gains.since_last_visit(gains.visits_by_query(run.store))
     newest = compared[max(compared)] if compared else None
     return str(newest) if newest and newest.probability is None else None
 

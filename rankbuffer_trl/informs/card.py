@@ -189,10 +189,11 @@ def duel_line(duel: Duels | None) -> str | None:
 def describe_buffers(store: BufferStore) -> dict[str, Any]:
     """Return what the card says of the buffers and of progress."""
     growth = growth_table(store)
+    since_last = gains.since_last_visit(gains.visits_by_query(store))
     return {
         "buffers": growth,
         "sources": [source for source in SOURCES if any(row[source] for row in growth)],
-        "compared": [(epoch, str(found)) for epoch, found in gains.since_last_visit(gains.visits(store)).items()],
+        "compared": [(epoch, str(found)) for epoch, found in since_last.items()],
         "table": FILE,
     }
 

@@ -27,9 +27,9 @@ from ..store.database import StoreError
 from .informing import informing
 
 FILE = "buffers.parquet"
-COLUMNS = ("query_id", "rank", "size", "text", "source", "epoch", "inactive", "anchor_id", "visits")
+BUFFER_COLUMNS = ("query_id", "rank", "size", "text", "source", "epoch", "inactive", "anchor_id", "visits")
 NUMBERS = ("rank", "size", "epoch", "inactive", "visits")
-SCHEMA = pyarrow.schema([(name, pyarrow.int32() if name in NUMBERS else pyarrow.string()) for name in COLUMNS])
+SCHEMA = pyarrow.schema([(name, pyarrow.int32() if name in NUMBERS else pyarrow.string()) for name in BUFFER_COLUMNS])
 QUERIES = 1000  # in memory at once
 
 
@@ -80,4 +80,4 @@ def buffer_rows(store: BufferStore, query_id: str) -> list[dict]:
         (query_id, rank, len(buffer), anchor.text, anchor.source, anchor.epoch, anchor.h, anchor.id, buffer.visits)
         for rank, anchor in enumerate(buffer.anchors)
     )
-    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    return [dict(zip(BUFFER_COLUMNS, row, strict=True)) for row in rows]

@@ -165,7 +165,7 @@ def preference(log_odds: float) -> float:
     return (1 - v - v * log_odds) / (1 - v) ** 2
 
 
-def visits(store: Readable) -> dict[str, list[Visit]]:
+def visits_by_query(store: Readable) -> dict[str, list[Visit]]:
     """Return the visits whose placements can be compared, of each query in their order.
 
     There are none if the judge saw the order of the anchors but not their texts. Such a judge has compared nothing.

@@ -10,7 +10,7 @@ from ..judge import Call, Totals
 from ..ranking import INSERTION_BINS, insertion_bin
 from ..rewards.method import GroupScore
 
-COLUMNS = ("position", "tier")
+PLACEMENT = ("position", "tier")
 
 
 def step_metrics(
@@ -92,7 +92,7 @@ def placement_columns(scores: Sequence[GroupScore]) -> dict[str, list]:
     `position` is the insertion position in 0..K, and `None` where there was no coarse ranking. `tier` is the place in
     the group's order, from 0 for the worst; rollouts that tie share a tier, and one outside the order has `None`.
     """
-    columns: dict[str, list] = {name: [] for name in COLUMNS}
+    columns: dict[str, list] = {name: [] for name in PLACEMENT}
     for score in scores:
         tiers = {id: tier for tier, ids in enumerate(score.order) for id in ids}
         for id in range(len(score.rewards)):

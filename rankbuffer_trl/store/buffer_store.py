@@ -69,7 +69,7 @@ class BufferStore:
             self._spending = Spending(self.path)
             self._locked = not read_only
             if self._locked:
-                database.lock(self.path)
+                database.lock_store(self.path)
             try:
                 if read_only:
                     self._db = database.open_to_read(self.path)

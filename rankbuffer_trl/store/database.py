@@ -61,7 +61,7 @@ class StoreError(RankBufferError, RuntimeError):
     """The buffer store cannot be opened, read or written."""
 
 
-def lock(path: Path) -> None:
+def lock_store(path: Path) -> None:
     """Claim a store for this process, until `unlock` or the end of the process, also by a kill.
 
     Raises:
@@ -90,7 +90,7 @@ def open_lock(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        files.lock(descriptor)
+        files.lock_descriptor(descriptor)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
     except OSError as error:

@@ -149,7 +149,7 @@ def visited_in_newest_epoch(store: Readable) -> list[tuple[int, str]]:
     return [(step, id) for step, id in store.rows(f"SELECT step, query_id FROM groups WHERE {where} ORDER BY step")]
 
 
-def visits(store: Readable) -> list[tuple[int, str, int]]:
+def visits_in_order(store: Readable) -> list[tuple[int, str, int]]:
     """Return step, query id and epoch of all scored groups, by step and query id. No JSON is read."""
     return [(step, id, epoch) for step, id, epoch in _select(store, "step, query_id, epoch", "groups", "1, 2", {})]
 

@@ -22,7 +22,7 @@ from ..exact.distributed import on_main_process
 from ..groups import Rollout, RolloutGroup
 from ..informs.gains import newest_window
 from ..informs.informing import informing
-from ..informs.metrics import COLUMNS, placement_columns, step_metrics
+from ..informs.metrics import PLACEMENT, placement_columns, step_metrics
 from ..informs.probes import probe_metrics
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, completion_text
@@ -126,7 +126,7 @@ class GroupReward:
             outcome = self.scorer.score(groups, step, update=training)
             rewards = [reward for score in outcome.scores for reward in score.rewards]
             metrics: dict[str, float] = {}
-            columns = {name: [None] * len(rewards) for name in COLUMNS}  # TRL needs whole columns
+            columns = {name: [None] * len(rewards) for name in PLACEMENT}  # TRL needs whole columns
             with informing("the metrics of a step"):
                 metrics = step_metrics(groups, *outcome, noise=self.noise)
             with informing("the probes of a step"):
