@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.miniature.report import Comparison, Interval, compare
+from experiments.second_light.opinion import OPINION
 from experiments.second_light.run import DATA, HERE, JUDGES, RECORDS, START, read, rubrics_of
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets, score
@@ -44,6 +45,8 @@ CLAIMS = {  # each difference is above 0 if its claim is true; the last one is a
     "two lists are above RankBuffer": ("listwise_two", "rankbuffer", 1.0),
 }
 Texts = Mapping[str, Sequence[str]]
+Opinion = Mapping[str, Mapping[str, float]]
+"""The real judge's mean score of each prompt's answers, by run."""
 
 
 class Measure:
@@ -114,15 +117,27 @@ def by_epoch(found: Iterable[Outcome], name: str) -> list[float]:
     return [fmean(each) for each in zip(*(getattr(run, name) for run in found), strict=True)]
 
 
-def rows_table(runs: Mapping[tuple[str, str], list[Outcome]], start: Mapping[str, float]) -> Table:
+def risen(found: Iterable[Outcome], opinion: Opinion) -> str:
+    """Return by how much the real judge scores the answers of each run above those of the start, over seeds."""
+    names = [name for run in found if (name := f"{run.judge}-{run.row}-{run.seed}") in opinion]
+    rises = [fmean(opinion[name][id] - score for id, score in opinion["start"].items()) for name in names]
+    return str(Interval.of(rises)) if rises else ""
+
+
+def rows_table(runs: Mapping[tuple[str, str], list[Outcome]], start: Mapping[str, float], opinion: Opinion) -> Table:
     """Make the table of all rows."""
-    table = Table("judge", "row", "seeds", "by epoch", "last epoch", "kept apart", "not paid for", "words", "calls")
+    table = Table("judge", "row", "seeds", "by epoch", "last epoch", "kept apart", "not paid for", "real judge")
+    table.add_column("words"), table.add_column("calls")
     table.add_column("Mtokens"), table.add_column("as GRPO's end")
     table.title = f"True quality; before training {start['trained']:.1f}, and {start['kept_apart']:.1f} kept apart"
     for (judge, row), found in runs.items():
         epochs, unpaid = (" ".join(f"{each:.0f}" for each in by_epoch(found, name)) for name in ("epochs", "unpaid"))
         numbers = [mean_of(found, lambda run: run.epochs[-1]), mean_of(found, lambda run: run.kept_apart[-1]), unpaid]
-        numbers += [f"{fmean(run.words for run in found):.0f}", f"{fmean(run.calls for run in found):,.0f}"]
+        numbers += [
+            risen(found, opinion),
+            f"{fmean(run.words for run in found):.0f}",
+            f"{fmean(run.calls for run in found):,.0f}",
+        ]
         numbers.append(f"{fmean(run.tokens[-1] for run in found) / 1e6:.2f}")
         table.add_row(judge, row, str(len(found)), epochs, *numbers, until_grpo(found, runs.get((judge, "grpo"), [])))
     return table
@@ -218,7 +233,8 @@ def main() -> None:
     before = {of: measure.quality(answers) for of, answers in start.items()}
     runs = outcomes(given.records, measure)
     found = claims(runs, before["trained"])
-    console.print(rows_table(runs, before), claims_table(found))
+    opinion = read(OPINION) if OPINION.is_file() else {}
+    console.print(rows_table(runs, before, opinion), claims_table(found))
     if given.answers:
         show_answers(map(read, sorted(given.records.glob("*.json.gz"))), start["kept_apart"], console)
     if runs:

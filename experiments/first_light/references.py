@@ -1,0 +1,40 @@
+"""Write the prompts of first light with four references each, in the order of the judge's probabilities.
+
+    python -m experiments.first_light.references runs/first_light/references.jsonl
+
+A bootstrap takes the order of its first anchors from one list, by the judge's words. Where these say nothing, the
+anchors of `rankbuffer_soft` have no order either. The references are answers of the row `ratings_soft` at its first
+visits: of eight, the ones with the lowest, third lowest, third highest and highest mean score. `first_light.json.gz`
+has them.
+"""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+from experiments.first_light.report import KEPT
+
+PROMPTS = Path(__file__).parents[2] / "recipes" / "small" / "everyday.jsonl"
+RANKS = (0, 2, 5, 7)
+
+
+def main(path: Path) -> None:
+    """Write the file."""
+    visits = json.loads(gzip.decompress(KEPT.read_bytes()))["ratings_soft"]["visits"]
+    rated = {
+        visit["query_id"]: [text for _, text in sorted(zip(visit["rewards"], visit["answers"], strict=True))]
+        for visit in visits
+        if visit["epoch"] == 0
+    }
+    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "".join(
+            json.dumps(row | {"responses": [rated[row["query_id"]][rank] for rank in RANKS]}) + "\n" for row in rows
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
