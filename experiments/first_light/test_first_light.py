@@ -1,9 +1,11 @@
 """The kept numbers of the real runs: the tables that docs/results/first_light.md shows."""
 
+import gzip
 import json
 import sys
 
-from experiments.first_light import report
+from experiments.first_light import references, report
+from rankbuffer_trl.data.queries import load_queries
 
 
 def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
@@ -21,10 +23,20 @@ def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
 
 
 def test_what_was_kept_is_whole():
-    import gzip
-
     for name, row in json.loads(gzip.decompress(report.KEPT.read_bytes())).items():
         answers = [answer for visit in row["visits"] for answer in visit["answers"]]
         rewards = [reward for visit in row["visits"] for reward in visit["rewards"]]
         assert len(answers) == len(rewards) == 16 * len(row["steps"]["seconds"]) == 800, name
         assert all(-1 <= reward <= 1 for reward in rewards)
+
+
+def test_references_are_answers_from_the_worst_to_the_best_by_the_probabilities(tmp_path):
+    references.main(tmp_path / "a" / "references.jsonl")
+    rows = load_queries(str(tmp_path / "a" / "references.jsonl"))
+    visits = json.loads(gzip.decompress(report.KEPT.read_bytes()))["ratings_soft"]["visits"]
+    first = {visit["query_id"]: visit for visit in visits if visit["epoch"] == 0}
+    assert len(rows) == len(first) == 40
+    for row in rows:
+        visit = first[row["query_id"]]
+        scores = [visit["rewards"][visit["answers"].index(text)] for text in row["responses"]]
+        assert scores == sorted(scores) and (scores[0], scores[-1]) == (min(visit["rewards"]), max(visit["rewards"]))

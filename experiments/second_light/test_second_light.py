@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments import lights
-from experiments.second_light import report, run
+from experiments.second_light import opinion, report, run
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets
 from rankbuffer_trl.words import content_stems, stem_all
@@ -123,6 +123,17 @@ def test_claims_compare_the_seeds_that_both_rows_have():
         "RankBuffer is above GRPO": [8.0],
         "RankBuffer is near RRC-SCR": [pytest.approx(20 - 0.8 * 30)],
     }
+
+
+def test_the_real_judge_reads_the_first_answers_by_rubrics_that_ask_for_no_word():
+    asked, (id, texts) = opinion.questions(run.RECORDS), next(iter(run.read(run.START)["kept_apart"].items()))
+    assert len(asked) == (1 + len(list(run.RECORDS.iterdir()))) * 20 * opinion.ANSWERS
+    for i in range(opinion.ANSWERS):
+        question = asked[f"start {id} {i}"]
+        assert question.soft and texts[i] in question.prompt(False) and "Says what matters" not in question.prompt(False)
+    made = [report.Outcome("grpo", "sharp", seed, [50.0], [40.0], [1.0], 20.0, 8, [5]) for seed in range(3)]
+    told = {"start": {"a": 3.0, "b": 1.0}, "sharp-grpo-0": {"a": 4.0, "b": 1.0}, "sharp-grpo-1": {"a": 6.0, "b": 1.0}}
+    assert report.risen(made, told).startswith("1.00 ± ") and report.risen(made[2:], told) == ""
 
 
 def test_what_was_kept_is_whole():
