@@ -25,15 +25,16 @@ MOST = 9
 
 
 def questions(records: Path) -> dict[str, Question]:
-    """Return the questions, by the run, the prompt and the number of the answer."""
+    """Return the questions, by run, prompt and number of the answer, one prompt after the other."""
     queries = QueryTable(load_queries(str(DATA["kept_apart"])))
     kept = {path.name.partition(".")[0]: read(path)["kept_apart"]["40"] for path in sorted(records.glob("*.json.gz"))}
+    kept = {"start": read(START)["kept_apart"], **kept}
     return {
         f"{name} {id} {i}": replace(
-            pointwise_question(replace(queries[id], rubrics=GENERIC), texts[i], most=MOST), soft=True
+            pointwise_question(replace(queries[id], rubrics=GENERIC), answers[id][i], most=MOST), soft=True
         )
-        for name, answers in {"start": read(START)["kept_apart"], **kept}.items()
-        for id, texts in answers.items()
+        for id in kept["start"]
+        for name, answers in kept.items()
         for i in range(ANSWERS)
     }
 
