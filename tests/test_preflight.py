@@ -332,6 +332,8 @@ def test_a_server_without_probabilities_answers_several_times(tmp_path, queries)
         assert shape == {(5, 1, False, False)}
         with pytest.raises(JudgeError, match="fewer answers than judge_samples=5"):
             check(settings(tmp_path, one, **sampled), queries)
+        check(settings(tmp_path, url, **sampled | {"judge_samples": 2}), queries)
+        assert asked[-1]["n"] == 2
         check(settings(tmp_path, url, **sampled | {"method": "pointwise"}), queries)
         assert "n" not in asked[-1] and asked[-1]["temperature"] == 0, "words are asked for once"
     plans = [RunPlan.of(settings(tmp_path, url, **sampled | {"judge_samples": n}), queries, None) for n in (1, 5)]
