@@ -11,7 +11,7 @@ resume. Run it with a judge that any OpenAI-compatible server serves, on rows wi
 `rubrics` (`text` and `weight`) and `responses` (worst to best):
 
     accelerate launch examples/rankbuffer_in_one_file.py --dataset_name my_queries.jsonl --output_dir runs/mine \
-        --model_name_or_path Qwen/Qwen3-0.6B --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge
+        --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge
 
 The package `rankbuffer_trl` gives the same rewards, buffers and weights. It adds what a long run needs and this file
 leaves out: the other methods of the paper, several judge servers, constrained decoding, prompts that a response cannot

@@ -7,8 +7,8 @@
 # ///
 """RankBuffer in a stock `GRPOTrainer`, beside a second reward: here one for short answers.
 
-    python examples/stock_trainer.py --output_dir runs/stock --model_name_or_path Qwen/Qwen3-0.6B \
-        --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge --chat_template_kwargs '{"enable_thinking": false}'
+    python examples/stock_trainer.py --output_dir runs/stock --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \
+        --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge
 
 A judgment can fail, and a failure is no score: `RankBufferReward` then returns `None`. `beside` lets the other reward
 return `None` there too, so TRL leaves the rollout out. Checkpoints of a stock trainer do not hold the buffers; those

@@ -7,11 +7,12 @@
 # ///
 """RankBuffer as a library: your own queries, your own judge, a policy from the Hub or from a folder.
 
-    python examples/train_on_your_own.py --output_dir runs/mine --model_name_or_path Qwen/Qwen3-0.6B \
-        --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge --chat_template_kwargs '{"enable_thinking": false}'
+    python examples/train_on_your_own.py --output_dir runs/mine --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \
+        --judge_url http://127.0.0.1:8001/v1 --judge_model my-judge
 
 Every setting of TRL and RankBuffer is a flag (docs/configuration.md). Without `--judge_url`, the embedded judge
-answers. If Qwen3 may think, TRL's default of 512 tokens cuts the thought off, and the judge reads that.
+answers. A policy that thinks first, such as Qwen3, needs more than TRL's default of 512 tokens, or
+`--chat_template_kwargs '{"enable_thinking": false}'`.
 """
 
 from datasets import Dataset

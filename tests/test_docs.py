@@ -315,7 +315,7 @@ def test_the_programs_that_other_pages_show_run(tmp_path, tiny_policy, store, mo
                 "GRPOConfig(output_dir": f"GRPOConfig({small}output_dir",
                 "http://127.0.0.1:8001/v1": f"{address}/v1",
                 "my-judge": "rubric-judge",
-                "Qwen/Qwen3-0.6B": tiny_policy,
+                "Qwen/Qwen2.5-0.5B-Instruct": tiny_policy,
                 "data/mine.jsonl": str(QUICKSTART / "howto.jsonl"),
                 "data/my_prompts.jsonl": str(prompts),
             }.items():

@@ -70,7 +70,7 @@ class RankBufferTrainer(ResumableTrainer):
 
     Example:
         >>> args = RankBufferConfig("runs/mine", judge_url="http://127.0.0.1:8001/v1", judge_model="my-judge")
-        >>> trainer = RankBufferTrainer("Qwen/Qwen3-0.6B", args, train_dataset=load_queries("my_queries.jsonl"))
+        >>> trainer = RankBufferTrainer("Qwen/Qwen2.5-0.5B-Instruct", args, train_dataset=load_queries("mine.jsonl"))
         >>> trainer.train()
     """
 
