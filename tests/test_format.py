@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trl
@@ -141,6 +142,15 @@ def test_answer_reader_knows_whether_the_prompt_began_the_thinking():
         (of_trl("deepseek_r1_distill"), {}, OPENED),
     ):
         assert read_ids(template, chat_template_kwargs=kwargs) == answers, (template, kwargs)
+
+
+def test_answer_reader_knows_whether_it_takes_thoughts_for_answers():
+    def takes(template: str | None, check: str = "none", **kwargs) -> bool:
+        return AnswerReader(check, SimpleNamespace(chat_template=template), kwargs).takes_thoughts
+
+    assert takes(of_trl("qwen3")) and takes(of_trl("qwen3"), enable_thinking=True)
+    assert not any((takes(MESSAGES), takes(None), takes(of_trl("qwen3"), "think"), AnswerReader().takes_thoughts))
+    assert not takes(of_trl("qwen3"), enable_thinking=False)
 
 
 def test_answer_reader_begins_no_thinking_for_other_checks_plain_prompts_and_texts():

@@ -102,6 +102,14 @@ def test_trainer_takes_a_completion_without_tags_unless_thinking_is_on(tmp_path,
     assert json.loads(groups[0][6]).count(-1) == (8 if thinking else 1)
 
 
+def test_trainer_warns_of_a_policy_whose_thoughts_would_be_judged(tiny_policy, training, caplog):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    tokenizer.chat_template = of_trl("qwen3")
+    for check, times in (("think", 0), ("none", 1)):
+        training(processing_class=tokenizer, **STEP | {"format_check": check})
+        assert caplog.text.count("the judge reads the thoughts") == times
+
+
 class LateTrainer(PlainTrainer):
     """Answers in these steps alone."""
 

@@ -104,6 +104,12 @@ class AnswerReader:
         self.limit = limit
         self._begun: str | None = None
 
+    @property
+    def takes_thoughts(self) -> bool:
+        """Whether the chat template lets a policy think, and its thoughts would count as a part of its answer."""
+        lets = "enable_thinking" in str(getattr(self.tokenizer, "chat_template", None))
+        return lets and self.check == "none" and self.chat_template_kwargs.get("enable_thinking", True)
+
     def read(
         self,
         prompts: Sequence,

@@ -5,6 +5,7 @@ for any number of processes (by the reward function), a judge that works while r
 rollouts. TRL does the rest: generation, loss, logging and pushes to the Hub.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,14 @@ from .rollouts import limit_requests, separate_rollouts
 from .scorer import open_scorer
 from .state import StoreState
 
+logger = logging.getLogger(__name__)
+
 NO_POLICY = "model_name_or_path is not set: name the policy to train"
+THOUGHTS = (
+    "the policy may think before it answers, and with format_check=none the judge reads the thoughts, even if"
+    " max_completion_length cuts them off: set format_check to think, or chat_template_kwargs to"
+    ' {"enable_thinking": false}'
+)
 RANK, FORMAT = 0, 1  # columns of the rank reward and the format reward
 
 
@@ -131,6 +139,8 @@ class RankBufferTrainer(ResumableTrainer):
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
         self._rollouts = separate_rollouts(self, self._arrived)
         on_main_process(lambda: check_prompts(self.train_dataset, self._tokenizer, args))
+        if self._answers.takes_thoughts and self.accelerator.is_main_process:
+            logger.warning(THOUGHTS)
 
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
         # A chat template begins the completions of all prompts with the same text.
