@@ -80,12 +80,13 @@ GENERIC = (
     "if every response has 4,096 tokens",
     "NOT READY: 1 queries have fewer",
 )
-LONG = ("--no_responses", "--max_prompt_length", 8)
+LONG, AGREE = ("--no_responses", "--max_prompt_length", 8), ("--method", "rrc_agr")
 CHECKS = {  # the rows, words of the command, what is printed, and the number of reasons why a run cannot start
     "the sample that ships": (list, (), COUNTED, 0),
     "odd": (odd, ("--max_prompt_length", 8, "--sample", 2, "--no_guard"), ODD, 2),  # estimates do not stop a run
     "no responses": (unanswered, (), (FEW,), 1),
     "just enough responses": (lambda rows: [row | {"responses": ["a", "b", "c", "d"]} for row in rows[:4]], (), (), 0),
+    "few for the method": (lambda rows: [rows[0] | {"responses": ["a", "b", "c", "d"]}], AGREE, ("fewer than 7 ",), 1),
     "no responses needed": (unanswered, ("--no_responses",), (), 0),
     "no responses for the method": (unanswered, ("--method", "listwise"), (), 0),
     "long, by an estimate": (unanswered, LONG, (r"prompts above 8 tokens: \d",), 0),

@@ -43,9 +43,9 @@ class CheckSettings:
             Tokens that an answer may have in addition to the verdict (`judge_free_tokens`).
         sample (`int`, *optional*, defaults to `1000`):
             Number of queries, evenly spread, whose responses are counted. All prompts are counted.
-        responses_needed (`bool`, *optional*, defaults to `True`):
-            Whether a set is ready only if every query has `k0` responses. `False` for `method_args: {bootstrap: true}`
-            and for methods without references.
+        responses_needed (`int`, *optional*, defaults to `4`):
+            Responses that every query must have in a set that is ready. 0 for `method_args: {bootstrap: true}` and for
+            methods without references.
     """
 
     k0: int = 4
@@ -55,7 +55,7 @@ class CheckSettings:
     most_shown: int = 9
     free_tokens: int = 256
     sample: int = 1000
-    responses_needed: bool = True
+    responses_needed: int = 4
 
     def __post_init__(self):
         check_at_least(self, k0=2, sample=1, most_shown=1)
@@ -175,10 +175,10 @@ def not_ready(found: Findings, tokens: TokenCounter, settings: CheckSettings) ->
     """Yield what must be done before a run with these settings can start."""
     if missing := found.rubrics[0]:
         yield f"NOT READY: {missing:,} queries have no rubrics; recipes/generate_rubrics.py makes them"
-    few = sum(n for count, n in found.responses.items() if count < settings.k0)
-    if few and settings.responses_needed:
+    needed = settings.responses_needed
+    if few := sum(n for count, n in found.responses.items() if count < needed):
         yield (
-            f"NOT READY: {few:,} queries have fewer than {settings.k0} responses; recipes/generate_responses.py makes"
+            f"NOT READY: {few:,} queries have fewer than {needed} responses; recipes/generate_responses.py makes"
             " them, or train with method_args: {bootstrap: true} and check with --no_responses, or name a --method"
             " that needs none"
         )

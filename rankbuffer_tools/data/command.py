@@ -81,7 +81,7 @@ def check(arguments: argparse.Namespace) -> None:
     settings = CheckSettings(
         guard=not arguments.no_guard,
         most_shown=method.most_shown(arguments.num_generations),
-        responses_needed=method.responses_needed > 0 and not arguments.no_responses,
+        responses_needed=0 if arguments.no_responses else method.responses_needed,
         **values,
     )
     tokens = TokenCounter(arguments.tokenizer)
