@@ -21,7 +21,7 @@ from rankbuffer_tools.jobs.output import beside, write_provenance, write_rows
 from rankbuffer_tools.jobs.reach import TURN_TOKENS
 from rankbuffer_tools.train import command as train
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import insertion_question
@@ -163,6 +163,10 @@ def test_token_counter_without_a_template_counts_the_texts(tmp_path, tiny_policy
     tokenizer.save_pretrained(tmp_path)
     tokens = TokenCounter(str(tmp_path))
     assert tokens.chat([{"role": "user", "content": "boil water"}]) == tokens.text("boil water") > 0
+    tokenizer.chat_template = "{{ raise_exception('No system role') }}"
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="refuses a prompt of the roles system, user: No system role"):
+        TokenCounter(str(tmp_path)).chat([{"role": role, "content": "boil"} for role in ("system", "user")])
 
 
 def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path, capsys):

@@ -3,6 +3,9 @@
 import math
 from typing import TYPE_CHECKING
 
+from jinja2 import TemplateError
+
+from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Messages
 
@@ -54,8 +57,16 @@ class TokenCounter:
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def chat(self, messages: Messages) -> int:
-        """Count the tokens of a chat in the model's template, up to the answer; without a template, of its texts."""
+        """Count the tokens of a chat in the model's template, up to the answer; without a template, of its texts.
+
+        Raises:
+            [`DataError`]: if the template refuses the roles of the messages.
+        """
         if self._tokenizer is None or self._tokenizer.chat_template is None:
             return sum(self.text(message["content"]) for message in messages)
-        rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataError(f"the template of {self.name} refuses a prompt of the roles {roles}: {error}") from error
         return self.text(rendered)
