@@ -393,13 +393,16 @@ def test_main_reads_settings_from_a_yaml_and_the_command_line_wins(tmp_path):
     assert (config["queries"], config["judge_guard"], config["judge_request"]) == (2, False, {"top_p": 1})
 
 
-def test_load_draws_queries_by_the_seed_each_at_most_once():
+def test_load_draws_queries_by_the_seed_each_at_most_once(tmp_path):
     def drawn(**kwargs):
         groups, _, _ = AuditConfig(dataset_name=HOWTO, samples=HOWTO, **kwargs).load()
         return [group.query.id for group in groups]
 
     assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
     assert len(set(drawn(queries=20))) == 20
+    rows = [json.loads(line) | {"responses": [{"text": "a"}]} for line in Path(HOWTO).read_text().splitlines()]
+    write_rows(tmp_path / "set.jsonl", rows)
+    assert not AuditConfig(dataset_name=str(tmp_path / "set.jsonl"), samples=HOWTO).load()[1], "no method reads them"
     assert sorted(drawn()) == sorted(json.loads(line)["query_id"] for line in Path(HOWTO).read_text().splitlines())
 
 

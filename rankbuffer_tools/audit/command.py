@@ -137,14 +137,11 @@ class AuditConfig(JudgeConfig):
         Raises:
             [`DataError`]: if the data set or the samples cannot be used.
         """
-        dataset = load_queries(self.dataset_name, self.dataset_config, self.dataset_train_split)
-        table = QueryTable(dataset)
+        table = QueryTable(load_queries(self.dataset_name, self.dataset_config, self.dataset_train_split))
         groups = read_rollouts(self.samples, table)
         drawn = random.Random(self.seed).sample(list(groups), min(self.queries, len(groups)))
-        rows = {query_id: row for row, query_id in enumerate(table.ids)}
         references = all(
-            {one.text for one in groups[query_id].rollouts} <= {*(dataset[rows[query_id]].get("responses") or ())}
-            for query_id in drawn
+            {one.text for one in groups[query_id].rollouts} <= {*table.written(query_id)} for query_id in drawn
         )
         return [groups[query_id] for query_id in drawn], references, len(table)
 
