@@ -122,6 +122,7 @@ REFUSED_TOGETHER = [  # the first words of the message, then all settings
     ("prune_after must be at least 1, got 0", {"method_args": {"prune_after": 0}}),
     ("refine_at must be at least 1, got 0", {"method_args": {"refine_at": 0}}),
     ("judge_url must start with http:// or https://, got 'ftp://b'", {**SERVER, "judge_url": [URL, "ftp://b"]}),
+    ("judge_url is empty", {**SERVER, "judge_url": ""}),
     ("judge_url names a server twice", {**SERVER, "judge_url": [URL, URL]}),
     *(("vllm_server_base_url has a user", {"vllm_server_base_url": url}) for url in KEYS_IN_URLS),
     ("vllm_server_base_url must start with http", {"vllm_server_base_url": "b:8000"}),

@@ -145,6 +145,8 @@ def check_url(key: str, url: str, variable: str | None = None, secret: str | Non
     Raises:
         [`SettingsError`]: naming the setting `key`. An address that may hold a key is not shown.
     """
+    if not url:
+        raise SettingsError(f"{key} is empty: name a server, such as http://127.0.0.1:8001/v1, or leave {key} out")
     address = ADDRESS.fullmatch(url)
     if not address or KEY.search(url) or (secret and len(secret) >= ECHOED and secret in url):
         where = f", and put the key into the environment variable that {variable} names" if variable else ""
