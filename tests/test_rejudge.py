@@ -216,6 +216,8 @@ def test_read_answers_finds_the_true_share_of_duels_and_a_half_in_the_control(op
     assert won.probability > 0.5 and won.low < won.probability < won.high
     assert control.probability == 0.5 and control.queries >= 10, "the same judge places them as it did"
     assert tuple(duel.draw(store, 30, 50, 2).duels) == tuple(drawn.duels) != tuple(duel.draw(store, 30, 50, 3).duels)
+    few = duel.draw(store, 30, 18, seed=2)
+    assert "a higher --control" in str(duel.read_answers(few, play(few, truth))[2])
     drawn = duel.draw(store, 1, 100, seed=0)
     raised = {name: min(v + 1, 4) if name.endswith("again") else v for name, v in play(drawn, truth).items()}
     assert duel.read_answers(drawn, raised)[2].low > 0.55, "a judge that moves repeated placements up is seen"

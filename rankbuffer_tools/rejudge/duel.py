@@ -16,7 +16,7 @@ from typing import Any
 from rankbuffer_trl.data.queries import QueryTable
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
-from rankbuffer_trl.informs.gains import Comparison, Visit, Z, compare
+from rankbuffer_trl.informs.gains import LEAST_QUERIES, Comparison, Visit, Z, compare
 from rankbuffer_trl.informs.probes import sign
 from rankbuffer_trl.judge import JudgeError, Question, insertion_question, pairwise_question
 from rankbuffer_trl.judge.probabilities import Reading, lead
@@ -168,8 +168,11 @@ def read_answers(drawn: Draw, verdicts: Mapping[str, Any]) -> tuple[int, Compari
         (visit_of(placed, [each.recorded for each, _ in placed]), visit_of(placed, [again for _, again in placed]))
         for placed in by_query.values()
     ]
-    shares = [fmean(of_query) for of_query in points.values()]
-    return sum(map(len, points.values())), share_of(shares), compare(pairs)
+    shares, control = [fmean(of_query) for of_query in points.values()], compare(pairs)
+    if pairs and control.probability is None:
+        few = f"of {len(pairs)} queries, fewer than {LEAST_QUERIES} have responses on both sides of an anchor"
+        control = replace(control, reason=f"{few}: a higher --control inserts more")
+    return sum(map(len, points.values())), share_of(shares), control
 
 
 def points_of(name: str, verdicts: Mapping[str, Any]) -> float | None:
