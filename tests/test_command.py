@@ -77,7 +77,7 @@ def test_read_recipe_takes_the_base_beside_it_first(tmp_path):
     (tmp_path / "b.yaml").write_text("base: a.yaml")
     with pytest.raises(SettingsError, match=r"there is no other recipe 'a.yaml' in .*paper/rankbuffer.yaml"):
         read_recipe(tmp_path / "a.yaml")
-    for text in ("- 1", "seed: [", "\xff"):
+    for text in ("- 1", "seed: [", "\xff", "1: x", "output_dir: {{OUT}}"):
         (tmp_path / "bad.yaml").write_bytes(text.encode("latin-1"))
         with pytest.raises(SettingsError, match=r"^the recipe .*bad\.yaml.*$"):
             parse("--config", str(tmp_path / "bad.yaml"))

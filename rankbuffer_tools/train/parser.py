@@ -76,7 +76,7 @@ class OnceLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen:
+            if str(key.value) in seen:  # a key such as {{NAME}} is no text
                 raise yaml.MarkedYAMLError(None, None, f"{key.value} stands twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
@@ -98,8 +98,8 @@ def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
         recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=OnceLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(recipe, dict):
-        raise SettingsError(f"the recipe {path} must hold a YAML mapping of keys to values")
+    if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
+        raise SettingsError(f"the recipe {path} must hold a YAML mapping of keys, which are words, to values")
     base = recipe.pop("base", None)
     if base is None:
         return recipe
