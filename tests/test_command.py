@@ -109,6 +109,9 @@ def test_parser_sets_the_environment_of_a_recipe(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text("env: {RANKBUFFER_TEST: 1}\noutput_dir: out\n")
     parse(f"--config={tmp_path / 'a.yaml'}")
     assert os.environ["RANKBUFFER_TEST"] == "1"
+    (tmp_path / "a.yaml").write_text("env: RANKBUFFER_TEST=1\noutput_dir: out\n")
+    with pytest.raises(SettingsError, match="env must be a mapping"):
+        parse(f"--config={tmp_path / 'a.yaml'}")
 
 
 # Typos

@@ -168,7 +168,9 @@ class RecipeParser(TrlParser):
         if name is not None:
             typed = {key: given(words, key)[0] for key in ("method", "method_args")}
             recipe = read_recipe(find_recipe(name))
-            os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
+            if not isinstance(environment := recipe.pop("env", None) or {}, dict):
+                raise SettingsError("env must be a mapping of variables to values, such as env: {WANDB_MODE: offline}")
+            os.environ.update({key: str(value) for key, value in environment.items()})
             whole = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
             without = [key.lstrip("-") for key in self.set_defaults_with_config(**whole)[::2]]
             self.unused = [key for key in without if key in OURS]
