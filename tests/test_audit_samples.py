@@ -340,13 +340,13 @@ def test_read_samples_refuses_wrong_ones_in_one_line(table, tmp_path):
 
 
 def test_method_costs_estimate_the_tokens_that_a_server_does_not_count(world):
-    config, none = AuditConfig(dataset_name="set.jsonl", samples="samples.jsonl"), Usage(0, 0, 0)
-    asked = list(questions(world.groups[0], 0).values())
+    config = AuditConfig(dataset_name="set.jsonl", samples="samples.jsonl", judge_samples=5)
+    none, asked = Usage(0, 0, 0), list(questions(world.groups[0], 0, soft=True).values())
     calls = [Call("", one.kind, one.query_id, "judge", "parsed", 1, none, none, 1.0) for one in asked]
     costs = method_costs(config, 10, asked, calls)
     for tokens, kind in ((costs.in_list, "look"), (costs.in_pair, "pair")):
         alike = [one for one in asked if one.kind == kind]
-        assert tokens == pytest.approx([sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard)])
+        assert tokens == pytest.approx([sum_ / len(alike) for sum_ in estimate_tokens(alike, True, samples=5)])
         assert min(tokens) > 0
 
 

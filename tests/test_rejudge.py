@@ -390,6 +390,13 @@ def test_main_puts_duels_on_the_page_of_their_run(words, command, tmp_path):
         assert "duels" not in next(iter(headlines_of(Run("run", run, opened.store), None)))
 
 
+def test_main_announces_the_tokens_of_all_sampled_answers(words, command):
+    for mode in (("--mode", "duel", "--control", 0, "--probabilities", "true"), ("--method", "ratings_soft")):
+        dry = [command(*words, *mode, "--dry_run", "true", "--judge_samples", n, *NUMBERS) for n in (1, 5)]
+        once, often = (int(re.search(r"and ([\d,]+) completion", each)[1].replace(",", "")) for each in dry)
+        assert often == pytest.approx(5 * once, abs=5), mode
+
+
 def test_main_refuses_a_run_that_left_out_rubrics(words, command, monkeypatch):
     manifest = {"config": {"rubric_dropout": 0.6}}
     monkeypatch.setattr("rankbuffer_tools.report.runs.log_and_manifest", lambda path: ([], manifest))

@@ -176,7 +176,7 @@ def method_costs(config: AuditConfig, queries: int, asked: Sequence[Question], c
     tokens = {}
     for cost in costs(calls):
         alike = [one for one in asked if one.kind == cost.kind]
-        estimate = [sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard)]
+        estimate = [sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard, config.judge_samples)]
         tokens[cost.kind] = (cost.prompt_tokens or estimate[0], cost.completion_tokens or estimate[1])
     spent = sum(sum(tokens[call.kind]) for call in calls)
     prices = (config.judge_prompt_price, config.judge_completion_price)
@@ -208,7 +208,7 @@ def audit(config: AuditConfig) -> Audit:
     for group in groups[:FURTHER]:
         asked += length_questions(group, config.probabilities).values()
         asked += insertions(group, range(len(group.rollouts))).values()  # in another order, but of the same lengths
-    tokens = estimate_tokens(asked, config.judge_guard)
+    tokens = estimate_tokens(asked, config.judge_guard, config.judge_samples)
     announce(config.endpoint, f"{len(groups):,} queries", (len(asked), len(asked)), *tokens, config.log)
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))

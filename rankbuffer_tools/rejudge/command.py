@@ -61,7 +61,7 @@ def replay_run(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     judge = config.judge()
     groups = sum(map(len, visits.values()))
     known = recorded if same_method else Totals()
-    price = price_of(visits, method, judge.guard, known)
+    price = price_of(visits, method, judge.guard, known, config.judge_samples)
     what = f"{groups:,} groups of {len(visits):,} queries"
     recipe.announce(config.endpoint, what, *price, config.log, by_characters=not known.prompt_tokens)
     if config.dry_run:
@@ -128,7 +128,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     queries, judge = config.queries(), config.judge()
     drawn = draw(run.store, config.duels, config.control, config.seed)
     questions = questions_of(drawn, queries, config.probabilities)
-    tokens = estimate_tokens(questions.values(), judge.guard)
+    tokens = estimate_tokens(questions.values(), judge.guard, config.judge_samples)
     what = f"{len(drawn.duels):,} duels in both orders, {len(drawn.control):,} insertions"
     recipe.announce(config.endpoint, what, (len(questions), len(questions)), *tokens, config.log)
     if config.dry_run:

@@ -205,7 +205,7 @@ async def replay(
 
 
 def price_of(
-    visits: Visits, method: RewardMethod, guard: bool, recorded: Totals
+    visits: Visits, method: RewardMethod, guard: bool, recorded: Totals, samples: int = 1
 ) -> tuple[tuple[int, int], float, float]:
     """Return how many questions a replay asks at least and at most, and how many tokens these have at most.
 
@@ -219,6 +219,8 @@ def price_of(
         recorded (`Totals`):
             What these visits cost in the run, if the method is the same. The estimate then takes the tokens of its
             judgments. Else it takes those of a query's first questions, which are shorter where a buffer grows.
+        samples (`int`, *optional*, defaults to `1`):
+            Answers to a question whose probabilities are read (`judge_samples`).
 
     Returns:
         `tuple[tuple[int, int], float, float]`: the questions, their prompt tokens and their completion tokens.
@@ -231,7 +233,7 @@ def price_of(
         prompt, completion = recorded.prompt_tokens, recorded.completion_tokens
         return (low, high), high * prompt / recorded.calls, high * completion / recorded.calls
     asked = [question for each in visits.values() for question in first_questions(method, each[0].group)]
-    prompt_tokens, completion_tokens = estimate_tokens(asked, guard)
+    prompt_tokens, completion_tokens = estimate_tokens(asked, guard, samples)
     share = high / max(len(asked), 1)
     return (low, high), share * prompt_tokens, share * completion_tokens
 

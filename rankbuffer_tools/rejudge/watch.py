@@ -71,7 +71,7 @@ class Side:
 
     def tokens(self, questions: Mapping[str, Question]) -> tuple[float, float]:
         """Estimate the prompt and completion tokens of questions."""
-        return estimate_tokens(questions.values(), self.config.judge_guard)
+        return estimate_tokens(questions.values(), self.config.judge_guard, self.config.judge_samples)
 
 
 def first_of_block(number: int) -> int:
