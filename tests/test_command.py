@@ -27,7 +27,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RECIPES, RecipeParser, find_recipe, given, overlay, read_recipe
 from rankbuffer_trl.data.queries import DataError, load_queries
-from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact import checkpoint
 from rankbuffer_trl.exact.distributed import MainProcessError
 from rankbuffer_trl.exact.manifest import CheckpointError
@@ -431,12 +431,18 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
         with pytest.raises(SettingsError, match=message):
             command.check_template(name, None)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(tmp_path / "bare")
     monkeypatch.setattr(command, "report", lambda plan: pytest.fail("the judge was asked"))
     words = ["--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--per_device_train_batch_size", "8"]
-    with pytest.raises(SettingsError, match=r"^.*bare has no chat template.*$"):
-        command.run(*parse(*words, "--model_name_or_path", str(tmp_path / "bare")))
+    for template, message in (
+        (None, r"^.*bare has no chat template.*$"),
+        ("{{ raise_exception('Never') if odd }}", r"bare refuses a prompt of the roles user: Never"),
+    ):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path / "bare")
+        with pytest.raises(RankBufferError, match=message):
+            command.run(
+                *parse(*words, "--model_name_or_path", f"{tmp_path}/bare", "--chat_template_kwargs", '{"odd": 1}')
+            )
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Count the tokens of a text with a tokenizer, or estimate them without one."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -28,6 +28,19 @@ def load_tokenizer(name: str, revision: str | None = None) -> "PreTrainedTokeniz
     except (OSError, ValueError) as error:
         cause = " ".join(str(error).split())
         raise SettingsError(f"the tokenizer {name} cannot be loaded: {cause}") from error
+
+
+def render(tokenizer: "PreTrainedTokenizerBase", name: str, messages: Messages, **kwargs: Any) -> str:
+    """Write a chat in a model's template, up to the answer. `kwargs` are those of the template.
+
+    Raises:
+        [`DataError`]: if the template refuses the roles of the messages.
+    """
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise DataError(f"the template of {name} refuses a prompt of the roles {roles}: {error}") from error
 
 
 class TokenCounter:
@@ -60,13 +73,8 @@ class TokenCounter:
         """Count the tokens of a chat in the model's template, up to the answer; without a template, of its texts.
 
         Raises:
-            [`DataError`]: if the template refuses the roles of the messages.
+            [`DataError`]: as [`render`].
         """
         if self._tokenizer is None or self._tokenizer.chat_template is None:
             return sum(self.text(message["content"]) for message in messages)
-        try:
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise DataError(f"the template of {self.name} refuses a prompt of the roles {roles}: {error}") from error
-        return self.text(rendered)
+        return self.text(render(self._tokenizer, self.name, messages))

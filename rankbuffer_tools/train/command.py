@@ -19,9 +19,10 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from datasets import disable_progress_bars
 from huggingface_hub import get_token
@@ -30,13 +31,14 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact.distributed import MainProcessError, on_main_process
+from rankbuffer_trl.groups import Messages
 from rankbuffer_trl.training.batches import Batches
 from rankbuffer_trl.training.budget import check_budget
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
-from ..data.tokens import load_tokenizer
+from ..data.tokens import load_tokenizer, render
 from .ending import FAILED, exit_code, stop_words, tell_command, tell_launcher
 from .parser import NO_DATA, RecipeParser
 from .preflight import report
@@ -160,16 +162,20 @@ def find_start(plan: RunPlan) -> tuple[str | None, int]:
     return str(path), saved["step"]
 
 
-def check_template(name: str | None, revision: str | None) -> None:
-    """Check that the policy can read chats, before the judge is asked and the policy is loaded.
+def check_template(name: str | None, revision: str | None, prompts: Iterable[Messages] = (), **kwargs: Any) -> None:
+    """Check that the policy can read the prompts, before the judge is asked and the policy is loaded.
 
     Raises:
         [`SettingsError`]: if there is no policy, or if its tokenizer cannot be loaded or has no chat template.
+        [`DataError`]: if the template refuses the roles of a prompt.
     """
     if not name:
         raise SettingsError(NO_POLICY)
-    if not load_tokenizer(name, revision).chat_template:
+    tokenizer = load_tokenizer(name, revision)
+    if not tokenizer.chat_template:
         raise SettingsError(f"{name} has no chat template: take an instruction-tuned policy, or add a template")
+    for prompt in {tuple(message["role"] for message in prompt): prompt for prompt in prompts}.values():
+        render(tokenizer, name, prompt, **kwargs)
 
 
 def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> list[str]:
@@ -219,7 +225,9 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         return
     if hook := training_args.on_stop_command:
         on_main_process(lambda: stop_words(hook))
-    on_main_process(lambda: check_template(model_args.model_name_or_path, model_args.model_revision))
+    read, template = plan.queries.prompts["prompt"], training_args.chat_template_kwargs or {}
+    name, revision = model_args.model_name_or_path, model_args.model_revision
+    on_main_process(lambda: check_template(name, revision, read, **template))
     trainer: RankBufferTrainer | None = None
     step, reason = plan.done, "finished"
     try:
