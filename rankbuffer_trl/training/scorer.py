@@ -15,6 +15,7 @@ from ..exact.distributed import StepLeft
 from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge, JudgeError, Question
 from ..judge.judge import explain
+from ..judge.ledger import READER
 from ..rewards.listen import first_questions
 from ..rewards.method import GroupScore, RewardMethod
 from ..store import BufferStore, history
@@ -354,7 +355,7 @@ def open_scorer(
         )
     store, repair = BufferStore(Path(args.output_dir) / LIVE_STORE), None
     if second := reader or args.reader_judge():
-        ledger = Judge(second.client, second.max_attempts, second.guard, "reader", on_spent=store.spend)
+        ledger = Judge(second.client, second.max_attempts, second.guard, READER, on_spent=store.spend)
         repair = Repair(ledger, args.reader_first, args.reader_every)
     limits = (args.judge_max_failures, args.judge_step_timeout)
     return GroupScorer(method or args.reward_method(), judge or args.judge(), store, *limits, may_leave, repair)
