@@ -36,6 +36,7 @@ RUN_FOR_REAL = {
     "pointwise": "paper/grpo",
     "rankbuffer": "paper/rankbuffer_bootstrap",
     "ratings_soft": "beyond/ratings_soft",
+    **dict.fromkeys(("rankbuffer_soft", "rankbuffer_soft_references"), "beyond/rankbuffer_soft"),
 }
 COLUMNS = (
     *("recipe", "questions a group", "thousand tokens a group", "agreement", "points (seeds)"),

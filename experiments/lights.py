@@ -15,8 +15,13 @@ from experiments.first_light import report as first
 from experiments.second_light import report as second
 
 PICTURE = Path(__file__).with_suffix(".png")
-NAMES = {"ratings_soft": "a score,\nby its probabilities", "pointwise": "a score,\nby its word (GRPO)"}
-NAMES |= {"rankbuffer": "RankBuffer,\nby its words"}
+NAMES = {
+    "ratings_soft": "a score,\nby its probabilities",
+    "rankbuffer_soft_references": "RankBuffer,\nby its probabilities",
+    "rankbuffer_soft": "the same, but first\na list by its words",
+    "pointwise": "a score,\nby its word (GRPO)",
+    "rankbuffer": "RankBuffer,\nby its words",
+}
 
 
 def main(path: Path = PICTURE) -> None:
@@ -28,9 +33,7 @@ def main(path: Path = PICTURE) -> None:
     second.draw_epochs(left, second.outcomes(second.RECORDS, measure), "sharp", start)
     left.set_title("a judge that reads: true quality", fontsize=10, loc="left")
     rows = json.loads(gzip.decompress(first.KEPT.read_bytes()))
-    first.draw_duels(
-        right, {NAMES.get(name, name): row for name, row in rows.items()}, [("kept_apart", "with_rubrics")]
-    )
+    first.draw_duels(right, {told: rows[name] for name, told in NAMES.items()}, [("kept_apart", "with_rubrics")])
     right.set_title("a judge whose words carry nothing: who wins the duels?", fontsize=10, loc="left")
     right.set_xlabel("share won by the trained policy, against the untrained one")
     right.spines[["top", "right"]].set_visible(False)

@@ -382,7 +382,7 @@ def test_evaluate_gives_the_key_to_the_judge_and_to_no_file_and_shows_none_that_
         other = replace(config, output_dir=config.output_dir + "2")
         write_outputs(other, "alpaca_eval")
         refuses.append(True)
-        with pytest.raises(JudgeError, match=r"bad Bearer \[key\]") as error:
+        with pytest.raises(SettingsError, match=r"bad Bearer \[key\]") as error:
             evaluate(other)
     assert keys == {"Bearer sk-very-secret"} and "OPENAI_API_KEY" not in os.environ
     seen += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]

@@ -261,7 +261,7 @@ def check(at) -> dict:
         "split": "test",
         "tokenizer": To(at.policy, at.policy),
         "no_guard": To(True, {"guard": False}),
-        "no_responses": To(True, {"responses_needed": False}),
+        "no_responses": To(True, {"responses_needed": 0}),
         "method": To("listwise", {"most_shown": 6}),
         "num_generations": To(6, {"most_shown": 6}),
     }  # fmt: skip

@@ -8,9 +8,9 @@ visits: of eight, the ones with the lowest, third lowest, third highest and high
 has them.
 """
 
+import argparse
 import gzip
 import json
-import sys
 from pathlib import Path
 
 from experiments.first_light.report import KEPT
@@ -19,8 +19,11 @@ PROMPTS = Path(__file__).parents[2] / "recipes" / "small" / "everyday.jsonl"
 RANKS = (0, 2, 5, 7)
 
 
-def main(path: Path) -> None:
+def main() -> None:
     """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, help="file to write")
+    path = parser.parse_args().path
     visits = json.loads(gzip.decompress(KEPT.read_bytes()))["ratings_soft"]["visits"]
     rated = {
         visit["query_id"]: [text for _, text in sorted(zip(visit["rewards"], visit["answers"], strict=True))]
@@ -37,4 +40,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -205,11 +205,11 @@ def draw_duels(axes: Axes, rows: Mapping[str, Row], shown: Sequence[tuple[str, s
 
 def figure(rows: Mapping[str, Row], path: Path) -> None:
     """Draw two curves of the training, and the duels."""
-    picture = Figure(figsize=(12, 3.6), layout="constrained")
+    picture = Figure(figsize=(12, 4.2), layout="constrained")
     left, middle, right = picture.subplots(1, 3, width_ratios=[1, 1, 1.5])
     draw_curves(left, rows, "tokens", "tokens of a rollout")
-    left.legend(fontsize=8)
     draw_curves(middle, rows, "reward_spread", "deviation of the judge's rewards")
+    middle.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1, 0.9))  # below the ranks, which have always 0.68
     draw_duels(right, rows)
     picture.savefig(path, dpi=110)
 
@@ -217,16 +217,16 @@ def figure(rows: Mapping[str, Row], path: Path) -> None:
 def main() -> None:
     """Read the runs or what was kept of them, and show the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, help="folder of the runs; default: the numbers that were kept")
+    parser.add_argument("--runs", type=Path, help="folder of runs to add; default: the numbers that were kept")
     parser.add_argument("--rows", nargs="+", help="names of the runs, in the order of the tables")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the numbers")
     arguments = parser.parse_args()
+    rows = json.loads(gzip.decompress(arguments.kept.read_bytes())) if arguments.kept.is_file() else {}
     if arguments.runs:
         names = arguments.rows or sorted(path.parent.name for path in arguments.runs.glob("*/checkpoint-*"))
-        rows = {name: read_run(arguments.runs / name) for name in dict.fromkeys(names)}
+        rows |= {name: read_run(arguments.runs / name) for name in dict.fromkeys(names)}
         arguments.kept.write_bytes(gzip.compress(json.dumps(rows).encode(), mtime=0))
-    rows = json.loads(gzip.decompress(arguments.kept.read_bytes()))
-    console = Console(width=150, highlight=False)
+    console = Console(width=170, highlight=False)
     console.print(training_table(rows), visit_table(rows), duel_table(rows), plain_table(rows))
     figure(rows, arguments.kept.parent / "first_light.png")
     found = {name: each for name, row in rows.items() if (each := row["compared"].get("kept_apart"))}

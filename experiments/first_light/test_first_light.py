@@ -18,7 +18,8 @@ def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
     assert ["ratings_soft", "2", "40", "0.424", "0.591", "39", "0.094", "37.1"] in cells
     assert ["ratings_soft", "prompts kept apart", "the judge", "40"] in [row[:4] for row in cells]
     assert json.loads(line)["wins"]["ratings_soft"]["without_rubrics"]["log odds"]["probability"] == 0.9
-    assert json.loads(line)["rows"] == ["ratings_soft", "pointwise", "rankbuffer"]
+    rows = ["ratings_soft", "rankbuffer_soft_references", "rankbuffer_soft", "pointwise", "rankbuffer"]
+    assert json.loads(line)["rows"] == rows
     assert (tmp_path / "first_light.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -30,8 +31,9 @@ def test_what_was_kept_is_whole():
         assert all(-1 <= reward <= 1 for reward in rewards)
 
 
-def test_references_are_answers_from_the_worst_to_the_best_by_the_probabilities(tmp_path):
-    references.main(tmp_path / "a" / "references.jsonl")
+def test_references_are_answers_from_the_worst_to_the_best_by_the_probabilities(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["references", str(tmp_path / "a" / "references.jsonl")])
+    references.main()
     rows = load_queries(str(tmp_path / "a" / "references.jsonl"))
     visits = json.loads(gzip.decompress(report.KEPT.read_bytes()))["ratings_soft"]["visits"]
     first = {visit["query_id"]: visit for visit in visits if visit["epoch"] == 0}
