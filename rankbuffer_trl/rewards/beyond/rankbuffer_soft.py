@@ -20,8 +20,8 @@ class RankBufferSoft(RankBuffer):
 
     It asks 1 question per answered rollout: 8 for a group of 8. The judge's server must return `top_logprobs`. The
     reward is the paper's, from the order of the means. Equal means are a tie, and the buffer update takes them in the
-    order in which they were sampled. With `bootstrap`, the first visit is a list, as in the paper's method. The method
-    has the arguments of [`RankBuffer`] except `fine`.
+    order in which they were sampled. With `bootstrap`, the first visit is a list that is read by its words: bring
+    references instead if the judge's lists say nothing. The method has the arguments of [`RankBuffer`] except `fine`.
 
     The interval of a rollout is the position that the judge said. A judge in doubt gives probability to all positions,
     so means are pulled to the middle. By rounded means, few rollouts would be outside all anchors, and buffers would
