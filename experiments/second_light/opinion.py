@@ -2,7 +2,7 @@
 
     python -m experiments.second_light.opinion --judge_url http://127.0.0.1:8001/v1 --judge_model judge
 
-It reads the first answers to each prompt kept apart, of the policy before training and of every run at its end. Its
+It reads the first answer to each prompt kept apart, of the policy before training and of every run at its end. Its
 rubrics are the package's generic ones, and its scores from 0 to 9 are read by their probabilities. The same command
 continues. The means go to `opinion.json.gz`, and `report.py` shows them.
 """
@@ -20,7 +20,7 @@ from rankbuffer_trl.judge import Question, pointwise_question
 from rankbuffer_trl.judge.config import JudgeConfig
 
 OPINION = HERE / "opinion.json.gz"
-ANSWERS = 2  # to each prompt
+ANSWERS = 1  # to each prompt
 MOST = 9
 
 
