@@ -109,8 +109,8 @@ CLAIMS = (
         "under a judge that reads, a real policy comes from 40.5 of 100 to this quality by GRPO, and by RankBuffer",
         SECOND,
         0.1,
-        r"│ grpo +│ 3 +│ [\d ]+│ ([\d.]+).*│ rankbuffer +│ 3 +│ [\d ]+│ ([\d.]+)",
-        (54.6, 60.3),
+        r"│ grpo +│ 4 +│ [\d ]+│ ([\d.]+).*│ rankbuffer +│ 4 +│ [\d ]+│ ([\d.]+)",
+        (54.5, 59.9),
         0.05,
     ),
     *(

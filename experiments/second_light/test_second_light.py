@@ -150,7 +150,7 @@ def test_what_was_kept_is_whole():
 def test_the_page_has_the_numbers_of_the_records():
     page, measure = (run.HERE / "README.md").read_text(), report.Measure()
     found = report.outcomes(run.RECORDS, measure)
-    for (_, row), runs in found.items():
+    for (judge, row), runs in found.items():
         ends, epochs = [each.epochs[-1] for each in runs], report.by_epoch(runs, "epochs")
         cells = (
             " ".join(f"{end:.1f}" for end in ends),
@@ -158,10 +158,15 @@ def test_the_page_has_the_numbers_of_the_records():
             " ".join(f"{each:.0f}" for each in epochs),
         )
         assert f"| {report.ROWS[row]} | {' | '.join(cells)} |" in page
-        assert f"| {report.until_grpo(runs, found['sharp', 'grpo'])} |\n" in page
+        assert f"| {report.until_grpo(runs, found[judge, 'grpo'])} |\n" in page
     before = measure.quality(run.read(run.START)["trained"])
-    for claim in report.claims(found, before).values():
-        assert f"{fmean(claim.values):.1f} ± " in page and claim.verdict.startswith("open")
+    for (_, claim), each in report.claims(found, before).items():
+        assert f"{fmean(each.values):.1f} ± " in page
+        assert (each.verdict == "holds") == (f"**{claim} by" in page) and each.verdict != "does not hold", claim
+    told = run.read(opinion.OPINION)
+    assert f"{fmean(told['start'].values()):.2f} of 9" in page
+    for runs in found.values():
+        assert report.risen(runs, told) in page
 
 
 def test_the_figure_of_the_front_page_has_both_halves(tmp_path):
