@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "artifact.md"
 LONGEST = 15.0  # minutes of a claim that is run
 PATIENCE = 6  # times its minutes that a claim may take, on a busy machine
-RUN_FOR_REAL = (
+DUELS = (
     *(("ratings_soft", 0.90), ("rankbuffer_soft_references", 0.93), ("rankbuffer_soft", 0.17)),
     *(("pointwise", 0.45), ("rankbuffer", 0.25)),
 )
@@ -122,7 +122,7 @@ CLAIMS = (
             (share,),
             0.005,
         )
-        for row, share in RUN_FOR_REAL
+        for row, share in DUELS
     ),
     *(
         Claim(

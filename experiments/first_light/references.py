@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from experiments.first_light.report import KEPT
+from rankbuffer_tools.jobs.output import write_rows
 
 PROMPTS = Path(__file__).parents[2] / "recipes" / "small" / "everyday.jsonl"
 RANKS = (0, 2, 5, 7)
@@ -32,11 +33,7 @@ def main() -> None:
     }
     rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(
-            json.dumps(row | {"responses": [rated[row["query_id"]][rank] for rank in RANKS]}) + "\n" for row in rows
-        )
-    )
+    write_rows(path, [row | {"responses": [rated[row["query_id"]][rank] for rank in RANKS]} for row in rows])
 
 
 if __name__ == "__main__":

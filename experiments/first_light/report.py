@@ -218,7 +218,7 @@ def main() -> None:
     """Read the runs or what was kept of them, and show the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder of runs to add; default: the numbers that were kept")
-    parser.add_argument("--rows", nargs="+", help="names of the runs, in the order of the tables")
+    parser.add_argument("--rows", nargs="+", help="names of the runs to add; default: all in the folder")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the numbers")
     arguments = parser.parse_args()
     rows = json.loads(gzip.decompress(arguments.kept.read_bytes())) if arguments.kept.is_file() else {}
