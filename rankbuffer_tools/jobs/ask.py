@@ -241,7 +241,7 @@ async def ask_many(
 
                 async def ask(name: str, question: Askable) -> None:
                     value, call = await judge.ask_with_cost(question)
-                    if call.error.startswith("HTTP 401"):  # so will all others be refused
+                    if call.status == 401:  # so will all others be refused
                         raise SettingsError(f"{judge.client.name} refuses the key, so no more was asked: {call.error}")
                     if call.failed:
                         failed[name] = call

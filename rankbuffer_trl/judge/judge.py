@@ -21,11 +21,10 @@ REPEAT = "That is not a valid answer: {error}. Answer the same question again wi
 REPEATED = 500  # characters of the answer, and of its fault, in that turn
 CUT_OFF = "the answer was cut off at its token limit"
 NAMED = "Is the server up, and do judge_url and judge_model name it?"
-HINTS = {  # what to do about an error, by its first letters
-    "HTTP 404": NAMED,
-    "HTTP 429": "The server takes no more for now: lower judge_concurrency, or see what the account may ask.",
-    "HTTP 4": "The server is up and refuses the request. judge_request and judge_decoding add fields to it.",
-    "": NAMED,
+REFUSED = "The server is up and refuses the request. judge_request and judge_decoding add fields to it."
+HINTS = {  # what to do about an HTTP status
+    404: NAMED,
+    429: "The server takes no more for now: lower judge_concurrency, or see what the account may ask.",
 }
 FIRST_QUESTION_SECONDS = 600.0  # for the first question of all; a server may have to load or compile something
 
@@ -157,7 +156,8 @@ class Judge:
         """Return the verdict as [`Judge.ask`] does, and the entry in the ledger."""
         messages = question.chat(self.guard)
         opening = len(messages)
-        verdict, outcome, error, usage, answer, tally = None, "malformed", "", Usage(), "", Tally()
+        verdict, outcome, error, status = None, "malformed", "", None
+        usage, answer, tally = Usage(), "", Tally()
         try:
             for repeat in range(self.max_attempts):
                 reply = Reply(*await self.client.complete(messages, question=question, seed=repeat, tally=tally))
@@ -185,17 +185,26 @@ class Judge:
                     outcome, error, usage = "parsed", "", tokens
                     break
         except TransportError as fault:
-            outcome, error = "unreachable", str(fault)
+            outcome, error, status = "unreachable", str(fault), fault.status
         except asyncio.CancelledError:
             if tally.attempts:  # else it was still waiting for its turn, and nothing was sent
                 self._record(question, "cancelled", usage, tally, error, answer)
             raise
-        call = self._record(question, outcome, usage, tally, error, answer)
+        call = self._record(question, outcome, usage, tally, error, answer, status)
         if self.on_call is not None:
             self.on_call(call)
         return verdict, call
 
-    def _record(self, question: Askable, outcome: str, usage: Usage, tally: Tally, error: str, answer: str) -> Call:
+    def _record(
+        self,
+        question: Askable,
+        outcome: str,
+        usage: Usage,
+        tally: Tally,
+        error: str,
+        answer: str,
+        status: int | None = None,
+    ) -> Call:
         call = Call(
             method=self.method,
             kind=question.kind,
@@ -209,6 +218,7 @@ class Judge:
             error=printable(error),
             malformed=tally.malformed,
             answer=answer[:ANSWER_KEPT],
+            status=status,
         )
         self.calls.append(call)
         return call
@@ -268,7 +278,8 @@ def explain(call: Call) -> str:
     if call.outcome == "unreachable":
         if not call.server:
             return f"{cause} This judge asks no server: change its code or its arguments, or name one with judge_url."
-        return f"{cause} {next(hint for start, hint in HINTS.items() if call.error.startswith(start))}"
+        status = call.status or 0
+        return f"{cause} {HINTS.get(status, REFUSED if 400 <= status < 500 else NAMED)}"
     cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
     if "logprobs" in call.error:
         return cause

@@ -92,6 +92,8 @@ class Call:
             Answers that were not the verdict asked for.
         answer (`str`, *optional*):
             The beginning of the last answer, for messages to people. It is not stored.
+        status (`int`, *optional*):
+            The HTTP status that the last attempt failed with, where there was one. It is not stored.
     """
 
     method: str
@@ -106,6 +108,7 @@ class Call:
     error: str = ""
     malformed: int = 0  # with a default, since answer logs of earlier versions lack it
     answer: str = field(default="", repr=False, compare=False)
+    status: int | None = field(default=None, repr=False, compare=False)
 
     @property
     def failed(self) -> bool:
@@ -114,7 +117,7 @@ class Call:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the stored fields by name, in types that JSON has."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "answer"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.compare}
 
 
 @dataclass(frozen=True)
