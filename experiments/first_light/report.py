@@ -5,7 +5,7 @@
 
 A run is a folder of `rankbuffer-train`. Its comparisons, of `recipes.small.compare`, are in `compared/NAME-SET`
 beside it, where SET is `trained` or `kept_apart`. What is kept has every answer with its reward. The script prints
-tables, draws `first_light.png`, and prints one JSON line at the end.
+tables and, at the end, one JSON line; `--figure` draws.
 """
 
 import argparse
@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder of runs to add; default: the numbers that were kept")
     parser.add_argument("--rows", nargs="+", help="names of the runs to add; default: all in the folder")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the numbers")
+    parser.add_argument("--figure", type=Path, help="draw the figure into this file, such as first_light.png")
     arguments = parser.parse_args()
     rows = json.loads(gzip.decompress(arguments.kept.read_bytes())) if arguments.kept.is_file() else {}
     if arguments.runs:
@@ -228,7 +229,8 @@ def main() -> None:
         arguments.kept.write_bytes(gzip.compress(json.dumps(rows).encode(), mtime=0))
     console = Console(width=170, highlight=False)
     console.print(training_table(rows), visit_table(rows), duel_table(rows), plain_table(rows))
-    figure(rows, arguments.kept.parent / "first_light.png")
+    if arguments.figure:
+        figure(rows, arguments.figure)
     found = {name: each for name, row in rows.items() if (each := row["compared"].get("kept_apart"))}
     wins = {name: {r: each["wins"] for r, each in readers.items()} for name, readers in found.items()}
     print(json.dumps({"benchmark": "first_light", "rows": list(rows), "wins": wins}))

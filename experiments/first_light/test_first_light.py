@@ -11,7 +11,7 @@ from rankbuffer_trl.data.queries import load_queries
 def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
     kept = tmp_path / "kept.json.gz"
     kept.write_bytes(report.KEPT.read_bytes())
-    monkeypatch.setattr(sys, "argv", ["report", "--kept", str(kept)])
+    monkeypatch.setattr(sys, "argv", ["report", "--kept", str(kept), "--figure", str(tmp_path / "a.png")])
     report.main()
     *printed, line = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed if row.startswith("│")]
@@ -20,7 +20,7 @@ def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
     assert json.loads(line)["wins"]["ratings_soft"]["without_rubrics"]["log odds"]["probability"] == 0.9
     rows = ["ratings_soft", "rankbuffer_soft_references", "rankbuffer_soft", "pointwise", "rankbuffer"]
     assert json.loads(line)["rows"] == rows
-    assert (tmp_path / "first_light.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_what_was_kept_is_whole():

@@ -2,6 +2,7 @@
 
     python -m experiments.second_light.report             # what README.md shows
     python -m experiments.second_light.report --answers   # also the answers before and after
+    python -m experiments.second_light.report --figure experiments/second_light/second_light.png
 
 Rows are compared over the seeds that both have finished under the same judge. The last line is JSON.
 """
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from experiments.miniature.report import Comparison, Interval, compare
 from experiments.second_light.opinion import OPINION
-from experiments.second_light.run import DATA, HERE, JUDGES, RECORDS, START, read, rubrics_of
+from experiments.second_light.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.rubric_judge import meets, score
 from rankbuffer_trl.words import WORD
@@ -226,7 +227,7 @@ def main() -> None:
     """Print what the records say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=Path, default=RECORDS)
-    parser.add_argument("--figure", type=Path, default=HERE / "second_light.png")
+    parser.add_argument("--figure", type=Path, help="draw the figure into this file, such as second_light.png")
     parser.add_argument("--answers", action="store_true", help="print answers before and after")
     given = parser.parse_args()
     console, measure, start = Console(width=170, highlight=False), Measure(), read(START)
@@ -237,7 +238,7 @@ def main() -> None:
     console.print(rows_table(runs, before, opinion), claims_table(found))
     if given.answers:
         show_answers(map(read, sorted(given.records.glob("*.json.gz"))), start["kept_apart"], console)
-    if runs:
+    if given.figure:
         figure(runs, before["trained"], given.figure)
     verdicts = {f"{claim} ({judge})": each.verdict for (judge, claim), each in found.items()}
     print(
