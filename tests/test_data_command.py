@@ -264,6 +264,7 @@ CARDS = {  # the record, what the card says, and what it does not say
     "parquet": (STEPS, ("path: train.parquet", *MADE), ()),
     "no record": (None, OWN, ()),
     "own queries": (STEPS[1:], ("Queries come from `a.jsonl`.",), ("Nectar",)),
+    "no rubrics": (None, ("252 responses", "no rubrics,", "has no rubrics."), ("weighted", "`rubrics`", "- rubrics")),
     "generic rubrics": (GIVEN, ("the same generic ones; no model",), ("Text by", "those of the paper")),
 }
 
@@ -273,7 +274,8 @@ def test_card_says_how_a_set_was_made_and_the_set_can_be_loaded_beside_it(name, 
     steps, said, unsaid = CARDS[name]
     kind = "parquet" if name == "parquet" else "jsonl"
     path, hub = tmp_path / f"mine.{kind}", tmp_path / "hub"
-    write_rows(path, [row | {"models": ["gpt-4"] * 7} for row in howto])
+    kept = [{key: row[key] for key in row if (name, key) != ("no rubrics", "rubrics")} for row in howto]
+    write_rows(path, [row | {"models": ["gpt-4"] * 7} for row in kept])
     if steps:
         write_provenance(path, steps)
     card = run_command(capsys, "card", path, "me/howto-36")
@@ -294,7 +296,7 @@ def test_card_refuses_what_is_not_finished(tmp_path, howto, capsys):
         beside(path, "provenance.json").write_text(text)
         said = refused(capsys, "card", path, "me/x")[1]
         assert re.search(r": mine\.jsonl\.provenance\.json is .* delete that record", said)
-    write_rows(path, [{key: value for key, value in howto[0].items() if key != "rubrics"}])
+    write_rows(path, [howto[0], howto[1] | {"rubrics": []}])
     assert "rubrics must be a non-empty list" in refused(capsys, "card", path, "me/x")[1]
 
 

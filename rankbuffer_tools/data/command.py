@@ -63,7 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
 def run_command(arguments: argparse.Namespace) -> None:
     """Do what the command line says."""
     if arguments.command == "card":
-        rows = list(checked_rows(load_queries(arguments.file)))
+        dataset = load_queries(arguments.file)
+        rows = list(checked_rows(dataset, rubrics_needed="rubrics" in dataset.column_names))
         name = f"train{Path(arguments.file).suffix}"
         print(make_card(arguments.repo_id, name, rows, read_provenance(arguments.file)), end="")
     else:

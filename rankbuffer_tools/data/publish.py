@@ -24,18 +24,19 @@ def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict])
         file_name (`str`):
             The file in it.
         rows (`list[dict]`):
-            The rows of the set.
+            The rows of the set. They may have no rubrics.
         steps (`list[dict]`):
             The steps that made the set ([`read_provenance`]); an empty list if there is no record.
     """
     name = repo_id.rpartition("/")[2]
     models = Counter(model for row in rows for model in row.get("models") or ())
     made = [step for step in steps if step["step"] == "rubrics"]
+    rubrics = sum(len(row.get("rubrics") or ()) for row in rows)
     data = DatasetCardData(
         pretty_name=name,
         license="other",
         task_categories=["text-generation"],
-        tags=["rankbuffer", "rubrics"],
+        tags=["rankbuffer", "rubrics"] if rubrics else ["rankbuffer"],
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": file_name}]}],
     )
     card = fill_card(
@@ -43,7 +44,7 @@ def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict])
         data,
         name=name,
         queries=f"{len(rows):,}",
-        rubrics=f"{sum(len(row.get('rubrics') or ()) for row in rows):,}",
+        rubrics=f"{rubrics:,}" if rubrics else "",
         responses=f"{sum(len(row.get('responses') or ()) for row in rows):,}",
         models=", ".join(f"{model} {n:,}" for model, n in models.most_common()),
         steps=[step | {"settings": settings_text(step)} for step in steps],
