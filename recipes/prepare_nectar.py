@@ -17,7 +17,7 @@ from rankbuffer_tools.jobs.output import check_output, source_name
 from rankbuffer_tools.jobs.script import finish, run
 from rankbuffer_trl.data.queries import DataError, iterate, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.settings import check_at_least, documented
+from rankbuffer_trl.settings import check_at_least, check_own_fields, documented
 
 
 @documented
@@ -63,7 +63,10 @@ class NectarConfig:
     output_file: str | None = None
 
     def __post_init__(self):
+        check_own_fields(self, NectarConfig)
         check_at_least(self, queries=0, max_prompt_length=1)
+        if self.shuffle:
+            check_at_least(self, seed=0)  # numpy takes no other
         if self.shuffle and self.streaming:
             raise SettingsError("shuffle needs all rows at once: set streaming to false")
 

@@ -295,6 +295,13 @@ def test_prepare_nectar_takes_the_rows_that_datasets_shuffles_to_the_front(tmp_p
         prepare(tmp_path, source, shuffle=True, streaming=True)
 
 
+def test_prepare_nectar_refuses_settings_that_cannot_work():
+    for wrong in ({"shuffle": True, "seed": -1}, {"queries": [1]}, {"queries": None}):
+        with pytest.raises(SettingsError, match=f"{[*wrong][-1]} must be"):
+            prepare_nectar.NectarConfig(**wrong)
+    assert prepare_nectar.NectarConfig(seed=-1).seed == -1, "the hash takes any seed"
+
+
 def test_prepare_nectar_counts_prompts_in_the_policys_template(tmp_path, howto, tiny_policy, capsys):
     raws = [raw_row(i, howto) for i in range(6)]
     raws[2]["prompt"] = "\n\nHuman: " + "How do I make tea? " * 40 + "question 2\n\nAssistant: "
