@@ -149,7 +149,8 @@ def test_odd_rubrics_finds_presence_two_things_and_repeats():
 
 
 def test_check_settings_refuse_what_cannot_be_counted():
-    for key, least in (("k0", 2), ("sample", 1), ("most_shown", 1)):
+    lengths = ("max_prompt_length", 1), ("max_completion_length", 1), ("free_tokens", 0)
+    for key, least in (("k0", 2), ("sample", 1), ("most_shown", 1), *lengths):
         assert getattr(CheckSettings(**{key: least}), key) == least
         with pytest.raises(SettingsError, match=f"{key} must be at least {least}, got {least - 1}"):
             CheckSettings(**{key: least - 1})

@@ -59,6 +59,7 @@ class CheckSettings:
 
     def __post_init__(self):
         check_at_least(self, k0=2, sample=1, most_shown=1)
+        check_at_least(self, max_prompt_length=1, max_completion_length=1, free_tokens=0)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from datasets import disable_progress_bars
 from rankbuffer_trl.data.queries import DataError, checked_rows, load_queries, select
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
-from rankbuffer_trl.settings import described
+from rankbuffer_trl.settings import check_at_least, described
 
 from ..jobs.output import read_provenance
 from .check import CheckSettings, check_dataset, not_ready, print_findings
@@ -76,7 +76,9 @@ def check(arguments: argparse.Namespace) -> None:
 
     Raises:
         [`DataError`]: if the data set is not ready to train on.
+        [`SettingsError`]: if a setting cannot work.
     """
+    check_at_least(arguments, num_generations=2)
     values = {name: getattr(arguments, name) for name in SETTINGS}
     method = method_of(arguments)
     settings = CheckSettings(
