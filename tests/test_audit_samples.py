@@ -296,6 +296,12 @@ def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_
             read_labels(str(path), pairs)
 
 
+def test_audit_does_not_write_over_labels(tmp_path):
+    (tmp_path / "pairs.jsonl").touch()
+    with pytest.raises(SettingsError, match="labels in it would be lost: copy it"):
+        AuditConfig(dataset_name="set", samples="s", labels=str(tmp_path / "pairs.jsonl"), output_dir=str(tmp_path))
+
+
 # Files of samples
 
 

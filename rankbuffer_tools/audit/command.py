@@ -67,7 +67,8 @@ class AuditConfig(JudgeConfig):
             first six queries take twelve more.
         labels (`str`, *optional*):
             A file of 100 or more labels of your own: rows with `query_id`, `better` and `worse`. The file
-            `pairs.jsonl` of an earlier audit has the pairs and the numbers of their samples.
+            `pairs.jsonl` of an earlier audit has the pairs and the numbers of their samples. Write labels to another
+            file: the audit writes that one again.
         probabilities (`bool`, *optional*, defaults to `True`):
             Read the probabilities behind ratings and pairs, too, if the judge's server gives them.
         budget (`float`, *optional*):
@@ -121,6 +122,13 @@ class AuditConfig(JudgeConfig):
                 raise SettingsError(f"{key} must be above 0, got {value}")
         if self.price_budget is not None and None in (self.judge_prompt_price, self.judge_completion_price):
             raise SettingsError("price_budget needs judge_prompt_price and judge_completion_price")
+        if self.labels and self.pairs.is_file() and Path(self.labels).exists() and self.pairs.samefile(self.labels):
+            raise SettingsError(f"the audit writes labels={self.labels}, and labels in it would be lost: copy it")
+
+    @property
+    def pairs(self) -> Path:
+        """The file of the pairs, for people who label them."""
+        return Path(self.output_dir) / "pairs.jsonl"
 
     @property
     def log(self) -> Path:
@@ -213,7 +221,7 @@ def audit(config: AuditConfig) -> Audit:
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
     print(f"[price] asked in all: {cost_line(config.endpoint, Totals.of(calls))}")
-    write_rows(config.log.with_name("pairs.jsonl"), rows_to_label(groups, pairs))
+    write_rows(config.pairs, rows_to_label(groups, pairs))
     found = Audit(
         judge=config.judge().client.name,
         dataset=config.dataset_name,
