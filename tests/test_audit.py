@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from helpers.judges import shares, spelled
@@ -279,7 +280,10 @@ def test_measures_stand_beside_what_chance_gives_of_their_number_of_samples(tmp_
     assert [found[name].chance for name in NAMES] == [*chances]
     answers, calls = examine(Client(), make_groups(3, n=5)[:2] + make_groups(3, n=4)[2:])
     assert results(answers)["put_back"].chance == pytest.approx((1 / 5 + 1 / 5 + 1 / 4) / 3)
-    audit_figure(tmp_path / "audit.png", make_audit(answers, calls))
+    (tmp_path / "audit.png").write_bytes(b"old")
+    with patch("rankbuffer_trl.files.sync", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
+        audit_figure(tmp_path / "audit.png", make_audit(answers, calls))
+    assert (tmp_path / "audit.png").read_bytes() == b"old", "the figure is written whole or not at all"
 
 
 @given(st.permutations(range(N)), st.permutations(range(N)), st.integers(0, 10**6))

@@ -1,5 +1,6 @@
 """Draw an audit as a figure."""
 
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ..report.chart import BLUE, GREEN, GREY, RED
+from ..report.chart import BLUE, GREEN, GREY, RED, save
 from .results import SOFT, Audit, ModelRow, Result
 
 GOOD, UNCLEAR, CHANCE = GREEN, RED, GREY
@@ -28,8 +29,9 @@ def audit_figure(path: Path, audit: Audit) -> None:
     for axes in right:
         _model_panel(axes, audit.estimates or {})
     figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.looks)} queries", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    save(path, file.getvalue())
 
 
 def _put_back_panel(axes: Axes, moves: Sequence[tuple[int, int, int]]) -> None:
