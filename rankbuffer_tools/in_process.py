@@ -94,19 +94,26 @@ def load(model: str, device: str | None, dtype: str) -> tuple[Any, Any]:
     """Load a tokenizer and a model, and change no random state: a resumed run loads them at another step.
 
     Raises:
-        [`SettingsError`]: if they cannot be loaded.
+        [`SettingsError`]: if they cannot be loaded, or if there is no chat template.
     """
     if is_deepspeed_zero3_enabled():  # it would spread the weights over processes that never ask
         raise SettingsError("a judge in the process cannot be loaded under ZeRO-3: serve it, and set judge_url")
+    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise SettingsError(f"judge_client_args: torch has no dtype {dtype!r}: name another one, such as bfloat16")
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         with torch.random.fork_rng():
             tokenizer, network = (
                 AutoTokenizer.from_pretrained(model),
                 AutoModelForCausalLM.from_pretrained(model, dtype=dtype),
             )
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"judge_client_args: the model {model} cannot be loaded: {str(error)[:300]}") from error
-    return tokenizer, network.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        network = network.eval().to(where)
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last two: no such device, or no room
+        cause = " ".join(str(error).split())[:300]
+        raise SettingsError(f"judge_client_args: the model {model} cannot be loaded on {where}: {cause}") from error
+    if not tokenizer.chat_template:
+        raise SettingsError(f"judge_client_args: {model} has no chat template: take an instruction-tuned model")
+    return tokenizer, network
 
 
 def impose(tokenizer: Any, network: Any, ids: torch.Tensor, verdict: Verdict) -> Reply:

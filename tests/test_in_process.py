@@ -11,6 +11,7 @@ from string import printable
 import pytest
 import torch
 from helpers.visits import ask_for
+from transformers import AutoTokenizer
 
 from rankbuffer_tools import in_process
 from rankbuffer_tools.in_process import TransformersJudge, impose, load, reader
@@ -118,6 +119,14 @@ def test_a_fault_is_one_line(tiny_policy, model, tmp_path, monkeypatch):
     with pytest.raises(ExceptionGroup) as error:
         ask(str(tmp_path / "none"), long)
     assert isinstance(error.value.exceptions[0], SettingsError) and "cannot be loaded" in str(error.value.exceptions)
+    base, tokenizer = shutil.copytree(model, tmp_path / "base"), AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = None
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(base)
+    wrong = {(model, "gpu", "auto"): "cannot be loaded on gpu: ", (model, "cpu", "float8"): "no dtype 'float8'"}
+    for arguments, said in (wrong | {(str(base), "cpu", "auto"): "has no chat template"}).items():
+        with pytest.raises(SettingsError, match=said):
+            load.__wrapped__(*arguments)
     monkeypatch.setattr(in_process, "is_deepspeed_zero3_enabled", lambda: True)
     with pytest.raises(SettingsError, match="ZeRO-3: serve it"):
         load.__wrapped__(model, None, "auto")
