@@ -134,6 +134,8 @@ class TransformersEngine:
         self.model, self.config = model, config
         self.tokenizer = load_tokenizer(model, adapter_of)
         self.tokenizer.padding_side = "left"
+        if self.tokenizer.pad_token is None:  # as of Llama 3.1; TRL takes the same one
+            self.tokenizer.pad_token = self.tokenizer.eos_token
         self.network = AutoModelForCausalLM.from_pretrained(adapter_of or model, dtype="auto")
         if adapter_of:
             from peft import PeftModel
@@ -208,18 +210,23 @@ def load_tokenizer(model: str, adapter_of: str | None) -> Any:
     """Load the tokenizer of a checkpoint, or of the adapter's model if the adapter has none.
 
     Raises:
-        [`EngineError`]: if there is no tokenizer.
+        [`EngineError`]: if there is no tokenizer, or none with a chat template.
     """
     from transformers import AutoTokenizer
 
     faults = []
     for name in filter(None, (model, adapter_of)):
         try:
-            return AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
             faults.append(f"{name}: {error}")
+            continue
+        if tokenizer.chat_template:
+            return tokenizer
+        faults.append(f"{name} has no chat template")
     raise EngineError(
-        f"no tokenizer for {model!r}. It must be a checkpoint or an id on the Hub. {' '.join(faults)[:500]}"
+        f"no tokenizer for {model!r} with a chat template. It must be an instruction-tuned checkpoint or an id on the"
+        f" Hub. {' '.join(faults)[:500]}"
     )
 
 

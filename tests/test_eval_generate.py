@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from conftest import ROOT
 from helpers.evaluation_assets import Loopback
 from helpers.servers import served
+from transformers import AutoTokenizer
 
 from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig
@@ -50,6 +52,18 @@ def test_transformers_engine_repeats_with_the_same_seed_over_interruptions(tiny_
     assert greedy[0] == greedy[1], "a temperature of 0 is greedy"
     with pytest.raises(EngineError, match="no tokenizer for"):
         TransformersEngine(str(tmp_path), None, settings)
+
+
+def test_transformers_engine_pads_without_a_padding_token_and_wants_a_template(tiny_policy, tmp_path):
+    path, tokenizer = shutil.copytree(tiny_policy, tmp_path / "m"), AutoTokenizer.from_pretrained(tiny_policy)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(path)
+    assert TransformersEngine(str(path), None, config(str(path))).respond(PROMPTS, tmp_path / "a.jsonl", "")
+    tokenizer.chat_template = None
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(path)
+    with pytest.raises(EngineError, match="m has no chat template"):
+        TransformersEngine(str(path), None, config(str(path)))
 
 
 def test_transformers_engine_answers_with_an_adapter_unlike_its_model(tiny_policy, tmp_path):
