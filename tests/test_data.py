@@ -37,6 +37,14 @@ def write_json(path: Path, rows: list[dict]) -> None:
     path.write_text(json.dumps(rows), encoding="utf-8")
 
 
+def test_write_rows_has_times_as_text_and_refuses_what_json_has_not(tmp_path):
+    row = {"prompt": "Why?", "at": datetime(2026, 1, 2)}
+    write_rows(tmp_path / "a.jsonl", [row])
+    assert str(load_queries(str(tmp_path / "a.jsonl"))[0]["at"]) == "2026-01-02 00:00:00"
+    with pytest.raises(DataError, match="a column has bytes, which JSON has not: name an output_file"):
+        write_rows(tmp_path / "a.jsonl", [row, {"prompt": b"Why?"}])
+
+
 @pytest.mark.parametrize(
     ("name", "write"), [("q.jsonl", write_rows), ("q.json", write_json), ("q.parquet", write_rows)]
 )

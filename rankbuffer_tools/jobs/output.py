@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterable
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -43,7 +45,11 @@ def beside(path: Path, what: str) -> Path:
 
 
 def write_rows(path: Path, rows: Iterable[dict]) -> None:
-    """Write rows as JSON lines or Parquet, depending on the suffix of `path`."""
+    """Write rows as JSON lines or Parquet, depending on the suffix of `path`. JSON has times and decimals as text.
+
+    Raises:
+        [`DataError`]: if JSON has no form of a value, such as bytes.
+    """
     with replacing(path) as draft:
         if path.suffix == ".parquet":
             rows = list(rows)
@@ -52,7 +58,14 @@ def write_rows(path: Path, rows: Iterable[dict]) -> None:
             return
         with draft.open("w", encoding="utf-8") as lines:
             for row in rows:
-                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+                lines.write(json.dumps(row, ensure_ascii=False, default=as_text) + "\n")
+
+
+def as_text(value: Any) -> str:
+    """Return a value of a column of the user's own that JSON does not have, or raise [`DataError`]."""
+    if isinstance(value, date | time | timedelta | Decimal):  # `datetime` is a date
+        return str(value)
+    raise DataError(f"a column has {type(value).__name__}, which JSON has not: name an output_file of .parquet")
 
 
 def write_failures(path: Path, failures: dict[str, str]) -> None:
