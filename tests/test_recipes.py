@@ -2,6 +2,8 @@
 
 import json
 import re
+from contextlib import closing
+from importlib import import_module
 
 import pytest
 import yaml
@@ -9,11 +11,13 @@ from conftest import QUICKSTART, ROOT, run_program
 from helpers.gpu_commands import RUNS, gpu_command
 from helpers.scripted import contents
 from helpers.servers import served
+from helpers.visits import visit_all
 
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser, read_recipe
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.config import RankBufferConfig
 
 RECIPES = ROOT / "recipes"
@@ -96,6 +100,15 @@ def test_the_commands_of_make_test_gpu_are_accepted(monkeypatch, capsys):
 
 
 # Runs
+
+
+def test_the_quickstart_counts_each_step_to_its_epoch(tmp_path):
+    with closing(BufferStore(tmp_path / "s.sqlite")) as store:
+        for step, id in enumerate("aba"):  # the second epoch is not complete
+            visit_all(store, id, range(step, step + 1))
+        curve = [{"step": step, "quality": quality} for step, quality in enumerate((1.0, 3.0, 9.0))]
+        table = import_module("run").epoch_table(store, curve)
+    assert list(table.columns[1].cells) == ["2.0", "9.0", ""]
 
 
 @pytest.mark.slow

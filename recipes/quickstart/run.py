@@ -24,11 +24,12 @@ from transformers.utils import logging
 from rankbuffer_tools.report.chart import save
 from rankbuffer_tools.report.charts import curve_chart, growth_chart
 from rankbuffer_tools.report.report import write_report
-from rankbuffer_tools.report.tables import Row, quality_table
+from rankbuffer_tools.report.tables import Row, quality_table, reward_table
 from rankbuffer_tools.train.command import build_trainer, make_plan
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.data.queries import QueryTable, load_queries
+from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.store import BufferStore, history
@@ -151,17 +152,17 @@ def measure_table(before: dict[str, float], after: dict[str, float]) -> Table:
 def epoch_table(store: BufferStore, curve: list[Row]) -> Table:
     """Build the table of quality, buffers and costs by epoch."""
     epochs, costs = growth_table(store), history.totals_by(store, "epoch")
-    steps_per_epoch = len(curve) // len(epochs)
+    epoch_of = {row["step"]: row["epoch"] for row in reward_table(store)}
     sources = [source for source in SOURCES if any(row[source] for row in epochs)]
     columns = ["epoch", "score", "anchors", *sources, "judge calls", "judge tokens"]
     table = Table(title="Rubric score of the rollouts, anchors per query by source, cost of the judge")
     for column in columns:
         table.add_column(column, justify="right")
-    for i, row in enumerate(epochs):
-        values = [step["quality"] for step in curve[i * steps_per_epoch : (i + 1) * steps_per_epoch]]
+    for row in epochs:
+        values = [step["quality"] for step in curve if epoch_of[step["step"]] == row["epoch"]]
         cost = costs[row["epoch"]]
         counts = [f"{row[source]:.2f}" for source in sources]
-        mean = f"{sum(values) / len(values):.1f}"
+        mean = f"{sum(values) / len(values):.1f}" if values else "-"
         table.add_row(str(row["epoch"]), mean, f"{row['anchors']:.2f}", *counts, f"{cost.calls:,}", f"{cost.tokens:,}")
     totals = store.totals()
     table.add_section()
@@ -244,4 +245,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RankBufferError as error:
+        sys.exit(f"quickstart: {error}")
