@@ -360,7 +360,8 @@ def test_settings_are_taken_up_to_their_limits():
     least = {"sample": 1, "epochs": 1, "duels": 1, "control": 0, "tolerance": 0}
     RejudgeConfig(run_dir="run", dataset_name="data.jsonl", **least)
     wrong = [{key: value - 1} for key, value in least.items()] + [{"run_dir": ""}, {"dataset_name": ""}]
-    for change in (*wrong, {"reader_share": 1}, {"false_alarm_rate": 0}, {"reader_rubrics": False}, {"output": "."}):
+    wrong += [{"output": "."}, *({"output": __file__, key: __file__} for key in ("run_dir", "dataset_name"))]
+    for change in (*wrong, {"reader_share": 1}, {"false_alarm_rate": 0}, {"reader_rubrics": False}):
         with pytest.raises(SettingsError, match=next(iter(change))):
             RejudgeConfig(**{"run_dir": "run", "dataset_name": "data.jsonl"} | change)
 

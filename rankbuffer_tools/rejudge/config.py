@@ -105,6 +105,10 @@ class RejudgeConfig(JudgeConfig):
                 raise SettingsError(f"{name} is a share between 0 and 1, got {value}")
         if self.output and Path(self.output).is_dir():
             raise SettingsError(f"output={self.output} is a folder: name the file of the result")
+        for key in ("run_dir", "dataset_name"):
+            read, written = Path(getattr(self, key)), Path(self.output or "")
+            if written.is_file() and read.is_file() and written.samefile(read):
+                raise SettingsError(f"output={self.output} is the file {key}, which would be lost: name another one")
         reader = self.judges()["reader"]
         if not (self.reader_rubrics or reader.judge_url or reader.judge_client):
             raise SettingsError("reader_rubrics is false, but the embedded judge reads nothing else: name a reader")
