@@ -12,15 +12,25 @@ import hashlib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import yaml
 
+from rankbuffer_trl.decoding import decode
 from rankbuffer_trl.errors import RankBufferError
 
 
 class AssetError(RankBufferError, ValueError):
     """An official file is missing or is a different one. The message says which, where, and how to get it."""
+
+
+class Entry(TypedDict, total=False):
+    """An official file, as the top of this file describes it."""
+
+    path: Required[list[str]]
+    sha256: Required[str | None]
+    source: Required[str]
+    package: str
 
 
 class Assets:
@@ -32,11 +42,18 @@ class Assets:
         manifest (`str` or `Path`, *optional*):
             A YAML file of entries by benchmark and name, which replace those of the benchmarks' own `assets.yaml`. A
             benchmark from another package can have its entries there.
+
+    Raises:
+        [`AssetError`]: if that file cannot be read, or an entry is not of this form.
     """
 
     def __init__(self, folder: str | Path, manifest: str | Path | None = None):
         self.folder = Path(folder)
         others = read_yaml(Path(manifest)) if manifest else {}
+        try:
+            decode(others, dict[str, dict[str, Entry]])
+        except ValueError as error:
+            raise AssetError(f"the list of official files {manifest} is wrong: {error}") from None
         self.manifest: dict[str, dict[str, dict]] = others | {
             path.parent.name: read_yaml(path) | others.get(path.parent.name, {})
             for path in Path(__file__).parent.glob("*/assets.yaml")

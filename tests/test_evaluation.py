@@ -459,6 +459,17 @@ def test_evaluate_refuses_other_assets_all_at_once(values, assets, tmp_path):
     assert "question.jsonl is not the official file 'questions': its sha256 is" in text and "git clone" in text
 
 
+def test_assets_refuse_a_manifest_of_another_form_in_one_line(tmp_path):
+    path = tmp_path / "assets.yaml"
+    for text, fault in (
+        ("arena_hard: 3", "must be"),
+        ("house: {rows: {path: rows.json, sha256: null, source: wget}}", "path must be"),
+    ):
+        path.write_text(text)
+        with pytest.raises(AssetError, match=rf"assets\.yaml is wrong: \['.*{fault}"):
+            Assets(".", path)
+
+
 def test_evaluation_config_refuses_what_cannot_be_meant(values):
     for changes, fault in (
         (dict(models=[]), "models is not set"),
