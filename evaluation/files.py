@@ -52,13 +52,13 @@ def read_jsonl(path: Path) -> Iterator[dict]:
     """Yield the rows of a file of JSON lines.
 
     Raises:
-        [`OutputError`]: naming the line that is not an object.
+        [`OutputError`]: naming the line that is not an object, or not UTF-8.
         `FileNotFoundError`: if the file is missing.
     """
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode())
             except ValueError as error:
                 row, fault = None, str(error)
             else:

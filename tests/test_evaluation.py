@@ -153,6 +153,8 @@ def test_read_outputs_gives_them_back_and_refuses_what_cannot_be_judged(done, na
         refused(fault)
     path.write_text(written().read_text()[:-30])
     refused(rf"{path.name}.*Is it half a file\?")
+    path.write_bytes(written().read_bytes() + b'"\xe9"')
+    refused(rf"{path.name}.*'utf-8' codec can't decode")
 
 
 def swapped(old: str, new: str):
