@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.probabilities import Reading
 from recipes.small import compare
 
@@ -79,6 +80,8 @@ def test_score_counts_pairs_and_queries():
         name: Reading(word, {"A": 1 / (1 + exp(odds)), "B": 1 / (1 + exp(-odds))}, 0.0, 0.0)
         for name, (word, odds) in said.items()
     }
+    with pytest.raises(JudgeError, match="no duel has a verdict"):
+        compare.score({})
     found = compare.score(verdicts)
     assert found["pairs"] == 3 and found["first_shown_wins"] == 4 / 7
     words, odds = found["wins"]["verdicts"], found["wins"]["log odds"]

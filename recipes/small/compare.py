@@ -31,7 +31,7 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.informs.probes import repeated_share
-from rankbuffer_trl.judge import Question, Totals, pairwise_question
+from rankbuffer_trl.judge import JudgeError, Question, Totals, pairwise_question
 from rankbuffer_trl.judge.config import VerdictConfig
 from rankbuffer_trl.judge.probabilities import Reading, lead
 from rankbuffer_trl.settings import check_at_least, documented
@@ -126,7 +126,13 @@ def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, s
 
 
 def score(verdicts: Mapping[str, str | Reading]) -> dict[str, Any]:
-    """Return how often the second policy wins. A pair needs both of its verdicts, and each query counts the same."""
+    """Return how often the second policy wins. A pair needs both of its verdicts, and each query counts the same.
+
+    Raises:
+        [`JudgeError`]: if there is no verdict.
+    """
+    if not verdicts:
+        raise JudgeError("no duel has a verdict: run the same command again to ask the open ones")
     words, odds, leads = defaultdict(list), defaultdict(list), defaultdict(list)
     said = {name: each.value if isinstance(each, Reading) else each for name, each in verdicts.items()}
     for pair in (name.removesuffix(" forth") for name in verdicts if name.endswith(" forth")):
