@@ -266,6 +266,11 @@ CARDS = {  # the record, what the card says, and what it does not say
     "no record": (None, OWN, ()),
     "own queries": (STEPS[1:], ("Queries come from `a.jsonl`.",), ("Nectar",)),
     "no rubrics": (None, ("252 responses", "no rubrics,", "has no rubrics."), ("weighted", "`rubrics`", "- rubrics")),
+    "a step that made nothing": (
+        [STEPS[1] | {"queries_without": 0}],
+        ("came with their rubrics",),
+        ("Text by", *MADE[-2:]),
+    ),
     "generic rubrics": (GIVEN, ("the same generic ones; no model",), ("Text by", "those of the paper")),
 }
 

@@ -29,6 +29,7 @@ def make_card(repo_id: str, file_name: str, rows: list[dict], steps: list[dict])
             The steps that made the set ([`read_provenance`]); an empty list if there is no record.
     """
     name = repo_id.rpartition("/")[2]
+    steps = [step for step in steps if step.get("queries_without") != 0]  # the others found nothing to make
     models = Counter(model for row in rows for model in row.get("models") or ())
     made = [step for step in steps if step["step"] == "rubrics"]
     rubrics = sum(len(row.get("rubrics") or ()) for row in rows)
