@@ -99,6 +99,10 @@ def test_log_likelihood_of_a_query_is_as_counted_in_a_simulation():
     assert found == pytest.approx(sum(np.log(one.mean()) for one in together), abs=0.06)
 
 
+def test_chances_are_numbers_for_the_widest_spread_that_is_drawn():
+    assert np.isfinite(Evidence([SMALL]).chances(replace(JUDGE, spread=np.exp(np.log(0.3) + 8 * 0.5)))).all()
+
+
 def test_chances_of_all_answers_about_a_pair_add_up():
     def chance(first: int | None, second: int | None) -> np.ndarray:
         return Evidence([QueryLooks("q", [], [((0, 1), first), ((1, 0), second)])]).chances(JUDGE)[0]

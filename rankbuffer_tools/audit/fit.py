@@ -354,7 +354,8 @@ class Evidence:
 
     def _chances(self, model: JudgeModel, truth: float | None) -> np.ndarray:
         """Return the columns of [`chances`] for one factor."""
-        spreads = np.sqrt(2) * np.exp(model.spread * NODES)[:, None]
+        # A draw may have a spread at which a group lies between two points of the grid, or far beyond its ends.
+        spreads = np.sqrt(2) * np.clip(np.exp(model.spread * NODES), 1e-3, 1e3)[:, None]
         density = np.exp(-((GRID / spreads) ** 2) / 2) * CELLS
         density /= density.sum(axis=1, keepdims=True)
         if truth is not None:
