@@ -28,6 +28,12 @@ def count_calls(method: RewardMethod, group: RolloutGroup, first: bool) -> tuple
     return least + asked, most * (2 if asked else 1) + asked
 
 
+def most_calls(method: RewardMethod, group: RolloutGroup, first: bool) -> int:
+    """Return how many questions a group costs at most, with those that a method asks because others failed."""
+    again = getattr(method, "asked_again", lambda group: 0)(group)
+    return count_calls(method, group, first)[1] + again * (2 if must_questions(group) else 1)
+
+
 async def score_group(
     method: RewardMethod, group: RolloutGroup, buffer: AnchorBuffer | None, judge: Judge
 ) -> GroupScore:

@@ -17,7 +17,7 @@ from ..judge.errors import first_leaf
 from ..judge.judge import Askable, explain
 from ..rewards.listen import early_questions, without
 from ..rewards.method import GroupScore, RewardMethod
-from ..rewards.must import count_calls, must_questions, score_group
+from ..rewards.must import most_calls, must_questions, score_group
 
 RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer
@@ -221,9 +221,7 @@ class OpenStep:
         # With other texts than those that arrived, it is not known how many questions are to come.
         if call.failed and not self._other_texts:
             pairs = zip(self.groups, self.buffers, strict=True)
-            again = getattr(self.method, "asked_again", lambda group: 0)
-            most = sum(count_calls(self.method, group, buffer is None)[1] + again(group) for group, buffer in pairs)
-            self._check_failures(of=most)
+            self._check_failures(of=sum(most_calls(self.method, group, buffer is None) for group, buffer in pairs))
 
     def _check_failures(self, of: int) -> None:
         calls = self.judge.calls
