@@ -154,6 +154,15 @@ def test_score_stops_if_the_reader_fails_or_is_silent(scorer):
         assert not found["groups"] and len(found["calls"]) >= 12, "the calls alone are recorded"
 
 
+def test_an_error_of_a_reader_is_no_group_of_errors(scorer):
+    def full(tokens):
+        raise StoreError("no room")
+
+    reader = Judge(scripted_judge(paying(0)).client, guard=False, on_spent=full)
+    with pytest.raises(StoreError, match="no room"):
+        repaired(scorer, reader).score(groups_of(0), 0)
+
+
 def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
     for reader, message in (
         ({"judge_modle": "x"}, "no setting 'judge_modle'"),

@@ -14,6 +14,7 @@ from ..errors import SettingsError
 from ..exact.distributed import StepLeft
 from ..groups import Query, Rollout, RolloutGroup
 from ..judge import Call, Judge, JudgeError, Question
+from ..judge.errors import first_leaf
 from ..judge.judge import explain
 from ..judge.ledger import READER
 from ..rewards.listen import first_questions
@@ -228,6 +229,8 @@ class GroupScorer:
                 f"the reader ({reader.client.name}) did not finish a step within"
                 f" judge_step_timeout={self.step_timeout:g} s. {RESUME}"
             ) from None
+        except BaseExceptionGroup as errors:
+            raise first_leaf(errors) from errors
         finally:
             calls = reader.drain()
             opened.judge.calls.extend(calls)
