@@ -163,6 +163,14 @@ def test_an_error_of_a_reader_is_no_group_of_errors(scorer):
         repaired(scorer, reader).score(groups_of(0), 0)
 
 
+def test_the_reader_has_the_time_that_the_judge_left(scorer):
+    made = repaired(scorer, reader := scripted_judge(paying(0), method="reader"), step_timeout=60.0)
+    now, clients = made._loop.time, (made.judge.client, reader.client)
+    made._loop.time = lambda: now() + 4.0 * sum(len(each.seen) for each in clients)  # 48 s for the judge
+    with pytest.raises(JudgeError, match=r"the reader .*did not finish a step within judge_step_timeout=60 s"):
+        made.score(groups_of(0), 0)
+
+
 def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
     for reader, message in (
         ({"judge_modle": "x"}, "no setting 'judge_modle'"),

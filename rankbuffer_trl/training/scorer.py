@@ -222,7 +222,7 @@ class GroupScorer:
                 known.add(groups[i].query.id)
                 asked.append(self.repair.read(self.method, groups[i], opened.buffers[i], scores[i]))
         try:
-            async with asyncio.timeout(self.step_timeout), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout_at(opened.ends), asyncio.TaskGroup() as tasks:
                 reading = [tasks.create_task(each) for each in asked]
         except TimeoutError:
             raise JudgeError(

@@ -103,6 +103,7 @@ class OpenStep:
         self.max_failures = max_failures
         self.timeout = timeout
         self.hidden = 0  # judgments that had ended when `finish` was called
+        self.ends: float | None = None  # when its time is over, on the clock of the loop; a reader has what is left
         self._early: list[list[Question]] = [[] for _ in groups]  # questions of the method that were asked early
         self._new: defaultdict[int, list[int]] = defaultdict(list)  # rollouts that arrived and led to no question yet
         self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]
@@ -182,7 +183,8 @@ class OpenStep:
     def _time(self, limit: asyncio.Timeout) -> None:
         """Start the clock, unless it runs."""
         if self.timeout is not None and limit.when() is None:
-            limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
+            self.ends = asyncio.get_running_loop().time() + self.timeout
+            limit.reschedule(self.ends)
 
     def _take(self, row: int, text: str) -> None:
         """Put a rollout into its group."""
