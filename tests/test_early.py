@@ -280,7 +280,7 @@ def test_score_counts_a_failure_about_a_text_that_is_gone(scorer):
 
 @pytest.mark.parametrize("answered", [109, 111])
 def test_score_counts_its_timeout_from_the_last_rollout(scorer, answered):
-    """The policy takes 100 s. A rollout that comes again does not start the clock again."""
+    """The policy takes 100 s, and the trainer longer after it. A rollout that comes again starts no clock."""
     clock, gate = [0.0], Gate()
     made, groups = scorer(Judge(gate, guard=False), step_timeout=10.0), [group_of(line="50 5")]
 
@@ -295,6 +295,8 @@ def test_score_counts_its_timeout_from_the_last_rollout(scorer, answered):
     clock[0] = answered
     settle(made)
     made.run(gate.let())
+    settle(made)
+    clock[0] = 999
     if answered < 110:
         assert made.score(groups, 0).scores[0].rewards == (1.0, -1.0)
     else:

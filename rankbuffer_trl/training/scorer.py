@@ -104,8 +104,8 @@ class GroupScorer:
         max_failures (`float`, *optional*, defaults to `0.25`):
             Share of a step's judgments, in 0..1, above which failures stop the run.
         step_timeout (`float`, *optional*):
-            Seconds for judging one step, above which the run stops. They count from its last rollout. `None` is no
-            limit.
+            Seconds for judging one step, above which the run stops. They count from its last rollout, while something
+            is left to judge. `None` is no limit.
         may_leave (`Callable[[int], bool]`, *optional*):
             Tells whether a training step with this number may be left before its end, after `leave_step`. Default: no
             step.

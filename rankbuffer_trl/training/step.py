@@ -6,7 +6,7 @@ early question only has its answer ready when the method asks it.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -151,8 +151,9 @@ class OpenStep:
                     # The next one may make its group whole, and a whole group needs no early question.
                     if self.arrivals.empty():
                         await self._ask(tasks, scoring)
-                    if not any(self._missing):  # generation does not count
+                    if not any(self._missing) and limit.when() is None:  # generation does not count
                         self._time(limit)
+                        tasks.create_task(self._stop_clock(limit, scoring))
                 self._time(limit)
                 for i, group in enumerate(self._final):
                     self._other_texts |= any(
@@ -185,6 +186,14 @@ class OpenStep:
         if self.timeout is not None and limit.when() is None:
             self.ends = asyncio.get_running_loop().time() + self.timeout
             limit.reschedule(self.ends)
+
+    @staticmethod
+    async def _stop_clock(limit: asyncio.Timeout, scoring: Mapping[int, asyncio.Task[GroupScore]]) -> None:
+        """Stop the clock when all groups are scored. The trainer may come much later, from its log-probabilities."""
+        while left := [task for task in scoring.values() if not task.done()]:
+            await asyncio.wait(left)
+        if not limit.expired():
+            limit.reschedule(None)
 
     def _take(self, row: int, text: str) -> None:
         """Put a rollout into its group."""
