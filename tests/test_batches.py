@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
@@ -30,6 +30,9 @@ def plan(processes: int = 1, queries: int = 100, **overrides) -> Batches:
     queries=st.integers(1, 60),
     epochs=st.integers(1, 3),
     stop=st.integers(0, 1000),
+)
+@example(  # 21 steps are 15 generations of 7/5 steps, which no float is
+    processes=1, per_device=4, accumulation=5, generation=7, iterations=1, G=2, queries=420, epochs=1, stop=20
 )
 def test_batches_counts_as_the_real_sampler_does(
     processes, per_device, accumulation, generation, iterations, G, queries, epochs, stop

@@ -84,7 +84,8 @@ class Batches:
     def generations_until(self, step: int) -> int:
         """Return the number of generations of the first `step` optimizer steps."""
         epochs, steps = divmod(step, self.steps_per_epoch)
-        return epochs * self.generations_per_epoch + math.ceil(steps / self.args.steps_in_generation)
+        micro_steps = steps * self.args.gradient_accumulation_steps
+        return epochs * self.generations_per_epoch + math.ceil(micro_steps / self.args.micro_steps_per_generation)
 
     def ends_generation(self, step: int) -> bool:
         """Return whether a generation ends after so many optimizer steps, so that a checkpoint there is exact."""
