@@ -33,13 +33,13 @@ def test_a_run_has_one_line_a_step_also_after_a_resume_and_a_new_start(tmp_path,
     assert steps(tmp_path) == [1, 2, 3, 4], "and no line of the end"
     line = json.loads(log.read_text().splitlines()[1])
     assert {"step", "time", "loss", "judge/calls", "rank/ties"} <= line.keys()
-    before = log.read_text().splitlines()
+    before = ['{"step": 0, "eval_loss": 1.0}', *log.read_text().splitlines()]  # as with eval_on_start
     log.write_text("\n".join([*before, '{"step": 5, "lo']))  # a kill cut the line of the fifth step off
     again = training(max_steps=6, logging_steps=1)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     again.close()
-    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6] and log.read_text().splitlines()[:2] == before[:2]
-    assert log.read_text().splitlines()[2:4] != before[2:4], "steps 3 and 4 are those of the second attempt"
+    assert steps(tmp_path) == [0, 1, 2, 3, 4, 5, 6] and log.read_text().splitlines()[:3] == before[:3]
+    assert log.read_text().splitlines()[3:5] != before[3:5], "steps 3 and 4 are those of the second attempt"
     new = training(max_steps=1, logging_steps=1)
     new.train()
     assert steps(tmp_path) == [1]

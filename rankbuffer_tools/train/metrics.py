@@ -29,7 +29,7 @@ def newest(log: Path) -> dict:
             lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return {}
-    return next((json.loads(line) for line in reversed(lines) if step_of(line)), {})
+    return next((json.loads(line) for line in reversed(lines) if step_of(line) >= 0), {})
 
 
 def exposition(line: dict) -> str:

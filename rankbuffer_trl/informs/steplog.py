@@ -35,8 +35,9 @@ class StepLog(TrainerCallback):
         """Drop the lines of steps after the checkpoint; of a run without one, all lines."""
         if state.is_world_process_zero and self.path.is_file():
             lines = self.path.read_text(errors="replace").splitlines()
+            done = state.global_step or -1  # an evaluation before the first step has the step 0
             with replacing(self.path) as draft:
-                draft.write_text("".join(f"{line}\n" for line in lines if 0 < step_of(line) <= state.global_step))
+                draft.write_text("".join(f"{line}\n" for line in lines if 0 <= step_of(line) <= done))
 
     @informing(FILE.name)
     def on_log(
@@ -61,8 +62,8 @@ class StepLog(TrainerCallback):
 
 
 def step_of(line: str) -> int:
-    """Return the step of a line; 0 if it is not a whole line of this log."""
+    """Return the step of a line; -1 if it is not a whole line of this log."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, LookupError, RecursionError):
-        return 0
+        return -1
