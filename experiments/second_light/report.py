@@ -25,6 +25,7 @@ from experiments.miniature.report import Comparison, Interval, compare
 from experiments.second_light.opinion import OPINION
 from experiments.second_light.run import DATA, JUDGES, RECORDS, START, read, rubrics_of
 from rankbuffer_trl.data.queries import load_queries
+from rankbuffer_trl.informs.probes import tau_b
 from rankbuffer_trl.judge.rubric_judge import meets, score
 from rankbuffer_trl.words import WORD
 
@@ -64,6 +65,15 @@ class Measure:
         """Return the share of the things that nobody pays for, in percent."""
         return fmean(100 * meets(text, self.rows[id]["unpaid"]) for id, texts in answers.items() for text in texts)
 
+    def agreement(self, visits: Iterable[Mapping[str, Any]]) -> float:
+        """Return the mean over groups of Kendall's tau-b between the rewards and the true quality."""
+        found = []
+        for visit in visits:
+            known = [i for i, reward in enumerate(visit["rewards"]) if reward is not None]
+            truth = [score(visit["answers"][i], rubrics_of(self.rows[visit["query_id"]])) for i in known]
+            found.append(tau_b([visit["rewards"][i] for i in known], truth))
+        return fmean(found)
+
     def words(self, answers: Texts) -> float:
         """Return the mean number of words."""
         return fmean(len(WORD.findall(text.lower())) for texts in answers.values() for text in texts)
@@ -79,6 +89,7 @@ class Outcome:
     epochs: list[float]
     kept_apart: list[float]
     unpaid: list[float]  # in the first and the last epoch, and on the prompts kept apart at the end
+    agreement: float  # of the rewards with the true quality, see [`Measure.agreement`]
     words: float
     calls: int
     tokens: list[int]
@@ -101,6 +112,7 @@ class Outcome:
             [round(measure.quality(epochs[epoch]), 2) for epoch in sorted(epochs)],
             [round(measure.quality(each), 2) for each in kept],
             [round(measure.unpaid(each), 2) for each in (epochs[0], last, kept[-1])],
+            round(measure.agreement(record["visits"]), 3),
             round(measure.words(last), 1),
             sum(calls for _, calls, _ in record["spent"]),
             [sum(tokens[epoch] for epoch in range(until + 1)) for until in sorted(tokens)],
@@ -127,14 +139,15 @@ def risen(found: Iterable[Outcome], opinion: Opinion) -> str:
 
 def rows_table(runs: Mapping[tuple[str, str], list[Outcome]], start: Mapping[str, float], opinion: Opinion) -> Table:
     """Make the table of all rows."""
-    table = Table("judge", "row", "seeds", "by epoch", "last epoch", "kept apart", "not paid for", "real judge")
-    table.add_column("words"), table.add_column("calls")
-    table.add_column("Mtokens"), table.add_column("as GRPO's end")
+    table = Table("judge", "row", "seeds", "by epoch", "last epoch", "kept apart", "not paid for", "agreement")
+    for title in ("real judge", "words", "calls", "Mtokens", "as GRPO's end"):
+        table.add_column(title)
     table.title = f"True quality; before training {start['trained']:.1f}, and {start['kept_apart']:.1f} kept apart"
     for (judge, row), found in runs.items():
         epochs, unpaid = (" ".join(f"{each:.0f}" for each in by_epoch(found, name)) for name in ("epochs", "unpaid"))
         numbers = [mean_of(found, lambda run: run.epochs[-1]), mean_of(found, lambda run: run.kept_apart[-1]), unpaid]
         numbers += [
+            f"{fmean(run.agreement for run in found):.2f}",
             risen(found, opinion),
             f"{fmean(run.words for run in found):.0f}",
             f"{fmean(run.calls for run in found):,.0f}",

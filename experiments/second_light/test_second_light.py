@@ -116,7 +116,7 @@ def test_claims_compare_the_seeds_that_both_rows_have():
     }
     runs: dict = {}
     for (row, seed), quality in end.items():
-        each = report.Outcome(row, "blunt", seed, [41.0, quality], [40.0], [1.0, 2.0, 3.0], 20.0, 8, [5, 10])
+        each = report.Outcome(row, "blunt", seed, [41.0, quality], [40.0], [1.0, 2.0, 3.0], 0.5, 20.0, 8, [5, 10])
         runs.setdefault(("blunt", row), []).append(each)
     found = report.claims(runs, 40.0)
     assert {claim: each.values for (_, claim), each in found.items()} == {
@@ -133,7 +133,7 @@ def test_the_real_judge_reads_the_first_answers_by_rubrics_that_ask_for_no_word(
         assert (
             question.soft and texts[i] in question.prompt(False) and "Says what matters" not in question.prompt(False)
         )
-    made = [report.Outcome("grpo", "sharp", seed, [50.0], [40.0], [1.0], 20.0, 8, [5]) for seed in range(3)]
+    made = [report.Outcome("grpo", "sharp", seed, [50.0], [40.0], [1.0], 0.5, 20.0, 8, [5]) for seed in range(3)]
     told = {"start": {"a": 3.0, "b": 1.0}, "sharp-grpo-0": {"a": 4.0, "b": 1.0}, "sharp-grpo-1": {"a": 6.0, "b": 1.0}}
     assert report.risen(made, told).startswith("1.00 ± ") and report.risen(made[2:], told) == ""
 
