@@ -37,6 +37,10 @@ CHOICES: dict[str, tuple] = {  # of TRL, which checks them only while it trains,
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 NUMBERS = {bool, int, float, NoneType}
+OBJECTS = (  # of TRL, which takes a text that is no JSON object as it is, and fails with it after the judge was paid
+    *("chat_template_kwargs", "generation_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
+    "model_init_kwargs",
+)
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
 
 
@@ -197,6 +201,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             GRPOConfig.__post_init__(self)
         except ValueError as error:
             raise SettingsError(f"{error}{self._what_fits()}") from error
+        for key in OBJECTS:
+            setattr(self, key, read_object(key, getattr(self, key)))
         self._check_timeouts()
         self._check_saves()
         check_backends(self.report_to)
