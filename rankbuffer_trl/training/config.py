@@ -254,6 +254,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         check_at_least(
             self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1, reader_first=0, reader_every=1
         )
+        check_at_least(self, dry_run_queries=1)
         self._check_ranges()
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
@@ -286,6 +287,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         for key in ("num_train_epochs", "temperature", "top_p"):
             if getattr(self, key) <= 0:
                 raise SettingsError(f"{key} must be above 0, got {getattr(self, key)}")
+        if self.max_steps < 1 and self.max_steps != -1:  # transformers would train for num_train_epochs
+            raise SettingsError(f"max_steps must be at least 1, or -1 for num_train_epochs, got {self.max_steps}")
         if self.top_p > 1:
             raise SettingsError(f"top_p must be at most 1, got {self.top_p}")
         if self.save_strategy == "steps" and self.save_steps <= 0:
