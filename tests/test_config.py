@@ -99,6 +99,7 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" must be above 0, got {}", {"temperature": 0.0, "num_train_epochs": -1.0, "top_p": 0.0, "save_steps": -3}),
     (" must be at most 1, got {}", {"top_p": 1.5}),
     (" is empty: name a folder", {"output_dir": ""}),
+    *((" {} is a file or lies below one: name a folder", {"output_dir": __file__ + end}) for end in ("", "/run")),
     (" must be an integer or null, got a str", {"max_prompt_length": "9"}),
     (" must be true or false, got {}", {"scale_by_signal": 1, "hub_private_repo": None}),
     (" must be true or false, got a str", {"judge_guard": "no"}),
