@@ -109,7 +109,9 @@ class ResponsesConfig(VerdictConfig):
             raise SettingsError(
                 f"least_responses must be in 2..responses={self.responses}, got {self.least_responses}"
             )
-        check_at_least(self, audit_queries=1)
+        check_at_least(self, audit_queries=1, temperature=0, max_tokens=1)
+        if not 0 < self.top_p <= 1:
+            raise SettingsError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         self.sampler()  # raises for a wrong URL or request
 
     def sampler(self) -> Endpoint:
@@ -197,7 +199,8 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
             texts[query_id] = different
         else:
             causes = [answers.failures[name] for name in names if name in answers.failures]
-            cause = causes[0] if causes else "the others are the same"
+            alike = "the others are the same and are kept: set more responses, another temperature or another seed"
+            cause = causes[0] if causes else alike
             failures[query_id] = f"{len(different)} different responses of {config.responses}; {cause}"
     request |= {"seed": config.seed} | sampler.request
     sampled = {"model": config.sampler_model, **request, "cost": answers.totals.as_dict()}

@@ -102,11 +102,12 @@ def test_generate_responses_lists_failures_and_asks_them_again_alone(tmp_path, c
     lines = (tmp_path / "out.jsonl.failed.jsonl").read_text().splitlines()
     failed = {row["query_id"]: row["error"] for row in map(json.loads, lines)}
     assert failed.keys() == {"q1", "q2"}
-    assert failed["q1"] == "1 different responses of 7; the others are the same"
+    assert failed["q1"].startswith("1 different responses of 7; the others are the same and are kept: set more")
     assert failed["q2"].startswith("no order of its responses: malformed")
     rows, step = made(tmp_path)
     assert [row["query_id"] for row in rows] == ["q0", "q3"] and step["queries_failed"] == 2
-    assert "2 queries failed and are NOT in it" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2 queries failed and are NOT in it" in said and "asks only what has no answer yet" in said
 
     sampler, judge = Model(sometimes), Model(by_number)
     assert generate(source, tmp_path, sampler, judge) == 1
@@ -199,6 +200,9 @@ def test_responses_config_refuses_what_cannot_work():
         ({"dataset_name": None}, "dataset_name is not set"),
         ({"sampler_timeout": 0}, "sampler_timeout must be above 0 seconds, got 0"),
         ({"audit_queries": 0}, "audit_queries must be at least 1, got 0"),
+        ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        *(({"top_p": p}, f"top_p must be above 0 and at most 1, got {p}") for p in (0, 1.1)),
     ):
         with pytest.raises(SettingsError, match=said):
             generate_responses.ResponsesConfig(**good | changes)

@@ -138,7 +138,7 @@ def finish(path: Path, rows: list[dict], failures: dict[str, str], steps: list[d
         query_id, cause = next(iter(failures.items()))
         print(
             f"{len(failures):,} queries failed and are NOT in it; they are listed in {beside(path, 'failed.jsonl')}."
-            f" The first is {query_id!r}: {cause}. Run the same command again to ask only these.",
+            f" The first is {query_id!r}: {cause}. The same command asks only what has no answer yet.",
             file=sys.stderr,
         )
     return 1 if failures else 0
