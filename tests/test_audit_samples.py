@@ -264,12 +264,15 @@ def labelled(judged, world) -> list[dict]:
     return rows
 
 
-def test_audit_bounds_the_lasting_error_by_labels(judged, audited, world, tmp_path):
+def test_audit_bounds_the_lasting_error_by_labels(judged, audited, world, tmp_path, monkeypatch):
     write_rows(tmp_path / "labels.jsonl", labelled(judged, world))
     printed, result = audited("--labels", tmp_path / "labels.jsonl")
     bound = result["model"]["lasting"]
     assert bound["low"] < 0.1 and bound["value"] < 0.3  # the judge has none; better and worse exchanged give 1
     assert "lasting error, at most" in printed
+    monkeypatch.setattr("rankbuffer_tools.audit.fit.LABELS", 101)  # as if verdicts about a label had failed
+    printed, result = audited("--labels", tmp_path / "labels.jsonl")
+    assert "lasting" not in result["model"] and "label 1 more" in " ".join(printed.split())
 
 
 def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_path):

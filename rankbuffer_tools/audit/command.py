@@ -240,7 +240,11 @@ def audit(config: AuditConfig) -> Audit:
     budget = config.budget or config.price_budget or math.inf
     run = method_costs(config, queries, asked, calls)
     advice = advise(fit, found.looks, run, budget, labels, in_price=config.price_budget is not None)
-    lasting = lasting_bound(fit, found.looks, labels, config.seed) if labels else None
+    lasting = None
+    try:
+        lasting = lasting_bound(fit, found.looks, labels, config.seed) if labels else None
+    except RankBufferError as error:  # verdicts failed, and without them too few labels are left
+        advice = replace(advice, sentences=[*advice.sentences, f"No bound on the lasting error: {error}."])
     return replace(found, estimates=estimates(fit, advice.alarm, lasting), advice=advice)
 
 
