@@ -93,8 +93,8 @@ ARGUMENTS=(
 python recipes/train_rankbuffer.py "${ARGUMENTS[@]}" --dry_run --num_processes "$((8 * TRAINERS))"
 check_free "$ROLLOUT_URL" ${STARTS_JUDGE:+"${JUDGE_URL%/v1}"}
 download "$POLICY" ${STARTS_JUDGE:+"$JUDGE_MODEL"}
-for state in "$OUTPUT"/checkpoint-*/trainer_state.json; do
-    [[ ! -e $state ]] || { ARGUMENTS+=(--resume_from_checkpoint true) && break; }
+for manifest in "$OUTPUT"/checkpoint-*/rankbuffer/run.json; do # written last: without it, none is whole
+    [[ ! -e $manifest ]] || { ARGUMENTS+=(--resume_from_checkpoint true) && break; }
 done
 
 serve=(srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="${NODES[0]}" --export=ALL env)
