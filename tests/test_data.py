@@ -280,6 +280,10 @@ def test_load_queries_reads_the_splits_of_a_folder(tmp_path_factory):
     assert [len(load_queries(str(folder), split=split)) for split in ("train", "test")] == [3, 1]
     with pytest.raises(DataError, match=r"train\.jsonl has no split 'test'; name a folder .* test.jsonl"):
         load_queries(str(folder / "train.jsonl"), split="test")
+    write_rows(folder / "train-2.jsonl", [{"prompt": "How?", "topic": "eggs"}])
+    for streaming in (False, True):
+        with pytest.raises(DataError, match=r"^.*cannot be read.*column names don't match.*$"):  # in one line
+            list(iterate(load_queries(str(folder), streaming=streaming)))
 
 
 def test_load_queries_passes_over_byte_order_marks_and_crlf(tmp_path):

@@ -112,7 +112,7 @@ def load_queries(
     except (*UNREADABLE, RuntimeError) as error:
         if not isinstance(error, UNREADABLE) and "scripts are no longer supported" not in str(error):
             raise
-        cause = str(error.__cause__ or error) or "it has no rows"
+        cause = " ".join(str(error.__cause__ or error).split()) or "it has no rows"
         raise DataError(f"the data set {path} cannot be read: {cause}{HINT}") from error
 
 
@@ -281,7 +281,8 @@ def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
                 yield dict(zip(batch, values, strict=True))
                 count += 1
     except (ValueError, OSError, DatasetGenerationError) as error:
-        raise DataError(f"the data set cannot be read after its first {count} rows or so: {error}") from error
+        cause = " ".join(str(error).split())
+        raise DataError(f"the data set cannot be read after its first {count} rows or so: {cause}") from error
 
 
 def check_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", args: Any) -> None:
