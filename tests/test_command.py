@@ -326,6 +326,7 @@ def test_run_resumes_where_it_says_and_reads_each_checkpoint_once(
     read = [path for path in read if path.parent.name == "checkpoint-2"]
     assert read and len(read) == len(set(read)), "each file of the checkpoint is read once"
     capsys.readouterr()
+    monkeypatch.setattr("rankbuffer_trl.judge.rubric_judge.RubricJudge.answer", None)
     quickstart(*resume, "--max_steps", "3")
     last = capsys.readouterr().out
     assert "after step 3 of 3: 0 steps are left" in last and "[preflight]" not in last, "the judge is not asked again"

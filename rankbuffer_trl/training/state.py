@@ -84,13 +84,16 @@ class StoreState:
     def start(self, saved: Path | None) -> None:
         """Take up the store of a checkpoint, or begin with an empty one. The judge first answers one real question.
 
+        It is not asked if the plan says that the checkpoint is the end of the run.
+
         Raises:
             [`JudgeError`]: if the judge does not answer.
         """
         queries = self.plan.queries
         if saved:
             self.reward.restart(saved)
-        self.reward.scorer.first_question(queries[queries.ids[0]])
+        if not saved or self.plan.done < self.plan.batches.steps:
+            self.reward.scorer.first_question(queries[queries.ids[0]])
         if not saved:
             self.reward.restart()
 
