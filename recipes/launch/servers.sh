@@ -329,7 +329,7 @@ check_alive() {
 # train NAME COMMAND...: run the command, show what it writes and return its exit status. `accelerate` exits with 1 for every
 # fault. So the training writes the status 75, and the further arguments of a resume, into the file RANKBUFFER_STATUS_FILE.
 train() {
-    local left=${RETRIES:-0} status deadline more=()
+    local left=${RETRIES:-0} status deadline words more=()
     if [[ -n ${RANKBUFFER_STATUS_FILE:-} ]]; then # another script waits for this one, and reads the file
         train_once "$@"
         return "$status"
@@ -340,8 +340,10 @@ train() {
     while true; do
         : >"$RANKBUFFER_STATUS_FILE"
         train_once "$@" "${more[@]}"
-        if ((status)) && read -r -a more <"$RANKBUFFER_STATUS_FILE"; then
-            status=${more[0]} more=("${more[@]:1}")
+        if ((status)) && read -r -a words <"$RANKBUFFER_STATUS_FILE"; then
+            status=${words[0]}
+            # An attempt that failed before its first step names no arguments. It was to resume as the one before it.
+            ((${#words[@]} == 1)) || more=("${words[@]:1}")
         fi
         ((status == 75 && left > 0)) && [[ -z $WARNED ]] || return "$status"
         deadline=$((SECONDS + ${RETRY_SECONDS:-60}))

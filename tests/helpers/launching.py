@@ -82,7 +82,8 @@ elif name == "accelerate":
         lost = folder / f"lost-{{os.environ.get('SLURM_NODEID')}}"  # each node counts its own
         lost.write_text("x" * (1 + (len(lost.read_text()) if lost.exists() else 0)))
         if len(lost.read_text()) <= int(told):
-            Path(os.environ["RANKBUFFER_STATUS_FILE"]).write_text("75 --resume_from_checkpoint true\\n")
+            resume = " --resume_from_checkpoint true" * (lost.read_text() == "x")  # the others end before a step
+            Path(os.environ["RANKBUFFER_STATUS_FILE"]).write_text(f"75{{resume}}\\n")
             sys.exit(1)
     if "TRAINS" in os.environ:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(worker("rank", saves=True), 0)[1]))
