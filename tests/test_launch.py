@@ -129,7 +129,9 @@ def test_a_training_that_lost_its_judge_is_resumed_as_often_as_told(tmp_path):
         first, *again = done.of("accelerate")
         assert (done.status, len(again), done.left) == (status, starts - 1, []), (lost, retries, done.output)
         assert all(call.argv == [*first.argv, "--resume_from_checkpoint", "true"] for call in again)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     more = {"LOSES_JUDGE": "1", "RETRIES": "1", "OUTPUT": str(tmp_path / "run")}
+    more |= {"SLURM_SUBMIT_DIR": str(tmp_path), "LOGS": "logs", "CDPATH": "."}  # with it, `cd logs` prints the folder
     done = launch(tmp_path, "slurm.sh", *SEED, there=SERVED, **SLURM | environment | {"JUDGE_URL": AWAY} | more)
     assert done.status == 0 and len(done.of("accelerate")) == 4, "both nodes are started again, by one srun"
     assert [call.argv[-1] for call in done.of("accelerate")].count("true") == 2

@@ -21,6 +21,7 @@
 #
 # Servers do not get the variables *API_KEY, nor the one that judge_api_key_env names in the arguments or in RECIPE.
 
+unset CDPATH # with it, `cd` can print the folder
 RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
 POLICY=${POLICY:-Qwen/Qwen3-8B}
 PORT=${PORT:-8000}
