@@ -2,7 +2,8 @@
 #
 #   docker build --tag rankbuffer .
 #   alias rankbuffer='docker run --rm --init --gpus all --network host --ipc host --env OPENAI_API_KEY \
-#       --volume "$HOME/.cache/huggingface:/root/.cache/huggingface" --volume "$PWD/runs:/rankbuffer/runs" rankbuffer'
+#       --volume "$HOME/.cache/huggingface:/root/.cache/huggingface" \
+#       --volume "$PWD/data:/rankbuffer/data" --volume "$PWD/runs:/rankbuffer/runs" rankbuffer'
 #
 #   rankbuffer recipes/launch/one_node.sh judge                       # the judge alone, on GPUs 6 and 7
 #   rankbuffer vllm serve Qwen/Qwen3-8B --host 127.0.0.1 --port 8000 [options of recipes/README.md]   # the rollout server

@@ -179,6 +179,10 @@ def test_the_image_and_the_cloud_file_name_what_is_there(package):
     extras = {extra for named in re.findall(r"'\.\[([\w,]+)\]'", image + cloud) for extra in named.split(",")}
     assert extras and extras <= set(package["optional-dependencies"])
     assert re.search(r"apt-get install .*\bcurl procps\b", image), "the launch scripts need ps"
+    recipe = yaml.safe_load(text_of("recipes/base.yaml"))
+    for key in ("dataset_name", "output_dir"):
+        folder = recipe[key].partition("/")[0]
+        assert f'"$PWD/{folder}:/rankbuffer/{folder}"' in image, "the image has neither data nor runs"
     task = yaml.safe_load(cloud)
     assert all(task["envs"].values()), "SkyPilot asks for variables that are empty"
     subprocess.run(["bash", "-n"], input=task["setup"] + task["run"], text=True, timeout=30, check=True)
