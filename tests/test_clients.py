@@ -48,7 +48,8 @@ def client(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples" / "clients")
     monkeypatch.setenv("RANKBUFFER_TOKEN", "t0ken")
     with served(server.app()) as url:
-        monkeypatch.setenv("RANKBUFFER_URL", url)
+        monkeypatch.setenv("RANKBUFFER_URL", f"{url}/")
+        monkeypatch.setenv("RANKBUFFER_GATHER", "")
 
         def load(name: str, **modules: dict) -> ModuleType:
             for path, content in modules.items():

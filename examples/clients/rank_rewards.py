@@ -11,10 +11,10 @@ from statistics import fmean
 
 import aiohttp
 
-URL = os.environ.get("RANKBUFFER_URL", "http://127.0.0.1:8003")
+URL = (os.environ.get("RANKBUFFER_URL") or "http://127.0.0.1:8003").rstrip("/")
 TOKEN = os.environ.get("RANKBUFFER_TOKEN", "")
 WAITS = (1, 5, 30, 60, 120)  # seconds until a group is posted again; the server judges it once
-GATHER = float(os.environ.get("RANKBUFFER_GATHER", "1800"))  # seconds until a group is judged as it is
+GATHER = float(os.environ.get("RANKBUFFER_GATHER") or "1800")  # seconds until a group is judged as it is
 KNOWN = 100_000  # keys of groups that are remembered, to refuse what comes late
 
 
