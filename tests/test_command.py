@@ -10,6 +10,7 @@ import sys
 import types
 from dataclasses import fields
 from functools import partial
+from io import BytesIO, TextIOWrapper
 from unittest.mock import Mock
 
 import pytest
@@ -24,6 +25,7 @@ from safetensors import SafetensorError
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
+from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RECIPES, RecipeParser, find_recipe, given, overlay, read_recipe
 from rankbuffer_trl.data.queries import DataError, load_queries
@@ -279,6 +281,14 @@ def test_log_in_names_a_missing_login_before_anything_is_loaded(monkeypatch, cap
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     command.main([*words, "--report_to", "wandb"])
     assert asked == [{"verify": False}] * 2 and "[dry run]" in capsys.readouterr().out
+
+
+def test_main_prints_a_letter_that_the_locale_has_not(tmp_path, rows, monkeypatch):
+    write_rows(tmp_path / "q.jsonl", [row | {"prompt": f"\u65e5 {i}"} for i, row in enumerate(rows)])
+    monkeypatch.setattr(sys, "stdout", out := TextIOWrapper(BytesIO(), "latin-1", write_through=True))
+    words = ["--dataset_name", str(tmp_path / "q.jsonl"), "--output_dir", str(tmp_path / "run"), *CPU]
+    command.main([*words, "--preflight_only"])
+    assert rb"\u65e5 0" in out.buffer.getvalue()
 
 
 # The budget

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,8 @@ def exit_with(error: RankBufferError) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     if not sys.stderr.isatty():
         disable_progress_bars()
+    if isinstance(sys.stdout, TextIOWrapper):  # a letter that the locale has not must not end a run that is paid for
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         run(*RecipeParser().parse_args_and_config(argv))
     except MainProcessError as error:  # the main process has the cause in its log, which may be on another machine
