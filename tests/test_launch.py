@@ -375,7 +375,10 @@ SOON = HOSTS | {"START_SECONDS": "1"}
         (["slurm.sh"], SLURM | {"JUDGE_URL": HERE}, SERVED, "JUDGE_URL=localhost is a loopback address", None),
         (["one_node.sh"], {"ROLLOUT_SERVER": "sglang"}, {}, "ROLLOUT_SERVER is sglang: set it to vllm or trl", None),
         (["one_node.sh", "train"], {}, {}, "train is no role: say judge, data or estimate", None),
-        (["one_node.sh", "--judge_url=x"], {}, {}, "set JUDGE_URL=... and JUDGE_MODEL=... instead of", None),
+        *(
+            (["one_node.sh", f"--judge{dash}url=x"], {}, {}, "set JUDGE_URL=... and JUDGE_MODEL=... instead of", None)
+            for dash in "_-"  # the parser of the training takes both
+        ),
         (["one_node.sh", "judge"], {"JUDGE_URL": HERE}, SERVED, "names a judge already: unset it", None),
         (["one_node.sh", "data", "in"], {}, {}, "name two files", None),
         (["one_node.sh", "data", "in.jsonl", "out.jsonl"], {}, {}, "there is no file in.jsonl", None),
@@ -383,6 +386,7 @@ SOON = HOSTS | {"START_SECONDS": "1"}
         (["slurm.sh"], SLURM | {"ADDRESS": "127.0.1."}, {}, "SERVE_HOST=127.0.1.0 is a loopback address", "srun"),
         (["slurm.sh"], {}, {}, "this is a script for sbatch", None),
         (["slurm.sh", "--output_dir", "runs/mine"], SLURM, {}, "set OUTPUT=... instead of --output_dir", None),
+        (["slurm.sh", "--output-dir=runs/mine"], SLURM, {}, "set OUTPUT=... instead of --output_dir", None),
         (["one_node.sh"], {"REFUSES": "1"}, {}, "", "python"),
         (["one_node.sh"], {}, {8001: JUDGE}, "something already listens at http://127.0.0.1:8001", "python"),
         (["one_node.sh", "judge"], {}, {8001: JUDGE}, "something already listens at http://127.0.0.1:8001", None),

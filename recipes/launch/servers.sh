@@ -92,7 +92,7 @@ refuse_judge_options() {
     done
     for argument; do
         case ${argument%%=*} in
-        --judge_url | --judge_model) die "set JUDGE_URL=... and JUDGE_MODEL=... instead of ${argument%%=*}" ;;
+        --judge[_-]url | --judge[_-]model) die "set JUDGE_URL=... and JUDGE_MODEL=... instead of ${argument%%=*}" ;;
         esac
     done
 }

@@ -61,7 +61,7 @@ case ${1:-} in
 judge) die "this script starts the judge itself: leave out the word judge" ;;
 data | estimate) die "for this role, run srun --nodes=1 --gpus-per-node=8 --exclusive recipes/launch/one_node.sh $*" ;;
 esac
-[[ " $*" != *" --output_dir"* ]] || die "set OUTPUT=... instead of --output_dir: checkpoints are looked for there"
+[[ " $*" != *" --output"[_-]dir* ]] || die "set OUTPUT=... instead of --output_dir: checkpoints are looked for there"
 refuse_judge_options "$@"
 [[ -z $JUDGE_URL ]] || check_address JUDGE_URL "$(host_of "$JUDGE_URL")"
 need curl hf vllm accelerate
