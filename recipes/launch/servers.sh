@@ -298,7 +298,7 @@ start() {
     FIRST_LINE[$name]=$(($(wc -l <"$log") + 3)) # the last line may have no line break
     attempt=$(($(grep -c '^=== .*, attempt ' "$log" || true) + 1))
     printf '\n=== %s, attempt %d\n' "$(date --iso-8601=seconds)" "$attempt" >>"$log"
-    say "starting $name, log in $log: $*"
+    say "starting $name, log in $log: $(sed -E 's/(--hub[_-]token[= ])[^ ]+/\1.../g' <<<"$*")"
     setsid "$@" </dev/null >>"$log" 2>&1 &
     SERVERS[$name]=$!
     echo "$!" >&"$GUARDED"
