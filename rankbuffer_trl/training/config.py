@@ -296,8 +296,9 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         if self.output_dir == "":
             raise SettingsError("output_dir is empty: name a folder")
         path = Path(self.output_dir or ".")
-        if any(each.is_file() for each in (path, *path.parents)):
-            raise SettingsError(f"output_dir {self.output_dir} is a file or lies below one: name a folder")
+        with suppress(PermissionError):  # of a folder that nobody but its owner sees into
+            if any(each.is_file() for each in (path, *path.parents)):
+                raise SettingsError(f"output_dir {self.output_dir} is a file or lies below one: name a folder")
 
     def _check_processes(self) -> None:
         if self.num_processes is not None and not self.only_checks:
