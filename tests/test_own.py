@@ -98,6 +98,7 @@ def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
         ([{"function": SHORTER, "weight": "1"}], "must be a finite number, got '1'"),
         ([{"function": PUNISH, "args": {"max_completion_len": 9}}], "missing a required argument: 'soft_punish_ca"),
         ([{"function": SHORTER, "args": 3}], "does not take these args"),
+        ([{"function": "builtins.min", "args": {}}], "does not take these args"),
     ):
         with pytest.raises(SettingsError) as error:
             RankBufferConfig("out", use_cpu=True, bf16=False, report_to="none", reward_functions=named)

@@ -41,7 +41,7 @@ def load_function(item: Any) -> tuple[Callable, float]:
     if args is not None:  # the path names a function that makes the reward function
         try:
             signature(function).bind(**args)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # some builtins have no signature
             raise SettingsError(f"reward_functions: {path} does not take these args: {error}") from error
         function = function(**args)
     if not callable(function):
