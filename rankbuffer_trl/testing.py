@@ -191,11 +191,10 @@ def faulty(case: tuple[int, float], answer: Callable[[str], Any] = truth) -> Cal
 
 
 def check_played(played: Played) -> None:
-    """Check what holds for every score: rewards in range, empty rollouts last, and the order that of the rewards."""
+    """Check what holds for every score beside its range: empty rollouts last, and the order that of the rewards."""
     group, rewards, order = played.group, played.rewards, played.score.order
     assert len(rewards) == len(group.rollouts), f"{len(rewards)} rewards for {len(group.rollouts)} rollouts"
     assert all(rewards[each.id] == -1 for each in group.empty), f"an empty rollout has a reward above -1: {rewards}"
-    assert all(reward is None or -1 <= reward <= 1 for reward in rewards), f"a reward is not in [-1, 1]: {rewards}"
     levels = [rewards[i] or 0.0 for tier in order for i in tier]
     assert levels == sorted(levels), f"the order {order} is not that of the rewards {rewards}"
     assert all(len({rewards[i] for i in tier}) == 1 for tier in order), f"a tier of {order} has several rewards"

@@ -102,6 +102,10 @@ def test_check_method_takes_the_answers_to_questions_of_ones_own():
     check_method(Scored(), answer)
 
 
+def test_check_method_takes_a_reward_that_rounding_lifts_above_1():
+    check_method(fault(reward=lambda self, verdict: (2 * verdict / 10 - 1) * (1 + 2**-52)))
+
+
 @pytest.mark.parametrize("reward", [1.53, -1.1, math.nan, math.inf])
 def test_a_score_refuses_a_reward_outside_its_range(reward):
     with pytest.raises(ValueError, match=r"gave rollout 1 the reward .*, which is not in \[-1, 1\]: return None"):
