@@ -20,10 +20,12 @@ def step_metrics(
     seconds: float = 0.0,
     hidden: float = 0.0,
     noise: float | None = None,
+    update: bool = True,
 ) -> dict[str, float]:
     """Return the metrics of one generation step, by name.
 
     `buffer/*` are means per query over the groups of the step, after their update, and missing if none has a buffer.
+    An evaluation updates nothing, so there they are of the buffers before.
     `insert/*` is the histogram of insertion positions, as shares: `below` and `above` all anchors, and the quarters of
     the intervals between them. It is missing if nothing was inserted. `judge/*` are sums over the step.
     Tokens are those of parsed calls, as in the paper; `judge/spent_tokens` counts the tokens of all attempts.
@@ -43,9 +45,11 @@ def step_metrics(
             Share of `calls`, in 0..1, that had ended before.
         noise (`float`, *optional*):
             The noise of the judge in units of reward, for `rank/below_noise`. See [`below_noise`].
+        update (`bool`, *optional*, defaults to `True`):
+            Whether the buffers are updated, as in training.
     """
     totals = Totals.of(calls)
-    buffers = [score.after for score in scores if score.after]
+    buffers = [buffer for score in scores if (buffer := score.after if update else score.before)]
     sources = Counter(anchor.source for buffer in buffers for anchor in buffer.anchors)
     bins = Counter(
         insertion_bin(position, len(score.before))

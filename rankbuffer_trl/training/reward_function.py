@@ -128,7 +128,7 @@ class GroupReward:
             metrics: dict[str, float] = {}
             columns = {name: [None] * len(rewards) for name in PLACEMENT}  # TRL needs whole columns
             with informing("the metrics of a step"):
-                metrics = step_metrics(groups, *outcome, noise=self.noise)
+                metrics = step_metrics(groups, *outcome, noise=self.noise, update=training)
             with informing("the probes of a step"):
                 metrics |= probe_metrics(groups, outcome.scores)
             with informing("progress/beats_last_visit"):
