@@ -516,10 +516,10 @@ def ask_reward(at, values: dict) -> None:
 
 @starts("RankBufferReward", RankBufferReward, ask_reward)
 def stock_reward(at) -> dict:
-    at.ends.doors("rankbuffer_trl.training.reward_function", "GroupScorer BufferStore")
+    at.ends.doors("rankbuffer_trl.training.reward_function", "GroupScorer BufferStore GroupSettings")
     of_judge = JudgeConfig(**{name: value_of(row) for name, row in judge(at).items()}).judge()
     rows = reward(at) | needed(num_generations=3) | {"max_failures": 0.75, "step_timeout": 88.0}
-    rows |= {"judge": To(of_judge, '"model": "mine"')}
+    rows |= {"judge": To(of_judge, '"model": "mine"'), "num_generations_eval": 5}
     return rows | {"store": To(at.out / "live.sqlite", {"path": at.out / "live.sqlite"})}
 
 

@@ -285,6 +285,8 @@ class RankBufferReward:
             Share of failed judgments in a step, in 0..1, above which the run stops.
         step_timeout (`float`, *optional*):
             Seconds for judging one step, above which the run stops. Default: no limit.
+        num_generations_eval (`int`, *optional*):
+            The `num_generations_eval` of the trainer. Default: `num_generations`.
 
     Raises:
         [`DataError`]: if the data set cannot be trained on.
@@ -307,6 +309,7 @@ class RankBufferReward:
         answers: AnswerReader | None = None,
         max_failures: float = 0.25,
         step_timeout: float | None = None,
+        num_generations_eval: int | None = None,
     ):
         method = method or RankBuffer()
         self.answers = answers or AnswerReader()
@@ -314,7 +317,7 @@ class RankBufferReward:
         self._reward = GroupReward(
             QueryTable(dataset, anchors_needed=method.responses_needed),
             lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout),
-            GroupSettings(num_generations, self.answers.check),
+            GroupSettings(num_generations, self.answers.check, num_generations_eval),
         )
 
     def __call__(
