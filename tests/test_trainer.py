@@ -12,6 +12,7 @@ import torch
 from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer, config, contents
 from helpers.visits import call
+from transformers import TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
 from rankbuffer_tools.train.parser import RECIPES, read_recipe
@@ -116,6 +117,22 @@ def test_reward_in_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_p
         found[1][table] == found[0][table] for table in ("responses", "buffers", "groups")
     )
     assert {row[1] for row in found[1]["calls"]} == {"train", "eval"}
+
+
+def test_reward_counts_an_evaluation_before_the_first_step_to_the_training(tmp_path, rows):
+    path, state, texts = tmp_path / "buffers.sqlite", TrainerState(max_steps=9), ["Boil.", "Wait.", "Stir.", "Pour."]
+    for _ in "an earlier run", "this run":
+        reward = RankBufferReward(rows, Judge(RubricJudge()), path, num_generations=4, num_generations_eval=3)
+        sizes = {}
+        for split, n in ("eval", 3), ("train", 4):
+            log = {}
+            asked = [rows[0]["prompt"]] * n, texts[:n], [rows[0]["query_id"]] * n
+            reward(*asked, split=[split] * n, trainer_state=state, log_metric=log.__setitem__)
+            sizes[split] = log["buffer/size"]
+        reward.close()
+        assert sizes == {"eval": 4, "train": 5}, "an evaluation changes no buffer"
+    for each in path, path.with_stem("buffers-1"):
+        assert {row[1] for row in contents(each)["calls"]} == {"eval", "train"} and len(contents(each)["groups"]) == 1
 
 
 def test_trainer_leaves_an_unplaced_rollout_out_of_the_baseline(tmp_path, training):

@@ -122,7 +122,8 @@ class GroupReward:
                 self._no_answers(step, len(rows), training, completions, completion_ids)
             elif training:
                 self._unanswered = None
-            self._start(training, step)
+            # A training that evaluates first has begun, too. A trainer that only evaluates has no `max_steps`.
+            self._start(training or bool(trainer_state and trainer_state.max_steps), step)
             outcome = self.scorer.score(groups, step, update=training)
             rewards = [reward for score in outcome.scores for reward in score.rewards]
             metrics: dict[str, float] = {}
@@ -192,7 +193,7 @@ class GroupReward:
             self._scorer.discard()
 
     def _start(self, training: bool, step: int) -> None:
-        """Take the store back to the step of the first training generation, before any buffer is loaded."""
+        """Take the store back to the step where a training begins, before any buffer is loaded."""
         if training and not self._started:  # after a resume, or by a stock trainer
             self.scorer.store.rewind(step)
             self._started = True
