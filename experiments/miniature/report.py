@@ -147,7 +147,7 @@ class Comparison:
 
     @property
     def seeds(self) -> str:
-        """The number of seeds that would settle the difference; empty if it is settled or has no deviation."""
+        """The number of seeds that would settle the difference; empty if it is settled."""
         if self.verdict != "open":
             return ""
         return f"{self.settle or f'{MANY:,} or more'}"
