@@ -129,6 +129,8 @@ def test_a_training_that_lost_its_judge_is_resumed_as_often_as_told(tmp_path):
         first, *again = done.of("accelerate")
         assert (done.status, len(again), done.left) == (status, starts - 1, []), (lost, retries, done.output)
         assert all(call.argv == [*first.argv, "--resume_from_checkpoint", "true"] for call in again)
+    refused = launch(tmp_path, "one_node.sh", RETRIES="abc")
+    assert refused.status == 1 and "RETRIES=abc is no whole number" in refused.output and refused.calls == []
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     more = {"LOSES_JUDGE": "1", "RETRIES": "1", "OUTPUT": str(tmp_path / "run")}
     more |= {"SLURM_SUBMIT_DIR": str(tmp_path), "LOGS": "logs", "CDPATH": "."}  # with it, `cd logs` prints the folder
@@ -186,7 +188,9 @@ def test_no_server_has_the_key_of_the_judge(tmp_path):
         (["one_node.sh", "estimate"], {}, 1),
         (["two_nodes.sh", "serve"], HOSTS, 2),
     ]:
-        (tmp_path / "mine.yaml").write_text("" if KEYS[1] in words[-1] else f"judge_api_key_env: '{KEYS[1]}' # ours\n")
+        ours = "" if KEYS[1] in words[-1] else f"judge_api_key_env: '{KEYS[1]}' # ours\n"
+        (tmp_path / "mine.yaml").write_text(ours if count == 1 else "base: 'our base.yaml'  # one folder\n")
+        (tmp_path / "our base.yaml").write_text(ours)
         own = own | {"RECIPE": str(tmp_path / "mine.yaml"), "OUTPUT": str(tmp_path / "run")} | dict.fromkeys(KEYS, "k")
         done = launch(tmp_path, script, *words, then=has("engine", 2) if "serve" in words else None, **own)
         assert len(done.of("vllm")) == count and "hf_secret" not in done.output, done.output

@@ -19,7 +19,7 @@
 # first go to the training processes, which write a checkpoint and end. Another signal ends everything at once, unless it
 # comes within 5 seconds.
 #
-# Servers do not get the variables *API_KEY, nor the one that judge_api_key_env names in the arguments or in RECIPE.
+# Servers do not get the variables *API_KEY, nor the one that judge_api_key_env names in the arguments, in RECIPE or in its bases.
 
 unset CDPATH # with it, `cd` can print the folder
 RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
@@ -33,6 +33,8 @@ LOGS=${LOGS:-runs/logs}
 START_SECONDS=${START_SECONDS:-1200} # for a server to be ready, loading its weights included
 STOP_SECONDS=${STOP_SECONDS:-40}     # for a process to end after SIGTERM, before SIGKILL
 POLL_SECONDS=${POLL_SECONDS:-2}
+RETRIES=${RETRIES:-0}
+RETRY_SECONDS=${RETRY_SECONDS:-60}
 declare -A SERVERS=() FIRST_LINE=() # FIRST_LINE: of what each writes in this attempt
 TRAINING=
 FOLLOWER=
@@ -47,6 +49,10 @@ die() {
     say "$*"
     exit 1
 }
+
+for name in PORT RETRIES RETRY_SECONDS START_SECONDS STOP_SECONDS; do
+    [[ ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$name=${!name} is no whole number: set it again, or unset it"
+done
 
 # need COMMAND...: stop the script if a command is missing, before anything is started.
 need() {
@@ -81,11 +87,29 @@ download() {
     done
 }
 
+# recipe_text: print RECIPE and its bases, which are looked up as the training does.
+recipe_text() {
+    local name=$RECIPE file='' folder=. text each places
+    local base=$'(^|\n)["\']?base["\']?:[ "\']*([^ "\'#\r\n]([^"\'#\r\n]*[^ "\'#\r\n])?)'
+    for _ in {1..9}; do # bases that go round in a circle are refused by the training
+        places=("$folder/$name" "recipes/$name" "$name")
+        [[ $name != /* ]] || places=("$name")
+        for each in "${places[@]}" ''; do
+            [[ ! -f $each || $each -ef $file ]] || break # a recipe is not its own base
+        done
+        [[ -n $each ]] || return 0
+        text=$(<"$each")
+        printf '%s\n' "$text"
+        [[ $text =~ $base ]] || return 0
+        file=$each folder=$(dirname "$each") name=${BASH_REMATCH[2]}
+    done
+}
+
 # refuse_judge_options ARGUMENT...: stop the script if an argument names the judge. The script must know who starts it.
 # Also set NO_KEYS to what leaves keys out of the environment of servers.
 refuse_judge_options() {
-    local argument name told=$*
-    [[ ! -f $RECIPE ]] || told+=" $(<"$RECIPE")"
+    local argument name told
+    told="$* $(recipe_text)"
     for name in $(compgen -e); do
         [[ $name == *API_KEY || $told =~ judge[_-]api[_-]key[_-]env[=:\ ]+[\"\']?$name([^A-Za-z0-9_]|$) ]] || continue
         NO_KEYS+=(-u "$name")
@@ -330,7 +354,7 @@ check_alive() {
 # train NAME COMMAND...: run the command, show what it writes and return its exit status. `accelerate` exits with 1 for every
 # fault. So the training writes the status 75, and the further arguments of a resume, into the file RANKBUFFER_STATUS_FILE.
 train() {
-    local left=${RETRIES:-0} status deadline words more=()
+    local left=$RETRIES status deadline words more=()
     if [[ -n ${RANKBUFFER_STATUS_FILE:-} ]]; then # another script waits for this one, and reads the file
         train_once "$@"
         return "$status"
@@ -347,8 +371,8 @@ train() {
             ((${#words[@]} == 1)) || more=("${words[@]:1}")
         fi
         ((status == 75 && left > 0)) && [[ -z $WARNED ]] || return "$status"
-        deadline=$((SECONDS + ${RETRY_SECONDS:-60}))
-        say "the judge or the rollout server has failed: again in ${RETRY_SECONDS:-60} s, $left times at most"
+        deadline=$((SECONDS + RETRY_SECONDS))
+        say "the judge or the rollout server has failed: again in $RETRY_SECONDS s, $left times at most"
         left=$((left - 1))
         while ((SECONDS < deadline)); do sleep "$POLL_SECONDS"; done
     done
