@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,7 @@ def load_queries(
                 f"the data set {name} does not exist (dataset_name is a file here, because it ends in {path.suffix})."
                 f" {PAPER_SET if path.name.startswith('nectar_1000') else 'docs/data.md says how to make one'}"
             )
-        name, arguments = BUILDERS[path.suffix], {"data_files": str(path)}
+        name, arguments = BUILDERS[path.suffix], {"data_files": escape(str(path))}  # which may have a `*` or brackets
     elif path.suffix in OTHER_FILES or path.is_file():
         raise DataError(
             f"{name} is not supported, because rows need lists: write {path.stem}.jsonl, one JSON object per line"
