@@ -96,4 +96,5 @@ def test_read_provenance_refuses_what_is_no_list_of_steps_in_one_line(tmp_path: 
         record.write_text(text)
         with pytest.raises(DataError, match=words):
             read_provenance(tmp_path / "a.jsonl")
+    assert read_provenance(".") == []
     assert "Queries come from `an unknown source`" in make_card("me/x", "a.jsonl", [], [{"step": "own"}])

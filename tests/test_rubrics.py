@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_tools.data.nectar import to_row
 from rankbuffer_tools.data.rubrics import SYSTEM, USER, read_rubrics, rubric_chat
-from rankbuffer_tools.jobs.output import beside, write_rows
+from rankbuffer_tools.jobs.output import beside, check_output, write_rows
 from rankbuffer_trl.data.queries import GENERIC, DataError, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import VerdictError
@@ -293,6 +293,13 @@ def test_generate_rubrics_does_not_overwrite_its_source(tmp_path, howto):
             with pytest.raises(DataError, match="would be lost: name another one"):
                 generate_rubrics.main(config)
     assert source.read_bytes() == before
+    (sub / "out.jsonl").mkdir()
+    for read, written, said in (
+        (tmp_path, tmp_path / "in.jsonl", "whose files are read"),
+        (source, sub / "out.jsonl", "is a folder: name a file"),
+    ):
+        with pytest.raises(DataError, match=said):
+            check_output(str(written), str(read))
 
 
 def test_generate_rubrics_gives_generic_ones_without_a_server_or_responses(tmp_path):

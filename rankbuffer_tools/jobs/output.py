@@ -26,12 +26,17 @@ def check_output(path: str | None, source: str | None = None) -> Path:
             The data set that is read.
 
     Raises:
-        [`DataError`]: if the path is not set, has another suffix, is the source itself, or its folder cannot be made.
+        [`DataError`]: if the path is not set, has another suffix, is a folder, is the source itself or lies in it, or
+        its folder cannot be made.
     """
     if not path or Path(path).suffix not in KINDS:
         raise DataError(f"output_file must end in {' or '.join(KINDS)}, got {path!r}")
     if source and Path(source).is_file() and Path(path).exists() and Path(path).samefile(source):
         raise DataError(f"output_file={path} is the file dataset_name={source}, which would be lost: name another one")
+    if source and Path(source).is_dir() and Path(path).resolve().is_relative_to(Path(source).resolve()):
+        raise DataError(f"output_file={path} lies in dataset_name={source}, whose files are read: name another folder")
+    if Path(path).is_dir():
+        raise DataError(f"output_file={path} is a folder: name a file")
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -101,7 +106,7 @@ def read_provenance(path: str | Path) -> list[dict[str, Any]]:
     Raises:
         [`DataError`]: if the record cannot be read, or is not a list of steps with names.
     """
-    record = beside(Path(path), "provenance.json")
+    record = beside(Path(path).absolute(), "provenance.json")  # `.` has no name
     if not record.is_file():
         return []
     try:
