@@ -19,7 +19,8 @@
 # first go to the training processes, which write a checkpoint and end. Another signal ends everything at once, unless it
 # comes within 5 seconds.
 #
-# Servers do not get the variables *API_KEY, nor the one that judge_api_key_env names in the arguments, in RECIPE or in its bases.
+# Servers do not get the variables *API_KEY, nor the one that judge_api_key_env names in the arguments, in RECIPE or in a
+# recipe beside it or in recipes/, which can be its base.
 
 unset CDPATH # with it, `cd` can print the folder
 RECIPE=${RECIPE:-recipes/paper/rankbuffer.yaml}
@@ -87,29 +88,11 @@ download() {
     done
 }
 
-# recipe_text: print RECIPE and its bases, which are looked up as the training does.
-recipe_text() {
-    local name=$RECIPE file='' folder=. text each places
-    local base=$'(^|\n)["\']?base["\']?:[ "\']*([^ "\'#\r\n]([^"\'#\r\n]*[^ "\'#\r\n])?)'
-    for _ in {1..9}; do # bases that go round in a circle are refused by the training
-        places=("$folder/$name" "recipes/$name" "$name")
-        [[ $name != /* ]] || places=("$name")
-        for each in "${places[@]}" ''; do
-            [[ ! -f $each || $each -ef $file ]] || break # a recipe is not its own base
-        done
-        [[ -n $each ]] || return 0
-        text=$(<"$each")
-        printf '%s\n' "$text"
-        [[ $text =~ $base ]] || return 0
-        file=$each folder=$(dirname "$each") name=${BASH_REMATCH[2]}
-    done
-}
-
 # refuse_judge_options ARGUMENT...: stop the script if an argument names the judge. The script must know who starts it.
 # Also set NO_KEYS to what leaves keys out of the environment of servers.
 refuse_judge_options() {
     local argument name told
-    told="$* $(recipe_text)"
+    told="$* $(cat "$RECIPE" "$(dirname "$RECIPE")"/*.yaml recipes/*.yaml recipes/*/*.yaml 2>/dev/null || true)"
     for name in $(compgen -e); do
         [[ $name == *API_KEY || $told =~ judge[_-]api[_-]key[_-]env[=:\ ]+[\"\']?$name([^A-Za-z0-9_]|$) ]] || continue
         NO_KEYS+=(-u "$name")
