@@ -19,7 +19,7 @@ from rankbuffer_tools.jobs.script import cost_line, finish, run
 from rankbuffer_trl.data.queries import GENERIC, DataError, checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import ClientConfig
-from rankbuffer_trl.settings import documented
+from rankbuffer_trl.settings import check_at_least, documented
 
 
 @documented
@@ -59,6 +59,7 @@ class RubricsConfig(ClientConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        check_at_least(self, temperature=0, max_tokens=1)
         if not self.dataset_name:
             raise SettingsError("dataset_name is not set: name a .jsonl or .parquet file, or a data set on the Hub")
         if not (self.generic or self.judge_url or self.judge_client):

@@ -282,6 +282,12 @@ def test_generate_rubrics_asks_no_more_once_the_key_is_refused(tmp_path, howto):
     assert len(asked) <= 3
 
 
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"max_tokens": 0}])
+def test_generate_rubrics_checks_the_sampling(tmp_path, wrong):
+    with pytest.raises(SettingsError, match="must be at least"):
+        settings("mine.jsonl", tmp_path, None, **wrong)
+
+
 def test_generate_rubrics_does_not_overwrite_its_source(tmp_path, howto):
     source, linked, sub = Path(queries(tmp_path, howto, 1)), tmp_path / "linked.jsonl", tmp_path / "sub"
     sub.mkdir()
