@@ -23,7 +23,6 @@ from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import StoreError
 from rankbuffer_trl.store.places import LIVE_STORE, read_store
 from rankbuffer_trl.training.reward_function import RankBufferReward
 from rankbuffer_trl.training.trainer import RankBufferTrainer, scale_by_signal
@@ -178,9 +177,9 @@ def test_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
         (lambda: rows.select([0] * 12), "out", {}, "the query_id .make-tea. is that of row 1"),
         (lambda: rows.select(range(2)), "out", {}, "fewer than the 3 of one generation batch"),
         (lambda: rows, "out", {"max_prompt_length": 8}, too_long),
-        (lambda: rows, "file/out", {}, "file"),
+        (lambda: rows, "file/out", {}, "is a file or lies below one"),
     ]:
-        with pytest.raises((DataError, StoreError, OSError), match=message):
+        with pytest.raises((DataError, SettingsError), match=message):
             RankBufferTrainer(tiny_policy, config(tmp_path / folder, **settings), change())
 
 
