@@ -156,13 +156,15 @@ def test_the_page_has_the_numbers_of_the_records():
             " ".join(f"{end:.1f}" for end in ends),
             f"{fmean(ends):.1f}",
             " ".join(f"{each:.0f}" for each in epochs),
+            f"{fmean(each.agreement for each in runs):.2f}",
         )
         assert f"| {report.ROWS[row]} | {' | '.join(cells)} |" in page
         assert f"| {report.until_grpo(runs, found[judge, 'grpo'])} |\n" in page
     before = measure.quality(run.read(run.START)["trained"])
-    for (_, claim), each in report.claims(found, before).items():
+    for (judge, claim), each in report.claims(found, before).items():
         assert f"{fmean(each.values):.1f} ± " in page
-        assert (each.verdict == "holds") == (f"**{claim} by" in page) and each.verdict != "does not hold", claim
+        claimed = f"**{judge.capitalize()}: {claim} by" in page
+        assert (each.verdict == "holds") == claimed and each.verdict != "does not hold", (judge, claim)
     told = run.read(opinion.OPINION)
     assert f"{fmean(told['start'].values()):.2f} of 9" in page
     for runs in found.values():
