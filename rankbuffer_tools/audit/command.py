@@ -22,7 +22,7 @@ from rankbuffer_trl.judge import Call, Question, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import check_at_least, documented
 
-from ..jobs.output import write_rows
+from ..jobs.output import same_file, write_rows
 from ..jobs.reach import estimate_tokens
 from ..jobs.script import announce, cost_line, read_settings
 from .advice import MethodCosts, advise
@@ -122,7 +122,7 @@ class AuditConfig(JudgeConfig):
                 raise SettingsError(f"{key} must be above 0, got {value}")
         if self.price_budget is not None and None in (self.judge_prompt_price, self.judge_completion_price):
             raise SettingsError("price_budget needs judge_prompt_price and judge_completion_price")
-        if self.labels and self.pairs.is_file() and Path(self.labels).exists() and self.pairs.samefile(self.labels):
+        if self.labels and same_file(self.pairs, self.labels):
             raise SettingsError(f"the audit writes labels={self.labels}, and labels in it would be lost: copy it")
 
     @property

@@ -31,7 +31,7 @@ def check_output(path: str | None, source: str | None = None) -> Path:
     """
     if not path or Path(path).suffix not in KINDS:
         raise DataError(f"output_file must end in {' or '.join(KINDS)}, got {path!r}")
-    if source and Path(source).is_file() and Path(path).exists() and Path(path).samefile(source):
+    if source and same_file(path, source):
         raise DataError(f"output_file={path} is the file dataset_name={source}, which would be lost: name another one")
     if source and Path(source).is_dir() and Path(path).resolve().is_relative_to(Path(source).resolve()):
         raise DataError(f"output_file={path} lies in dataset_name={source}, whose files are read: name another folder")
@@ -42,6 +42,11 @@ def check_output(path: str | None, source: str | None = None) -> Path:
     except OSError as error:
         raise DataError(f"the folder of output_file={path} cannot be made: {error}") from error
     return Path(path)
+
+
+def same_file(written: str | Path, read: str | Path) -> bool:
+    """Return whether both are one file that exists, by whatever name or link. To write it would lose what is read."""
+    return Path(written).is_file() and Path(read).is_file() and Path(written).samefile(read)
 
 
 def beside(path: Path, what: str) -> Path:

@@ -12,7 +12,7 @@ from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
 from rankbuffer_trl.settings import changed_arguments, check_at_least, documented, fields_of
 from rankbuffer_trl.store.places import DUEL, report_folder
 
-from ..jobs.output import beside
+from ..jobs.output import beside, same_file
 from ..report.evidence import WATCH
 
 
@@ -106,8 +106,7 @@ class RejudgeConfig(JudgeConfig):
         if self.output and Path(self.output).is_dir():
             raise SettingsError(f"output={self.output} is a folder: name the file of the result")
         for key in ("run_dir", "dataset_name"):
-            read, written = Path(getattr(self, key)), Path(self.output or "")
-            if written.is_file() and read.is_file() and written.samefile(read):
+            if self.output and same_file(self.output, getattr(self, key)):
                 raise SettingsError(f"output={self.output} is the file {key}, which would be lost: name another one")
         reader = self.judges()["reader"]
         if not (self.reader_rubrics or reader.judge_url or reader.judge_client):

@@ -38,7 +38,10 @@ CHOICES: dict[str, tuple] = {  # of TRL, which checks them only while it trains,
 }
 NUMBERS = {bool, int, float, NoneType}
 OBJECTS = (  # of TRL, which takes a text that is no JSON object as it is, and fails with it after the judge was paid
-    *("chat_template_kwargs", "generation_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
+    "chat_template_kwargs",
+    "generation_kwargs",
+    "gradient_checkpointing_kwargs",
+    "lr_scheduler_kwargs",
     "model_init_kwargs",
 )
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
@@ -251,10 +254,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        check_at_least(
-            self, format_weight=0, judge_view_limit=0, recipe_queries_per_step=1, reader_first=0, reader_every=1
-        )
-        check_at_least(self, dry_run_queries=1)
+        check_at_least(self, format_weight=0, judge_view_limit=0, reader_first=0, reader_every=1)
+        check_at_least(self, recipe_queries_per_step=1, dry_run_queries=1)
         self._check_ranges()
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
