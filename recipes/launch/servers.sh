@@ -43,8 +43,9 @@ NO_KEYS=() # options of `env`
 NOT_THERE="start it, or correct JUDGE_URL"
 WARNED= # the second at which a signal came
 
-# Who reads the output may be gone, for example `tee` after a Ctrl-C.
-say() { echo "[$(basename "$0")] $*" >&2 || true; }
+# Who reads the output may be gone, for example `tee` after a Ctrl-C. A subshell fails then: if a second signal comes just
+# when an `echo` of the script itself fails within a trap, bash ends the script, with the status 2.
+say() { (echo "[$(basename "$0")] $*" >&2) || true; }
 
 die() {
     say "$*"
