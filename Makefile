@@ -166,4 +166,4 @@ $(GPU_VENV)/installed: requirements.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* runs dist
+	rm -rf $(VENV) .venv-* dist
