@@ -29,6 +29,7 @@ from rankbuffer_trl.rewards import listen
 from rankbuffer_trl.rewards.format import AnswerReader, check_format
 from rankbuffer_trl.rewards.method import RewardMethod, load_method
 from rankbuffer_trl.settings import check_at_least, documented
+from rankbuffer_trl.store.database import lock_store, unlock
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.budget import check_budget
 from rankbuffer_trl.training.scorer import stand_in
@@ -160,6 +161,7 @@ async def serve(args: ServeConfig) -> None:
     if args.dataset_name:
         rows = load_queries(args.dataset_name, args.dataset_config, args.dataset_train_split)
         queries = QueryTable(rows, anchors_needed=method.responses_needed)
+    lock_store(store)  # a folder that is in use, or cannot be written, is refused before the judge is asked
     try:
         spent: list[Usage] = []
         first = Judge(judge.client, judge.max_attempts, judge.guard, on_spent=spent.append)
@@ -174,6 +176,8 @@ async def serve(args: ServeConfig) -> None:
     except BaseException:
         await judge.client.close()
         raise
+    finally:
+        unlock(store)  # the open store has a claim of its own
     server = GroupServer(groups, AnswerReader(args.format_check), queries, args.token)
     runner = server.runner()
     try:
