@@ -221,6 +221,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os._exit(0)  # all is closed, and to take down torch can take longer than `docker stop` waits
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-serve: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:  # before it listens, or the second one
+        sys.exit("rankbuffer-serve: interrupted. The groups that were recorded are kept")
 
 
 if __name__ == "__main__":
