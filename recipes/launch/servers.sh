@@ -38,6 +38,7 @@ RETRIES=${RETRIES:-0}
 RETRY_SECONDS=${RETRY_SECONDS:-60}
 declare -A SERVERS=() FIRST_LINE=() # FIRST_LINE: of what each writes in this attempt
 TRAINING=
+PAUSED= # set between two attempts of a training
 FOLLOWER=
 NO_KEYS=() # options of `env`
 NOT_THERE="start it, or correct JUDGE_URL"
@@ -354,11 +355,13 @@ train() {
             # An attempt that failed before its first step names no arguments. It was to resume as the one before it.
             ((${#words[@]} == 1)) || more=("${words[@]:1}")
         fi
-        ((status == 75 && left > 0)) && [[ -z $WARNED ]] || return "$status"
-        deadline=$((SECONDS + RETRY_SECONDS))
+        ((status == 75 && left > 0)) || return "$status"
+        deadline=$((SECONDS + RETRY_SECONDS)) PAUSED=yes
         say "the judge or the rollout server has failed: again in $RETRY_SECONDS s, $left times at most"
         left=$((left - 1))
-        while ((SECONDS < deadline)); do sleep "$POLL_SECONDS"; done
+        while ((SECONDS < deadline)) && [[ -z $WARNED ]]; do sleep "$POLL_SECONDS" || true; done
+        PAUSED=
+        [[ -z $WARNED ]] || return 0 # as a training that is stopped: slurm.sh then requeues the job
     done
 }
 
@@ -390,8 +393,9 @@ family() {
 warn() {
     local pid told=$TRAINING signal=USR1
     [[ -z $WARNED ]] || ((SECONDS - WARNED > 5)) || return 0 # the same warning, sent by a terminal and an init, say
-    [[ -n $TRAINING && -z $WARNED ]] || exit 143
+    [[ -n $TRAINING$PAUSED && -z $WARNED ]] || exit 143
     WARNED=$SECONDS
+    [[ -z $PAUSED ]] || return 0
     [[ -n ${TELL_LAUNCHER:-} ]] || { told=$(children "$TRAINING") && signal=TERM; }
     # A launcher that has no children yet has nothing to save, and it ends.
     for pid in ${told:-$TRAINING}; do kill -"$signal" "$pid" 2>/dev/null || true; done
