@@ -8,7 +8,7 @@ from conftest import by_number, group, numbers, scripted_judge
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.report.progress import above_initial, by_window
+from rankbuffer_tools.report.progress import above_best, above_initial, by_window
 from rankbuffer_trl.buffer import AnchorBuffer, initial_buffer
 from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.informs.gains import (
@@ -283,3 +283,10 @@ def test_above_initial_leaves_out_a_query_that_was_once_not_placed_at_all():
     found = {f"q{i}": [Visit(f"q{i}", epoch, epoch, {"initial-0": 3}, 4) for epoch in range(2)] for i in range(11)}
     found["q0"][1] = Visit("q0", 1, 1, {"initial-0": 0}, 0)
     assert [(one.epoch, one.queries, one.share) for one in above_initial(found)] == [(0, 10, 0.75), (1, 10, 0.75)]
+
+
+def test_above_best_counts_each_query_by_its_own_best_response():
+    four, five, lost = {"initial-0": 4, "initial-3": 1}, {"initial-0": 4, "initial-4": 3}, {"initial-0": 4}
+    visited = [(four, four)] * 30 + [(five, five)] * 10 + [(four, lost)] * 10
+    found = {str(i): [visit(above, 4, epoch=e) for e, above in enumerate(pair)] for i, pair in enumerate(visited)}
+    assert [(each.queries, each.share) for each in above_best(found)] == [(40, 0.375)] * 2

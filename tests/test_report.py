@@ -292,8 +292,8 @@ def test_headlines_of_name_reach_and_cost_and_leave_out_what_is_not_known(run, s
 
 def test_headlines_of_show_a_share_that_moved_alone(monkeypatch, shown):
     def reach(last):
-        shares = [Share(epoch, "initial-3", 10, share, 0, 1) for epoch, share in enumerate((0.001, last))]
-        monkeypatch.setattr(report, "above_initial", lambda found: shares)
+        shares = [Share(epoch, "initial-0", 10, share, 0, 1) for epoch, share in enumerate((0.001, last))]
+        monkeypatch.setattr(report, "above_best", lambda found: shares)
         return headlines_of(shown(), None)
 
     label = "of the responses above the data set's best, epoch 0 to 1"

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
@@ -103,6 +103,19 @@ def above_initial(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
         for epoch, values in by_epoch.items()
         if len(values) >= LEAST_QUERIES
     ]
+
+
+def above_best(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
+    """Return the share of rollouts above the best initial anchor of their own query, as [`above_initial`] does.
+
+    Queries may have different numbers of responses, and a buffer may have lost its best initial anchor.
+    """
+    best = {id: next(reversed(each[0].above), None) for id, each in found.items()}  # a first buffer has no others
+    renamed = {
+        id: [replace(v, above={"initial-0": v.above[best[id]]} if best[id] in v.above else {}) for v in each]
+        for id, each in found.items()
+    }
+    return above_initial(renamed)
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float, float]:

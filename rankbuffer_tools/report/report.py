@@ -42,7 +42,7 @@ from .paper import (
     read_evaluations,
     write_paper,
 )
-from .progress import above_initial
+from .progress import above_best
 from .runs import Run, open_runs
 
 MEASURE = "rubric score"
@@ -260,8 +260,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
         headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
     if run.watch:
         headlines[f"by the reader {run.watch.reader}, which watches the judge"] = run.watch.verdict
-    shares = above_initial(found)
-    best = [share for share in shares if share.anchor == shares[-1].anchor]
+    best = above_best(found)
     ends = [gains.percent(share.share) for share in (best[0], best[-1])] if best else []
     if len(set(ends)) > 1:
         label = f"of the responses above the data set's best, epoch {best[0].epoch} to {best[-1].epoch}"
