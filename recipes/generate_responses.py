@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rankbuffer_tools.data.responses import order_question, sample_chats
 from rankbuffer_tools.jobs.ask import ask_many
-from rankbuffer_tools.jobs.output import beside, check_output, read_provenance, source_name
+from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name
 from rankbuffer_tools.jobs.reach import check_judge
 from rankbuffer_tools.jobs.script import cost_line, finish, run
 from rankbuffer_trl.data.queries import checked_rows, load_queries
@@ -136,6 +136,7 @@ def main(config: ResponsesConfig) -> int:
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
+    check_rows(path, rows)
     if config.audit_queries is not None:
         return sample_for_audit(config, path, rows)
     todo = {row["query_id"]: row for row in rows if not row.get("responses")}

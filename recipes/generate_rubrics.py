@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rankbuffer_tools.data.rubrics import MAX_TOKENS, TEMPERATURE, rubric_chat
 from rankbuffer_tools.jobs.ask import ask_many
-from rankbuffer_tools.jobs.output import beside, check_output, read_provenance, source_name
+from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name
 from rankbuffer_tools.jobs.script import cost_line, finish, run
 from rankbuffer_trl.data.queries import GENERIC, DataError, checked_rows, load_queries
 from rankbuffer_trl.errors import SettingsError
@@ -74,6 +74,7 @@ def main(config: RubricsConfig) -> int:
     path = check_output(config.output_file, config.dataset_name)
     dataset = load_queries(config.dataset_name, config.dataset_config, config.dataset_train_split)
     rows = list(checked_rows(dataset, rubrics_needed=False))
+    check_rows(path, rows)
     todo = [row for row in rows if not row.get("rubrics")]
     step = {"step": "rubrics", "dataset_name": source_name(config.dataset_name), "queries_without": len(todo)}
     failures = {}

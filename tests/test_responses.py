@@ -40,8 +40,7 @@ def by_number(messages, how_often) -> str:
 def generate(source: str, tmp_path, sampler: Model, judge: Model, **kwargs) -> int:
     with served(sampler.app()) as sampler_url, served(judge.app()) as judge_url:
         config = generate_responses.ResponsesConfig(
-            dataset_name=source,
-            **{"output_file": str(tmp_path / "out.jsonl")}
+            **{"dataset_name": source, "output_file": str(tmp_path / "out.jsonl")}
             | {"sampler_url": f"{sampler_url}/v1", "sampler_model": "writer"}
             | {"judge_url": f"{judge_url}/v1", "judge_model": "writer", "judge_max_retries": 0}
             | kwargs,
@@ -157,6 +156,7 @@ def test_generate_responses_takes_prompts_alone_and_keeps_responses_that_are_the
 
 
 def test_generate_responses_finds_what_is_wrong_before_samples_are_paid_for(tmp_path):
+    write_rows(tmp_path / "bytes.parquet", [{"prompt": "Why?", "extra": b"1"}])
     for changes, error, said in (
         ({"judge_url": ["http://127.0.0.1:9/v1"]}, JudgeError, r"127\.0\.0\.1:9/v1 cannot be reached"),
         ({"sampler_api_key_env": "NO_KEY"}, SettingsError, "^sampler_api_key_env names .*NO_KEY, which is not set"),
@@ -166,10 +166,12 @@ def test_generate_responses_finds_what_is_wrong_before_samples_are_paid_for(tmp_
             "^the sampler server .*cannot be reached, .* does sampler_url name it",
         ),
         ({"output_file": str(tmp_path / "mine.jsonl")}, DataError, "would be lost"),
+        ({"dataset_name": str(tmp_path / "bytes.parquet")}, DataError, "has bytes.*name an output_file of .parquet"),
+        ({"output_file": str(tmp_path / "out.parquet")}, DataError, "Parquet cannot .*name an output_file of .jsonl"),
     ):
         sampler, judge = Model(numbered), Model(by_number)
         with pytest.raises(error, match=said):
-            generate(own_queries(tmp_path, 1), tmp_path, sampler, judge, **changes)
+            generate(own_queries(tmp_path, 1, empty={}), tmp_path, sampler, judge, **changes)
         assert not sampler.bodies and not judge.bodies
 
 

@@ -1,6 +1,7 @@
 """Write data sets whole or not at all, and record in a second file how they were made."""
 
 import json
+import os
 from collections.abc import Iterable
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from datasets import Dataset
+from pyarrow import ArrowException
 
 from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.decoding import read_json
@@ -58,17 +60,30 @@ def write_rows(path: Path, rows: Iterable[dict]) -> None:
     """Write rows as JSON lines or Parquet, depending on the suffix of `path`. JSON has times and decimals as text.
 
     Raises:
-        [`DataError`]: if JSON has no form of a value, such as bytes.
+        [`DataError`]: if the format has no form of a value, as JSON has none of bytes.
     """
     with replacing(path) as draft:
-        if path.suffix == ".parquet":
-            rows = list(rows)
-            columns = dict.fromkeys(key for row in rows for key in row)  # `from_list` takes those of the first row
-            Dataset.from_list([{key: row.get(key) for key in columns} for row in rows]).to_parquet(str(draft))
-            return
-        with draft.open("w", encoding="utf-8") as lines:
-            for row in rows:
-                lines.write(json.dumps(row, ensure_ascii=False, default=as_text) + "\n")
+        write_as(path.suffix, draft, rows)
+
+
+def check_rows(path: Path, rows: Iterable[dict]) -> None:
+    """Raise the [`DataError`] that `write_rows` would raise, before answers for these rows are paid for."""
+    write_as(path.suffix, Path(os.devnull), rows)
+
+
+def write_as(suffix: str, path: Path, rows: Iterable[dict]) -> None:
+    """Write rows in the format of a suffix into a file."""
+    if suffix == ".parquet":
+        rows = list(rows)
+        columns = dict.fromkeys(key for row in rows for key in row)  # `from_list` takes those of the first row
+        try:
+            Dataset.from_list([{key: row.get(key) for key in columns} for row in rows]).to_parquet(str(path))
+        except (ArrowException, OverflowError) as error:
+            raise DataError(f"Parquet cannot hold these rows ({error}): name an output_file of .jsonl") from error
+        return
+    with path.open("w", encoding="utf-8") as lines:
+        for row in rows:
+            lines.write(json.dumps(row, ensure_ascii=False, default=as_text) + "\n")
 
 
 def as_text(value: Any) -> str:
