@@ -79,6 +79,7 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (": rankbuffer has no argument 'anchors'; it has k0, ", {"method_args": {"anchors": 4}}),
     (" must be a JSON object, got {}", {"method_args": [4], "judge_request": ["top_p"]}),
     (" must be a JSON object, got {}", {"chat_template_kwargs": "[1]", "model_init_kwargs": [1]}),
+    (" has a token: run", {"model_init_kwargs": {"token": "hf_s3cret"}}),
     *((f" must not set {key}", {"judge_request": {key: 0}}) for key in ("messages", "model", "stream")),
     (" is not JSON (Expecting property name", {"method_args": "{k0: 4}", "judge_request": "{temperature: 0}"}),
     # what YAML can hold: `format_check: no` is `False`, and a key without a value is `None`

@@ -206,6 +206,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(f"{error}{self._what_fits()}") from error
         for key in OBJECTS:
             setattr(self, key, read_object(key, getattr(self, key)))
+        if isinstance((self.model_init_kwargs or {}).get("token"), str):  # files hold settings
+            raise SettingsError("model_init_kwargs has a token: run `hf auth login`, or export it in HF_TOKEN")
         self._check_timeouts()
         self._check_saves()
         check_backends(self.report_to)
