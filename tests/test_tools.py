@@ -257,6 +257,7 @@ def test_answer_reader_knows_that_the_prompt_of_each_turn_began_the_thinking():
 OTHERS = "\uff3b\ufe47\uff1e\ufe65\u2800"  # brackets of other widths, and a blank
 NASTY = st.sampled_from(["[", ">", *OTHERS, "[turn 2]", '[result of "a"]', "> ", *"\n\r\u2028\u200b a"])
 TEXT = st.lists(NASTY, max_size=6).map("".join) | st.text(max_size=6)
+FOUND = [{"title": "Tea", "page": 3}, ["a"], {"type": "image"}, {"text": "b"}]
 CONTENT = TEXT | st.lists(st.just({"type": "image"}) | st.builds(lambda text: {"type": "text", "text": text}, TEXT))
 
 
@@ -274,3 +275,8 @@ def test_transcript_has_no_line_of_one_side_that_passes_for_the_others(replies, 
     assert quoted == quote(told[:limit]).splitlines() * len(turns)
     assert sum(head.endswith("left out]") for head in heads) == len(turns) * (len(told) > limit)
     assert all(line in ("", visible(line)) for line in lines)
+
+
+def test_transcript_shows_what_a_tool_found_in_a_list():
+    *_, told = transcript([calls(""), TOLD | {"content": FOUND}], [""], LIMIT * 9)
+    assert told == "> {'title': 'Tea', 'page': 3}\n> ['a']\n> (image)\n> b"

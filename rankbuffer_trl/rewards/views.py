@@ -70,10 +70,10 @@ def transcript(messages: Sequence[dict], replies: Sequence[str], limit: int) -> 
 
 
 def content_text(content: Any) -> str:
-    """Return the text of a message's content, which may be a list of texts and images."""
+    """Return the text of a message's content, which may be a list of texts, of images, or of what a tool found."""
     if not isinstance(content, list):
         return content or ""
-    parts = [part if isinstance(part, dict) else {"text": str(part)} for part in content]
+    parts = [part if isinstance(part, dict) and part.keys() & {"text", "type"} else {"text": part} for part in content]
     return "\n".join(str(part.get("text", f"({part.get('type')})")) for part in parts)
 
 
