@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import trl
@@ -146,11 +145,12 @@ def test_answer_reader_knows_whether_the_prompt_began_the_thinking():
 
 def test_answer_reader_knows_whether_it_takes_thoughts_for_answers():
     def takes(template: str | None, check: str = "none", **kwargs) -> bool:
-        return AnswerReader(check, SimpleNamespace(chat_template=template), kwargs).takes_thoughts
+        return AnswerReader(check, tokenizer_with(template), kwargs).takes_thoughts
 
     assert takes(of_trl("qwen3")) and takes(of_trl("qwen3"), enable_thinking=True)
     assert not any((takes(MESSAGES), takes(None), takes(of_trl("qwen3"), "think"), AnswerReader().takes_thoughts))
-    assert not takes(of_trl("qwen3"), enable_thinking=False)
+    assert takes(of_trl("deepseek_r1_distill")) and not takes(of_trl("deepseek_r1_distill"), "think")
+    assert not takes(of_trl("qwen3"), enable_thinking=False) and not takes(of_trl("qwen3_5_nothink"))
 
 
 def test_answer_reader_begins_no_thinking_for_other_checks_plain_prompts_and_texts():

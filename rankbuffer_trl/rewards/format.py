@@ -107,8 +107,12 @@ class AnswerReader:
     @property
     def takes_thoughts(self) -> bool:
         """Whether the chat template lets a policy think, and its thoughts would count as a part of its answer."""
-        lets = "enable_thinking" in str(getattr(self.tokenizer, "chat_template", None))
-        return lets and self.check == "none" and self.chat_template_kwargs.get("enable_thinking", True)
+        template = getattr(self.tokenizer, "chat_template", None)
+        if self.check != "none" or not template:
+            return False
+        if begun := self._begun_by_prompt([{"role": "user", "content": "?"}]):
+            return begun.rstrip().endswith("<think>")  # else the template has closed the block, too
+        return "enable_thinking" in str(template) and self.chat_template_kwargs.get("enable_thinking", True)
 
     def read(
         self,
