@@ -442,6 +442,10 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
         with pytest.raises(SettingsError, match=message):
             command.check_template(name, None)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    tokenizer.save_pretrained(tmp_path / "lora")
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"lora is an adapter, .*: merge it into its base"):
+        command.check_template(str(tmp_path / "lora"), None)
     monkeypatch.setattr(command, "report", lambda plan: pytest.fail("the judge was asked"))
     words = ["--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--per_device_train_batch_size", "8"]
     for template, message in (

@@ -27,6 +27,7 @@ from typing import Any
 
 from datasets import disable_progress_bars
 from huggingface_hub import get_token
+from transformers.utils import find_adapter_config_file
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
 from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
@@ -167,7 +168,8 @@ def check_template(name: str | None, revision: str | None, prompts: Iterable[Mes
     """Check that the policy can read the prompts, before the judge is asked and the policy is loaded.
 
     Raises:
-        [`SettingsError`]: if there is no policy, or if its tokenizer cannot be loaded or has no chat template.
+        [`SettingsError`]: if there is no policy, if it is an adapter, or if its tokenizer cannot be loaded or has no
+            chat template.
         [`DataError`]: if the template refuses the roles of a prompt.
     """
     if not name:
@@ -175,6 +177,11 @@ def check_template(name: str | None, revision: str | None, prompts: Iterable[Mes
     tokenizer = load_tokenizer(name, revision)
     if not tokenizer.chat_template:
         raise SettingsError(f"{name} has no chat template: take an instruction-tuned policy, or add a template")
+    if find_adapter_config_file(name, revision=revision):
+        raise SettingsError(
+            f"{name} is an adapter, and a run begins with a whole policy: merge it into its base (merge_and_unload of"
+            " peft), save that with the tokenizer, and name the new folder"
+        )
     for prompt in {tuple(message["role"] for message in prompt): prompt for prompt in prompts}.values():
         render(tokenizer, name, prompt, **kwargs)
 
