@@ -1,6 +1,7 @@
 """What a recipe may name by its dotted path: a judge and further reward functions."""
 
 import json
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.training.config import RankBufferConfig
+from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import open_scorer
 
 MADE = []
@@ -103,3 +105,20 @@ def test_reward_functions_that_cannot_be_loaded_are_named_at_once():
         with pytest.raises(SettingsError) as error:
             RankBufferConfig("out", use_cpu=True, bf16=False, report_to="none", reward_functions=named)
         assert message in str(error.value), named
+
+
+def short(completions) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def test_reward_functions_that_cannot_take_what_they_are_passed_are_named_at_once(training, rows, tmp_path):
+    for path, message in (
+        (f"{__name__}.short", "short does not take what TRL passes (got an unexpected keyword argument 'prompts')"),
+        (PUNISH, "get_soft_overlong_punishment does not take what TRL passes (missing a required argument: 'max_com"),
+        ("trl.rewards.accuracy_reward", "(missing a required argument: 'solution')"),
+    ):
+        with pytest.raises(SettingsError, match=re.escape(message)):
+            training(reward_functions=[{"function": path}])
+    training(reward_functions=[{"function": PUNISH, "args": {"max_completion_len": 9, "soft_punish_cache": 1}}])
+    solved = rows.add_column("solution", ["x"] * len(rows))
+    RunPlan.of(config(tmp_path, reward_functions=[{"function": "trl.rewards.accuracy_reward"}]), solved, None)

@@ -3,13 +3,16 @@
 They are functions of TRL or of your own. They stand beside the rank reward, and their weights say how much they count.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any
 
 from ..errors import SettingsError
 from ..settings import is_finite, load_path, parse_setting
 
+# What TRL and the trainer pass to each reward function by name, beside the further columns of the data set.
+GIVEN = ("prompts", "completions", "completion_ids", "query_id", "extracted_answer", "split", "epoch", "trainer_state")
+GIVEN += ("log_metric", "log_extra")
 FORM = 'such as [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]'
 
 
@@ -47,3 +50,21 @@ def load_function(item: Any) -> tuple[Callable, float]:
     if not callable(function):
         raise SettingsError(f"reward_functions: {path} is not a function")
     return function, float(weight)
+
+
+def check_arguments(functions: Iterable[Callable], columns: Iterable[str]) -> None:
+    """Refuse a reward function that cannot take what it is passed, or needs a column that the data set has not.
+
+    Raises:
+        [`SettingsError`]: before TRL would find it, after the judge was paid for the first step.
+    """
+    for function in functions:
+        try:
+            known = signature(function)
+            known.bind(**dict.fromkeys((*GIVEN, *columns, *known.parameters.keys() & {"environments"})))
+        except (TypeError, ValueError) as error:
+            raise SettingsError(
+                f"reward_functions: {getattr(function, '__name__', function)} does not take what TRL passes ({error}):"
+                " it gets the further columns of the data set and much else by name, so let it take **kwargs; a"
+                " function that makes the reward function needs args"
+            ) from error

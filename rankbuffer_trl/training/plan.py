@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from ..data.queries import QueryTable
 from ..exact.checkpoint import Checkpoints
-from ..rewards.functions import load_functions
+from ..rewards.functions import check_arguments, load_functions
 from ..rewards.method import RewardMethod
 from ..store.places import SAVED
 from .batches import Batches
@@ -60,6 +60,7 @@ class RunPlan:
 
         Raises:
             [`DataError`]: if a row cannot be used, or if settings and data do not fit together.
+            [`SettingsError`]: if a reward function cannot take what it is passed.
         """
         method = args.reward_method()
 
@@ -67,12 +68,15 @@ class RunPlan:
             return dataset if isinstance(dataset, QueryTable) else QueryTable(dataset, method.responses_needed)
 
         queries = table(train_dataset)
+        functions, weights = load_functions(args.reward_functions)
+        check_arguments(functions, queries.prompts.column_names)
         eval_queries = None if eval_dataset is None else table(eval_dataset)
         batches = Batches(args, len(queries), None if eval_queries is None else len(eval_queries))
         return cls(
             args,
             method,
-            *load_functions(args.reward_functions),
+            functions,
+            weights,
             queries,
             eval_queries,
             batches,
