@@ -66,7 +66,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         method_args (`dict`, *optional*):
             The arguments of the reward method, as JSON on the command line. The file of the method lists them.
         scale_by_signal (`bool`, *optional*, defaults to `False`):
-            Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling).
+            Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling). It
+            needs `scale_rewards: none`: a deviation in the advantages would take the factor out again.
         judge_noise (`float` or `str`, *optional*):
             The judge's noise in units of reward, or the `audit.json` of an audit that asked for probabilities. The log
             then has `rank/below_noise`, the share of groups whose rewards differ by less. The rewards do not change.
