@@ -80,7 +80,7 @@ def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(training):
     def last(completions, **kwargs):
         return [0.0] * len(completions)
 
-    trainer = training(format_weight=0.3, reward_functions=json.dumps(named), reward_funcs=[last])
+    trainer = training(format_weight=0.3, reward_functions=json.dumps(named), reward_funcs=last)
     assert trainer.reward_func_names == ["rank_reward", "format_reward", "shorter", "think_format_reward", "last"]
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 1])
 

@@ -110,7 +110,7 @@ def above_best(found: Mapping[str, Sequence[Visit]]) -> list[Share]:
 
     Queries may have different numbers of responses, and a buffer may have lost its best initial anchor.
     """
-    best = {id: next(reversed(each[0].above), None) for id, each in found.items()}  # a first buffer has no others
+    best = {id: next(reversed([*each[0].above]), "") for id, each in found.items()}  # a first buffer has no others
     renamed = {
         id: [replace(v, above={"initial-0": v.above[best[id]]} if best[id] in v.above else {}) for v in each]
         for id, each in found.items()

@@ -11,8 +11,10 @@ from ..errors import SettingsError
 from ..settings import is_finite, load_path, parse_setting
 
 # What TRL and the trainer pass to each reward function by name, beside the further columns of the data set.
-GIVEN = ("prompts", "completions", "completion_ids", "query_id", "extracted_answer", "split", "epoch", "trainer_state")
-GIVEN += ("log_metric", "log_extra")
+GIVEN = (
+    *("prompts", "completions", "completion_ids", "query_id", "extracted_answer", "split", "epoch", "trainer_state"),
+    *("log_metric", "log_extra"),
+)
 FORM = 'such as [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]'
 
 

@@ -58,7 +58,7 @@ class RankBufferTrainer(ResumableTrainer):
             buffers are bootstrapped, `responses`. A table that is already checked is taken as it is.
         eval_dataset (`Dataset` or `QueryTable`, *optional*):
             The queries to evaluate on, in the same form. Evaluation reads buffers and writes none.
-        reward_funcs (`list[Callable]`, *optional*):
+        reward_funcs (`Callable` or `list[Callable]`, *optional*):
             More reward functions, each with the weight 1; `reward_functions` of `args` names others, with weights. TRL
             passes them `query_id`, `split`, `epoch`, the further columns of the data set, and `extracted_answer`, an
             [`~rewards.format.Answer`] per completion.
@@ -92,7 +92,7 @@ class RankBufferTrainer(ResumableTrainer):
         args: RankBufferConfig,
         train_dataset: Dataset | QueryTable,
         eval_dataset: Dataset | QueryTable | None = None,
-        reward_funcs: list[Callable] | None = None,
+        reward_funcs: Callable | list[Callable] | None = None,
         judge: Judge | None = None,
         dataset_name: str | None = None,
         plan: RunPlan | None = None,
@@ -111,7 +111,8 @@ class RankBufferTrainer(ResumableTrainer):
             eval_queries,
         )
         state = StoreState(plan, self.rank_reward)
-        functions = [format_reward, *plan.functions, *(reward_funcs or [])]
+        more = [reward_funcs] if callable(reward_funcs) else reward_funcs or []
+        functions = [format_reward, *plan.functions, *more]
         super().__init__(
             model,
             reward_funcs=[self.rank_reward, *functions],
