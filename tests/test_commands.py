@@ -104,6 +104,7 @@ PROGRAMS = {
             SERVE + " --format_check thnik": "format_check must be 'think', 'none' or a regular expression with",
             SERVE + " --port 65536": "port must be at most 65535",
         },
+        kept=True,
     ),
     "rankbuffer-data": Program(
         f"check {HOWTO}",

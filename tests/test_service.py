@@ -452,13 +452,6 @@ def test_a_port_that_is_taken_ends_the_server_with_a_line(tmp_path):
     BufferStore(tmp_path / LIVE_STORE).close()
 
 
-def test_a_ctrl_c_at_the_start_ends_the_server_with_a_line_and_leaves_no_store(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "try_judge", AsyncMock(side_effect=KeyboardInterrupt))
-    with pytest.raises(SystemExit, match=r"^rankbuffer-serve: interrupted\."):
-        command.main(["--output_dir", str(tmp_path), "--port", "0"])
-    assert not (tmp_path / LIVE_STORE).exists()
-
-
 def run_command(*words: object) -> None:
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)  # pytest has put others there
     command.main(["--port", "0", *map(str, words)])

@@ -161,7 +161,9 @@ async def serve(args: ServeConfig) -> None:
     if args.dataset_name:
         rows = load_queries(args.dataset_name, args.dataset_config, args.dataset_train_split)
         queries = QueryTable(rows, anchors_needed=method.responses_needed)
-    lock_store(store)  # a folder that is in use, or cannot be written, is refused before the judge is asked
+    if store.parent.is_dir():  # a folder that is in use, or cannot be written, is refused before the judge is asked
+        lock_store(store)
+        unlock(store)
     try:
         spent: list[Usage] = []
         first = Judge(judge.client, judge.max_attempts, judge.guard, on_spent=spent.append)
@@ -176,8 +178,6 @@ async def serve(args: ServeConfig) -> None:
     except BaseException:
         await judge.client.close()
         raise
-    finally:
-        unlock(store)  # the open store has a claim of its own
     server = GroupServer(groups, AnswerReader(args.format_check), queries, args.token)
     runner = server.runner()
     try:
