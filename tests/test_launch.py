@@ -12,7 +12,7 @@ import sys
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from helpers.launching import KEYS, ROOT, Launch, alive, launch
+from helpers.launching import KEYS, ROOT, Launch, launch
 from trl.scripts.vllm_serve import ScriptArguments, build_command, make_parser
 
 from rankbuffer_tools.data.check import CheckSettings, needed_context
@@ -138,8 +138,8 @@ def test_a_training_that_lost_its_judge_is_resumed_as_often_as_told(tmp_path):
     assert done.status == 0 and len(done.of("accelerate")) == 4, "both nodes are started again, by one srun"
     assert [call.argv[-1] for call in done.of("accelerate")].count("true") == 2
     more |= {"RETRY_SECONDS": "60", "LOSES_JUDGE": "9"}
-    between = lambda calls: [alive(c.pid) for c in calls if c.name == "accelerate"] == [False] * 2  # noqa: E731
-    done = launch(tmp_path, "slurm.sh", then=between, there=SERVED, **SLURM | environment | {"JUDGE_URL": AWAY} | more)
+    waits = lambda calls: any("again in 60 s" in path.read_text() for path in tmp_path.glob("*/output"))  # noqa: E731
+    done = launch(tmp_path, "slurm.sh", then=waits, there=SERVED, **SLURM | environment | {"JUDGE_URL": AWAY} | more)
     assert done.status == 0 and done.of("scontrol")[-1].argv == ["requeue", "7"], done.output
 
 
