@@ -144,11 +144,14 @@ def test_answer_reader_knows_whether_the_prompt_began_the_thinking():
 
 
 def test_answer_reader_knows_whether_it_takes_thoughts_for_answers():
+    asked = [{"role": "user", "content": "Why?"}]
+
     def takes(template: str | None, check: str = "none", **kwargs) -> bool:
-        return AnswerReader(check, tokenizer_with(template), kwargs).takes_thoughts
+        return AnswerReader(check, tokenizer_with(template), kwargs).takes_thoughts(asked)
 
     assert takes(of_trl("qwen3")) and takes(of_trl("qwen3"), enable_thinking=True)
-    assert not any((takes(MESSAGES), takes(None), takes(of_trl("qwen3"), "think"), AnswerReader().takes_thoughts))
+    assert not any((takes(MESSAGES), takes(None), takes(of_trl("qwen3"), "think")))
+    assert not AnswerReader().takes_thoughts(asked)
     assert takes(of_trl("deepseek_r1_distill")) and not takes(of_trl("deepseek_r1_distill"), "think")
     assert not takes(of_trl("qwen3"), enable_thinking=False) and not takes(of_trl("qwen3_5_nothink"))
 

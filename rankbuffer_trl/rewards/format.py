@@ -104,13 +104,15 @@ class AnswerReader:
         self.limit = limit
         self._begun: str | None = None
 
-    @property
-    def takes_thoughts(self) -> bool:
-        """Whether the chat template lets a policy think, and its thoughts would count as a part of its answer."""
+    def takes_thoughts(self, prompt: Any) -> bool:
+        """Tell whether the chat template lets a policy think, and its thoughts would count as a part of its answer.
+
+        `prompt` is any prompt that the template takes: some templates end it within the thinking.
+        """
         template = getattr(self.tokenizer, "chat_template", None)
         if self.check != "none" or not template:
             return False
-        if begun := self._begun_by_prompt([{"role": "user", "content": "?"}]):
+        if begun := self._begun_by_prompt(prompt):
             return begun.rstrip().endswith("<think>")  # else the template has closed the block, too
         return "enable_thinking" in str(template) and self.chat_template_kwargs.get("enable_thinking", True)
 

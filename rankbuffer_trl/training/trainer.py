@@ -140,7 +140,7 @@ class RankBufferTrainer(ResumableTrainer):
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
         self._rollouts = separate_rollouts(self, self._arrived)
         on_main_process(lambda: check_prompts(self.train_dataset, self._tokenizer, args))
-        if self._answers.takes_thoughts and self.accelerator.is_main_process:
+        if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
 
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
