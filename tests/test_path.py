@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.launching import ROOT, alive
 from helpers.path_programs import RECIPE
+from helpers.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -24,20 +24,11 @@ def blocks() -> list[str]:
     return re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
 
 
-def free_ports() -> int:
-    """Return a port that is free with the next one."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.socket() as other:
-            port = one.getsockname()[1]
-            if other.connect_ex(("127.0.0.1", port + 1)):
-                return port
-
-
 def walk(folder: Path, machine: str, policy: str, prompts: list[str]) -> tuple[str, list[dict]]:
     """Type the commands of the section for a machine in a checkout. Return what they print and which programs ran."""
     for name in ("recipes", "accelerate_configs", "evaluation", "rankbuffer_trl", "rankbuffer_tools"):
         (folder / name).symlink_to(ROOT / name)
-    programs, port = folder / "bin", free_ports()
+    programs, port = folder / "bin", free_ports(2)[0]
     programs.mkdir()
     for name in ("vllm", "accelerate", "pip", "hf"):
         run = f'exec {sys.executable} -m helpers.path_programs {name} "$@"' if name in ("vllm", "accelerate") else ""
@@ -62,10 +53,9 @@ def walk(folder: Path, machine: str, policy: str, prompts: list[str]) -> tuple[s
         )  # fmt: skip
     try:
         shell.wait(timeout=550)
-    finally:
-        if shell.poll() is None:
-            os.killpg(shell.pid, signal.SIGTERM)  # the scripts end their servers
-            shell.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(shell.pid, signal.SIGTERM)  # the scripts end their servers
+        shell.wait(timeout=60)
     calls = [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
     printed = (folder / "output").read_text()
     assert shell.returncode == 0, printed

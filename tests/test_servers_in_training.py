@@ -3,17 +3,17 @@
 import asyncio
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
 from conftest import ROOT, order, servers
+from helpers.ports import free_ports
 from helpers.scripted import ScriptedTrainer, config, contents
 from transformers import TrainerCallback
 
@@ -50,14 +50,6 @@ class Process:
             self.process.kill()
             self.process.wait()
             self.process.stdout.close()
-
-
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextmanager

@@ -7,7 +7,6 @@ train nor read data, because threads do not survive a fork.
 import gc
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -15,6 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+
+from helpers.ports import free_ports
 
 LONGEST = 120  # seconds after which processes count as hung
 
@@ -81,11 +82,8 @@ def run_ranks(
 
     `alone` is that of `wait`.
     """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     if processes > 1:
         environment |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
     ranks = [{"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {} for rank in range(processes)]
     return wait([fork(work, log, **environment, **rank) for rank in ranks], alone)

@@ -43,6 +43,7 @@ from helpers.checkpoints import why_torn
 from helpers.fake_hub import FolderHub
 from helpers.forks import fork, get_ready, run_ranks
 from helpers.kill_loop import kill_again, watch_phases
+from helpers.ports import free_ports
 from helpers.rollout_server import RolloutServer, allow_client, server_config
 from helpers.sampled import AtStep, interrupt_at
 from helpers.scripted import ScriptedTrainer, config, contents
@@ -602,13 +603,10 @@ def main() -> None:
     # DeepSpeed compiles its messages for the CPU once on a machine. No row has to wait for that until it seems hung.
     builder, found = get_accelerator().create_op_builder("ShareMemCommBuilder"), {}
     os.waitpid(fork(builder.load, arguments.folder / "compiler.log"), 0)
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [each.getsockname()[1] for each in sockets]
+    ports = free_ports(3)
     arguments.urls = {
         name: f"http://127.0.0.1:{port}" for name, port in zip(("plain", "faulty", "silent"), ports, strict=True)
     }
-    for each in sockets:
-        each.close()
     servers = fork(lambda: serve(arguments), arguments.folder / "servers.log")
     try:
         while any(socket.socket().connect_ex(("127.0.0.1", port)) for port in ports):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from helpers.ports import free_ports
 
 from rankbuffer_trl.judge import Call, Judge, Question
 
@@ -215,8 +215,7 @@ def start(
         environment (`Mapping[str, str]`, *optional*):
             Variables in addition to `ENVIRONMENT`.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(1)[0]
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     log = folder / "vllm.log"
