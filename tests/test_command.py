@@ -116,6 +116,14 @@ def test_parser_sets_the_environment_of_a_recipe(tmp_path, monkeypatch):
         parse(f"--config={tmp_path / 'a.yaml'}")
 
 
+@pytest.mark.parametrize("name", ["2026", "2026-11-26", "1.5"])
+def test_parser_takes_a_number_or_a_date_for_a_text_as_the_command_line_does(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("1", "")
+    (tmp_path / "a.yaml").write_text(f"output_dir: {name}\nenv: {{1: 2}}\nseed: 2\n")
+    found = parse(f"--config={tmp_path / 'a.yaml'}")[1]
+    assert (found.output_dir, found.seed, os.environ["1"]) == (name, 2, "2")
+
+
 # Typos
 
 
@@ -141,11 +149,14 @@ def test_parser_names_a_typo_in_one_line_with_what_there_is(monkeypatch):
         RecipeParser().parse_args_and_config(["--output_dir", "out", "--bf16", "true", "--method", "rankbufer"])
 
 
-def test_recipe_with_a_key_twice_is_refused(tmp_path):
+def test_recipe_with_a_key_twice_or_too_deep_is_refused(tmp_path):
     for text in ("seed: 1\nbf16: false\nseed: 2\n", "method_args: {k0: 2, k0: 3}\n"):
         (tmp_path / "a.yaml").write_text(text)
         with pytest.raises(SettingsError, match=r"a\.yaml cannot be read: .* stands twice"):
             read_recipe(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("a: " + "[" * 3000)
+    with pytest.raises(SettingsError, match=r"a\.yaml cannot be read: maximum recursion"):
+        read_recipe(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("a: &a {seed: 1}\nb: {<<: *a, seed: 2}\n")
     assert read_recipe(tmp_path / "a.yaml")["b"] == {"seed": 2}, "a merged key is no repetition"
 

@@ -117,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_command(arguments)
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-data: {error}")
+    except KeyboardInterrupt:
+        sys.exit("rankbuffer-data: interrupted")
 
 
 if __name__ == "__main__":

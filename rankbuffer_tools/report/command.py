@@ -67,4 +67,6 @@ def main() -> None:
         page = write_report(arguments.run_dir, output, queries, *options)
     except (RankBufferError, OSError) as error:
         sys.exit(f"rankbuffer-report: {error}")
+    except KeyboardInterrupt:
+        sys.exit("rankbuffer-report: interrupted")
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), with charts and tables in its folder.")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def read_recipe(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """
     try:
         recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=OnceLoader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise SettingsError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
         raise SettingsError(f"the recipe {path} must hold a YAML mapping of keys, which are words, to values")
@@ -170,8 +171,12 @@ class RecipeParser(TrlParser):
             recipe = read_recipe(find_recipe(name))
             if not isinstance(environment := recipe.pop("env", None) or {}, dict):
                 raise SettingsError("env must be a mapping of variables to values, such as env: {WANDB_MODE: offline}")
-            os.environ.update({key: str(value) for key, value in environment.items()})
+            os.environ.update({str(key): str(value) for key, value in environment.items()})
             whole = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
+            # A folder `2026-11-26` is a date to YAML. On the command line it is a text.
+            texts = {action.dest for action in self._actions if action.type is str}
+            for key in texts & whole.keys():
+                whole[key] = str(whole[key]) if type(whole[key]) in (int, float, date) else whole[key]
             without = [key.lstrip("-") for key in self.set_defaults_with_config(**whole)[::2]]
             self.unused = [key for key in without if key in OURS]
             unknown = [key for key in without if key not in KEYS]
