@@ -109,6 +109,7 @@ def tokenizer_with(template: str) -> PreTrainedTokenizerFast:
 
 
 MESSAGES = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+ENDS = MESSAGES + "{% if add_generation_prompt %}<|assistant|>{% else %}<|endoftext|>{% endif %}"  # as of Phi-3
 OPENS = MESSAGES + "{% if add_generation_prompt and thinking is not defined %}\n<think>\n{% endif %}"
 PROMPTS = [[{"role": "user", "content": "What does <think> do?"}]] * 4
 TEXTS = ["<think>a</think>b<eos>", "a\n</think>\nb<eos>", "never closed", "x</think>"]
@@ -132,6 +133,8 @@ CLOSED = [Answer("b", False), Answer("b", False), Answer("never closed", True), 
 def test_answer_reader_knows_whether_the_prompt_began_the_thinking():
     for template, kwargs, answers in (
         (MESSAGES + "\nA:", {}, UNOPENED),
+        (ENDS, {}, UNOPENED),
+        (ENDS.replace("assistant|>", "assistant|><think>"), {}, OPENED),
         (OPENS, {}, OPENED),
         (OPENS, {"thinking": False}, UNOPENED),
         (of_trl("qwen3"), {}, UNOPENED),

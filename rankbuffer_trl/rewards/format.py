@@ -168,8 +168,10 @@ class AnswerReader:
                     )
                     for begin in (False, True)
                 )
-                begin = rendered.removeprefix(without)
-                self._begun = begin[begin.rindex("<think>") :] if "<think>" in begin else ""
+                start = rendered.rfind("<think>")
+                # A prompt may name the tag, and some templates end a chat without an answer in another way.
+                if start >= 0 and not without.startswith(rendered[: start + len("<think>")]):
+                    self._begun = rendered[start:]
         return self._begun
 
 
