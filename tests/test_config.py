@@ -159,7 +159,7 @@ def test_config_refuses_a_bad_value_in_one_line_and_shows_no_key():
         said = refusal(make, values)
         assert said.startswith(words), f"{values}: {said}"
         assert "s3cret" not in said and "\n" not in said, values
-    assert "= 1.5 steps. Choose a multiple" in refusal(make, {**HALF, "steps_per_generation": 3})
+    assert "= 1.5 steps. Make it a whole number, or set" in refusal(make, {**HALF, "steps_per_generation": 3})
     key_in_url = {"url": "http://judge/v1?key=s3cret", "model": "judge"}
     for config, values, words in (
         (JudgeConfig, {"judge_timeout": None}, "judge_timeout must be a finite number, got None"),
@@ -205,6 +205,7 @@ def test_config_takes_the_outermost_good_values():
         {"save_steps": 16, "steps_per_generation": 4, "num_iterations": 2},
         {"save_steps": 6, "gradient_accumulation_steps": 2, "steps_per_generation": 4},
         {"save_steps": 6, "steps_per_generation": 4, "save_strategy": "no"},
+        {"save_strategy": "epoch", **HALF, "steps_per_generation": 3},
         *({"eval_steps": 8, **BEST}, {"eval_steps": None, **BEST, "eval_strategy": "epoch"}),
         *({"save_total_limit": 1}, {"save_total_limit": 2, **LIMIT, "save_steps": 5, "eval_steps": 5}),
         *({"num_processes": 1, "dry_run": True}, {"num_processes": 3, "preflight_only": True}),

@@ -373,11 +373,13 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         generation, step = self.micro_steps_per_generation, self.gradient_accumulation_steps
         if key is None or step % generation == 0:
             return
-        if generation % step or getattr(self, key) % (generation // step):
+        whole = generation % step == 0
+        if not whole or getattr(self, key) % (generation // step):
+            mend = "Choose a multiple of it." if whole else "Make it a whole number, or set save_strategy to epoch."
             raise SettingsError(
                 f"{key}={getattr(self, key):g} would save inside a generation, and that cannot be resumed exactly:"
                 f" one generation lasts steps_per_generation * num_iterations / gradient_accumulation_steps ="
-                f" {self.steps_in_generation:g} steps. Choose a multiple of it."
+                f" {self.steps_in_generation:g} steps. {mend}"
             )
 
     def check_view(self, tools: bool) -> None:
