@@ -459,16 +459,23 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
         command.check_template(str(tmp_path / "lora"), None)
     monkeypatch.setattr(command, "report", lambda plan: pytest.fail("the judge was asked"))
     words = ["--dataset_name", str(data_file), "--output_dir", str(tmp_path), "--per_device_train_batch_size", "8"]
-    for template, message in (
-        (None, r"^.*bare has no chat template.*$"),
-        ("{{ raise_exception('Never') if odd }}", r"bare refuses a prompt of the roles user: Never"),
+    row = json.loads(data_file.read_text().splitlines()[0])
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "train.jsonl").write_text(data_file.read_text())
+    (tmp_path / "two" / "test.jsonl").write_text(
+        json.dumps(row | {"prompt": [{"role": "system", "content": "Be brief."}, *row["prompt"]]})
+    )
+    words += ["--model_name_or_path", f"{tmp_path}/bare", "--chat_template_kwargs", '{"odd": 1}']
+    two = ["--eval_strategy", "epoch", "--dataset_name", f"{tmp_path}/two"]
+    for template, more, message in (
+        (None, [], r"^.*bare has no chat template.*$"),
+        ("{{ raise_exception('Never') if odd }}", [], r"bare refuses a prompt of the roles user: Never"),
+        ("{{ raise_exception('Never') if messages[1:] }}", two, r"bare refuses a prompt of the roles system, user"),
     ):
         tokenizer.chat_template = template
         tokenizer.save_pretrained(tmp_path / "bare")
         with pytest.raises(RankBufferError, match=message):
-            command.run(
-                *parse(*words, "--model_name_or_path", f"{tmp_path}/bare", "--chat_template_kwargs", '{"odd": 1}')
-            )
+            command.run(*parse(*words, *more))
 
 
 @pytest.mark.slow

@@ -121,4 +121,7 @@ def test_reward_functions_that_cannot_take_what_they_are_passed_are_named_at_onc
             training(reward_functions=[{"function": path}])
     training(reward_functions=[{"function": PUNISH, "args": {"max_completion_len": 9, "soft_punish_cache": 1}}])
     solved = rows.add_column("solution", ["x"] * len(rows))
-    RunPlan.of(config(tmp_path, reward_functions=[{"function": "trl.rewards.accuracy_reward"}]), solved, None)
+    args = config(tmp_path, reward_functions=[{"function": "trl.rewards.accuracy_reward"}])
+    RunPlan.of(args, solved, solved)
+    with pytest.raises(SettingsError, match="further columns of the data set to evaluate on"):
+        RunPlan.of(args, solved, rows)

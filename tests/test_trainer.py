@@ -181,6 +181,9 @@ def test_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
     ]:
         with pytest.raises((DataError, SettingsError), match=message):
             RankBufferTrainer(tiny_policy, config(tmp_path / folder, **settings), change())
+    long = rows.select([1]).map(lambda row: {"prompt": [{"role": "user", "content": "word " * 500}]})
+    with pytest.raises(DataError, match="max_prompt_length is 300"):
+        RankBufferTrainer(tiny_policy, config(tmp_path / "out", max_prompt_length=300), rows, long)
 
 
 STOCK_KEYS = (

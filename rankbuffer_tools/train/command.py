@@ -233,7 +233,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         return
     if hook := training_args.on_stop_command:
         on_main_process(lambda: stop_words(hook))
-    read, template = plan.queries.prompts["prompt"], training_args.chat_template_kwargs or {}
+    read, template = (row["prompt"] for row in plan.rows), training_args.chat_template_kwargs or {}
     name, revision = model_args.model_name_or_path, model_args.model_revision
     on_main_process(lambda: check_template(name, revision, read, **template))
     trainer: RankBufferTrainer | None = None

@@ -54,8 +54,8 @@ def load_function(item: Any) -> tuple[Callable, float]:
     return function, float(weight)
 
 
-def check_arguments(functions: Iterable[Callable], columns: Iterable[str]) -> None:
-    """Refuse a reward function that cannot take what it is passed, or needs a column that the data set has not.
+def check_arguments(functions: Iterable[Callable], columns: Iterable[str], of: str = "the data set") -> None:
+    """Refuse a reward function that cannot take what it is passed, or needs a column that `of` has not.
 
     Raises:
         [`SettingsError`]: before TRL would find it, after the judge was paid for the first step.
@@ -67,6 +67,6 @@ def check_arguments(functions: Iterable[Callable], columns: Iterable[str]) -> No
         except (TypeError, ValueError) as error:
             raise SettingsError(
                 f"reward_functions: {getattr(function, '__name__', function)} does not take what TRL passes ({error}):"
-                " it gets the further columns of the data set and much else by name, so let it take **kwargs; a"
-                " function that makes the reward function needs args"
+                f" it gets the further columns of {of} and much else by name, so let it take **kwargs; a function"
+                " that makes the reward function needs args"
             ) from error

@@ -1,7 +1,9 @@
 """The plan of a run: what follows from settings and data. Dry run, preflight, trainer and model card read it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 from datasets import Dataset
 
@@ -71,6 +73,8 @@ class RunPlan:
         functions, weights = load_functions(args.reward_functions)
         check_arguments(functions, queries.prompts.column_names)
         eval_queries = None if eval_dataset is None else table(eval_dataset)
+        if eval_queries is not None:
+            check_arguments(functions, eval_queries.prompts.column_names, "the data set to evaluate on")
         batches = Batches(args, len(queries), None if eval_queries is None else len(eval_queries))
         return cls(
             args,
@@ -82,3 +86,9 @@ class RunPlan:
             batches,
             Checkpoints(args.output_dir, SAVED),
         )
+
+    @property
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Each `prompt` with its `query_id`: those to train on, then those to evaluate on."""
+        tables = [table for table in (self.queries, self.eval_queries) if table is not None]
+        return chain.from_iterable(table.prompts.select_columns(["prompt", "query_id"]) for table in tables)

@@ -139,7 +139,7 @@ class RankBufferTrainer(ResumableTrainer):
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
         self._rollouts = separate_rollouts(self, self._arrived)
-        on_main_process(lambda: check_prompts(self.train_dataset, self._tokenizer, args))
+        on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
 
