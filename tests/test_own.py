@@ -76,13 +76,15 @@ def test_open_scorer_takes_a_judge_that_asks_as_the_settings_say(tmp_path):
 
 def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(training):
     named = [{"function": SHORTER, "weight": 0.01}, {"function": "trl.rewards.think_format_reward"}]
+    named.append({"function": SHORTER, "weight": 0.02})
 
     def last(completions, **kwargs):
         return [0.0] * len(completions)
 
     trainer = training(format_weight=0.3, reward_functions=json.dumps(named), reward_funcs=last)
-    assert trainer.reward_func_names == ["rank_reward", "format_reward", "shorter", "think_format_reward", "last"]
-    assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 1])
+    names = ["rank_reward", "format_reward", "shorter", "think_format_reward", "shorter_2", "last"]
+    assert trainer.reward_func_names == names, "TRL logs by name"
+    assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 0.02, 1])
 
 
 def test_reward_functions_that_cannot_be_loaded_are_named_at_once():

@@ -3,7 +3,7 @@
 They are functions of TRL or of your own. They stand beside the rank reward, and their weights say how much they count.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -52,6 +52,12 @@ def load_function(item: Any) -> tuple[Callable, float]:
     if not callable(function):
         raise SettingsError(f"reward_functions: {path} is not a function")
     return function, float(weight)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return names that all differ: the second one of a name gets `_2` at its end, and so on."""
+    counts = (names[: i + 1].count(name) for i, name in enumerate(names))
+    return [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
 
 
 def check_arguments(functions: Iterable[Callable], columns: Iterable[str], of: str = "the data set") -> None:

@@ -25,6 +25,7 @@ from ..informs.informing import informing
 from ..informs.steplog import StepLog
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, format_reward
+from ..rewards.functions import numbered
 from .advantages import scale_by_signal
 from .config import RankBufferConfig
 from .plan import RunPlan
@@ -125,6 +126,7 @@ class RankBufferTrainer(ResumableTrainer):
             resume_with_changes=args.resume_with_changes,
             **kwargs,
         )
+        self.reward_func_names = numbered(self.reward_func_names)  # TRL logs two of one name as one
         given = [args.format_weight, *plan.weights]
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
         self.add_callback(StepLog(args.output_dir))
