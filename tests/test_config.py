@@ -76,6 +76,8 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     (" is set by RankBufferTrainer", {"reward_weights": [1.0, 0.5]}),
     (" is for dry_run and preflight_only; the processes of a run", {"num_processes": 2}),
     (" can save inside a generation, and at another step on each process", {"enable_jit_checkpoint": True}),
+    (" takes away query_id", {"remove_unused_columns": True}),
+    (" begins the epoch again after a resume", {"ignore_data_skip": True}),
     (": rankbuffer has no argument 'anchors'; it has k0, ", {"method_args": {"anchors": 4}}),
     (" must be a JSON object, got {}", {"method_args": [4], "judge_request": ["top_p"]}),
     (" must be a JSON object, got {}", {"chat_template_kwargs": "[1]", "model_init_kwargs": [1]}),

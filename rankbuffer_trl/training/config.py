@@ -272,6 +272,8 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(
                 "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
             )
+        if self.remove_unused_columns:
+            raise SettingsError("remove_unused_columns takes away query_id, which finds the rubrics: leave it out")
         self.judge_noise = read_noise(self.judge_noise)
         self.method_args = read_object("method_args", self.method_args)
         self.reader = read_object("reader", self.reader)
@@ -353,7 +355,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
                 )
 
     def _check_saves(self) -> None:
-        """Refuse settings that save a checkpoint inside a generation, or delete the checkpoint of a SIGTERM.
+        """Refuse settings that save inside a generation, delete the checkpoint of a SIGTERM, or resume inexactly.
 
         A resumed run starts with a generation. From a checkpoint inside a generation, it would score the queries of
         that generation a second time. `Batches` checks the end of the run, which depends on the number of queries.
@@ -362,6 +364,10 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(
                 "enable_jit_checkpoint can save inside a generation, and at another step on each process; leave it"
                 " off: SIGTERM is handled without it"
+            )
+        if self.ignore_data_skip:
+            raise SettingsError(
+                "ignore_data_skip begins the epoch again after a resume, and visits its queries twice: leave it out"
             )
         if self.save_total_limit == 1 and self.metric_for_best_model is not None:
             raise SettingsError(

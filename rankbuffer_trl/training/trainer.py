@@ -84,6 +84,7 @@ class RankBufferTrainer(ResumableTrainer):
     """
 
     _tag_names = ["trl", "grpo", "rankbuffer"]
+    reward_func_names: list[str]
     _name = "RankBuffer"
     _paper = PAPER
 
