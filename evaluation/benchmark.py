@@ -4,7 +4,7 @@ Everything of one model and one benchmark lies in one `folder`, so a killed run 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.guard import defuse
 from rankbuffer_trl.judge.verdicts import VerdictError
 
-from .metric import Interval, Rows, bootstrap_interval
+from .metric import Interval, Rows, bootstrap_interval, paired_difference
 
 CHATML_MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 """In an output they would end a turn of the judge's prompt."""
@@ -51,6 +51,8 @@ class BenchmarkScores:
             Numbers that official code computed from the same judgments, or that are not a mean of rows.
         notes (`Sequence[str]`, *optional*):
             What a reader of the numbers has to know.
+        among (`Callable[[Collection[str]], Mapping[str, Rows]]`, *optional*):
+            Returns `rows` as if there were these prompts alone, for weights that depend on the other prompts.
     """
 
     headline: str
@@ -58,6 +60,7 @@ class BenchmarkScores:
     counts: Mapping[str, int]
     official: Mapping[str, float | str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    among: Callable[[Collection[str]], Mapping[str, Rows]] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def _intervals(self) -> dict[str, Interval]:
@@ -66,6 +69,12 @@ class BenchmarkScores:
     def metrics(self) -> dict[str, Interval]:
         """Return each metric with its 95 % interval."""
         return dict(self._intervals)
+
+    def minus(self, other: "BenchmarkScores", metric: str) -> Interval:
+        """Return how much higher a metric is than that of another model, over the prompts of both."""
+        shared = self.rows[metric].keys() & other.rows[metric].keys()
+        mine, theirs = (each.among(shared) if each.among else each.rows for each in (self, other))
+        return paired_difference(theirs[metric], mine[metric])
 
 
 class Benchmark(Protocol):

@@ -9,7 +9,7 @@ from rankbuffer_tools.paper import BENCHMARKS, average, paper_rows
 from rankbuffer_trl.judge import Totals
 
 from .benchmark import BenchmarkScores
-from .metric import Interval, paired_difference
+from .metric import Interval
 
 
 class ModelResult(NamedTuple):
@@ -66,13 +66,14 @@ class EvaluationReport:
         """Compare every metric of every other model with that of `compare_with`."""
         first = self.compare_with or next(iter(self.results))
         return [
-            Comparison(benchmark, metric, first, second, paired_difference(rows, theirs))
+            Comparison(benchmark, metric, first, second, theirs.minus(result.scores, metric))
             for second in self.results
             if second != first
             for benchmark, result in self.results[first].items()
             if benchmark in self.results[second]
-            for metric, rows in result.scores.rows.items()
-            if (theirs := self.results[second][benchmark].scores.rows.get(metric)) is not None
+            for theirs in [self.results[second][benchmark].scores]
+            for metric in result.scores.rows
+            if metric in theirs.rows
         ]
 
     def averages(self) -> dict[str, float | None]:

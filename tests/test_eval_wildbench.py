@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow
 import pytest
@@ -75,6 +76,17 @@ def test_score_wildbench_divides_rewards_by_all_rows_and_those_of_groups_by_whol
     for name, each in (("WB-Reward", plain), ("WB-Reward (task macro)", macros)):
         if each:
             assert mean(scored.rows[name]) == pytest.approx(sum(each) / len(each), abs=1e-9)
+
+
+@given(st.lists(st.tuples(ratings, ratings), min_size=2, max_size=40))
+def test_minus_weighs_the_groups_by_the_prompts_of_both_models(pairs):
+    pairs = [(one, replace(other, groups=one.groups)) for one, other in pairs]
+    first, second = (score_wildbench(by_session(rows), {}, 40) for rows in zip(*pairs, strict=True))
+    both = [pair for pair in pairs if pair[0].whole and pair[1].whole]
+    if both:
+        one, other = (macro(group_means(rows)) for rows in zip(*both, strict=True))
+        found = second.minus(first, "WB-Score (task macro)")
+        assert (found.value, found.n) == (pytest.approx(20 * (other - one), abs=1e-9), len(both))
 
 
 def test_groups_of_counts_a_row_once_in_each_group_of_its_tags():

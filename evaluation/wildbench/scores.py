@@ -245,23 +245,24 @@ def score_wildbench(
         conversations (`int`):
             Number of conversations, judged or not.
     """
-    rows = {"WB-Score (task macro)": score_rows(macro_rows(scored)), "WB-Score": score_rows(plain_rows(scored))}
-    rows |= {f"WB-Score: {group}": score_rows(group_rows(scored, group)) for group in GROUPS}
     counts = {
         "conversations": conversations,
         "ratings dropped": conversations - len(scored),
         "responses that are empty or cut": sum(not row.whole for row in scored.values()),
     }
-    if rewards:
-        rows["WB-Reward (task macro)"] = percent_rows(together([macro_rows(each) for each in rewards.values()]))
-        rows["WB-Reward"] = percent_rows(together([plain_rows(each) for each in rewards.values()]))
-        for reference, each in rewards.items():
-            rows[f"WB-Reward: {reference}"] = percent_rows(plain_rows(each))
-            counts[f"pairs dropped: {reference}"] = conversations - len(each)
-            counts[f"pairs with an empty or cut response: {reference}"] = sum(not row.whole for row in each.values())
+    for reference, each in rewards.items():
+        counts[f"pairs dropped: {reference}"] = conversations - len(each)
+        counts[f"pairs with an empty or cut response: {reference}"] = sum(not row.whole for row in each.values())
+
+    def among(sessions: Collection[str]) -> dict[str, Rows]:
+        of_score, *of_rewards = (
+            {key: row for key, row in judged.items() if key in sessions} for judged in (scored, *rewards.values())
+        )
+        return metric_rows(of_score, dict(zip(rewards, of_rewards, strict=True)))
+
     return BenchmarkScores(
         headline="WB-Score (task macro)",
-        rows=rows,
+        rows=metric_rows(scored, rewards),
         counts=counts,
         notes=(
             "WB-Score is 20 points for each point of a rating above 5. An empty response is rated 1 without a judge."
@@ -269,7 +270,19 @@ def score_wildbench(
             "In WB-Reward a pair with an empty response, or one of more than 1,000 words, is not judged. It is 0 in"
             " the plain mean and counts in no group.",
         )[: 2 if rewards else 1],
+        among=among,
     )
+
+
+def metric_rows(scored: Mapping[str, Judged], rewards: Mapping[str, Mapping[str, Judged]]) -> dict[str, Rows]:
+    """Return the rows of all metrics. A row's weight in a task macro depends on the other rows of its groups."""
+    rows = {"WB-Score (task macro)": score_rows(macro_rows(scored)), "WB-Score": score_rows(plain_rows(scored))}
+    rows |= {f"WB-Score: {group}": score_rows(group_rows(scored, group)) for group in GROUPS}
+    if rewards:
+        rows["WB-Reward (task macro)"] = percent_rows(together([macro_rows(each) for each in rewards.values()]))
+        rows["WB-Reward"] = percent_rows(together([plain_rows(each) for each in rewards.values()]))
+        rows |= {f"WB-Reward: {reference}": percent_rows(plain_rows(each)) for reference, each in rewards.items()}
+    return rows
 
 
 def score_rows(rows: Rows) -> Rows:
