@@ -13,10 +13,9 @@ from .assets import Assets
 from .files import read_json, write_json
 from .rooms import LABEL, ROOMS, find_room
 
-KEPT = (
-    *("limit", "temperature", "top_p", "top_k", "max_new_tokens", "chat_template_kwargs", "seed"),
-    *("judge_model", "judge_request", "wildbench_reward"),
-)
+SAMPLED = ("limit", "temperature", "top_p", "top_k", "max_new_tokens", "chat_template_kwargs", "seed")
+"""Settings that all outputs in one folder share."""
+KEPT = (*SAMPLED, "judge_model", "judge_request", "wildbench_reward")
 """Settings that all results in one folder share."""
 
 
@@ -160,15 +159,15 @@ class EvaluationConfig(FailureLimit):
             [`SettingsError`]: naming each setting that differs from those of the folder.
         """
         path = Path(self.output_dir) / "settings.json"
-        mine = {key: getattr(self, key) for key in KEPT}
-        theirs = read_json(path) if path.exists() else mine
+        mine = {key: getattr(self, key) for key in (SAMPLED if self.generate_only else KEPT)}
+        theirs = mine | (read_json(path) if path.exists() else {})  # which lacks the judge until there are judgments
         if differ := [
-            f"{key}: {theirs.get(key)!r} there, {mine[key]!r} here" for key in KEPT if theirs.get(key) != mine[key]
+            f"{key}: {theirs[key]!r} there, {value!r} here" for key, value in mine.items() if theirs[key] != value
         ]:
             raise SettingsError(
                 f"{self.output_dir} holds results of other settings ({'; '.join(differ)}). Choose another output_dir"
             )
-        write_json(path, mine)
+        write_json(path, theirs)
 
     def labelled_models(self) -> dict[str, str]:
         """Return the path or Hub id of each model by its label, in the order of `models`."""

@@ -529,7 +529,9 @@ def test_check_label_keeps_a_label_with_its_model(settings, tmp_path):
 def test_claim_folder_refuses_every_setting_that_changes_outputs_or_verdicts(settings):
     others = dict(limit=1, temperature=0.1, top_p=0.5, top_k=1, max_new_tokens=5, seed=1, wildbench_reward=True)
     others |= dict(chat_template_kwargs={"x": 1}, judge_model="other", judge_request={"temperature": 1.0})
-    settings(NOWHERE).claim_folder()
+    settings(NOWHERE, generate_only=True, judge_url=None, judge_model=None).claim_folder()
+    settings(NOWHERE).claim_folder()  # outputs alone take the folder for no judge
+    settings(NOWHERE, generate_only=True, judge_model="other").claim_folder()
     for key, value in others.items():
         with pytest.raises(SettingsError, match=rf"results of other settings \({key}: .*Choose another output_dir"):
             settings(NOWHERE, **{key: value}).claim_folder()
