@@ -12,6 +12,7 @@ from helpers.nectar_rows import Model
 from helpers.servers import served
 from transformers import AutoTokenizer, GenerationConfig
 
+from evaluation.engines import EngineError
 from rankbuffer_tools.service.judge import make_app
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
@@ -67,6 +68,12 @@ def test_config_refuses_what_cannot_be_compared(tiny_policy, data_file, tmp_path
     for wrong in ({"models": [tiny_policy]}, {"dataset_name": ""}, {"no_rubrics": True}, {"samples": 0}):
         with pytest.raises(SettingsError):
             config(tiny_policy, data_file, tmp_path, **wrong)
+
+
+def test_main_keeps_no_label_for_a_model_that_is_not_there(data_file, tmp_path):
+    with pytest.raises(EngineError, match="there is no folder"):
+        compare.main(config(tmp_path / "none", data_file, tmp_path))
+    assert not list(tmp_path.rglob("model.json")), "the right path may have the same label"
 
 
 def test_score_counts_pairs_and_queries():

@@ -75,9 +75,9 @@ class CompareConfig(VerdictConfig, EvaluationConfig):
 def sample(config: CompareConfig, label: str, model: str, queries: Sequence[Query]) -> Samples:
     """Return the answers of one policy."""
     record = check_label(config, label, model)
-    write_json(label_path(config, label), record)
     prompts = [Prompt(f"{query.id} {n}", query.prompt) for query in queries for n in range(config.samples)]
     engine = TransformersEngine(model, base_of(model), config)
+    write_json(label_path(config, label), record)  # after the model was found: a typo must not take the label
     made = engine.answer(prompts, label_path(config, label).with_name("answers.jsonl"), f"sampling {label}")
     texts = [(text.strip(), call.usage.completion) for text, call in map(made.get, (p.id for p in prompts))]
     return {query.id: texts[i * config.samples :][: config.samples] for i, query in enumerate(queries)}
