@@ -64,6 +64,8 @@ def test_judge_counts_and_shows_unreadable_tokens(settings, monkeypatch):
         report = evaluate(config)
         (config.folder("mine", "alpaca_eval") / "annotations.json").unlink()
         asked = server.asked.total()
+        cost = report.results["mine"]["alpaca_eval"].cost
+        assert cost.attempts == server.asked["judge"] == ROWS + 1, "the first question was paid for, too"
         scores = scores_of(config)
         assert server.asked.total() == asked, "the log has all of them"
     assert scores.counts["NaN preferences"] == 2 and len(scores.rows["win rate"]) == ROWS - 2

@@ -49,6 +49,7 @@ def test_main_shows_asks_in_both_orders_and_continues(tiny_policy, data_file, tm
             assert (
                 shown.count("\n== ") == 1 and "by the verdicts, after wins 50 %" in shown and "log odds" not in shown
             )
+            assert "judge: 13 requests" in shown, "the one for probabilities was paid for, too"
         # In each run, one question is asked for probabilities. The 12 duels are asked once.
         assert len(judge.bodies) == 2 + 12 and sum("logprobs" in body for body in judge.bodies) == 2
         bare = config(tiny_policy, data_file, tmp_path, judge_url=f"{url}/v1", judge_model="writer", no_rubrics=True)

@@ -123,7 +123,8 @@ class AlpacaEval:
         settings = replace(settings, judge_request=fixed)
         pilot = dict(list(self.chats(outputs, read_pilot_preference).items())[:PILOT])
         once = replace(settings, judge_max_attempts=1, judge_max_failures=1.0)
-        failures = ask_judge(once, pilot, log, f"{what}: first questions").failures
+        tried = ask_judge(once, pilot, log, f"{what}: first questions")
+        failures = tried.failures
         if pilot and len(failures) == len(pilot):
             raise JudgeError(
                 f"{what}: none of the first {len(pilot)} judgments could be read, so nothing else was asked."
@@ -132,7 +133,7 @@ class AlpacaEval:
         answers = ask_judge(settings, self.chats(outputs), log, what)
         write_failed_judgments(folder, answers.failures)
         self.write_annotations(folder, model, need_judge(settings), outputs, answers.values)
-        return answers.totals
+        return Totals.of([*answers.calls, *(tried.asked[id] for id in failures)])  # the log has no failed ones
 
     def write_annotations(
         self, folder: Path, model: str, judge: str, outputs: Mapping[str, str], values: Mapping[str, float | None]

@@ -121,7 +121,8 @@ def ask(config: CompareConfig, questions: Mapping[str, Question]) -> dict[str, s
     answers = asyncio.run(ask_many(config.judge(), asked, log, "asking the judge"))
     failed = [call for call in answers.asked.values() if call.failed]
     check_failures(config.judge(), failed, len(asked), config.judge_max_failures)
-    print(f"\njudge: {cost_line(config.endpoint, Totals.of(list(answers.asked.values())))}")
+    paid = [*answers.asked.values(), *(call for call in tried.asked.values() if call.failed)]
+    print(f"\njudge: {cost_line(config.endpoint, Totals.of(paid))}")
     return answers.values
 
 
