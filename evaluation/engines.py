@@ -193,7 +193,12 @@ class TransformersEngine:
                 "top_k": config.top_k,
             }
         with torch.inference_mode():
-            ids = self.network.generate(**inputs, max_new_tokens=config.max_new_tokens, **sampling)
+            ids = self.network.generate(
+                **inputs,
+                max_new_tokens=config.max_new_tokens,
+                repetition_penalty=1.0,  # as in training and on vLLM; the model's own file may name another one
+                **sampling,
+            )
         width = inputs["input_ids"].shape[1]
         texts = self.tokenizer.batch_decode(ids[:, width:], skip_special_tokens=True)
         seconds = (time.perf_counter() - started) / len(batch)

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 from helpers.evaluation_assets import Loopback
 from helpers.servers import served
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig
@@ -41,6 +41,10 @@ def test_transformers_engine_repeats_with_the_same_seed_over_interruptions(tiny_
     assert made.respond(PROMPTS, tmp_path / "b.jsonl", "") == first
     with AnswerLog(tmp_path / "b.jsonl") as log:
         assert len(log) == len(PROMPTS) and 0 < log.totals().completion_tokens <= 6 * len(PROMPTS)
+    penalty = shutil.copytree(tiny_policy, tmp_path / "m")
+    GenerationConfig.from_pretrained(penalty, repetition_penalty=9.0).save_pretrained(penalty)
+    same = TransformersEngine(str(penalty), None, settings).respond(PROMPTS, tmp_path / "c.jsonl", "")
+    assert same == first, "a penalty of the model's own counts no more than in training"
     other = TransformersEngine(tiny_policy, None, config(tiny_policy, seed=1))
     assert other.respond(PROMPTS, tmp_path / "a.jsonl", "") != first, "another seed asks again"
     greedy = [
