@@ -359,6 +359,18 @@ def test_method_costs_estimate_the_tokens_that_a_server_does_not_count(world):
         assert min(tokens) > 0
 
 
+@pytest.mark.parametrize("sizes", [[4], [5, 8], [7, 4]])
+def test_method_costs_of_a_list_of_8_follow_from_shorter_lists(world, sizes):
+    config, costs = AuditConfig(dataset_name="set.jsonl", samples="samples.jsonl"), []
+    alike = [replace(rollout, text="five words are in here " * 20) for rollout in world.groups[0].rollouts]
+    for numbers in (sizes, [8]):
+        groups = [replace(world.groups[0], rollouts=tuple(alike[:n])) for n in numbers]
+        asked = [one for group in groups for one in questions(group, 0).values()]
+        calls = [Call("", one.kind, "", "", "parsed", 1, Usage(), Usage(), 1.0) for one in asked]
+        costs.append(method_costs(config, 10, asked, calls).in_list[0])
+    assert costs[0] == pytest.approx(costs[1], rel=0.05)
+
+
 # The embedded judge, on references
 
 

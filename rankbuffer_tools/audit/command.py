@@ -31,6 +31,7 @@ from .figure import audit_figure
 from .fit import fit_judge, lasting_bound
 from .labels import read_labels, rows_to_label
 from .measures import MEASURES, rating_noise
+from .model import CROWD
 from .results import Audit, Cost, Form, estimates
 from .samples import (
     FURTHER,
@@ -179,7 +180,8 @@ def form_of(calls: Sequence[Call]) -> Form:
 def method_costs(config: AuditConfig, queries: int, asked: Sequence[Question], calls: Sequence[Call]) -> MethodCosts:
     """Return what questions cost, from those of the audit, and the size of a run over `queries` queries.
 
-    Tokens are estimated if the server counts none.
+    Tokens are estimated if the server counts none. The lists of the audit may be shorter than 8: the tokens of a list
+    of 8 follow from theirs and from those of a pair.
     """
     tokens = {}
     for cost in costs(calls):
@@ -187,10 +189,15 @@ def method_costs(config: AuditConfig, queries: int, asked: Sequence[Question], c
         estimate = [sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard, config.judge_samples)]
         tokens[cost.kind] = (cost.prompt_tokens or estimate[0], cost.completion_tokens or estimate[1])
     spent = sum(sum(tokens[call.kind]) for call in calls)
+    shown = fmean(sum(map(len, one.responses.values())) for one in asked if one.kind == "look")
+    longer = (CROWD - 2) / (shown - 2)
+    prompt, completion = (
+        pair + longer * (many - pair) for many, pair in zip(tokens["look"], tokens["pair"], strict=True)
+    )
     prices = (config.judge_prompt_price, config.judge_completion_price)
     return MethodCosts(
         groups=queries * config.epochs,
-        in_list=tokens["look"],
+        in_list=(prompt, completion),
         in_pair=tokens["pair"],
         tokens_per_second=spent / max(sum(call.seconds for call in calls), 1e-9) * in_flight(config),
         prices=None if None in prices else prices,  # type: ignore[arg-type]  # neither is None
