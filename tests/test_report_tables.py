@@ -12,6 +12,7 @@ from rankbuffer_tools.report.report import advantage_lanes
 from rankbuffer_trl.buffer import SOURCES
 from rankbuffer_trl.informs import probes
 from rankbuffer_trl.informs.growth import growth_table
+from rankbuffer_trl.judge import Call, Usage
 from rankbuffer_trl.store import BufferStore
 
 
@@ -62,6 +63,15 @@ def test_judge_table_and_kind_table_add_up_the_calls(run, store):
     assert sum(row["calls"] for row in table) == parsed.total()
     found = {row["kind"]: (row["calls"], row["tokens"]) for row in tables.kind_table(store)}
     assert found == {call.kind: (parsed[call.kind], 13 * parsed[call.kind]) for _, call in run.calls}
+
+
+def test_kind_table_leaves_cancelled_calls_out_of_the_seconds_of_a_request(tmp_path):
+    made, none = BufferStore(tmp_path / "store.sqlite"), Usage()
+    ended = {"parsed": 2.0, "cancelled": 100.0}
+    made.commit(0, [], [Call("", "fine", "q", "", how, 1, none, none, seconds) for how, seconds in ended.items()])
+    (row,) = tables.kind_table(made)
+    made.close()
+    assert (row["attempts"], row["seconds_per_attempt"]) == (1, 2.0)
 
 
 def test_judge_charts_have_wall_time_where_the_log_has_it_all(run, store):

@@ -80,7 +80,7 @@ def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
             "step": step,
             "calls": sums.calls,
             "failures": sums.failures,
-            "attempts": requests,
+            "attempts": sums.attempts - cancelled.attempts,
             "prompt_tokens": sums.prompt_tokens,
             "cached_tokens": sums.cached_tokens,
             "completion_tokens": sums.completion_tokens,
@@ -89,7 +89,7 @@ def judge_table(store: BufferStore, log: Sequence[dict] = ()) -> list[Row]:
             # The trainer logs the metrics of a step after it, under the next number.
             "seconds": wall.get(step + 1),
         }
-        for step, sums, requests in _ledger(store, "step")
+        for step, sums, cancelled in _ledger(store, "step")
     ]
 
 
@@ -101,23 +101,23 @@ def kind_table(store: BufferStore) -> list[Row]:
             "kind": kind,
             "calls": sums.calls,
             "failures": sums.failures,
-            "attempts": requests,
+            "attempts": (requests := sums.attempts - cancelled.attempts),
             "tokens": sums.tokens,
             "tokens_per_call": sums.tokens / sums.calls if sums.calls else None,
-            "seconds_per_attempt": sums.seconds / requests if requests else None,
+            "seconds_per_attempt": (sums.seconds - cancelled.seconds) / requests if requests else None,
         }
-        for kind, sums, requests in kinds
+        for kind, sums, cancelled in kinds
     ]
 
 
-def _ledger(store: BufferStore, column: str) -> Iterator[tuple[Any, Totals, int]]:
-    """Yield each value of a column of the ledger with its sums and its requests.
+def _ledger(store: BufferStore, column: str) -> Iterator[tuple[Any, Totals, Totals]]:
+    """Yield each value of a column of the ledger with its sums, and those of its cancelled calls alone.
 
-    Requests leave out cancelled calls: they have neither succeeded nor failed, so no repeat can be counted from them.
+    Counts of requests leave these out. They have neither succeeded nor failed, so no repeat can be counted from them.
     """
     cancelled = history.totals_by(store, column, outcome="cancelled")
     for value, sums in history.totals_by(store, column).items():
-        yield value, sums, sums.attempts - cancelled.get(value, Totals()).attempts
+        yield value, sums, cancelled.get(value, Totals())
 
 
 def composition_table(store: BufferStore) -> list[Row]:
