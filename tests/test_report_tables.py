@@ -195,6 +195,7 @@ def test_advantage_lanes_are_the_bins_of_the_chart():
     assert first["steps"] == {3: {"bins": tables.advantage_bins(GROUPS), "levels": 2.0, "rollouts": 5}}
     assert second["steps"][4] == {"bins": [{"advantage": 3.2, "share": 1.0}], "levels": 1.0, "rollouts": 1}
     assert (first["name"], data["reach"]) == ("a", 3.2), "the axis reaches the farthest bin of any run"
+    assert advantage_lanes({"a": {0: [[None]]}})["reach"] == 2.5, "no rollout has a reward"
     assert advantage_lanes({"a": {0: GROUPS}})["reach"] == 2.5 and not data["left_out"]
     many = advantage_lanes({"a": dict.fromkeys(range(900), GROUPS), "b": {7: GROUPS, 8: GROUPS}}, step=7)
     assert [[*run["steps"]] for run in many["runs"]] == [[7, 8, *range(500, 900)], [7, 8]] and many["left_out"]

@@ -168,7 +168,7 @@ def advantage_lanes(signals: dict[str, Advantages], step: int | None = None) -> 
     lanes = [{at: lane(groups) for at, groups in steps.items() if at in kept} for steps in signals.values()]
     ends = (abs(row["advantage"]) for steps in lanes for one in steps.values() for row in one["bins"])
     return {
-        "reach": max(REACH, *ends),
+        "reach": max([REACH, *ends]),
         "left_out": any(steps.keys() - kept for steps in signals.values()),
         "runs": [
             {"name": name, "colour": run_colour(number), "steps": steps}
@@ -283,6 +283,8 @@ def risen(run: Run, rewards: Sequence[tables.Row], quality: Quality) -> dict[str
         for response in history.responses(run.store, query_id):
             if not response.initial and response.step in epoch_of:  # a foreign store may lack it
                 scores.setdefault(epoch_of[response.step], []).append(quality(query_id, response.text))
+    if not scores:  # no rollout has an answer
+        return {}
     first, last = min(scores), max(scores)
     label = f"mean {MEASURE} (0 to 100) of the responses, from epoch {first} to epoch {last}"
     return {label: f"{fmean(scores[first]):.0f} to {fmean(scores[last]):.0f}"} if first < last else {}
