@@ -85,6 +85,16 @@ def test_paper_rows_are_told_apart_by_their_recipes_and_have_the_mean_of_their_s
     assert off == ["Dr. GRPO"], "its four scores have the mean 45.685, and the paper prints 45.60"
 
 
+def test_measured_rows_put_the_benchmarks_of_a_base_model_together(runs, tmp_path):
+    paths = [evaluated(tmp_path / name, base=("Qwen3-8B", [10.0, 20.0, 30.0, 40.0])) for name in "ab"]
+    results = paper.read_evaluations(paths)
+    for found, names in zip(results.values(), (BENCHMARKS[:1], BENCHMARKS[1:]), strict=True):
+        found["models"]["base"] = {name: found["models"]["base"][name] for name in names}
+    with open_runs([runs[0] / "grpo"]) as opened:
+        rows = paper.measured_rows(opened, results)
+    assert [row["average"] for row in rows if row["method"] == "Base"] == [25.0]
+
+
 def test_write_paper_puts_our_rows_above_the_papers(runs, run, tmp_path):
     folder, costs = runs
     first, second, grpo = [80.0, 30.0, 50.0, 60.0], [90.0, 20.0, 50.0], [70.0, 10.004, 55.0, 65.0]

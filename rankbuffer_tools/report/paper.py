@@ -70,7 +70,7 @@ def measured_rows(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[
     Raises:
         [`SettingsError`]: if an evaluation has no model of these runs, or if two have scores of the same run.
     """
-    rows = []
+    rows: list[Row] = []
     started = {Path(run.manifest.get("policy") or "").name for run in runs}
     places = [(history.run_id(run.store), run.store.last_step()) for run in runs]
     scores_of: dict[tuple, Row] = {place: {} for place in places}
@@ -83,6 +83,11 @@ def measured_rows(runs: Sequence[Run], evaluations: Mapping[Path, Any]) -> list[
             base = policy["run"] is None and Path(model).name in started
             known |= base or at in scores_of
             if at not in scores_of:
+                # Another evaluation may have asked for other benchmarks of this model.
+                rest = [row for row in rows if row["from"] == model and all(row.get(name) is None for name in found)]
+                for row in rest[:1]:
+                    rows.remove(row)
+                    found = row | found
                 rows.append(_row("Base" if base else f"model {model}", model, found))
             elif twice := scores_of[at].keys() & found.keys():
                 raise SettingsError(f"{path} and another evaluation have scores of {model}: {min(twice)}")
