@@ -31,6 +31,7 @@ from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.informs.card import CardFacts, write_card
 from rankbuffer_trl.informs.gains import visits_by_query, weigh
 from rankbuffer_trl.informs.growth import growth_table
+from rankbuffer_trl.judge import Call, Usage
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
@@ -291,12 +292,14 @@ def test_headlines_of_name_reach_and_cost_and_leave_out_what_is_not_known(run, s
     assert first == (label, f"{means[0]:.0f} to {means[1]:.0f}"), "a score that moved comes first"
 
 
-def test_headlines_of_a_run_without_an_answer(tmp_path):
-    made = BufferStore(tmp_path / "store.sqlite")
-    made.commit(0, [(conftest.group(conftest.numbers("q"), "- -", 0, 0), GroupScore((-1.0, -1.0)))])
-    found = headlines_of(Run("run", made.path, made), None, lambda query_id, text: 1.0)
+def test_headlines_and_facts_of_a_run_without_an_answer_that_had_a_reader(tmp_path):
+    made, none = BufferStore(tmp_path / "store.sqlite"), Usage()
+    calls = [Call(method, "look", "q", "", "parsed", 1, none, none, 1.0) for method in ("listwise", "reader")]
+    made.commit(0, [(conftest.group(conftest.numbers("q"), "- -", 0, 0), GroupScore((-1.0, -1.0)))], calls)
+    run = Run("run", made.path, made)
+    found, facts = headlines_of(run, None, lambda query_id, text: 1.0), facts_of(run, 1)
     made.close()
-    assert found["responses of the policy judged"] == "2"
+    assert found["responses of the policy judged"] == "2" and facts["method"] == "listwise"
 
 
 def test_headlines_of_show_a_share_that_moved_alone(monkeypatch, shown):

@@ -17,6 +17,7 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.informs import gains
 from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.judge import RubricJudge, Totals
+from rankbuffer_trl.judge.ledger import READER
 from rankbuffer_trl.judge.rubric_judge import score
 from rankbuffer_trl.store import history
 
@@ -298,7 +299,7 @@ def facts_of(run: Run, queries: int) -> dict[str, str]:
     known, config = run.manifest, run.manifest.get("config", {})
     arguments = known.get("method_args", {})
     shown = ", ".join(f"{key} {value}" for key, value in arguments.items())
-    methods = ", ".join(history.totals_by(run.store, "method"))
+    methods = ", ".join(each for each in history.totals_by(run.store, "method") if each != READER)
     rows = {
         "policy": known.get("policy"),
         "data": known.get("data"),
