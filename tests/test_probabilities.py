@@ -362,6 +362,7 @@ def test_pairs_once_are_scored_where_matches_tell_place_and_strengths_apart(qual
     shown = [tuple(names[text] for text in SHOWN.findall(prompt)) for prompt in played.prompts]
     seats = [first for first, _ in shown]
     assert max(map(seats.count, seats)) <= len(qualities) / 2
+    assert seats == sorted(seats)  # so that a server reads each first answer once
     heard = [(i, j) for i, j in shown if not fails(case, group.rollouts[i].text, group.rollouts[j].text)]
     level = {i: 0 for pair in heard[:1] for i in pair[:1]}  # a place alone explains matches that go down by one level
     for i, j in heard * len(qualities):

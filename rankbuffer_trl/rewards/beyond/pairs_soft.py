@@ -81,8 +81,13 @@ class PairsSoft(PlaysMatches):
 
 
 def seats(ids: list[int]) -> list[tuple[int, int]]:
-    """Return each pair once, in its order of presentation. Each candidate is first in half of its pairs, or nearly."""
-    return [(a, b) if 2 * (j - i) <= len(ids) else (b, a) for (i, a), (j, b) in combinations(enumerate(ids), 2)]
+    """Return each pair once, in its order of presentation. Each candidate is first in half of its pairs, or nearly.
+
+    Pairs that show the same candidate first follow each other: a server whose cache holds the last prompt alone, as
+    llama.cpp's, reads that candidate once.
+    """
+    pairs = combinations(enumerate(ids), 2)
+    return sorted((a, b) if 2 * (j - i) <= len(ids) else (b, a) for (i, a), (j, b) in pairs)
 
 
 def mean_leads(odds: Odds) -> dict[int, float]:
