@@ -3,15 +3,14 @@
     python -m experiments.second_light.opinion --judge_url http://127.0.0.1:8001/v1 --judge_model judge
 
 It reads the first answer to each prompt kept apart, of the policy before training and of every run at its end. Its
-rubrics are the package's generic ones, and its scores from 0 to 9 are read by their probabilities. The same command
-continues. The means go to `opinion.json.gz`, and `report.py` shows them.
+rubrics are the package's generic ones, and its scores from 0 to 9 are read by their probabilities. They go to
+`opinion.json.gz`, and `report.py` shows them. The same command continues, and asks nothing again that is in there.
 """
 
 import argparse
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 from experiments.second_light.run import DATA, HERE, RECORDS, START, read, write
 from rankbuffer_tools.jobs.ask import ask_many
@@ -20,39 +19,38 @@ from rankbuffer_trl.judge import Question, pointwise_question
 from rankbuffer_trl.judge.config import JudgeConfig
 
 OPINION = HERE / "opinion.json.gz"
-ANSWERS = 1  # to each prompt
 MOST = 9
 
 
-def questions(records: Path) -> dict[str, Question]:
-    """Return the questions, by run, prompt and number of the answer, one prompt after the other."""
+def questions(records: Path) -> dict[tuple[str, str], Question]:
+    """Return the question about the first answer, by run and prompt, one prompt after the other."""
     queries = QueryTable(load_queries(str(DATA["kept_apart"])))
     kept = {path.name.partition(".")[0]: read(path)["kept_apart"]["40"] for path in sorted(records.glob("*.json.gz"))}
     kept = {"start": read(START)["kept_apart"], **kept}
     return {
-        f"{name} {id} {i}": replace(
-            pointwise_question(replace(queries[id], rubrics=GENERIC), answers[id][i], most=MOST), soft=True
+        (run, id): replace(
+            pointwise_question(replace(queries[id], rubrics=GENERIC), answers[id][0], most=MOST), soft=True
         )
         for id in kept["start"]
-        for name, answers in kept.items()
-        for i in range(ANSWERS)
+        for run, answers in kept.items()
     }
 
 
 def main() -> None:
-    """Ask what is open, and write the mean score of each run by prompt."""
+    """Ask what is open, and write the score of each run's answer by prompt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--judge_url", required=True)
     parser.add_argument("--judge_model", required=True)
     parser.add_argument("--log", type=Path, default="runs/second_light/opinion.jsonl", help="file of the judgments")
     given = parser.parse_args()
     config = JudgeConfig(given.judge_url, given.judge_model, judge_decoding="json_schema", judge_concurrency=1)
-    found: dict[str, dict[str, list[float]]] = {}
-    answers = asyncio.run(ask_many(config.judge(), questions(RECORDS), given.log, "asking the judge"))
+    found: dict[str, dict[str, float]] = read(OPINION) if OPINION.is_file() else {}
+    asked = {f"{run} {id}": q for (run, id), q in questions(RECORDS).items() if id not in found.get(run, {})}
+    answers = asyncio.run(ask_many(config.judge(), asked, given.log, "asking the judge"))
     for name, reading in answers.values.items():
-        run, id, _ = name.split()
-        found.setdefault(run, {}).setdefault(id, []).append(reading.mean)
-    write(OPINION, {run: {id: round(fmean(each), 3) for id, each in of.items()} for run, of in found.items()})
+        run, id = name.split()
+        found.setdefault(run, {})[id] = round(reading.mean, 3)
+    write(OPINION, found)
     print(f"{OPINION}: {len(answers.values):,} scores, {len(answers.failures):,} without a verdict")
 
 
