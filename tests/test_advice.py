@@ -238,6 +238,9 @@ def test_advise_takes_pointwise_and_soft_ratings_from_the_ratings():
     assert found.tau == pytest.approx(2 / math.pi * math.asin(1 / math.hypot(1, 0.5)), abs=0.03)
     assert found.low < found.tau < found.high
     assert replace(rows[RATINGS_SOFT], recipe=POINTWISE) == found, "the same order, at the same price"
+    sampled = advise(fit(sharp, list_noise=0.1), looks, replace(COSTS, samples=5), math.inf).rows
+    dearer = {row.recipe: row.price - rows[row.recipe].price for row in sampled if row != rows[row.recipe]}
+    assert dearer == {RATINGS_SOFT: pytest.approx(4 * 5 * COSTS.run(8, 8)[1] / 1e6)}
     assert found.tokens == pytest.approx(1000 * 8 * (3630 - 6 * 403.33 - 403.33), rel=0.01)
     assert disattenuated(np.array(0.5), np.array(1.0)) == pytest.approx(0.5)
     assert disattenuated(np.array(0.5), np.array(0.8)) > 0.5

@@ -352,11 +352,14 @@ def test_method_costs_estimate_the_tokens_that_a_server_does_not_count(world):
     config = AuditConfig(dataset_name="set.jsonl", samples="samples.jsonl", judge_samples=5)
     none, asked = Usage(0, 0, 0), list(questions(world.groups[0], 0, soft=True).values())
     calls = [Call("", one.kind, one.query_id, "judge", "parsed", 1, none, none, 1.0) for one in asked]
-    costs = method_costs(config, 10, asked, calls)
+    costs = method_costs(config, 10, asked, calls, samples=5)
     for tokens, kind in ((costs.in_list, "look"), (costs.in_pair, "pair")):
         alike = [one for one in asked if one.kind == kind]
-        assert tokens == pytest.approx([sum_ / len(alike) for sum_ in estimate_tokens(alike, True, samples=5)])
+        assert tokens == pytest.approx([sum_ / len(alike) for sum_ in estimate_tokens(alike, True)]), "of one answer"
         assert min(tokens) > 0
+    once = method_costs(config, 10, asked, calls)
+    assert costs.in_pair == pytest.approx(once.in_pair) and costs.samples == 5
+    assert costs.tokens_per_second > once.tokens_per_second, "of all answers"
 
 
 @pytest.mark.parametrize("sizes", [[4], [5, 8], [7, 4]])

@@ -41,6 +41,8 @@ class MethodCosts:
             The rate of the audit, with its number of questions in flight.
         prices (`tuple[float, float]`, *optional*):
             Prices of a million prompt tokens and of a million completion tokens.
+        samples (`int`, *optional*, defaults to `1`):
+            Answers to a question whose probabilities are read (`judge_samples`).
     """
 
     groups: int
@@ -48,6 +50,7 @@ class MethodCosts:
     in_pair: tuple[float, float]
     tokens_per_second: float
     prices: tuple[float, float] | None = None
+    samples: int = 1
 
     def run(self, prompts: float, responses: float) -> tuple[float, float]:
         """Return prompt and completion tokens of the run, from prompts per group and the responses in all of them."""
@@ -255,6 +258,7 @@ def tabulate(
     for recipe, (center, allowed) in taus.items():
         found = rewards[recipe]
         prompt, completion = costs.run(found.prompts, found.responses)
+        completion *= costs.samples if recipe == RATINGS_SOFT else 1
         tokens = prompt + completion
         price = None if costs.prices is None else (prompt * costs.prices[0] + completion * costs.prices[1]) / 1e6
         low, high = np.quantile(allowed, [0.025, 0.975]).tolist()

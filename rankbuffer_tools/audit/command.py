@@ -177,30 +177,32 @@ def form_of(calls: Sequence[Call]) -> Form:
     )
 
 
-def method_costs(config: AuditConfig, queries: int, asked: Sequence[Question], calls: Sequence[Call]) -> MethodCosts:
+def method_costs(
+    config: AuditConfig, queries: int, asked: Sequence[Question], calls: Sequence[Call], samples: int = 1
+) -> MethodCosts:
     """Return what questions cost, from those of the audit, and the size of a run over `queries` queries.
 
     Tokens are estimated if the server counts none. The lists of the audit may be shorter than 8: the tokens of a list
-    of 8 follow from theirs and from those of a pair.
+    of 8 follow from theirs and from those of a pair. A pair had `samples` answers, and in a run it has one.
     """
     tokens = {}
     for cost in costs(calls):
         alike = [one for one in asked if one.kind == cost.kind]
-        estimate = [sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard, config.judge_samples)]
+        estimate = [sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard, samples)]
         tokens[cost.kind] = (cost.prompt_tokens or estimate[0], cost.completion_tokens or estimate[1])
     spent = sum(sum(tokens[call.kind]) for call in calls)
     shown = fmean(sum(map(len, one.responses.values())) for one in asked if one.kind == "look")
     longer = (CROWD - 2) / (shown - 2)
-    prompt, completion = (
-        pair + longer * (many - pair) for many, pair in zip(tokens["look"], tokens["pair"], strict=True)
-    )
+    in_pair = (tokens["pair"][0], tokens["pair"][1] / samples)
+    prompt, completion = (pair + longer * (many - pair) for many, pair in zip(tokens["look"], in_pair, strict=True))
     prices = (config.judge_prompt_price, config.judge_completion_price)
     return MethodCosts(
         groups=queries * config.epochs,
         in_list=(prompt, completion),
-        in_pair=tokens["pair"],
+        in_pair=in_pair,
         tokens_per_second=spent / max(sum(call.seconds for call in calls), 1e-9) * in_flight(config),
         prices=None if None in prices else prices,  # type: ignore[arg-type]  # neither is None
+        samples=samples,
     )
 
 
@@ -245,7 +247,8 @@ def audit(config: AuditConfig) -> Audit:
         return found
     fit = fit_judge(found.looks, config.seed)
     budget = config.budget or config.price_budget or math.inf
-    run = method_costs(config, queries, asked, calls)
+    sampled = config.judge_url and any(one.odds for one in verdicts)
+    run = method_costs(config, queries, asked, calls, config.judge_samples if sampled else 1)
     advice = advise(fit, found.looks, run, budget, labels, in_price=config.price_budget is not None)
     lasting = None
     try:
