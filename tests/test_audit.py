@@ -356,7 +356,8 @@ def test_ask_everything_goes_on_with_words_where_probabilities_are_not_given_or_
 
 def test_questions_number_candidates_as_they_stand_and_go_by_the_query_alone(tmp_path):
     client, again, groups = of_habit(), of_habit(), make_groups(5)
-    first = examine(client, groups, tmp_path / "log")[0]
+    first, calls = examine(client, groups, tmp_path / "log")
+    assert len(client.questions) == len(calls), "the trials are not asked again"
     soft = [question for question in client.questions if question.soft]
     assert {question.kind for question in soft} == {"pair", "score"}
     assert {question.verdict.longest for question in soft if question.kind == "score"} == {'{"score": 9}'}

@@ -210,9 +210,9 @@ def test_audit_continues_where_it_was_killed(world, tmp_path, monkeypatch):
     first, second = Simulated(world.quality, ERRORS, answers=301), Simulated(world.quality, ERRORS)
     with pytest.raises(Killed):
         attempt(world, tmp_path, first, monkeypatch)
-    assert (tmp_path / "answers.jsonl").read_text().count("\n") == 300  # the first was a trial; the second is soft
+    assert (tmp_path / "answers.jsonl").read_text().count("\n") == 301  # the first was a trial, and counts
     found = attempt(world, tmp_path, second, monkeypatch)
-    assert second.answered == ASKED - 299
+    assert second.answered == ASKED - 300  # the second is asked for probabilities, and then again
     assert sum(cost.form.questions for cost in found.costs) == ASKED
     assert verdict(found).startswith("Clearly better than chance on 5 of 5.")
 

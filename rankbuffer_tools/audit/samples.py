@@ -51,7 +51,7 @@ from rankbuffer_trl.rewards.beyond.ratings_soft import MOST
 from rankbuffer_trl.rewards.presentation import shuffle
 
 from ..data.lines import rows_of
-from ..jobs.ask import ask_many
+from ..jobs.ask import AnswerLog, ask_many, hash_question
 from .model import CROWD, QueryLooks
 
 logger = logging.getLogger(__name__)
@@ -269,10 +269,12 @@ def losses(words: Mapping[str, str | None], readings: Mapping[str, Reading]) -> 
     return sum(word != label for label, word in words.items()) / 2
 
 
-async def try_out(judge: Judge, question: Question) -> None:
-    """Ask a judge one question and close it, or raise [`JudgeError`]."""
+async def try_out(judge: Judge, name: str, question: Question, log: Path | None) -> None:
+    """Ask a judge one question and close it, or raise [`JudgeError`]. The answer counts, and is not paid for twice."""
     try:
-        await judge.first_question(question)
+        verdict, call = await judge.first_question(question)
+        with AnswerLog(log) as answers:
+            answers.add(f"{name} {hash_question(judge, question)}", verdict, call)
     finally:
         await judge.client.close()
 
@@ -293,7 +295,7 @@ async def gives_probabilities(
     if isinstance(answers.values.get(name), Reading) or answers.asked[name].outcome == "malformed":
         return True
     if answers.failures:
-        await try_out(make_judge(), questions(group, seed)[key])
+        await try_out(make_judge(), name, questions(group, seed)[key], log)
     why = answers.failures.get(name, "its answers come without them")
     logger.warning("The judge gives no probabilities (%s). The audit reads its words alone.", why)
     return False
@@ -323,7 +325,8 @@ async def ask_everything(
         [`JudgeError`]: if the judge is not there, or the very first question fails.
     """
     if log is None or not log.exists():
-        await try_out(make_judge(), next(iter(questions(groups[0], seed).values())))
+        key, first = next(iter(questions(groups[0], seed).items()))
+        await try_out(make_judge(), f"{groups[0].query.id} {key}", first, log)
     if soft:
         soft = await gives_probabilities(make_judge, groups[0], log, seed)
     asked = {group.query.id: questions(group, seed, soft) for group in groups}
