@@ -285,6 +285,13 @@ def test_main_watches_a_run_that_has_ended_and_raises_the_alarm_on_the_page(comm
     assert same["e_value"] == 1 and {pair["judge"] - pair["reader"] for pair in same["pairs"]} == {0}
 
 
+def test_digest_of_a_side_tells_how_many_answers_stand_for_probabilities():
+    server = {"judge_url": "http://127.0.0.1:1/v1", "judge_model": "judge"}
+    judges = [JudgeConfig(**server, judge_samples=n) for n in (1, 2, 5)]
+    words, soft = ([Side("judge", each, True, None, p).digest for each in judges] for p in (False, True))
+    assert len({*words}) == 1 and len({*soft}) == 3 and soft[0] == words[0]
+
+
 def test_main_reads_probabilities_where_the_words_name_a_place(command, tmp_path):
     placed, soft = ("--judge_client", f"{__name__}.Placed"), ("--probabilities", "true")
     file = tmp_path / "run" / REPORT / WATCH

@@ -59,7 +59,8 @@ class Side:
     @cached_property
     def digest(self) -> str:
         """The hash of one request of the judge: all that its settings change in a verdict, and no address or key."""
-        return hash_question(self.config.judge(), SAMPLE)
+        soft = self.probabilities and self.config.judge_samples > 1  # which a question without them does not show
+        return hash_question(self.config.judge(), replace(SAMPLE, soft=soft))
 
     def questions(self, drawn: Sequence[Drawn]) -> dict[str, Question]:
         """Return two questions for each pair by name. Two judges may have one name, so the side is a part of it."""
