@@ -118,6 +118,8 @@ def test_check_dataset_measures_the_real_prompts(howto, tiny_policy):
     queries = [table[query_id] for query_id in table.ids]
     found = check()
     assert found.lengths["response"] == [tokens.text(text) for query in queries for text in query.responses]
+    counted = {n: len(check(sample=n).lengths["response"]) / 7 for n in (1, 12, 24, 35, 99)}
+    assert counted == {n: min(n, len(howto)) for n in counted}
     room = len('{"position": 8}') + 1 + 256
     frames = [tokens.text(insertion_question(query, [""] * 8, "").prompt(True)) for query in queries]
     assert found.context - 9 * 100 * 9 // 8 - 2 * room - TURN_TOKENS in frames

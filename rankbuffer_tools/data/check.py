@@ -101,7 +101,6 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
     found = Findings()
     prompts: set[str] = set()
     wordy = Query("", [], ())
-    every = max(1, -(-len(dataset) // settings.sample))
     generic = {} if "rubrics" in dataset.column_names else generic_row("the data set")
     for number, row in enumerate(checked_rows(dataset, rubrics_needed=False)):
         query = Query.from_row(row | generic)
@@ -116,7 +115,7 @@ def check_dataset(dataset: Dataset, tokens: TokenCounter, settings: CheckSetting
             found.too_long.append(query.id)
         measured = found.lengths
         measured.setdefault("prompt", []).append(length)
-        if number % every == 0:
+        if number * settings.sample % len(dataset) < settings.sample:
             measured.setdefault("response", []).extend(map(tokens.text, query.responses))
         wordy = max(wordy, query, key=frame_size)
     found.longest = max([settings.max_completion_length, *found.lengths["response"]])
