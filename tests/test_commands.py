@@ -229,10 +229,12 @@ def test_a_command_names_a_key_that_it_does_not_know(program, tmp_path, capsys):
     _, known, end = program
     (tmp_path / "typo.yaml").write_text("tipo: 3\n")
     (tmp_path / "broken.yaml").write_text("a: [\n")
+    (tmp_path / "deep.yaml").write_text("a: " + 3000 * "[")
     for typo, words in (
         ("--tipo 3", ("there is no key 'tipo'",)),
         ("--config {tmp}/typo.yaml", ("there is no key 'tipo'",)),
-        ("--config {tmp}/broken.yaml", ("broken.yaml cannot be read", "is not YAML")),
+        ("--config {tmp}/broken.yaml", ("broken.yaml cannot be read", "cannot be read as YAML")),
+        ("--config {tmp}/deep.yaml", ("deep.yaml cannot be read", "cannot be read as YAML")),
     ):
         code = end(f"{known.words} {typo}")
         said = capsys.readouterr().err if code == 2 else code

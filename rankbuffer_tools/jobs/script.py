@@ -52,8 +52,8 @@ def read_settings(config_class: type[Config]) -> Config:
     parser.add_argument("--config", metavar="FILE.yaml", default=SUPPRESS, help="read settings from this file, too")
     try:
         (config,) = parser.parse_args_and_config()
-    except yaml.YAMLError as error:
-        raise SettingsError(f"the file of --config is not YAML: {' '.join(str(error).split())}") from error
+    except (RecursionError, yaml.YAMLError) as error:
+        raise SettingsError(f"the file of --config cannot be read as YAML: {' '.join(str(error).split())}") from error
     except ValueError as error:  # of TRL's parser, which lists what it does not know as `['--key', 'value']`
         if not (unknown := re.search(r"\['--(\w+)", str(error))):
             raise SettingsError(str(error)) from error
