@@ -21,7 +21,7 @@ from transformers import TrainerState
 from rankbuffer_tools.report import browser, chart, page, report, tables
 from rankbuffer_tools.report.browser import query_pages, visits_of
 from rankbuffer_tools.report.chart import Chart, column, panels, plain, thousands
-from rankbuffer_tools.report.charts import advantage_chart, run_charts, score_chart
+from rankbuffer_tools.report.charts import advantage_chart, reach_chart, run_charts, score_chart
 from rankbuffer_tools.report.command import main
 from rankbuffer_tools.report.page import escape, format_number, pack
 from rankbuffer_tools.report.progress import Share
@@ -212,6 +212,16 @@ def test_chart_csv_and_svg_take_names_as_they_are(store):
     assert plain("a$b") == r"a\$b" and escape("<b>\ud800\x00\u202e") == "&lt;b&gt;?  "
     assert "_old" in score_chart([row | {"method": "_old"}], [row]).svg()
     assert [thousands(value) for value in (0, 0.5, 1500, 2e6, 3e9)] == ["0", "0.5", "1.5k", "2M", "3G"]
+
+
+def test_reach_chart_names_each_anchor_by_its_place_in_the_data_set():
+    known = {"epoch": 0, "queries": 10, "share": 0.5, "low": 0.4, "high": 0.6}
+    for numbers, named in (
+        ((0, 2, 6), ["the worst", "number 3 from below", "the best"]),
+        ((2, 4), ["number 3 from below", "number 5 from below"]),
+    ):
+        axes = reach_chart([known | {"anchor": f"initial-{n}"} for n in numbers], best=6).figure.axes[0]
+        assert [line.get_label() for line in axes.lines] == named
 
 
 def test_chart_svg_follows_the_theme_and_has_ids_of_its_own(store):

@@ -12,7 +12,7 @@ from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.informs import gains
 from rankbuffer_trl.informs.growth import growth_table
 from rankbuffer_trl.ranking import INSERTION_BINS
-from rankbuffer_trl.store import BufferStore
+from rankbuffer_trl.store import BufferStore, history
 
 from . import tables
 from .chart import (
@@ -370,16 +370,16 @@ def gain_chart(table: Sequence[Row]) -> Chart:
     return Chart("gains", "Progress: against the previous visit", caption, figure, table)
 
 
-def reach_chart(table: Sequence[Row]) -> Chart:
-    """Draw the share of rollouts above each initial anchor, by epoch."""
+def reach_chart(table: Sequence[Row], best: int) -> Chart:
+    """Draw the share of rollouts above each initial anchor, by epoch. The one of the number `best` is the best."""
     figure, (axes,) = panels()
     anchors = list(dict.fromkeys(row["anchor"] for row in table))
-    for number, anchor in enumerate(anchors):
+    for place, anchor in enumerate(anchors):
         rows = [row for row in table if row["anchor"] == anchor]
-        colour = run_colour(number)
-        place = {0: "the worst", len(anchors) - 1: "the best"}.get(number, f"number {number + 1} from below")
+        colour, number = run_colour(place), history.initial_number(anchor)  # others may have left all buffers
+        label = {0: "the worst", best: "the best"}.get(number, f"number {number + 1} from below")
         epochs = column(rows, "epoch")
-        axes.plot(epochs, column(rows, "share"), color=colour, marker="o", markersize=4, label=place)
+        axes.plot(epochs, column(rows, "share"), color=colour, marker="o", markersize=4, label=label)
         axes.fill_between(epochs, column(rows, "low"), column(rows, "high"), color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="epoch", ylabel="rollouts above", ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -448,7 +448,8 @@ def run_charts(
         charts.append(gain_chart(progress))
     reach = reach_table(found)
     if len({row["epoch"] for row in reach}) > 1:
-        charts.append(reach_chart(reach))
+        best = max(history.initial_number(ids[-1]) for ids in history.initial_anchors(store).values())
+        charts.append(reach_chart(reach, best))
     rewards = tables.reward_table(store)
     means = [row["mean"] for row in rewards if row["mean"] is not None]
     flat = len(means) < 2 or stdev(means) < FLAT
