@@ -209,7 +209,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_interval(interval: Interval, sign: bool = False) -> str:
-    """Return an estimate with its interval, such as `30.20 [28.10, 32.40]`."""
+    """Return an estimate with its interval, such as `30.20 [28.10, 32.40]`, or a dash if there is none."""
+    if math.isnan(interval.value):
+        return "-"
     value, low, high = (f"{x:+.2f}" if sign else f"{x:.2f}" for x in interval[:3])
     return value if math.isnan(interval.low) else f"{value} [{low}, {high}]"
 

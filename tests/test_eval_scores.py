@@ -12,6 +12,7 @@ from evaluation.alpaca_eval.scores import read_pilot_preference, read_preference
 from evaluation.arena_hard.scores import BATTLE_SCORES, battles, official_bootstrap, read_label, score_judgments
 from evaluation.files import write_jsonl
 from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
+from evaluation.results import format_interval
 from rankbuffer_trl.judge.verdicts import VerdictError
 
 rows = st.dictionaries(
@@ -43,6 +44,7 @@ def test_bootstrap_interval_has_the_width_of_the_normal_one_and_none_for_few_row
     assert math.isnan(mean({})) and math.isnan(paired_difference(one, other).value)
     for few in (bootstrap_interval(one), paired_difference(one, one)):
         assert math.isnan(few.low) and math.isnan(few.high) and few.n == 1
+    assert [format_interval(each) for each in (few, paired_difference(one, other))] == ["0.00", "-"]
 
 
 @settings(max_examples=25)
