@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import httpx
 import pytest
@@ -159,10 +159,14 @@ def test_a_restart_knows_the_query_of_each_recorded_group(single):
         with nullcontext() if fits else pytest.raises(ConflictError, match="'a' had another prompt, other rubrics"):
             asyncio.run(groups.score(replace(numbers("a"), **change), ["5", "6"], step, training))
 
-    groups = single()
+    groups = single(unreachable)
+    with pytest.raises(JudgeError):
+        ask(0, **other)
+    groups.judge.client.answer = by_number
+    with patch.object(groups.store, "commit", side_effect=StoreError("full")), pytest.raises(StoreError):
+        ask(0, **other)
     ask(9, training=False, **other)
-    groups = single(again=groups)
-    ask(0)  # an evaluation binds no later process
+    ask(0)  # neither a group that failed nor an evaluation binds a later one
     notes = groups.store.path.with_suffix(".queries")
     notes.write_text(notes.read_text() + '\n["b", "cut')  # by a power cut
     groups = single(again=groups)

@@ -98,7 +98,6 @@ class SingleGroups:
         self._visits: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by query
         self._notes = store.with_suffix(".queries")
         self._noted: dict[str, str] = self._thread.submit(self._read_notes).result()
-        self._queries = dict(self._noted)  # a digest of each query that was named
         self._open: set[int] = set()  # the steps of groups that are not recorded yet
 
     async def score(
@@ -124,17 +123,16 @@ class SingleGroups:
 
         Raises:
             [`ConflictError`]: if other texts are recorded under this step, the query has a later visit, or an earlier
-                group had another query under this id.
+                group that is recorded had another query under this id.
             [`JudgeError`]: if the judge fails too often, or takes too long. No group is recorded then.
         """
-        digest = digest_of(query)
-        if self._queries.setdefault(query.id, digest) != digest:
-            raise ConflictError(
-                f"the query {query.id!r} had another prompt, other rubrics or other responses before, and its buffer"
-                " is for those: give each query an id of its own, or name a new folder"
-            )
-        lock = self._visits.setdefault(query.id, asyncio.Lock())
+        lock, digest = self._visits.setdefault(query.id, asyncio.Lock()), digest_of(query)
         async with lock if training else nullcontext():
+            if self._noted.get(query.id, digest) != digest:
+                raise ConflictError(
+                    f"the query {query.id!r} had another prompt, other rubrics or other responses before, and its"
+                    " buffer is for those: give each query an id of its own, or name a new folder"
+                )
             if training and (known := await self._in_store(lambda: self._recorded(query.id, texts, step))):
                 return known
             if step is None:
@@ -157,7 +155,6 @@ class SingleGroups:
             finally:
                 self.run = history.run_id(self.store)
                 self._noted = self._read_notes()
-                self._queries = dict(self._noted)
 
         await self._in_store(work)
 
@@ -211,8 +208,8 @@ class SingleGroups:
         self, step: int, records: list[tuple[RolloutGroup, GroupScore]], calls: list[Call], phase: str
     ) -> None:
         """Commit a group. The digest of its query is on the disk first, so no kill leaves a group without it."""
-        for group, _ in records:
-            query_id, digest = group.query.id, digest_of(group.query)
+        digests = {group.query.id: digest_of(group.query) for group, _ in records}
+        for query_id, digest in digests.items():
             if self._noted.get(query_id) == digest:
                 continue
             try:
@@ -221,8 +218,8 @@ class SingleGroups:
                 sync(self._notes)
             except OSError as error:
                 raise StoreError(f"cannot write {self._notes}: {error}") from error
-            self._noted[query_id] = digest
         self.store.commit(step, records, calls, phase)
+        self._noted |= digests
 
     def _read_notes(self) -> dict[str, str]:
         """Return the digests of the queries that have a recorded group, as this process and others noted them."""
