@@ -34,7 +34,7 @@ def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, s
         `str`: what the script printed.
 
     Raises:
-        [`ScriptError`]: if the script fails, with the end of its error output.
+        [`ScriptError`]: if the script takes too long, or fails, with the end of its error output.
     """
     modules = cwd / "stubs"
     modules.mkdir(exist_ok=True)
@@ -44,7 +44,14 @@ def run_official(script: Path, *arguments: str, cwd: Path, stubs: Mapping[str, s
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-c", code, str(script.absolute()), *arguments]
     environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SCRIPT_SECONDS)
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SCRIPT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise ScriptError(
+            f"the official {script} did not end within {SCRIPT_SECONDS:g} s: run the command again on a quiet machine"
+        ) from None
     if done.returncode:
         raise ScriptError(f"the official {script} failed: {done.stderr.strip()[-500:]}")
     return done.stdout

@@ -12,6 +12,7 @@ from evaluation.alpaca_eval.scores import read_pilot_preference, read_preference
 from evaluation.arena_hard.scores import BATTLE_SCORES, battles, official_bootstrap, read_label, score_judgments
 from evaluation.files import write_jsonl
 from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
+from evaluation.official import ScriptError, run_official
 from evaluation.results import format_interval
 from rankbuffer_trl.judge.verdicts import VerdictError
 
@@ -160,3 +161,10 @@ def test_score_judgments_counts_a_strong_verdict_three_times(tmp_path):
     assert mean(found.rows["hard"]) == pytest.approx(100 * 4 / 6)
     assert found.rows["soft"] == {} and found.counts["questions dropped"] == 1
     assert found.official.keys() == {"hard, official bootstrap"}
+
+
+def test_run_official_says_that_a_script_does_not_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("evaluation.official.SCRIPT_SECONDS", 0.1)
+    (tmp_path / "script.py").write_text("while True:\n    pass\n")
+    with pytest.raises(ScriptError, match=r"script.py did not end within 0.1 s"):
+        run_official(tmp_path / "script.py", cwd=tmp_path, stubs={})
