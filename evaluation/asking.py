@@ -2,14 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from rankbuffer_tools.jobs.ask import Answers, ask_many
+from rankbuffer_tools.jobs.ask import AnswerLog, Answers, ask_many
 from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import FailureLimit
 
 from .benchmark import shortened
+
+FAILED_CALLS = "failed_calls.jsonl"
+"""Beside the log of answers: what the judgments cost that failed, those of earlier runs included."""
 
 
 def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what: str) -> Answers:
@@ -21,7 +25,7 @@ def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
         chats (`Mapping[str, Chat]`):
             What to ask, by key. An answer is reused only for the same messages, request and judge.
         log (`Path`):
-            File of the answers.
+            File of the answers. The costs of the judgments that failed lie beside it.
         what (`str`):
             Title of the progress bar.
 
@@ -30,6 +34,12 @@ def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
             chats fail. The answers stay in the log.
     """
     answers = asyncio.run(ask_many(settings.judge(), chats, log, what, need_judge(settings)))
+    paid = log.with_name(FAILED_CALLS)
+    if answers.failures or paid.exists():
+        with AnswerLog(paid) as failed:
+            for name in answers.failures:
+                failed.add(name, None, answers.asked[name])
+        answers = replace(answers, calls=[*(call for call in answers.calls if not call.failed), *failed.calls])
     if len(answers.failures) > settings.judge_max_failures * len(chats):
         raise JudgeError(
             f"{what}: {len(answers.failures)} of {len(chats)} judgments failed, more than judge_max_failures="

@@ -115,9 +115,10 @@ def test_judge_asks_for_a_malformed_answer_afresh_and_drops_a_query_without_one(
     assert [body["seed"] - asked[0]["seed"] for body in asked] == [0, 1, 2]
     assert json.loads((tmp_path / "failures.json").read_text()).keys() == {"7/c2"}
 
-    server = Loopback(answer)
-    run_judge(bench, tmp_path, server)
-    assert server.asked["judge"] == 1
+    again = Loopback(answer)
+    cost = run_judge(bench, tmp_path, again)
+    assert again.asked["judge"] == 1 and cost.failures == 1
+    assert cost.attempts == server.asked["judge"] + 1, "those that failed before were paid for, too"
     assert bench.scores(tmp_path, "mine").counts["queries dropped"] == 0
 
 

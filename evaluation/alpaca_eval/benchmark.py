@@ -133,7 +133,7 @@ class AlpacaEval:
         answers = ask_judge(settings, self.chats(outputs), log, what)
         write_failed_judgments(folder, answers.failures)
         self.write_annotations(folder, model, need_judge(settings), outputs, answers.values)
-        return Totals.of([*answers.calls, *(tried.asked[id] for id in failures)])  # the log has no failed ones
+        return answers.totals
 
     def write_annotations(
         self, folder: Path, model: str, judge: str, outputs: Mapping[str, str], values: Mapping[str, float | None]
