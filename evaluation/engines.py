@@ -2,8 +2,10 @@
 
 import asyncio
 import ctypes
+import errno
 import hashlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -261,8 +263,7 @@ def vllm_server(
     Raises:
         [`EngineError`]: if the server does not start, with the last lines of its log.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [*program, adapter_of or model, "--host", "127.0.0.1", "--port", str(port)]
     if adapter_of:
         command += ["--enable-lora", "--lora-modules", f"{label}={model}", *rank_argument(model)]
@@ -290,6 +291,21 @@ def vllm_server(
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         end_server(process)
+
+
+def free_port() -> int:
+    """Return a port of loopback that is free.
+
+    vLLM binds it seconds later. So it lies below the ports that systems give to outgoing connections.
+    """
+    while True:
+        port = random.SystemRandom().randrange(15000, 30000)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
 
 
 def end_with_parent() -> None:
