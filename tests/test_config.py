@@ -123,6 +123,8 @@ KEYS_IN_URLS = (
     *("http://b/AKIAs3cretS3CRET0123/v1", "http://b/ghp_s3cret0123456789", "http://b/v1/pplx-s3cret0123456789"),
     *("https://gate/SK-s3cret-123/v1", "https://gate/https://s3cret/v1", "http://[s3cret", "http://b/v1\ns3cret"),
 )
+SCALED = {"scale_rewards": "none"}
+TAKES_OUT = {"scale_rewards": "group"}, {"scale_rewards": True}, {"multi_objective_aggregation": "normalize_then_sum"}
 REFUSED_TOGETHER = [  # the first words of the message, then all settings
     ("k0 must be at least 2, got 1", {"method_args": {"k0": 1}}),
     ("prune_after must be at least 1, got 0", {"method_args": {"prune_after": 0}}),
@@ -133,6 +135,7 @@ REFUSED_TOGETHER = [  # the first words of the message, then all settings
     *(("vllm_server_base_url has a user", {"vllm_server_base_url": url}) for url in KEYS_IN_URLS),
     ("vllm_server_base_url must start with http", {"vllm_server_base_url": "b:8000"}),
     ("vllm_server_host has a user", {"vllm_server_host": "me:s3cret@b"}),
+    *(("scale_by_signal has no effect unless", {"scale_by_signal": True, **SCALED, **other}) for other in TAKES_OUT),
     *(("judge_url has a user, a query or a key in it", {**SERVER, "judge_url": url}) for url in KEYS_IN_URLS),
     *(
         (f"judge_url has no port between 1 and 65535, got 'http://b:{n}'", SERVER | {"judge_url": f"http://b:{n}"})

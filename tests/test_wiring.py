@@ -589,7 +589,7 @@ def a_run(at) -> dict:
     function = {"function": "trl.rewards.think_format_reward", "weight": 0.25}
     own = {name: value_of(row) for name, row in judge(at).items() if not name.endswith("_price")}
     rows = training(at) | judge(at) | needed(dataset_test_split="seen")
-    rows |= base(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8)
+    rows |= base(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8, scale_rewards="none")
     return rows | {"judge_max_failures": 0.75, "judge_step_timeout": To(88.0, {"step_timeout": 88.0})} | {
         "method": To("listwise", lambda ends: '"Listwise"' in ends.given["method"]),
         "method_args": To({"looks": 4}, {"method.looks": 4}),

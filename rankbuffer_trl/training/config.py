@@ -272,6 +272,13 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(
                 "reward_weights is set by RankBufferTrainer (rank 1.0, format format_weight); set format_weight"
             )
+        if self.scale_by_signal and not (
+            self.scale_rewards in ("none", False) and self.multi_objective_aggregation == "sum_then_normalize"
+        ):
+            raise SettingsError(
+                "scale_by_signal has no effect unless scale_rewards is none and multi_objective_aggregation is"
+                " sum_then_normalize: a deviation in the advantages takes the factor out again"
+            )
         if self.remove_unused_columns:
             raise SettingsError("remove_unused_columns takes away query_id, which finds the rubrics: leave it out")
         self.judge_noise = read_noise(self.judge_noise)
