@@ -10,6 +10,7 @@ from helpers.scripted import config
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import Judge, RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
+from rankbuffer_trl.rewards.functions import numbered
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import open_scorer
@@ -85,6 +86,11 @@ def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(training):
     names = ["rank_reward", "format_reward", "shorter", "think_format_reward", "shorter_2", "last"]
     assert trainer.reward_func_names == names, "TRL logs by name"
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 0.02, 1])
+
+
+def test_numbered_makes_names_that_all_differ():
+    for names, told in (("aba", ["a", "b", "a_2"]), (["a", "a_2", "a", "a_2"], ["a", "a_2", "a_3", "a_2_2"])):
+        assert numbered(names) == told
 
 
 def test_reward_functions_that_cannot_be_loaded_are_named_at_once():

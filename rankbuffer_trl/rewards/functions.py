@@ -5,6 +5,7 @@ They are functions of TRL or of your own. They stand beside the rank reward, and
 
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
+from itertools import chain, count
 from typing import Any
 
 from ..errors import SettingsError
@@ -55,9 +56,12 @@ def load_function(item: Any) -> tuple[Callable, float]:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """Return names that all differ: the second one of a name gets `_2` at its end, and so on."""
-    counts = (names[: i + 1].count(name) for i, name in enumerate(names))
-    return [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
+    """Return names that all differ: the second one of a name gets `_2` at its end, or the next number that is free."""
+    given: list[str] = []
+    for name in names:
+        others = (f"{name}_{n}" for n in count(2))
+        given.append(next(each for each in chain([name], others) if each not in given))
+    return given
 
 
 def check_arguments(functions: Iterable[Callable], columns: Iterable[str], of: str = "the data set") -> None:
