@@ -114,6 +114,15 @@ def test_parser_sets_the_environment_of_a_recipe(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text("env: RANKBUFFER_TEST=1\noutput_dir: out\n")
     with pytest.raises(SettingsError, match="env must be a mapping"):
         parse(f"--config={tmp_path / 'a.yaml'}")
+    for key in ("HF_HOME", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE"):
+        (tmp_path / "a.yaml").write_text(f"env: {{{key}: other, RANKBUFFER_TEST: 2}}\noutput_dir: out\n")
+        with pytest.raises(SettingsError, match=f"env has {key}, .*: export it"):
+            parse(f"--config={tmp_path / 'a.yaml'}")
+        assert os.environ["RANKBUFFER_TEST"] == "1"
+        with monkeypatch.context() as patch:
+            patch.setenv(key, "other")
+            parse(f"--config={tmp_path / 'a.yaml'}")
+        os.environ["RANKBUFFER_TEST"] = "1"
 
 
 @pytest.mark.parametrize("name", ["2026", "2026-11-26", "1.5"])

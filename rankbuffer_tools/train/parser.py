@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from datasets import config as datasets_config
+from huggingface_hub import constants
 from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
 from rankbuffer_trl.errors import SettingsError
@@ -171,7 +173,7 @@ class RecipeParser(TrlParser):
             recipe = read_recipe(find_recipe(name))
             if not isinstance(environment := recipe.pop("env", None) or {}, dict):
                 raise SettingsError("env must be a mapping of variables to values, such as env: {WANDB_MODE: offline}")
-            os.environ.update({str(key): str(value) for key, value in environment.items()})
+            self._set_environment({str(key): str(value) for key, value in environment.items()})
             whole = overlay(recipe, {key: value for key, value in typed.items() if value is not None})
             # A folder `2026-11-26` is a date to YAML. On the command line it is a text.
             texts = {action.dest for action in self._actions if action.type is str}
@@ -187,6 +189,15 @@ class RecipeParser(TrlParser):
             return self.parse_args_into_dataclasses(words)
         except ValueError as error:
             raise SettingsError(" ".join(str(error).split())) from error  # TRL's words may have several lines
+
+    def _set_environment(self, variables: Mapping[str, str]) -> None:
+        for key, value in variables.items():
+            read = hasattr(constants, key) or hasattr(datasets_config, key)  # when they were imported
+            if read and os.environ.get(key) != value:
+                raise SettingsError(
+                    f"env has {key}, which is read before a recipe: export it, and leave it out of env"
+                )
+        os.environ.update(variables)
 
     def _no_such_key(self, key: str) -> str:
         known = [field.name for group in self.dataclass_types for field in fields(group)]
