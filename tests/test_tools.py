@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_format import TAGGED, of_trl, tokenizer_with
 from transformers import AutoTokenizer
 
+from rankbuffer_trl.data.queries import DataError
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.guard import quote, visible
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
@@ -181,6 +182,16 @@ def test_trainer_reads_a_single_turn_as_without_tools(calling):
     assert {text for _, id, _, text in stores[0]["responses"] if id[:2] == "0-"} == {f"At once {i}." for i in range(8)}
     texts = {id: text for _, id, _, text in calling("calls", environment_factory=None)[2]["responses"]}
     assert texts["0-0"] == "I look. " + CALL.format(place=0), "TRL parses this call, but there is no tool to be called"
+
+
+def test_trainer_counts_the_tools_in_the_length_of_a_prompt(training, tiny_policy, rows):
+    tokenizer = tokenizer_that_calls(tiny_policy)
+    ids = [tokenizer.apply_chat_template(each, add_generation_prompt=True)["input_ids"] for each in rows["prompt"]]
+    settings = {"processing_class": tokenizer, "max_prompt_length": max(map(len, ids))}
+    training(**settings)
+    training("books", environment_factory=BOOKS, **settings)
+    with pytest.raises(DataError, match=f"max_prompt_length is {settings['max_prompt_length']}"):
+        training("book", environment_factory=Book, **settings)
 
 
 def test_trainer_refuses_a_transcript_without_tools_and_an_unknown_view(training):

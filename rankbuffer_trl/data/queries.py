@@ -286,8 +286,10 @@ def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
         raise DataError(f"the data set cannot be read after its first {count} rows or so: {cause}") from error
 
 
-def check_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", args: Any) -> None:
-    """Refuse a prompt with more than `max_prompt_length` tokens, as the chat template writes it.
+def check_prompts(
+    rows: Iterable[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", args: Any, tools: Any = None
+) -> None:
+    """Refuse a prompt with more than `max_prompt_length` tokens, as the chat template writes it with the tools.
 
     Raises:
         [`DataError`]: naming the query.
@@ -295,7 +297,11 @@ def check_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: "PreTrainedToken
     limit = args.max_prompt_length
     for row in rows if limit else ():
         ids = tokenizer.apply_chat_template(
-            row["prompt"], add_generation_prompt=True, return_dict=False, **(args.chat_template_kwargs or {})
+            row["prompt"],
+            tools=tools or None,
+            add_generation_prompt=True,
+            return_dict=False,
+            **(args.chat_template_kwargs or {}),
         )
         if len(ids) > limit:
             raise DataError(

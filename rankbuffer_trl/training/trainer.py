@@ -142,7 +142,9 @@ class RankBufferTrainer(ResumableTrainer):
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
         self._rollouts = separate_rollouts(self, self._arrived)
-        on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args))
+        # Of several environments, each row names its own; their tools are not counted.
+        tools = [] if len(getattr(self, "_env_tools", ())) > 1 else self.tools
+        on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args, tools))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
 
