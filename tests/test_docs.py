@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,8 +18,9 @@ from conftest import QUICKSTART, ROOT, scripted_judge
 from helpers.programs import PAGES, blocks, commands, entry_points, parse, program, text_of
 from helpers.servers import served
 
-from rankbuffer_tools.jobs.reach import context_for
+from rankbuffer_tools.data.check import CheckSettings, needed_context
 from rankbuffer_tools.service.judge import make_app
+from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import VerdictError
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
 from rankbuffer_trl.rewards.listen import first_questions
@@ -179,9 +181,10 @@ def test_the_configuration_page_is_what_the_dataclasses_say():
     assert maker.PAGE.read_text() == maker.page(), "run: python docs/make_configuration.py"
 
 
-def test_the_contexts_of_the_judge_page_are_what_the_package_estimates():
+def test_the_contexts_of_the_judge_page_are_those_of_the_command_that_checks_a_set():
     def need(shown: int, length: int, guard: bool) -> int:
-        return context_for(600, 40, shown * length, guard)
+        settings, frame = CheckSettings(guard=guard, most_shown=shown), SimpleNamespace(text=lambda _: 600)
+        return needed_context(Query("", [], ()), frame, settings, length)
 
     text = text_of("docs/judge.md").partition("# Which context a method wants")[2]
     lengths, named = (1024, 2048, 4096), []
