@@ -188,7 +188,7 @@ def test_no_server_has_the_key_of_the_judge(tmp_path):
     for (script, *words), own, count in [
         (["one_node.sh", "--hub_token", "hf_secret", "--judge_api_key_env", KEYS[1]], {}, 2),
         (["slurm.sh", f"--judge-api-key-env={KEYS[1]}"], SLURM, 2),
-        (["one_node.sh", "data", "in", "out"], {}, 2),
+        (["one_node.sh", "data", "in", "out.jsonl"], {}, 2),
         (["one_node.sh", "estimate"], {}, 1),
         (["two_nodes.sh", "serve"], HOSTS, 2),
     ]:
@@ -246,7 +246,7 @@ def test_a_policy_that_is_served_already_writes_the_responses_and_a_judge_may_wa
     odd = tmp_path / 'a "good\\bad" policy'
     odd.mkdir()
     names = {"POLICY": str(odd), "JUDGE_MODEL": str(odd), "JUDGE_URL": AWAY}
-    own = launch(tmp_path, "one_node.sh", "data", "in", "out", there={9001: str(odd)}, **names)
+    own = launch(tmp_path, "one_node.sh", "data", "in", "out.jsonl", there={9001: str(odd)}, **names)
     assert own.status == 0, own.output
     assert own.of("hf") == [], "a policy in a folder is not downloaded"
     assert own.of("vllm")[0].env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
@@ -356,7 +356,7 @@ def test_a_training_that_ends_at_once_after_a_signal_keeps_its_exit_status(tmp_p
         run.kill()
 
 
-TRAIN, DATA = ("two_nodes.sh", "train"), ("one_node.sh", "data", "in", "out")
+TRAIN, DATA = ("two_nodes.sh", "train"), ("one_node.sh", "data", "in", "out.jsonl")
 SOON = HOSTS | {"START_SECONDS": "1"}
 
 
@@ -390,6 +390,7 @@ SOON = HOSTS | {"START_SECONDS": "1"}
         (["one_node.sh", "judge"], {"JUDGE_URL": HERE}, SERVED, "names a judge already: unset it", None),
         (["one_node.sh", "data", "in"], {}, {}, "name two files", None),
         (["one_node.sh", "data", "in.jsonl", "out.jsonl"], {}, {}, "there is no file in.jsonl", None),
+        (["one_node.sh", "data", "me/set", "out"], {}, {}, "out must end in .jsonl or .parquet", None),
         (["one_node.sh", "estimate"], {"REFUSES": "1"}, {}, "", "python"),
         (["slurm.sh"], SLURM | {"ADDRESS": "127.0.1."}, {}, "SERVE_HOST=127.0.1.0 is a loopback address", "srun"),
         (["slurm.sh"], {}, {}, "this is a script for sbatch", None),

@@ -246,6 +246,7 @@ make_data() {
     ((${#REST[@]} == 2)) || die "name two files: $0 data PROMPTS.jsonl TRAINING_SET.jsonl"
     prompts=${REST[0]} output=${REST[1]}
     [[ $prompts != *.json* || -f $prompts ]] || die "there is no file $prompts"
+    [[ $output == *.jsonl || $output == *.parquet ]] || die "$output must end in .jsonl or .parquet: name another file"
     responses=${output%.*}_no_rubrics.${output##*.}
     local judge=(--judge_url "$JUDGE_URL" --judge_model "$JUDGE_MODEL")
     need curl hf rankbuffer-data
