@@ -7,6 +7,7 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -20,6 +21,7 @@ from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import tables
 from rankbuffer_tools.report.report import facts_of
 from rankbuffer_tools.report.runs import RunConfig, log_and_manifest, open_runs
+from rankbuffer_tools.train import command
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted, delete_oldest, describe, fingerprint
 from rankbuffer_trl.exact.manifest import FOLDER, RUN, STATE, CheckpointError, checkpoints, read_manifest
@@ -433,6 +435,18 @@ def test_check_trusted_comes_before_anything_of_a_checkpoint_is_loaded(tmp_path,
     trusting = training("trusting", max_steps=2, num_train_epochs=3, trust_checkpoint=True)
     trusting.train(resume_from_checkpoint=str(foreign))
     assert trusting.state.global_step == 2
+
+
+def test_the_command_refuses_a_checkpoint_from_elsewhere_before_the_preflight(tmp_path):
+    foreign = make(tmp_path / "last-checkpoint")
+    found = SimpleNamespace(find=lambda wanted: (Path(wanted), {"step": 2}))
+    for changes, message in (
+        ({}, "set trust_checkpoint to true"),
+        ({"trust_checkpoint": True, "push_to_hub": True}, "every push would upload it again"),
+    ):
+        args = config(tmp_path, resume_from_checkpoint=str(foreign), **changes)
+        with pytest.raises(CheckpointError, match=message):
+            command.find_start(SimpleNamespace(args=args, checkpoints=found))
 
 
 def test_check_not_uploaded_refuses_only_what_a_push_would_upload(tmp_path):

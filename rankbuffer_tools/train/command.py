@@ -32,6 +32,7 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 
 from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
+from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted
 from rankbuffer_trl.exact.distributed import MainProcessError, on_main_process
 from rankbuffer_trl.groups import Messages
 from rankbuffer_trl.training.batches import Batches
@@ -152,13 +153,17 @@ def find_start(plan: RunPlan) -> tuple[str | None, int]:
 
     Raises:
         [`SettingsError`]: if a budget of the judge is used up already.
-        [`CheckpointError`]: if the checkpoint is not whole, or `output_dir` has none that is.
+        [`CheckpointError`]: if the checkpoint is not whole, if `output_dir` has none that is, if it comes from
+            elsewhere and is not trusted, or if each push would upload it.
     """
     wanted = str(plan.args.resume_from_checkpoint)
     if wanted.lower() in ("none", "false"):
         check_budget(plan.args, plan.args.output_dir, None)
         return None, 0
     path, saved = plan.checkpoints.find(True if wanted.lower() == "true" else wanted)
+    check_trusted(path, plan.args.output_dir, plan.args.trust_checkpoint)  # the trainer does so after the preflight
+    if plan.args.push_to_hub:
+        check_not_uploaded(path, plan.args.output_dir)
     if saved["step"] < plan.batches.steps:
         check_budget(plan.args, plan.args.output_dir, path)
     return str(path), saved["step"]
