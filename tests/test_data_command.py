@@ -21,7 +21,7 @@ from rankbuffer_tools.jobs.output import beside, write_provenance, write_rows
 from rankbuffer_tools.jobs.reach import TURN_TOKENS
 from rankbuffer_tools.train import command as train
 from rankbuffer_tools.train.parser import RecipeParser
-from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
+from rankbuffer_trl.data.queries import DataError, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import insertion_question
@@ -92,6 +92,7 @@ CHECKS = {  # the rows, words of the command, what is printed, and the number of
     "long, by an estimate": (unanswered, LONG, (r"prompts above 8 tokens: \d",), 0),
     "long, by a tokenizer": (unanswered, (*LONG, "--tokenizer"), ("NOT READY: 4 prompts have more than 8 tokens",), 1),
     "neither rubrics nor responses": (lambda rows: BARE, (), GENERIC, 1),  # a run takes generic rubrics
+    "generic rubrics": (lambda rows: [BARE[0] | generic_row("")], ("--no_responses",), GENERIC[:2], 0),
 }
 
 

@@ -391,6 +391,7 @@ SOON = HOSTS | {"START_SECONDS": "1"}
         (["one_node.sh", "data", "in"], {}, {}, "name two files", None),
         (["one_node.sh", "data", "in.jsonl", "out.jsonl"], {}, {}, "there is no file in.jsonl", None),
         (["one_node.sh", "data", "me/set", "out"], {}, {}, "out must end in .jsonl or .parquet", None),
+        (["one_node.sh", "data", "me/x.jsonl", "me/x.jsonl"], {}, {}, "me/x.jsonl would be written over", None),
         (["one_node.sh", "estimate"], {"REFUSES": "1"}, {}, "", "python"),
         (["slurm.sh"], SLURM | {"ADDRESS": "127.0.1."}, {}, "SERVE_HOST=127.0.1.0 is a loopback address", "srun"),
         (["slurm.sh"], {}, {}, "this is a script for sbatch", None),

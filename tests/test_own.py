@@ -88,6 +88,15 @@ def test_reward_functions_of_a_recipe_stand_before_those_of_the_code(training):
     assert trainer.reward_weights.tolist() == pytest.approx([1, 0.3, 0.01, 1, 0.02, 1])
 
 
+def test_a_reward_model_of_trl_is_named_by_a_text(training, monkeypatch):
+    def load(name, **kwargs):
+        raise LookupError(name)
+
+    monkeypatch.setattr("trl.trainer.grpo_trainer.AutoModelForSequenceClassification.from_pretrained", load)
+    with pytest.raises(LookupError, match="my-org/model"):
+        training(reward_funcs="my-org/model")
+
+
 def test_numbered_makes_names_that_all_differ():
     for names, told in (("aba", ["a", "b", "a_2"]), (["a", "a_2", "a", "a_2"], ["a", "a_2", "a_3", "a_2_2"])):
         assert numbered(names) == told

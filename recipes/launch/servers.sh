@@ -245,6 +245,7 @@ make_data() {
     shift 2
     ((${#REST[@]} == 2)) || die "name two files: $0 data PROMPTS.jsonl TRAINING_SET.jsonl"
     prompts=${REST[0]} output=${REST[1]}
+    [[ $output != "$prompts" ]] || die "$output would be written over: name another file for the training set"
     [[ $prompts != *.json* || -f $prompts ]] || die "there is no file $prompts"
     [[ $output == *.jsonl || $output == *.parquet ]] || die "$output must end in .jsonl or .parquet: name another file"
     responses=${output%.*}_no_rubrics.${output##*.}
