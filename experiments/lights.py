@@ -17,6 +17,7 @@ from experiments.second_light import report as second
 PICTURE = Path(__file__).with_suffix(".png")
 NAMES = {
     "ratings_soft": "a score,\nby its probabilities",
+    "ratings_soft_seed_1": "the same,\nanother seed",
     "rankbuffer_soft_references": "RankBuffer,\nby its probabilities",
     "rankbuffer_soft": "the same, but first\na list by its words",
     "pointwise": "a score,\nby its word (GRPO)",
