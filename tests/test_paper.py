@@ -76,8 +76,8 @@ def test_paper_rows_are_told_apart_by_their_recipes_and_have_the_mean_of_their_s
     for row, recipe in paper_recipes().items():
         assert paper.row_of(manifest(tmp_path, recipe)) == row
     objective = {"scale_rewards": "none", "loss_type": "grpo", "epsilon_high": 0.3}
-    objective |= {"scale_by_signal": True, "mask_truncated_completions": True}
-    ours = [{"method": "listwise"}, {"method_args": {"k0": 5}}]
+    objective |= {"mask_truncated_completions": True}
+    ours = [{"method": "listwise"}, {"method_args": {"k0": 5}}, {"scale_rewards": "none", "scale_by_signal": True}]
     for change in (*ours, *({key: value} for key, value in objective.items())):
         assert paper.row_of(manifest(tmp_path, files["rankbuffer"] | {"method_args": {}} | change)) is None, change
     printed = {row: each["average"] for row, each in paper_rows().items() if "average" in each}
