@@ -113,8 +113,8 @@ class RankBufferTrainer(ResumableTrainer):
             eval_queries,
         )
         state = StoreState(plan, self.rank_reward)
-        more = reward_funcs if isinstance(reward_funcs, list | None) else [reward_funcs]
-        functions = [format_reward, *plan.functions, *(more or [])]
+        more = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs or []
+        functions = [format_reward, *plan.functions, *more]
         super().__init__(
             model,
             reward_funcs=[self.rank_reward, *functions],
