@@ -32,13 +32,15 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 
 from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
-from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted
+from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted, check_unchanged
 from rankbuffer_trl.exact.distributed import MainProcessError, on_main_process
+from rankbuffer_trl.exact.manifest import read_manifest
 from rankbuffer_trl.groups import Messages
 from rankbuffer_trl.training.batches import Batches
 from rankbuffer_trl.training.budget import check_budget
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.plan import RunPlan
+from rankbuffer_trl.training.state import differences, identity
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
 from ..data.tokens import load_tokenizer, render
@@ -169,6 +171,19 @@ def find_start(plan: RunPlan) -> tuple[str | None, int]:
     return str(path), saved["step"]
 
 
+def check_same_run(plan: RunPlan) -> None:
+    """Check that the checkpoint is one of this run, before the judge is asked and the policy is loaded.
+
+    A dry run and a preflight do not check it: they may have another number of processes.
+
+    Raises:
+        [`CheckpointError`]: naming all that differs.
+    """
+    if plan.checkpoint and not plan.args.resume_with_changes:
+        path = Path(plan.checkpoint)
+        check_unchanged(path, differences(read_manifest(path), identity(plan)))
+
+
 def check_template(name: str | None, revision: str | None, prompts: Iterable[Messages] = (), **kwargs: Any) -> None:
     """Check that the policy can read the prompts, before the judge is asked and the policy is loaded.
 
@@ -240,6 +255,7 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         on_main_process(lambda: stop_words(hook))
     read, template = (row["prompt"] for row in plan.rows), training_args.chat_template_kwargs or {}
     name, revision = model_args.model_name_or_path, model_args.model_revision
+    on_main_process(lambda: check_same_run(plan))
     on_main_process(lambda: check_template(name, revision, read, **template))
     trainer: RankBufferTrainer | None = None
     step, reason = plan.done, "finished"

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,10 @@ class Checkpoints:
                 f"{path / self.file} is damaged: its SHA-256 is not the one in {RUN}. Resume from another checkpoint"
             )
         changed = differences(saved)
-        message = f"{path} belongs to another run:\n  " + "\n  ".join(changed)
-        if changed and not with_changes:
-            raise CheckpointError(f"{message}\nTo resume from it anyway, set resume_with_changes")
-        if changed:
-            logger.warning(message)
+        if not with_changes:
+            check_unchanged(path, changed)
+        elif changed:
+            logger.warning(another_run(path, changed))
         if saved["processes"] != processes:
             logger.warning(
                 f"{path} was saved by {saved['processes']} processes, now there are {processes}: queries are visited"
@@ -242,6 +241,21 @@ def check_trusted(checkpoint: Path, output_dir: str | os.PathLike, trusted: bool
             f"{checkpoint} is a DeepSpeed or FSDP checkpoint that this output_dir did not write, and loading it would"
             " execute code that it contains: set trust_checkpoint to true if you trust its author"
         )
+
+
+def check_unchanged(checkpoint: Path, changed: Sequence[str]) -> None:
+    """Refuse a checkpoint of another run. `changed` has a line for each thing that the two do not have in common.
+
+    Raises:
+        [`CheckpointError`]: with these lines, and the setting that allows them.
+    """
+    if changed:
+        raise CheckpointError(f"{another_run(checkpoint, changed)}\nTo resume from it anyway, set resume_with_changes")
+
+
+def another_run(checkpoint: Path, changed: Sequence[str]) -> str:
+    """Say what a checkpoint and a run do not have in common."""
+    return "\n  ".join((f"{checkpoint} belongs to another run:", *changed))
 
 
 def hash_file(path: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..informs.card import public
+from ..judge import RubricJudge
 from ..rewards.method import find_method
 from ..settings import changed_arguments, load_path
 from ..store.places import SAVED
@@ -14,26 +15,26 @@ from .budget import check_budget
 from .config import RankBufferConfig
 from .plan import RunPlan
 from .reward_function import GroupReward
-from .scorer import GroupScorer
 
-# What buffers depend on: its name in a checkpoint, what it means, and where a run has it. One that a later version
-# lacks stays here as `None`: a checkpoint that has it set belongs to another run.
-BINDING: dict[str, tuple[str, Callable[[RunPlan, GroupScorer], Any]]] = {
-    "method": ("the reward method", lambda plan, _: plan.args.method),
-    "method_args": ("its arguments", lambda _, scorer: asdict(scorer.method)),
-    "judge": ("the judge model", lambda plan, scorer: judge_name(plan.args, scorer)),
-    "judge_args": ("the arguments of the judge client", lambda plan, _: client_arguments(plan.args)),
-    "judge_guard": ("how responses are quoted for the judge", lambda plan, _: plan.args.judge_guard),
-    "reader": ("the second judge, and which groups it reads", lambda plan, scorer: reader_of(plan.args, scorer)),
-    "format_check": ("what counts as an answer", lambda plan, _: plan.args.format_check),
+# What buffers depend on: its name in a checkpoint, what it means, and where a run has it. The strings are the classes
+# of the clients of judge and reader. What a later version lacks stays here as `None`: a checkpoint that has it set
+# belongs to another run.
+BINDING: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
+    "method": ("the reward method", lambda plan, *_: plan.args.method),
+    "method_args": ("its arguments", lambda plan, *_: asdict(plan.method)),
+    "judge": ("the judge model", lambda plan, judge, _: plan.args.judge_client or plan.args.judge_model or judge),
+    "judge_args": ("the arguments of the judge client", lambda plan, *_: client_arguments(plan.args)),
+    "judge_guard": ("how responses are quoted for the judge", lambda plan, *_: plan.args.judge_guard),
+    "reader": ("the second judge, and which groups it reads", lambda plan, _, reader: reader_of(plan.args, reader)),
+    "format_check": ("what counts as an answer", lambda plan, *_: plan.args.format_check),
     "rubric_dropout": ("the share of rubrics that a visit leaves out", lambda *_: None),
-    "judge_view": ("what the judge sees of a rollout with tools", lambda plan, _: view(plan.args)),
-    "queries": ("the number of queries", lambda plan, _: len(plan.queries)),
-    "data_sha256": ("the data", lambda plan, _: plan.queries.sha256),
-    "seed": ("the seed, and with it the order of the data", lambda plan, _: seeds(plan.args)),
-    "num_generations": ("rollouts per query", lambda plan, _: plan.args.num_generations),
-    "queries_per_generation": ("queries per generation batch", lambda plan, _: plan.args.queries_per_generation),
-    "steps_per_generation": ("optimizer steps per generation batch", lambda plan, _: plan.args.steps_in_generation),
+    "judge_view": ("what the judge sees of a rollout with tools", lambda plan, *_: view(plan.args)),
+    "queries": ("the number of queries", lambda plan, *_: len(plan.queries)),
+    "data_sha256": ("the data", lambda plan, *_: plan.queries.sha256),
+    "seed": ("the seed, and with it the order of the data", lambda plan, *_: seeds(plan.args)),
+    "num_generations": ("rollouts per query", lambda plan, *_: plan.args.num_generations),
+    "queries_per_generation": ("queries per generation batch", lambda plan, *_: plan.args.queries_per_generation),
+    "steps_per_generation": ("optimizer steps per generation batch", lambda plan, *_: plan.args.steps_in_generation),
 }
 
 
@@ -59,8 +60,9 @@ class StoreState:
 
     def identity(self) -> dict[str, Any]:
         """Return what buffers depend on."""
-        found = {key: value(self.plan, self.reward.scorer) for key, (_, value) in BINDING.items()}
-        return json.loads(json.dumps(found, default=str))
+        judge, repair = self.reward.scorer.judge, self.reward.scorer.repair
+        reader = type(repair.reader.client).__name__ if repair else None
+        return identity(self.plan, type(judge.client).__name__, reader)
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Return one line for everything that a checkpoint and this run do not have in common."""
@@ -110,6 +112,16 @@ class StoreState:
         return self.plan.args.over_budget(self.reward.scorer.store.spent)
 
 
+def identity(plan: RunPlan, judge: str = RubricJudge.__name__, reader: str | None = None) -> dict[str, Any]:
+    """Return what buffers depend on.
+
+    `judge` and `reader` are the classes of the clients that a program passed. The settings name all others but the
+    embedded rubric judge.
+    """
+    found = {key: value(plan, judge, reader) for key, (_, value) in BINDING.items()}
+    return json.loads(json.dumps(found, default=str))
+
+
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return one line for everything that a checkpoint and a run do not have in common.
 
@@ -132,18 +144,13 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
     ]
 
 
-def judge_name(args: RankBufferConfig, scorer: GroupScorer) -> str:
-    """Return the client of a recipe, else its model, else the class of a client that was passed."""
-    return args.judge_client or args.judge_model or type(scorer.judge.client).__name__
-
-
-def reader_of(args: RankBufferConfig, scorer: GroupScorer) -> list | None:
+def reader_of(args: RankBufferConfig, reader: str | None) -> list | None:
     """Return the name of the reader, and which groups it reads; `None` without a reader."""
-    if scorer.repair is None:
-        return None
     settings = args.reader_config()
+    if settings is None and reader is None:
+        return None
     named = settings and (settings.judge_client or settings.judge_model)
-    return [named or type(scorer.repair.reader.client).__name__, scorer.repair.first, scorer.repair.every]
+    return [named or reader or RubricJudge.__name__, args.reader_first, args.reader_every]
 
 
 def client_arguments(args: RankBufferConfig) -> dict | str | None:
