@@ -20,8 +20,9 @@ PAGE = Path(__file__).parent / "artifact.md"
 LONGEST = 15.0  # minutes of a claim that is run
 PATIENCE = 6  # times its minutes that a claim may take, on a busy machine
 DUELS = (
-    *(("ratings_soft", 0.90), ("ratings_soft_seed_1", 0.88), ("rankbuffer_soft_references", 0.93)),
-    *(("rankbuffer_soft", 0.17), ("pointwise", 0.45), ("rankbuffer", 0.25)),
+    *(("ratings_soft", 0.90), ("ratings_soft_seed_1", 0.88), ("pairs_soft", 0.88)),
+    *(("rankbuffer_soft_references", 0.93), ("rankbuffer_soft", 0.17)),
+    *(("pointwise", 0.45), ("rankbuffer", 0.25)),
 )
 LIGHT = "python -m experiments.first_light.report"
 SECOND = "python -m experiments.second_light.report"

@@ -37,6 +37,7 @@ RUN_FOR_REAL = {
     "rankbuffer": "paper/rankbuffer_bootstrap",
     **dict.fromkeys(("ratings_soft", "ratings_soft_seed_1"), "beyond/ratings_soft"),
     **dict.fromkeys(("rankbuffer_soft", "rankbuffer_soft_references"), "beyond/rankbuffer_soft"),
+    "pairs_soft": "beyond/pairs_soft",
 }
 COLUMNS = (
     *("recipe", "questions a group", "thousand tokens a group", "agreement", "points (seeds)"),

@@ -18,6 +18,7 @@ PICTURE = Path(__file__).with_suffix(".png")
 NAMES = {
     "ratings_soft": "a score,\nby its probabilities",
     "ratings_soft_seed_1": "the same,\nanother seed",
+    "pairs_soft": "pairs,\nby their probabilities",
     "rankbuffer_soft_references": "RankBuffer,\nby its probabilities",
     "rankbuffer_soft": "the same, but first\na list by its words",
     "pointwise": "a score,\nby its word (GRPO)",

@@ -18,8 +18,8 @@ def test_main_shows_what_was_kept(tmp_path, monkeypatch, capsys):
     assert ["ratings_soft", "2", "40", "0.424", "0.591", "39", "0.094", "37.1"] in cells
     assert ["ratings_soft", "prompts kept apart", "the judge", "40"] in [row[:4] for row in cells]
     assert json.loads(line)["wins"]["ratings_soft"]["without_rubrics"]["log odds"]["probability"] == 0.9
-    rows = ["ratings_soft", "ratings_soft_seed_1", "rankbuffer_soft_references", "rankbuffer_soft", "pointwise"]
-    assert json.loads(line)["rows"] == [*rows, "rankbuffer"]
+    rows = ["ratings_soft", "ratings_soft_seed_1", "pairs_soft", "rankbuffer_soft_references", "rankbuffer_soft"]
+    assert json.loads(line)["rows"] == [*rows, "pointwise", "rankbuffer"]
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
