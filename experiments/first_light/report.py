@@ -200,7 +200,7 @@ def draw_duels(axes: Axes, rows: Mapping[str, Row], shown: Sequence[tuple[str, s
     axes.invert_yaxis()  # the first row on top
     axes.set_title("share of duels that the trained policy wins, by log odds", fontsize=10, loc="left")
     if len(shown) > 1:
-        axes.legend(fontsize=7, loc="lower right")
+        axes.legend(fontsize=7, loc="upper left")
 
 
 def figure(rows: Mapping[str, Row], path: Path) -> None:
@@ -209,7 +209,8 @@ def figure(rows: Mapping[str, Row], path: Path) -> None:
     left, middle, right = picture.subplots(1, 3, width_ratios=[1, 1, 1.5])
     draw_curves(left, rows, "tokens", "tokens of a rollout")
     draw_curves(middle, rows, "reward_spread", "deviation of the judge's rewards")
-    middle.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1, 0.9))  # below the ranks, which have always 0.68
+    middle.set_ylim(0, 1.2)  # room above the ranks, which have always 0.68
+    middle.legend(fontsize=7, loc="upper right")
     draw_duels(right, rows)
     picture.savefig(path, dpi=110)
 
