@@ -455,6 +455,7 @@ def test_first_question_shows_the_answer_without_the_key_and_names_the_right_kno
     for handler, part, knob in (
         (finished("Let me think", "length"), "'Let me think'", True),
         (finished(None, "length"), "begins: ''", True),
+        (finished('It looks like {"position": 1}, so', "length"), "cut off before its verdict", True),
         (finished("", "stop"), "begins: ''", True),
         (finished("<think>Let me", "stop"), "<think>", True),
         (finished("Hello!\x1b[2J", "stop"), "Hello!", False),

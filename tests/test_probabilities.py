@@ -430,15 +430,22 @@ def test_checked_takes_what_a_server_has_rounded_above_a_probability_of_one():
             checked("A", logprob)
 
 
+def several(*texts: str, cut: tuple[int, ...] = ()) -> tuple[Reply, ...]:
+    return tuple(Reply(text, Usage(), i in cut) for i, text in enumerate(texts))
+
+
 def test_read_samples_are_shares_of_what_could_be_read():
     said = ['{"winner": "B"}', "B!", '{"winner": "A"}', '{"winner": "B"}', '{"winner": "B"}']
-    reading = read_samples(A_OR_B, said)
+    reading = read_samples(A_OR_B, several(*said))
     assert (reading.value, reading.outside, reading.shared) == ("B", pytest.approx(1 / 5), 0)
     assert reading.chances == {"A": pytest.approx(1.5 / 5), "B": pytest.approx(3.5 / 5)}
-    ratings = read_samples(score_verdict(9), [f'{{"score": {each}}}' for each in (9, 7, 7, 9)])
+    ratings = read_samples(score_verdict(9), several(*(f'{{"score": {each}}}' for each in (9, 7, 7, 9))))
     assert ratings.value == 9 and ratings.mean == pytest.approx((4 * 8 + 4.5) / 5), "drawn to the middle by one answer"
     hard = pointwise_question(QUERY, "an answer")
-    several = Reply('{"score": 7}', Usage(), samples=('{"score": 7}', '{"score": 9}', '{"score": 9}'))
-    assert hard.read_reply(several) == 7 and replace(hard, soft=True).read_reply(several).value == 9
+    reply = Reply('{"score": 7}', Usage(), samples=several('{"score": 7}', '{"score": 9}', '{"score": 9}'))
+    assert hard.read_reply(reply) == 7 and replace(hard, soft=True).read_reply(reply).value == 9
     with pytest.raises(VerdictError, match="one flat JSON object"):
-        read_samples(A_OR_B, ["B", "b"])
+        read_samples(A_OR_B, several("B", "b"))
+    draft = 'It looks like {"winner": "A"}, so'
+    reading = read_samples(A_OR_B, several(draft, draft, '{"winner": "B"} as', cut=(0, 1, 2)))
+    assert (reading.value, reading.outside) == ("B", pytest.approx(2 / 3)), "thoughts that were cut off are no votes"

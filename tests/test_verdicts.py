@@ -435,6 +435,30 @@ def test_verdict_parse_names_the_fault_of_an_answer():
         assert part in str(caught.value) and len(str(caught.value)) < 400, answer[:80]
 
 
+DRAFT = 'Okay, the output has to look like {"position": 1} and nothing else. Let me read'
+WHOLE = [  # whole although the answer was cut off: the verdict comes first, or behind a closed thought
+    '{"position": 1}. Because',
+    '\n```json\n{"position": 1}\n```\nBecause',
+    '``` {"position": 1}',
+    DRAFT + '</think>So {"position": 1}, as',
+    '<thinking>{}</thinking>{"position": 1}',
+    '[THINK]{}[/THINK]{"position": 1} as',
+    '◁think▷2?◁/think▷{"position": 1}',
+    '<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{"position": 1}',
+]
+
+
+def test_verdict_parse_takes_no_draft_of_an_answer_that_was_cut_off():
+    assert ONE.parse(DRAFT) == 1, "a whole answer may say something first"
+    for draft in (DRAFT, "x" + WHOLE[0], "So:\n" + WHOLE[1], DRAFT + WHOLE[0], "Let me think"):
+        with pytest.raises(VerdictError, match="cut off before its verdict"):
+            ONE.parse(draft, cut_off=True)
+    for opened in ("<Thinking>", "[THINK]", "◁think▷", "<|channel|>analysis<|message|>", "<seed:think>"):
+        with pytest.raises(VerdictError, match="ends inside its thinking block"):
+            ONE.parse(opened + DRAFT)
+    assert [ONE.parse(answer, cut_off=True) for answer in WHOLE] == [1] * len(WHOLE)
+
+
 PIECES = [*'{ } [ ] "position" "order" : , 0 -1 4 11 true </think> <think>'.split(), " "]
 
 

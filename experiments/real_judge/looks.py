@@ -68,7 +68,7 @@ class Scores(Question):
             if '"scores":' in said and token.strip() in DIGITS:
                 places.append({name.strip(): logprob for name, logprob in listed[::-1] if name.strip() in DIGITS})
             said += token
-        return [self.read(reply.text), places]
+        return [self.read(reply.text, reply.cut_off), places]
 
 
 def question(query: Query, responses: list[str], kind: str) -> Question:

@@ -73,7 +73,7 @@ class Lenient(Question):
         try:
             return super().read_reply(reply)
         except ProbabilityError:
-            return self.read(reply.text)
+            return self.read(reply.text, reply.cut_off)
 
 
 @dataclass(frozen=True)

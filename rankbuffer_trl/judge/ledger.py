@@ -39,15 +39,15 @@ class Reply(NamedTuple):
             Whether the answer ended at its token limit.
         logprobs (`Any`, *optional*):
             Log probabilities in the server's form, if the request asked for them.
-        samples (`tuple[str, ...]`, *optional*, defaults to `()`):
-            All answers, `text` first, if the request asked for several.
+        samples (`tuple[Reply, ...]`, *optional*, defaults to `()`):
+            All answers, this one first, if the request asked for several. Their usage is in that of this reply.
     """
 
     text: str
     usage: Usage
     cut_off: bool = False
     logprobs: Any = None
-    samples: tuple[str, ...] = ()
+    samples: tuple["Reply", ...] = ()
 
 
 @dataclass

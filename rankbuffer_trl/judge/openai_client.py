@@ -303,9 +303,15 @@ def read_reply(completion: Any) -> Reply:
         `TypeError`, `LookupError`, `AttributeError`: if it is none.
     """
     choice, *others = completion["choices"]
-    samples = tuple(content_of(each) for each in (choice, *others)) if others else ()
-    usage, cut_off = read_usage(completion.get("usage")), choice.get("finish_reason") == "length"
-    return Reply(content_of(choice), usage, cut_off, choice.get("logprobs"), samples)
+    samples = tuple(Reply(content_of(each), Usage(), is_cut_off(each)) for each in (choice, *others)) if others else ()
+    return Reply(
+        content_of(choice), read_usage(completion.get("usage")), is_cut_off(choice), choice.get("logprobs"), samples
+    )
+
+
+def is_cut_off(choice: Any) -> bool:
+    """Say whether a choice ended at its token limit."""
+    return choice.get("finish_reason") == "length"
 
 
 def content_of(choice: Any) -> str:

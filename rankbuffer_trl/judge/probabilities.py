@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..decoding import decode, parse_json
+from .ledger import Reply
 from .verdicts import Verdict, VerdictError
 
 LISTED = 20
@@ -163,7 +164,7 @@ def read_chances(verdict: Verdict, value: Any, logprobs: Any) -> Reading:
     return Reading(value, {each: chance / total for each, chance in chances.items()}, outside, shared)
 
 
-def read_samples(verdict: Verdict, samples: Sequence[str]) -> Reading:
+def read_samples(verdict: Verdict, samples: Sequence[Reply]) -> Reading:
     """Read the probabilities of a verdict's alternatives from answers that were sampled at temperature 1.
 
     The probability of an alternative is its share of the answers. One answer in all is spread evenly over the
@@ -173,16 +174,16 @@ def read_samples(verdict: Verdict, samples: Sequence[str]) -> Reading:
     Args:
         verdict (`Verdict`):
             The answer that was expected.
-        samples (`Sequence[str]`):
-            The answers.
+        samples (`Sequence[Reply]`):
+            The answers. One that was cut off counts as a vote only if [`Verdict.parse`] takes it.
 
     Raises:
         [`VerdictError`]: if no answer can be read, for the cause of the last one.
     """
     said, fault = [], VerdictError("there is no answer")
-    for text in samples:
+    for sample in samples:
         try:
-            said.append(verdict.parse(text))
+            said.append(verdict.parse(sample.text, sample.cut_off))
         except VerdictError as error:
             fault = error
     if not said:

@@ -104,15 +104,15 @@ class Question:
         more = {"logprobs": True, "top_logprobs": LISTED} if self.soft else {}
         return constrain(self.verdict, decoding, free_tokens) | more
 
-    def read(self, answer: str) -> Any:
+    def read(self, answer: str, cut_off: bool = False) -> Any:
         """Return the verdict in `answer`, or raise [`VerdictError`]."""
-        return self.verdict.parse(answer)
+        return self.verdict.parse(answer, cut_off)
 
     def read_reply(self, reply: Reply) -> Any:
         """Return the verdict in the text of a reply, as a [`Reading`] if `soft`, or raise [`VerdictError`]."""
         if self.soft and reply.samples:
             return read_samples(self.verdict, reply.samples)
-        value = self.read(reply.text)
+        value = self.read(reply.text, reply.cut_off)
         return read_chances(self.verdict, value, reply.logprobs) if self.soft else value
 
 
