@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -109,11 +110,11 @@ class Outcome:
             record["row"],
             record["judge"],
             record["seed"],
-            [round(measure.quality(epochs[epoch]), 2) for epoch in sorted(epochs)],
-            [round(measure.quality(each), 2) for each in kept],
-            [round(measure.unpaid(each), 2) for each in (epochs[0], last, kept[-1])],
-            round(measure.agreement(record["visits"]), 3),
-            round(measure.words(last), 1),
+            [measure.quality(epochs[epoch]) for epoch in sorted(epochs)],
+            [measure.quality(each) for each in kept],
+            [measure.unpaid(each) for each in (epochs[0], last, kept[-1])],
+            measure.agreement(record["visits"]),
+            measure.words(last),
             sum(calls for _, calls, _ in record["spent"]),
             [sum(tokens[epoch] for epoch in range(until + 1)) for until in sorted(tokens)],
         )
@@ -181,11 +182,28 @@ def claims(runs: Mapping[tuple[str, str], list[Outcome]], start: float) -> dict[
 
 def claims_table(found: Mapping[tuple[str, str], Comparison]) -> Table:
     """Make the table of the claims."""
-    table = Table("judge", "claim", "seeds", "difference", "p (Holm)", "verdict", "seeds to settle")
+    table = Table("judge", "claim", "seeds", "difference", "p (Holm)", "exact p (alone)", "verdict", "seeds to settle")
     for (judge, claim), each in found.items():
-        numbers = str(len(each.values)), str(Interval.of(each.values)), f"{each.p:.3f}"
+        numbers = (
+            str(len(each.values)),
+            str(Interval.of(each.values)),
+            f"{each.p:.3f}",
+            f"{sign_changes(each.values):.4f}",
+        )
         table.add_row(judge, claim, *numbers, each.verdict, each.seeds)
     return table
+
+
+def sign_changes(values: Sequence[float]) -> float:
+    """Return the exact two-sided p-value of a mean of 0, over all changes of the signs of `values`; not adjusted.
+
+    It needs no normality, only differences that are symmetric if there is none. With n seeds it is at least 2 / 2**n.
+    """
+    means = [
+        abs(fmean(sign * value for sign, value in zip(signs, values, strict=True)))
+        for signs in product((1, -1), repeat=len(values))
+    ]
+    return fmean(mean >= abs(fmean(values)) - 1e-9 for mean in means)
 
 
 def draw_epochs(axes: Axes, runs: Mapping[tuple[str, str], list[Outcome]], judge: str, start: float) -> None:

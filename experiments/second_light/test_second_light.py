@@ -106,6 +106,11 @@ def test_report_tells_the_better_row_and_what_it_cost(tmp_path, monkeypatch, cap
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_sign_changes_counts_the_signs_that_give_as_large_a_mean():
+    assert report.sign_changes([1.0] * 8) == 2 / 256 and report.sign_changes([3.0, -1.0]) == 1.0
+    assert report.sign_changes([5.0, 4.0, -1.0]) == 4 / 8  # + + +, + + - and their opposites
+
+
 def test_claims_compare_the_seeds_that_both_rows_have():
     end = {
         ("grpo", 0): 50.0,
