@@ -15,6 +15,8 @@ def keep_base_exact(policy: PeftModel) -> None:
     found: list[tuple[torch.nn.Module, str, torch.nn.Parameter, torch.Tensor]] = []
 
     def merge_adapter(*args, **kwargs) -> None:
+        if found:  # the last transfer failed halfway, so the adapter is still in the base
+            unmerge_adapter()
         bases = {layer.get_base_layer() for layer in policy.modules() if isinstance(layer, BaseTunerLayer)}
         weights = [(base, *named) for base in bases for named in base.named_parameters(recurse=False)]
         found[:] = [(base, name, weight, part(weight).to("cpu", copy=True)) for base, name, weight in weights]
