@@ -328,6 +328,7 @@ def test_differences_counts_an_argument_that_is_not_named_as_its_default(monkeyp
     path = f"{__name__}.Own"
 
     def run(*, judge_args=None, dropout=None, **arguments) -> dict:
+        """A newer run. Its `config` is published, without absolute paths, and says nothing beside `judge_args`."""
         judge = "RubricJudge" if judge_args is None else path
         told = {"method": "rankbuffer", "method_args": arguments, "judge": judge, "judge_args": judge_args}
         return told | ({"rubric_dropout": dropout} if dropout else {})  # as if this version had no such setting
@@ -341,6 +342,7 @@ def test_differences_counts_an_argument_that_is_not_named_as_its_default(monkeyp
         *((run(gone=7), run(), []), (run(gone=8), run(), ["method_args"]), (run(odd=0), run(), ["method_args"])),
         (run(dropout=0.5), run(), ["rubric_dropout"]),
         *((older(word="a"), own, []), (older(word="a", loud=True), own, [])),
+        *((run(judge_args={"word": "/a/model"}) | older(word="model"), run(judge_args={"word": "/b/model"}), []),),
         *((older(word="b"), own, ["judge_args"]), (older(word="a", heads=[1]), own, ["judge_args"])),
         *((older(word="a"), run(), unlike), (run(), own, unlike)),
     ):

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..exact.checkpoint import publishable
 from ..informs.card import public
 from ..judge import RubricJudge
 from ..rewards.method import find_method
@@ -128,13 +129,14 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
     An argument that one of them does not name had its default.
     """
     config, classes = saved.get("config", {}), {"method_args": find_method(current["method"])}
-    if client := config.get("judge_client"):  # in an older manifest, `judge` has the arguments too
+    # An older manifest has no `judge_args`: its `judge` names the arguments too.
+    if saved.get("judge_args") is None and (client := config.get("judge_client")):
         saved = {**saved, "judge": client, "judge_args": config.get("judge_client_args") or {}}
     if current.get("judge_args") is not None:
         classes["judge_args"] = load_path(current["judge"])
 
     def compared(run: Mapping[str, Any], key: str) -> Any:
-        value = run.get(key)
+        value = publishable(run.get(key)) if key == "judge_args" else run.get(key)
         return changed_arguments(classes[key], value) if key in classes and isinstance(value, dict) else value
 
     return [
@@ -154,8 +156,8 @@ def reader_of(args: RankBufferConfig, reader: str | None) -> list | None:
 
 
 def client_arguments(args: RankBufferConfig) -> dict | str | None:
-    """Return the arguments of the client that a recipe names; `None` if it names none."""
-    return (args.judge_client_args or {}) if args.judge_client else None
+    """Return the arguments of the client that a recipe names, as published; `None` if it names none."""
+    return publishable(args.judge_client_args or {}) if args.judge_client else None
 
 
 def view(args: RankBufferConfig) -> list | None:
