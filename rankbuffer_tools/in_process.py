@@ -6,8 +6,9 @@ time, so a server is faster on a GPU.
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -15,7 +16,14 @@ from typing import Any
 
 import regex
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from rankbuffer_trl.errors import SettingsError
@@ -77,16 +85,32 @@ class TransformersJudge:
             length, room = prompt["input_ids"].shape[1], getattr(network.config, "max_position_embeddings", 2**31)
             if length + (most := fields.get("max_tokens") or room - length) > room:
                 raise TransportError(f"{self.name}: {length} + {most} tokens do not fit into its context of {room}")
-            with torch.inference_mode(), torch.random.fork_rng():
+            with torch.inference_mode():
                 if verdict is not None:
                     return impose(tokenizer, network, prompt["input_ids"], verdict)
-                torch.manual_seed((fields.get("seed") or 0) + seed)
-                warm = {name: fields[name] for name in {"temperature", "top_p", "top_k"} & fields.keys()}
-                warm = warm if warm.get("temperature") else {}
-                ids = network.generate(**prompt, max_new_tokens=most, do_sample=bool(warm), **warm)[0, length:]
+                drawn = sampler(fields, (fields.get("seed") or 0) + seed, network.device)
+                ids = network.generate(**prompt, max_new_tokens=most, do_sample=False, logits_processor=drawn)[
+                    0, length:
+                ]
             return Reply(tokenizer.decode(ids, skip_special_tokens=True), Usage(length, 0, len(ids)), len(ids) == most)
         finally:
             tally.seconds += time.perf_counter() - started
+
+
+def sampler(fields: Mapping[str, Any], seed: int, device: torch.device) -> LogitsProcessorList:
+    """Return what makes the likeliest token a sample by `temperature`, `top_k` and `top_p`; nothing at temperature 0.
+
+    The likeliest token after Gumbel noise is a sample. The noise has a generator of its own: a training beside this
+    thread draws from torch's, for dropout, and must be able to resume exactly.
+    """
+    steps = LogitsProcessorList()
+    if temperature := fields.get("temperature"):
+        steps.append(TemperatureLogitsWarper(float(temperature)))
+        steps += [TopKLogitsWarper(k)] if (k := fields.get("top_k") or 0) > 0 else []
+        steps += [TopPLogitsWarper(p)] if (p := fields.get("top_p") or 1.0) < 1 else []
+        generator = torch.Generator(device).manual_seed(seed)
+        steps.append(lambda _, scores: scores - torch.empty_like(scores).exponential_(generator=generator).log())
+    return steps
 
 
 @lru_cache(maxsize=1)  # the preflight and the training have a client each
@@ -126,6 +150,9 @@ def impose(tokenizer: Any, network: Any, ids: torch.Tensor, verdict: Verdict) ->
         out = network(ids, past_key_values=cache, use_cache=True)
         logprobs, cache = out.logits[0, -1].float().log_softmax(-1), out.past_key_values
         listed = dict(zip(possible, logprobs[[*possible]].tolist(), strict=True))
+        if not all(each <= 0 for each in listed.values()) or max(listed.values()) == -math.inf:
+            # the first possible token would win: a reward by the number of the rollout
+            raise TransportError("the judge in this process gives NaN or no probability: set its dtype to float32")
         best = max(listed, key=listed.__getitem__)
         top = [{"token": texts[id], "logprob": logprob} for id, logprob in listed.items()]
         places.append({"token": texts[best], "logprob": listed[best], "top_logprobs": top})

@@ -112,6 +112,36 @@ def test_a_chat_without_a_verdict_is_answered_freely_and_by_its_seed(model):
     assert warm[0] == warm[1] and len(set(warm)) > 1 and free() == free(seed=3)
 
 
+def test_no_question_touches_the_random_state_of_a_training_beside_it(model, monkeypatch):
+    monkeypatch.setattr(torch.random, "fork_rng", None)  # it sets the state back, while the training draws from it
+    monkeypatch.setattr(torch, "manual_seed", None)
+    load(model, None, "auto")
+    chats = [
+        Chat("rubrics", "q", [{"role": "user", "content": "How?"}], str, {"max_tokens": 5} | more)
+        for more in ({}, {"temperature": 1.0, "top_k": 3, "top_p": 0.5})
+    ]
+    assert None not in ask(model, pointwise_question(QUERY, "x"), *chats)[0]
+
+
+def test_a_sampler_draws_by_the_temperature_among_the_tokens_that_are_left():
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).expand(4000, 4)
+    steps = in_process.sampler({"temperature": 2.0, "top_k": 3}, 1, torch.device("cpu"))
+    shares = torch.bincount(steps(torch.zeros(4000, 1).long(), logits).argmax(-1), minlength=4) / 4000
+    weights = torch.tensor([0, *(math.exp(each / 2) for each in (1, 2, 3))])
+    assert shares[0] == 0 and torch.allclose(shares, weights / weights.sum(), atol=0.03)
+
+
+def test_a_judge_whose_logits_are_nan_gives_no_verdict(model, monkeypatch):
+    """The first possible token would win everywhere, and a reward would follow the number of its rollout."""
+    _, network = load(model, None, "auto")
+    for broken in (math.nan, -math.inf):
+        monkeypatch.setattr(
+            network.lm_head, "forward", lambda hidden, to=broken: torch.full((1, 1, network.config.vocab_size), to)
+        )
+        (verdict,), (call,) = ask(model, pointwise_question(QUERY, "x"))
+        assert verdict is None and (call.outcome, "float32" in call.error) == ("unreachable", True)
+
+
 def test_a_fault_is_one_line(tiny_policy, model, tmp_path, monkeypatch):
     long = insertion_question(QUERY, ["word " * 99, "x"], "y")
     _, (call,) = ask(tiny_policy, long)
@@ -141,5 +171,5 @@ def test_a_training_step_takes_its_rewards_from_it(training, model):
     trainer.train()
     totals = trainer.rank_reward.scorer.store.totals()
     assert totals.calls > 20 and totals.failures == 0 and totals.malformed == 0
-    assert trainer.run_state.identity()["judge_args"] == {"model": model}
+    assert trainer.run_state.identity()["judge_args"] == {"model": "model"}, "no path in a checkpoint"
     assert trainer.state.log_history[0]["rewards/rank_reward/std"] > 0
