@@ -10,7 +10,6 @@ import inspect
 import re
 from pathlib import Path
 
-from rankbuffer_tools.service.command import ServeConfig
 from rankbuffer_trl.judge.config import (
     BudgetConfig,
     ClientConfig,
@@ -46,7 +45,6 @@ METHODS = """## Reward methods
 `method` is one of these names, or the dotted path of your own class ([how to write one](extending.md)). `method_args`
 holds the arguments of the method. A method with an argument `seed` gets the `seed` of the run.
 """
-SERVE = "`rankbuffer-serve` has these keys and those of the judge ([`other_trainers.md`](other_trainers.md))."
 NONE = ("No arguments.", "No further arguments.")
 
 
@@ -93,7 +91,6 @@ def page() -> str:
         HEAD.format(trl=TRL.format(version=version)),
         f"## The reward, prompts and answers, the start\n\n{table(RankBufferConfig)}\n",
         f"## The judge\n\n[`docs/judge.md`](judge.md) helps to choose.\n\n{table(*JUDGE)}\n",
-        f"## Rewards over HTTP\n\n{SERVE}\n\n{table(ServeConfig)}\n",
         METHODS,
         *method_sections(),
     ]

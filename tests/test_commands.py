@@ -43,7 +43,6 @@ QUERIES = "--dataset_name {bare} --output_file {tmp}/out.jsonl"
 RESPONSES = f"{QUERIES} --sampler_url {GONE} --sampler_model m"
 TRAIN = f"--config {QUICKSTART}/quickstart.yaml --dataset_name {HOWTO} --output_dir {{tmp}}/out"
 EVALUATION = "--models mine=nobody/model --output_dir {tmp}/out --assets_dir {assets} --assets_manifest {manifest}"
-SERVE = "--output_dir {tmp}/out --port 0"
 TRAINING = Program(
     TRAIN + " --dry_run",
     "rankbuffer_tools.train.command.run",
@@ -89,20 +88,6 @@ PROGRAMS = {
             f"--run_dir {{run}} --dataset_name {HOWTO} --method pointwise": "no query 'q",
             REJUDGE + " --sample 0": "sample must be at least 1, got 0",
             REJUDGE + " --method best": "there is no reward method 'best'",
-        },
-        kept=True,
-    ),
-    "rankbuffer-serve": Program(
-        SERVE,
-        "rankbuffer_tools.service.command.serve",
-        {
-            SERVE + AWAY: f"the judge server {GONE} cannot be reached, so nothing was started",
-            "": "output_dir is not set: name a folder",
-            SERVE + " --dataset_name nowhere.jsonl": "nowhere.jsonl does not exist",
-            SERVE + " --host 0.0.0.0": "so requests need a token: export one in RANKBUFFER_TOKEN",
-            SERVE + " --method best": "there is no reward method 'best'",
-            SERVE + " --format_check thnik": "format_check must be 'think', 'none' or a regular expression with",
-            SERVE + " --port 65536": "port must be at most 65535",
         },
         kept=True,
     ),

@@ -11,7 +11,6 @@ from evaluation.config import EvaluationConfig
 from rankbuffer_tools.audit.command import AuditConfig
 from rankbuffer_tools.jobs.script import read_settings
 from rankbuffer_tools.rejudge.config import RejudgeConfig
-from rankbuffer_tools.service.command import ServeConfig
 from rankbuffer_tools.train.parser import RecipeParser
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import RubricJudge
@@ -170,7 +169,6 @@ def test_config_refuses_a_bad_value_in_one_line_and_shows_no_key():
         (JudgeConfig, {"judge_timeout": None}, "judge_timeout must be a finite number, got None"),
         (AuditConfig, {"dataset_name": "a.jsonl", "queries": "5"}, "queries must be an integer, got a str"),
         (EvaluationConfig, {"models": ["a"], "engine": "x"}, "engine must be one of 'vllm', 'transformers', got 'x'"),
-        (ServeConfig, {"output_dir": "out", "judge_step_timeout": 0.0}, "judge_step_timeout must be above 0 seconds"),
         (OpenAIClient, key_in_url, "judge_url has a user, a query or a key"),
     ):
         assert refusal(config, values).startswith(words), values
@@ -368,7 +366,6 @@ def test_documented_defaults_are_those_of_the_fields():
         RejudgeConfig,
         RubricsConfig,
         ResponsesConfig,
-        ServeConfig,
     )
     for config in known:
         defaults = {each.name: each.default for each in fields(config) if each.default is not MISSING}

@@ -19,7 +19,7 @@ from helpers.programs import PAGES, blocks, commands, entry_points, parse, progr
 from helpers.servers import served
 
 from rankbuffer_tools.data.check import CheckSettings, needed_context
-from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import VerdictError
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics
@@ -105,7 +105,7 @@ def test_a_command_that_nobody_understands_is_found(monkeypatch, capsys):
             "accelerate launch --config_file accelerate_configs/none.yaml a.py",
             "there is no file accelerate_configs/no",
         ),
-        ("python -m rankbuffer_tools.service.judge --port one", "it ends with 2"),
+        ("python -m rankbuffer_tools.rubric_server --port one", "it ends with 2"),
         (f"{train} --judge_wait 1", ""),
         (f"{train} --judge_wait -1", "it ends with rankbuffer-train: judge_wait must"),
         ("python -m evaluation.nothing --seed 1", "there is no such module"),

@@ -49,7 +49,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankbuffer_tools.jobs.reach import check_server
-from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
 from rankbuffer_trl.judge.errors import masked
 from rankbuffer_trl.judge.judge import warn_of_counts

@@ -12,7 +12,7 @@ from conftest import ScriptedClient, ask, ask_all, scripted_judge, unreachable
 from helpers.judges import Fake, shuffled
 from helpers.servers import GOOD, completion, served
 
-from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
     Call,

@@ -19,7 +19,7 @@ from helpers.servers import GOOD, in_turn, refusing, saying, served
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.data.queries import load_queries
 from rankbuffer_trl.judge.judge import REPEAT
 from rankbuffer_trl.judge.rubric_judge import judge as by_rubrics

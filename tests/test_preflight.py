@@ -18,7 +18,7 @@ from helpers.servers import served
 
 from rankbuffer_tools.jobs.reach import estimate_tokens
 from rankbuffer_tools.jobs.script import duration, short
-from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_tools.train import command
 from rankbuffer_tools.train.parser import RecipeParser, read_recipe
 from rankbuffer_tools.train.preflight import preflight, report

@@ -30,7 +30,7 @@ from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.rejudge.replay import compare_group, measure, price_of, read_visits, replay
 from rankbuffer_tools.report.report import headlines_of
 from rankbuffer_tools.report.runs import Run, open_runs
-from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.buffer import initial_buffer
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.informs.card import duel_line

@@ -36,7 +36,7 @@ class Process:
 
     def start(self) -> None:
         """Returns when it listens."""
-        command = [sys.executable, "-m", "rankbuffer_tools.service.judge", "--port", str(self.port)]
+        command = [sys.executable, "-m", "rankbuffer_tools.rubric_server", "--port", str(self.port)]
         self.process = subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert any("Running on" in line for line in self.process.stdout), "it ended before it listened"
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=PATIENCE) as response:

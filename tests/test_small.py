@@ -13,7 +13,7 @@ from helpers.servers import served
 from transformers import AutoTokenizer, GenerationConfig
 
 from evaluation.engines import EngineError
-from rankbuffer_tools.service.judge import make_app
+from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.probabilities import Reading

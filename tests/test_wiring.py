@@ -1,31 +1,21 @@
 """Each setting of each program reaches its other end, and a new one without a row here fails."""
 
-import asyncio
 import json
-import os
-import pickle
-import signal
-import socket
-import sys
-import threading
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import httpx
 import pytest
 from datasets import Dataset
 from helpers.evaluation_assets import build, text_of, verdict
 from helpers.nectar_rows import RUBRICS, raw_row
 from helpers.programs import start
 from helpers.wiring import Ends, To, base, needed, plain, sent, settings_of, value_of
-from test_async_grpo import needs_trl_1_16
 from test_commands import PROGRAMS
 from test_format import of_trl
 from transformers import AutoTokenizer
@@ -38,8 +28,6 @@ from rankbuffer_tools.data.tokens import TokenCounter
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import command as report_command
-from rankbuffer_tools.service.async_grpo import AsyncRankBufferReward
-from rankbuffer_tools.service.command import ServeConfig
 from rankbuffer_tools.train.parser import JUDGE, OURS, TRAINING
 from rankbuffer_trl.data.queries import GENERIC
 from rankbuffer_trl.judge import RubricJudge
@@ -47,7 +35,6 @@ from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.servers import Servers
 from rankbuffer_trl.rewards.format import AnswerReader
 from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.store import BufferStore
 from rankbuffer_trl.training.config import RankBufferConfig
 from rankbuffer_trl.training.reward_function import RankBufferReward
 from rankbuffer_trl.training.rollouts import separate_rollouts
@@ -398,94 +385,12 @@ def evaluation_in_this_process(at) -> dict:
     return rows | {"generate_only": To(True, lambda ends: not ends.asked)}
 
 
-# The service, and rewards for other trainers
-
-
-def serve(at) -> dict:
-    """The rows of all starts of the service."""
-    with socket.create_server(("127.0.0.2", 0)) as free:
-        port = free.getsockname()[1]
-    at.ends.doors("rankbuffer_tools.service.command", "SingleGroups load_method")
-    rows = judge(at) | data(at) | listwise() | needed(host="127.0.0.2", port=port, token_env="OWN_KEY")
-    return rows | base(judge_token_budget=10**9, judge_price_budget=1e9) | {
-        "judge_completion_price": To(4.0, {"endpoint.completion_price": 4.0}),
-        "judge_max_failures": 0.75,
-        "judge_step_timeout": To(88.0, {"timeout": 88.0}),
-        "seed": 10,
-        "format_check": To("think", lambda ends: "a plan" not in ends.asked),
-        "output_dir": To(str(at.out), "file _rankbuffer/live.sqlite"),
-    }  # fmt: skip
+# Rewards for a stock trainer
 
 
 def group_of(at) -> tuple[dict, list[str]]:
     """Return the row of a query and texts with a thought."""
     return at.howto[0], [f"<think>a plan</think>{text}" for text in at.howto[1]["responses"]]
-
-
-def serve_a_group(at, values: dict, ctrl_c: bool = True) -> None:
-    """Serve in this thread. Another one posts a group, without its token, with another one and with it."""
-    at.ends.patch.setattr("os._exit", sys.exit)
-
-    def post() -> list[int]:
-        row, texts = group_of(at)
-        group = {"query_id": row["query_id"], "texts": texts}
-        heads = [{"Authorization": f"Bearer {token}"} for token in ("none", "another", "own-k3y")]
-        with httpx.Client(base_url=f"http://{values['host']}:{values['port']}", timeout=60) as client:
-            while not ended.wait(0.01):
-                with suppress(httpx.ConnectError):
-                    client.get("/health")
-                    break
-            found = [client.post("/v1/groups", json=group, headers=head).status_code for head in heads]
-        if ctrl_c:
-            os.kill(os.getpid(), signal.SIGINT)
-        return found
-
-    ended = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        posts = pool.submit(post)
-        try:
-            run_program("rankbuffer-serve", ServeConfig, at, values)
-        except KeyboardInterrupt:  # which would end pytest
-            raise AssertionError("Ctrl-C does not end the service in order") from None
-        finally:
-            ended.set()
-        assert posts.result() == [401, 401, 200]
-
-
-@starts("rankbuffer-serve", ServeConfig, serve_a_group)
-def served_to_the_end(at) -> dict:
-    return serve(at)
-
-
-@starts("rankbuffer-serve", ServeConfig, partial(serve_a_group, ctrl_c=False))
-def served_for_a_price(at) -> dict:
-    rows = base(**{name: value_of(row) for name, row in serve(at).items()})
-    return rows | {"judge_price_budget": To(1e-4, "judge_price_budget=0.00: ends after")}
-
-
-@starts("rankbuffer-serve", ServeConfig, partial(serve_a_group, ctrl_c=False))
-def served_for_tokens(at) -> dict:
-    rows = base(**{name: value_of(row) for name, row in serve(at).items()})
-    return rows | {"judge_token_budget": To(50, "judge_token_budget=50: ends after")}
-
-
-def ask_async_reward(at, values: dict) -> None:
-    """Make the reward, send it to another folder as the trainer's worker does, and reward one group."""
-    config = JudgeConfig(**{name: value for name, value in values.items() if name.startswith("judge_")})
-    given = {name: value for name, value in values.items() if not name.startswith("judge_")} | {"judge": config}
-    at.ends.patch.chdir(at.tmp)
-    reward = pickle.loads(pickle.dumps(AsyncRankBufferReward(**given)))
-    at.out.mkdir()
-    at.ends.patch.chdir(at.out)
-    row, texts = group_of(at)
-
-    async def play() -> None:
-        try:
-            await reward([row["prompt"]] * len(texts), texts, [row["query_id"]] * len(texts))
-        finally:
-            await reward.close()
-
-    asyncio.run(play())
 
 
 def reward(at) -> dict:
@@ -495,15 +400,6 @@ def reward(at) -> dict:
         "method": To(RankBuffer(k0=3), {"method.k0": 3}),
         "answers": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
     }
-
-
-@starts("AsyncRankBufferReward", settings_of(JudgeConfig) | settings_of(AsyncRankBufferReward), ask_async_reward)
-def async_reward(at) -> dict:
-    at.ends.door("rankbuffer_tools.service.async_grpo.SingleGroups")
-    BufferStore(at.tmp / "live.sqlite").close()
-    rows = judge(at) | reward(at) | needed(judge="all settings of the judge", resume=True)
-    rows |= {"judge_completion_price": 4.0, "judge_max_failures": 0.75, "timeout": 88.0}
-    return rows | {"store": To("live.sqlite", {"store": at.tmp / "live.sqlite"})}
 
 
 def ask_reward(at, values: dict) -> None:
@@ -647,7 +543,7 @@ def the_library(at) -> dict:
 # The tests
 
 
-MARKS = {"a_run": pytest.mark.slow, "async_reward": needs_trl_1_16}
+MARKS = {"a_run": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in STARTS])
@@ -679,7 +575,6 @@ class Own(RubricJudge):
 
 
 LEAST = {
-    ServeConfig: {"output_dir": "out"},
     AuditConfig: {"dataset_name": "a.jsonl", "samples": "a.jsonl"},
     RejudgeConfig: {"run_dir": "a", "dataset_name": "a.jsonl"},
     RubricsConfig: {"dataset_name": "a.jsonl"},

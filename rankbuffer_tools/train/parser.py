@@ -1,7 +1,5 @@
 """The parser of `rankbuffer-train`: YAML recipes that build on a base, and a help that begins with our own keys.
 
-`rankbuffer-serve` reads the same recipes. It has fewer keys, and names those that it does not use.
-
 A recipe is looked up beside the file that names it, then among the recipes of this package. So `paper/rankbuffer.yaml`
 and `recipes/paper/rankbuffer.yaml` are found from any folder.
 """

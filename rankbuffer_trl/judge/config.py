@@ -222,9 +222,9 @@ class BudgetConfig(JudgeConfig):
 
     Parameters:
         judge_token_budget (`int`, *optional*):
-            Judge tokens after which a training stops with a checkpoint, as after a SIGTERM, and the service ends.
-            Prompt and completion tokens of all attempts count: those of evaluations and first questions, and all that
-            was taken in this `output_dir` before. With a used-up budget nothing starts. Default: no limit.
+            Judge tokens after which a training stops with a checkpoint, as after a SIGTERM. Prompt and completion
+            tokens of all attempts count: those of evaluations and first questions, and all that was taken in this
+            `output_dir` before. With a used-up budget nothing starts. Default: no limit.
         judge_price_budget (`float`, *optional*):
             Price of these tokens that counts in the same way. It needs `judge_prompt_price` and
             `judge_completion_price`.

@@ -114,11 +114,6 @@ class Servers:
             self._gave_up = True
             logger.warning("no %s server was back within %g s, so questions fail now", self.clients[0].role, self.wait)
 
-    def end_waits(self) -> None:
-        """Let no question wait for a server, from now on. Those that wait ask once more."""
-        self.wait = self._wait_ends = 0.0
-        self._back.set()
-
     async def _probe(self, client: OpenAIClient) -> None:
         """Ask a server that is down for a token now and then, until it generates one."""
         while True:

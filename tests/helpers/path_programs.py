@@ -30,7 +30,7 @@ ANSWERS = [f"Boil the egg for {n} minutes." for n in ("two", "three", "four", "f
 
 def judge_app(model: str) -> web.Application:
     """Serve the embedded judge under a name. It also writes rubrics, always the same."""
-    from rankbuffer_tools.service.judge import make_app
+    from rankbuffer_tools.rubric_server import make_app
     from rankbuffer_trl.judge.ledger import Usage
     from rankbuffer_trl.judge.rubric_judge import RubricJudge
 

@@ -1,6 +1,6 @@
 """The embedded rubric judge as an OpenAI-compatible server, to try the HTTP path without a language model.
 
-    python -m rankbuffer_tools.service.judge --port 8001
+    python -m rankbuffer_tools.rubric_server --port 8001
 
 The server answers `POST /v1/chat/completions`, `GET /v1/models` and `GET /health`. It listens on loopback unless
 `--host` says otherwise. It has no streaming, no keys, and no parameter that changes an answer.

@@ -1,1 +1,0 @@
-"""Servers: rank rewards for trainers that are not ours, and the embedded judge over HTTP."""
