@@ -197,4 +197,4 @@ def test_citation_and_changelog_are_of_this_version_and_of_the_paper():
     assert paper["title"] == RankBufferTrainer._paper["title"] == citation["title"].partition(" on TRL")[0]
     authors = " and ".join(f"{one['given-names']} {one['family-names']}" for one in paper["authors"])
     assert f"author = {{{authors}}}" in RankBufferTrainer._paper["citation"]
-    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == __version__
+    assert re.findall(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == __version__
