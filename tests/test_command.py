@@ -479,10 +479,17 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
     )
     words += ["--model_name_or_path", f"{tmp_path}/bare", "--chat_template_kwargs", '{"odd": 1}']
     two = ["--eval_strategy", "epoch", "--dataset_name", f"{tmp_path}/two"]
+    users = "{% for each in messages if each.role == 'user' %}{{ each.content }}{% endfor %}"
+    unread = r"^row 1 of the data to evaluate on \(.*\): .* leaves out a message of the role 'system'"
     for template, more, message in (
         (None, [], r"^.*bare has no chat template.*$"),
-        ("{{ raise_exception('Never') if odd }}", [], r"bare refuses a prompt of the roles user: Never"),
-        ("{{ raise_exception('Never') if messages[1:] }}", two, r"bare refuses a prompt of the roles system, user"),
+        (
+            "{{ raise_exception('Never') if odd }}",
+            [],
+            r"^row 1 \(.*\): .* refuses a prompt of the roles user: Never",
+        ),
+        ("{{ raise_exception('Never') if messages[1:] }}{{ messages[0].content }}", two, r"refuses a prompt of the roles system, user"),
+        *((users, [*two, *mode], unread) for mode in ([], ["--dry_run"], ["--preflight_only"])),
     ):
         tokenizer.chat_template = template
         tokenizer.save_pretrained(tmp_path / "bare")

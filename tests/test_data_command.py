@@ -159,7 +159,7 @@ def test_check_settings_refuse_what_cannot_be_counted():
             CheckSettings(**{key: least - 1})
 
 
-def test_token_counter_without_a_template_counts_the_texts(tmp_path, tiny_policy):
+def test_token_counter_without_a_template_counts_the_texts(tmp_path, tiny_policy, capsys):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
@@ -171,6 +171,9 @@ def test_token_counter_without_a_template_counts_the_texts(tmp_path, tiny_policy
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(DataError, match="refuses a prompt of the roles system, user: No system role"):
         TokenCounter(str(tmp_path)).chat([{"role": role, "content": "boil"} for role in ("system", "user")])
+    write_rows(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])
+    _, last = refused(capsys, "check", tmp_path / "mine.jsonl", "--tokenizer", tmp_path)
+    assert re.match(r"rankbuffer-data: row 1 \(query_id 'prompt-\w{16}'\): the chat template refuses ", last)
 
 
 def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path, capsys):

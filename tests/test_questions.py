@@ -29,6 +29,7 @@ from rankbuffer_trl.judge import (
 from rankbuffer_trl.judge.guard import MARKER
 from rankbuffer_trl.judge.ledger import Reply
 from rankbuffer_trl.judge.questions import weighted_rubrics
+from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.judge.verdicts import (
     constrain,
     order_verdict,
@@ -108,6 +109,14 @@ def test_question_prompt_kind_and_verdict(name):
     assert set(ASKED) == set(questions(**TEXTS))
 
 
+def test_weighted_rubrics_writes_each_rubric_in_one_line_that_the_embedded_judge_reads():
+    texts = "Says salt.\n2.[weight=5] Says rice.", "Says\r\n \n\ttea\u2028and milk. "
+    query = Query("q", [{"role": "user", "content": "How?"}], tuple(Rubric(text, 5) for text in texts))
+    lines = "1.[weight=5] Says salt. 2.[weight=5] Says rice.\n2.[weight=5] Says tea and milk."
+    assert weighted_rubrics(query.rubrics) == lines and lines in pointwise_question(query, "").prompt(True)
+    assert rubric_verdict(pointwise_question(query, "Tea, milk.").prompt(True)) == '{"score": 5}'
+
+
 def test_weighted_rubrics_says_what_a_negative_weight_means_where_there_is_one():
     lines = "1.[weight=5] Is short.\n2.[weight=-3] Praises the question."
     rubrics = (Rubric("Is short.", 5), Rubric("Praises the question.", -3))
@@ -135,10 +144,11 @@ TEXT = st.text() | st.lists(st.sampled_from(NASTY), max_size=4).map(" ".join)
 @example("first", " ".join(NASTY))
 @example("query", " ".join(NASTY))
 def test_question_prompt_holds_every_text_unchanged(place, text):
-    """What becomes of chat markers is in `test_guard.py`."""
+    """A rubric is one line. What becomes of chat markers is in `test_guard.py`."""
     names = {place: f"<{place}>" for place in TEXTS}  # no template holds such a name, and no two are alike
     for name, question in questions(**names | {place: text}).items():
-        expected = questions(**names)[name].prompt().replace(f"<{place}>", text)
+        shown = " ".join(text.split()) if place == "rubric" else text
+        expected = questions(**names)[name].prompt().replace(f"<{place}>", shown)
         assert question.prompt() == expected, name
 
 

@@ -171,7 +171,7 @@ def test_trainer_asks_a_first_question_before_anything_runs(training):
 
 def test_trainer_refuses_bad_data_when_it_is_built(tmp_path, tiny_policy, rows):
     (tmp_path / "file").write_text("in the way")
-    too_long = r"'make-tea': its prompt has \d+ tokens, max_prompt_length is 8"
+    too_long = r"'make-tea'\): its prompt has \d+ tokens, max_prompt_length is 8"
     for change, folder, settings, message in [
         (lambda: rows.remove_columns("responses"), "out", {}, "no column 'responses'"),
         (lambda: rows.select([0] * 12), "out", {}, "the query_id .make-tea. is that of row 1"),

@@ -97,7 +97,10 @@ def check(arguments: argparse.Namespace) -> None:
         raise DataError(f"{arguments.file} is not ready. Faults: {count:,}.{above}")
     dataset = load_queries(arguments.file, split=arguments.split)
     known = ["prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
-    found = check_dataset(select(dataset, known), tokens, settings)
+    dataset = select(dataset, known)
+    rows = enumerate(checked_rows(dataset, rubrics_needed=False), start=1)
+    tokens.check({**row, "place": f"row {number}"} for number, row in rows)
+    found = check_dataset(dataset, tokens, settings)
     print_findings(arguments.file, found, tokens, settings)
     if any(not_ready(found, tokens, settings)):
         raise DataError(f"{arguments.file} is not ready, for the reasons above")

@@ -1,11 +1,10 @@
 """Count the tokens of a text with a tokenizer, or estimate them without one."""
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
-from rankbuffer_trl.data.queries import DataError
+from rankbuffer_trl.data.prompts import check_prompts, render
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Messages
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_tokenizer(name: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
-    """Load a tokenizer by its name or path.
+def load_tokenizer(name: str, revision: str | None = None, local: bool = False) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer by its name or path; with `local`, without the network.
 
     Raises:
         [`SettingsError`]: if it cannot be loaded.
@@ -24,23 +23,10 @@ def load_tokenizer(name: str, revision: str | None = None) -> "PreTrainedTokeniz
     from transformers import AutoTokenizer  # slow to import, and not needed for an estimate
 
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision)
+        return AutoTokenizer.from_pretrained(name, revision=revision, local_files_only=local)
     except (OSError, ValueError) as error:
         cause = " ".join(str(error).split())
         raise SettingsError(f"the tokenizer {name} cannot be loaded: {cause}") from error
-
-
-def render(tokenizer: "PreTrainedTokenizerBase", name: str, messages: Messages, **kwargs: Any) -> str:
-    """Write a chat in a model's template, up to the answer. `kwargs` are those of the template.
-
-    Raises:
-        [`DataError`]: if the template refuses the roles of the messages.
-    """
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs)
-    except TemplateError as error:
-        roles = ", ".join(message["role"] for message in messages)
-        raise DataError(f"the template of {name} refuses a prompt of the roles {roles}: {error}") from error
 
 
 class TokenCounter:
@@ -78,3 +64,8 @@ class TokenCounter:
         if self._tokenizer is None or self._tokenizer.chat_template is None:
             return sum(self.text(message["content"]) for message in messages)
         return self.text(render(self._tokenizer, self.name, messages))
+
+    def check(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Refuse a prompt that the tokenizer's policy reads otherwise than a judge, see [`check_prompts`]."""
+        if self._tokenizer is not None:
+            check_prompts(rows, self._tokenizer)

@@ -19,7 +19,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -30,12 +30,12 @@ from huggingface_hub import get_token
 from transformers.utils import find_adapter_config_file
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
+from rankbuffer_trl.data.prompts import check_prompts
 from rankbuffer_trl.data.queries import DataError, MissingFileError, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact.checkpoint import check_not_uploaded, check_trusted, check_unchanged
 from rankbuffer_trl.exact.distributed import MainProcessError, on_main_process
 from rankbuffer_trl.exact.manifest import read_manifest
-from rankbuffer_trl.groups import Messages
 from rankbuffer_trl.training.batches import Batches
 from rankbuffer_trl.training.budget import check_budget
 from rankbuffer_trl.training.config import RankBufferConfig
@@ -43,7 +43,7 @@ from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.state import differences, identity
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
-from ..data.tokens import load_tokenizer, render
+from ..data.tokens import load_tokenizer
 from .ending import FAILED, exit_code, stop_words, tell_command, tell_launcher
 from .parser import NO_DATA, RecipeParser
 from .preflight import report
@@ -184,13 +184,15 @@ def check_same_run(plan: RunPlan) -> None:
         check_unchanged(path, differences(read_manifest(path), identity(plan)))
 
 
-def check_template(name: str | None, revision: str | None, prompts: Iterable[Messages] = (), **kwargs: Any) -> None:
+def check_template(
+    name: str | None, revision: str | None, rows: Iterable[Mapping[str, Any]] = (), **kwargs: Any
+) -> None:
     """Check that the policy can read the prompts, before the judge is asked and the policy is loaded.
 
     Raises:
         [`SettingsError`]: if there is no policy, if it is an adapter, or if its tokenizer cannot be loaded or has no
             chat template.
-        [`DataError`]: if the template refuses the roles of a prompt.
+        [`DataError`]: if the template refuses a prompt or leaves out a part of it.
     """
     if not name:
         raise SettingsError(NO_POLICY)
@@ -202,8 +204,24 @@ def check_template(name: str | None, revision: str | None, prompts: Iterable[Mes
             f"{name} is an adapter, and a run begins with a whole policy: merge it into its base (merge_and_unload of"
             " peft), save that with the tokenizer, and name the new folder"
         )
-    for prompt in {tuple(message["role"] for message in prompt): prompt for prompt in prompts}.values():
-        render(tokenizer, name, prompt, **kwargs)
+    check_prompts(rows, tokenizer, **kwargs)
+
+
+def unchecked(name: str | None, revision: str | None, rows: Iterable[Mapping[str, Any]], **kwargs: Any) -> list[str]:
+    """Check the prompts if the policy's tokenizer is on this machine. Else say in a line that they are not checked.
+
+    Raises:
+        [`DataError`]: if the template refuses a prompt or leaves out a part of it.
+    """
+    try:
+        if name:
+            check_prompts(rows, load_tokenizer(name, revision, local=True), **kwargs)
+    except SettingsError:
+        return [
+            "prompts: not checked against the policy's chat template, because its tokenizer is not on this machine;"
+            " `rankbuffer-data check --tokenizer` does"
+        ]
+    return []
 
 
 def last_lines(trainer: RankBufferTrainer, dataset_name: str, policy: str) -> list[str]:
@@ -239,8 +257,11 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     plan = make_plan(script_args, training_args)
     pushes = on_main_process(lambda: push_line(training_args))  # it alone pushes
     on_main_process(lambda: log_in(training_args))  # it alone logs
+    template = training_args.chat_template_kwargs or {}
+    name, revision = model_args.model_name_or_path, model_args.model_revision
     if training_args.only_checks:
-        say("dry run" if training_args.dry_run else "preflight", [*plan.batches.lines(), pushes])
+        more = on_main_process(lambda: unchecked(name, revision, plan.rows, **template))
+        say("dry run" if training_args.dry_run else "preflight", [*plan.batches.lines(), pushes, *more])
     if plan.checkpoint:
         steps = plan.batches.steps
         left = max(steps - plan.done, 0)
@@ -253,10 +274,8 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
         return
     if hook := training_args.on_stop_command:
         on_main_process(lambda: stop_words(hook))
-    read, template = (row["prompt"] for row in plan.rows), training_args.chat_template_kwargs or {}
-    name, revision = model_args.model_name_or_path, model_args.model_revision
     on_main_process(lambda: check_same_run(plan))
-    on_main_process(lambda: check_template(name, revision, read, **template))
+    on_main_process(lambda: check_template(name, revision, plan.rows, **template))
     trainer: RankBufferTrainer | None = None
     step, reason = plan.done, "finished"
     try:

@@ -9,13 +9,13 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from glob import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from datasets import Dataset, IterableDataset, List, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
@@ -25,9 +25,6 @@ from pyarrow import ArrowException
 from ..decoding import shorten
 from ..errors import RankBufferError
 from ..groups import Query, Rubric
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -284,29 +281,6 @@ def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
     except (ValueError, OSError, DatasetGenerationError) as error:
         cause = " ".join(str(error).split())
         raise DataError(f"the data set cannot be read after its first {count} rows or so: {cause}") from error
-
-
-def check_prompts(
-    rows: Iterable[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", args: Any, tools: Any = None
-) -> None:
-    """Refuse a prompt with more than `max_prompt_length` tokens, as the chat template writes it with the tools.
-
-    Raises:
-        [`DataError`]: naming the query.
-    """
-    limit = args.max_prompt_length
-    for row in rows if limit else ():
-        ids = tokenizer.apply_chat_template(
-            row["prompt"],
-            tools=tools or None,
-            add_generation_prompt=True,
-            return_dict=False,
-            **(args.chat_template_kwargs or {}),
-        )
-        if len(ids) > limit:
-            raise DataError(
-                f"query {row['query_id']!r}: its prompt has {len(ids)} tokens, max_prompt_length is {limit}"
-            )
 
 
 def text_fault(value: object) -> str | None:

@@ -263,9 +263,11 @@ def texts_of(query: Query) -> dict[str, str]:
 def weighted_rubrics(rubrics: Sequence[Rubric]) -> str:
     """Return one `1.[weight=5] text` line per rubric, as the paper's `WEIGHTED_RUBRICS`.
 
-    The paper has no negative weights. If there is one, a last line says what it means.
+    The paper has no negative weights. If there is one, a last line says what it means. White space in a text becomes
+    single spaces: a second line of a rubric could be read as another rubric, or as the end of all.
     """
-    lines = [f"{i}.[weight={rubric.weight}] {rubric.text}" for i, rubric in enumerate(rubrics, start=1)]
+    each = ((rubric.weight, " ".join(rubric.text.split())) for rubric in rubrics)
+    lines = [f"{i}.[weight={weight}] {text}" for i, (weight, text) in enumerate(each, start=1)]
     return "\n".join(lines + [FAULTS] * any(rubric.weight < 0 for rubric in rubrics))
 
 

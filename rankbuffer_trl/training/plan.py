@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from datasets import Dataset
@@ -89,6 +88,8 @@ class RunPlan:
 
     @property
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Each `prompt` with its `query_id`: those to train on, then those to evaluate on."""
-        tables = [table for table in (self.queries, self.eval_queries) if table is not None]
-        return chain.from_iterable(table.prompts.select_columns(["prompt", "query_id"]) for table in tables)
+        """Each `prompt` with its `query_id` and its `place`: those to train on, then those to evaluate on."""
+        for table, where in ((self.queries, ""), (self.eval_queries, " of the data to evaluate on")):
+            rows = () if table is None else table.prompts.select_columns(["prompt", "query_id"])
+            for number, row in enumerate(rows, start=1):
+                yield {**row, "place": f"row {number}{where}"}

@@ -15,7 +15,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from ..data.queries import QueryTable, check_prompts
+from ..data.prompts import check_prompts
+from ..data.queries import QueryTable
 from ..errors import SettingsError
 from ..exact.distributed import on_main_process
 from ..exact.trainer import ResumableTrainer
@@ -144,7 +145,8 @@ class RankBufferTrainer(ResumableTrainer):
         self._rollouts = separate_rollouts(self, self._arrived)
         # Of several environments, each row names its own; their tools are not counted.
         tools = [] if len(getattr(self, "_env_tools", ())) > 1 else self.tools
-        on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args, tools))
+        template = (args.chat_template_kwargs or {}) | {"tools": tools or None}
+        on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args.max_prompt_length, **template))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
 
