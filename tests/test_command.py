@@ -488,7 +488,11 @@ def test_check_template_refuses_a_policy_without_one_before_the_judge_is_asked(
             [],
             r"^row 1 \(.*\): .* refuses a prompt of the roles user: Never",
         ),
-        ("{{ raise_exception('Never') if messages[1:] }}{{ messages[0].content }}", two, r"refuses a prompt of the roles system, user"),
+        (
+            "{{ raise_exception('Never') if messages[1:] }}{{ messages[0].content }}",
+            two,
+            "refuses a prompt of the roles system, user",
+        ),
         *((users, [*two, *mode], unread) for mode in ([], ["--dry_run"], ["--preflight_only"])),
     ):
         tokenizer.chat_template = template

@@ -238,3 +238,11 @@ def test_a_command_says_that_it_was_interrupted_and_what_is_kept(program, monkey
     monkeypatch.setattr(known.part, Mock(side_effect=KeyboardInterrupt))
     said = f"{known.name or Path(name).stem}: interrupted"
     assert end(known.words).startswith(f"{said}. The " if known.kept else said)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("name", entry_points())
+def test_python_m_runs_the_module_of_each_command(name, capsys):
+    with pytest.raises(SystemExit) as exit:
+        start(entry_points()[name][0], ["--help"])
+    assert not exit.value.code and "usage: " in capsys.readouterr().out

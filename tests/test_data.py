@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, Image
 
 from rankbuffer_tools.jobs.output import write_rows
 from rankbuffer_trl.data.queries import HINT, DataError, QueryTable, checked_rows, iterate, load_queries, normal_row
@@ -62,6 +62,35 @@ def test_load_queries_gives_the_same_queries_from_every_kind_of_file(tmp_path, n
     )
 
 
+def test_query_table_refuses_what_is_not_one_split():
+    rows = Dataset.from_list(good_rows())
+    for other, message in (
+        (rows.to_iterable_dataset(), "is a IterableDataset, .*: pass one split, .* without streaming"),
+        (DatasetDict(train=rows, test=rows), r"is a DatasetDict of splits \('train', 'test'\): pass one split"),
+        ({"train": rows}, r"is a dict of splits \('train'\): pass one split"),
+        (good_rows(), "is a list, .*: pass one split"),
+    ):
+        with pytest.raises(DataError, match=message):
+            QueryTable(other)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        *((name, ["a.png"], "text alone") for name in ("images", "Image", "videos", "audio")),
+        ("screenshot", {"path": "a.png", "bytes": None}, "text alone"),
+        ("rubric", [{"title": "Clear"}], "rubrics stand in the column 'rubrics'"),
+        ("imagery", "a", None),
+        ("Audiobook", "a", None),
+    ],
+)
+def test_query_table_warns_of_a_column_that_matters_and_is_not_read(column, value, said, caplog):
+    rows = Dataset.from_list([row | {column: value} for row in without("rubrics", good_rows())])
+    QueryTable(rows.cast_column(column, Image()) if column == "screenshot" else rows)
+    found = [each.getMessage() for each in caplog.records if f"columns ['{column}'] are" in each.getMessage()]
+    assert len(found) == (said is not None) and all(each.count(said) for each in found)
+
+
 # Rows
 
 MESSAGES = 'must be a text or a list of messages such as [{"role": "user", "content": "..."}]'
@@ -104,6 +133,10 @@ BAD_VALUES = [  # column, value, the key that is named, what is wrong with it, w
     ("responses", ["a", "b", "c"], "responses", "must hold at least 4 responses from worst to best", 3),
     ("responses", ["a", "b", "c", " \n"], "responses[3]", TEXT, " \n"),
     ("responses", [1, 2, 3, 4], "responses[0]", TEXT, 1),
+    *(
+        ("responses", [blank, "b", "c", "d"], "responses[0]", TEXT, blank)
+        for blank in ("\u200b \u2060", "\ufeff\u3164")
+    ),
     ("models", ["a"], "models", "must name who wrote each of the 4 responses", ["a"]),
     ("models", ["a", None, "c", "d"], "models[1]", TEXT, None),
     ("models", "gpt-4", "models", "must be a list of text", "gpt-4"),

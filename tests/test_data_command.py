@@ -176,6 +176,18 @@ def test_token_counter_without_a_template_counts_the_texts(tmp_path, tiny_policy
     assert re.match(r"rankbuffer-data: row 1 \(query_id 'prompt-\w{16}'\): the chat template refuses ", last)
 
 
+def test_check_says_once_that_there_is_no_prompt_and_names_no_id_that_no_row_has(tmp_path, capsys):
+    path = tmp_path / "mine.jsonl"
+    write_rows(path, [{"question": "Why?", "rubric": []}] * 30)
+    out, last = refused(capsys, "check", path)
+    assert out == "" and "no column 'prompt'" in last and last.endswith("its columns are ['question', 'rubric']")
+    write_rows(path, [{"prompt": "Why?"}, {"question": "Why?"}])
+    out, last = refused(capsys, "check", path)
+    assert out.startswith("line 2: prompt must be a text or") and "prompt-" not in out
+    path.write_text("")
+    assert "rankbuffer-data check" not in refused(capsys, "check", path)[1]
+
+
 def test_check_lists_the_first_twenty_faults_with_lines_and_true_values(tmp_path, capsys):
     good = {"query_id": "q", "prompt": "Why?", "rubrics": [{"text": "Is clear.", "weight": 1}], "responses": ["a"]}
     half = good | {"query_id": "half", "rubrics": [{"text": "Is clear.", "weight": 2.5}]}
@@ -225,7 +237,7 @@ def test_check_reads_every_form_of_json_and_counts_rows_from_one(howto, tmp_path
         (tmp_path / "a.json").write_text(text, encoding="utf-8")
         out, last = refused(capsys, "check", tmp_path / "a.json")
         assert re.fullmatch(fault, out.strip()) and last.endswith("is not ready. Faults: 1.")
-    (tmp_path / "a.json").write_text('{"question": "Why?"}\n{"question": "How?"}')
+    (tmp_path / "a.json").write_text('{"question": "Why?"}\n{"question": "How?"}\n{"prompt": "How?"}')
     out, last = refused(capsys, "check", tmp_path / "a.json")
     assert out.count("got None") == 2 and last.endswith("Faults: 2."), "rows without a prompt are not alike"
     write_rows(tmp_path / "mine.parquet", [howto[0], howto[1] | {"rubrics": [{"text": "x", "weight": 9}]}])

@@ -103,6 +103,7 @@ def test_to_row_orders_responses_from_worst_to_best(howto):
     nameless = raw_row(3, howto)
     for answer in nameless["answers"]:
         answer |= {"model": None, "answer": f" {answer['answer']}\r\nb "}
+    nameless["answers"][3]["model"] = " \n"
     assert to_row(nameless)["models"] == ["unknown"] * 7
     assert to_row(nameless)["responses"] == [f"{text}\nb" for text in row["responses"]]
 

@@ -61,6 +61,11 @@ def test_the_makefile_installs_the_vllm_that_the_extra_names(package):
     assert done.stdout.strip() in [one.version for one in Requirement(text).specifier if one.operator == ">="]
 
 
+def test_the_sandbox_of_chat_templates_has_no_known_way_out(package):
+    [jinja] = [Requirement(text) for text in package["dependencies"] if text.startswith("jinja2")]
+    assert not jinja.specifier.contains("3.1.5")  # CVE-2025-27516
+
+
 def test_no_package_is_forgotten():
     listed = tomllib.loads(text_of("pyproject.toml"))["tool"]["setuptools"]["packages"]
     assert {*listed} == {*find_packages(str(ROOT), include=["rankbuffer_*"]), "rankbuffer_tools.recipes"}
@@ -149,8 +154,9 @@ def test_the_workflows_pin_each_action_by_its_commit():
             assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", used), f"{path.name}: {used}"
 
 
-def test_a_release_is_built_from_a_commit_of_main_alone(tmp_path):
-    steps = yaml.safe_load(text_of(".github/workflows/release.yml"))["jobs"]["build"]["steps"]
+@pytest.mark.parametrize(("workflow", "job"), [("release", "build"), ("site", "site")])
+def test_what_a_tag_publishes_is_made_from_a_commit_of_main_alone(workflow, job, tmp_path):
+    steps = yaml.safe_load(text_of(f".github/workflows/{workflow}.yml"))["jobs"][job]["steps"]
     checks = [step["run"] for step in steps if "main" in step.get("name", "")]
     assert steps[0]["with"] == {"fetch-depth": 0}, "else the checkout has no origin/main"
     git = "git -c user.name=a -c user.email=a@b commit --quiet --allow-empty --message=c"

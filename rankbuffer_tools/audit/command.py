@@ -282,3 +282,7 @@ def main() -> None:
         sys.exit("rankbuffer-audit: interrupted. The answers so far are kept; run the same command again to continue")
     print_audit(found)
     print(f"Numbers: {out / 'audit.json'}. Figure: {out / 'audit.png'}." + (f" Card: {card}." if config.card else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from datasets import disable_progress_bars
 
-from rankbuffer_trl.data.queries import DataError, checked_rows, load_queries, select
+from rankbuffer_trl.data.queries import HINT, DataError, checked_rows, load_queries, select, warn_of_columns
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.rewards.method import RewardMethod, find_method, load_method
 from rankbuffer_trl.settings import check_at_least, described
@@ -97,6 +97,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise DataError(f"{arguments.file} is not ready. Faults: {count:,}.{above}")
     dataset = load_queries(arguments.file, split=arguments.split)
     known = ["prompt"] + [c for c in ("rubrics", "responses", "models") if c in dataset.column_names]
+    warn_of_columns(dataset)
     dataset = select(dataset, known)
     rows = enumerate(checked_rows(dataset, rubrics_needed=False), start=1)
     tokens.check({**row, "place": f"row {number}"} for number, row in rows)
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run_command(arguments)
     except (RankBufferError, OSError) as error:
-        sys.exit(f"rankbuffer-data: {error}")
+        sys.exit(f"rankbuffer-data: {str(error) if arguments.command == 'card' else str(error).replace(HINT, '')}")
     except KeyboardInterrupt:
         sys.exit("rankbuffer-data: interrupted")
 

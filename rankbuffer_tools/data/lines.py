@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rankbuffer_trl.data.queries import BUILDERS, iterate, load_queries, normal_row, row_faults
+from rankbuffer_trl.data.queries import BUILDERS, check_columns, iterate, load_queries, normal_row, row_faults
 from rankbuffer_trl.decoding import shorten
 
 
@@ -28,6 +28,13 @@ def list_faults(name: str, split: str) -> Iterator[str]:
     Raises:
         [`DataError`]: if the data set is missing or of another kind.
     """
+    columns: dict[str, None] = {}  # in their order
+    for _, row, fault in rows_of(name, split):
+        columns |= {} if fault else dict.fromkeys(row)
+        if fault or "prompt" in columns:
+            break
+    else:
+        check_columns(list(columns), ["prompt"] if columns else [])  # once, not for each row
     seen: dict[str, str] = {}
     for place, row, fault in rows_of(name, split):
         if fault:

@@ -88,7 +88,7 @@ def to_row(raw: dict) -> dict:
         "query_id": "nectar-" + hashlib.sha256(raw["prompt"].encode()).hexdigest()[:16],
         "prompt": messages,
         "responses": responses,
-        "models": [answer["model"] or "unknown" for answer in answers],
+        "models": ["unknown" if text_fault(answer["model"]) else answer["model"] for answer in answers],
     }
 
 

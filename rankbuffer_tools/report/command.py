@@ -70,3 +70,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("rankbuffer-report: interrupted")
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), with charts and tables in its folder.")
+
+
+if __name__ == "__main__":
+    main()

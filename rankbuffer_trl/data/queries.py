@@ -9,7 +9,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from glob import escape
@@ -25,6 +26,7 @@ from pyarrow import ArrowException
 from ..decoding import shorten
 from ..errors import RankBufferError
 from ..groups import Query, Rubric
+from ..judge.guard import visible
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ PAPER_SET = (
 COLUMNS = ("query_id", "prompt", "rubrics", "responses", "models")
 # Names that mean something to TRL or to the rank reward, so that no column of them is passed on.
 TAKEN = ("prompts", "completions", "image", "images")
+MEDIA = re.compile("^(image|audio|video)s?:|: .*(Image|Audio|Video)[(]", re.IGNORECASE)  # a name, or a type
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 OTHER_FILES = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".yaml", ".yml")
 # What a data set that is missing, damaged or out of reach makes the libraries raise; a file without rows is the third.
@@ -142,6 +145,8 @@ class QueryTable:
     """
 
     def __init__(self, dataset: Dataset, anchors_needed: int = 0):
+        check_kind(dataset)
+        warn_of_columns(dataset)
         names = dataset.column_names
         self._generic = {} if "rubrics" in names else generic_row(f"the data set with the columns {names}")
         required = ["prompt", *(["rubrics"] if "rubrics" in names else []), *(["responses"] if anchors_needed else [])]
@@ -187,8 +192,50 @@ class QueryTable:
         return list(self._row)
 
 
+def check_kind(dataset: Any) -> None:
+    """Refuse what is not one whole split.
+
+    Raises:
+        [`DataError`]: saying what was found.
+    """
+    if isinstance(dataset, Mapping):
+        named = ", ".join(repr(str(key)) for key in islice(dataset, 5))
+        raise DataError(f"the data set is a {type(dataset).__name__} of splits ({named}): pass one split of it")
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"the data set is a {type(dataset).__name__}, and queries are looked up by id: pass one split, a"
+            " `datasets.Dataset` that is loaded without streaming"
+        )
+
+
+def warn_of_columns(dataset: Dataset) -> None:
+    """Warn once of columns that matter to the user, as their names say, and that nothing here reads."""
+    media = [name for name, kind in dataset.features.items() if MEDIA.search(f"{name}: {kind}")]
+    alike = [name for name in dataset.column_names if "rubric" in name.lower()]
+    if media:
+        warn(f"the data set's columns {media} are left out: policy and judge read text alone")
+    if alike and "rubrics" not in dataset.column_names:
+        warn(f"the data set's columns {alike} are not read: rubrics stand in the column 'rubrics' (docs/data.md)")
+
+
+def warn(text: str) -> None:
+    """Warn in the main process alone."""
+    if os.environ.get("RANK", "0") == "0":
+        logger.warning(text)
+
+
 def select(dataset: Dataset, required: list[str]) -> Dataset:
     """Return a data set with the columns `required` and, if it has one, `query_id`.
+
+    Raises:
+        [`DataError`]: as [`check_columns`].
+    """
+    check_columns(dataset.column_names, required)
+    return dataset.select_columns([c for c in ("query_id", *required) if c in dataset.column_names])
+
+
+def check_columns(names: list[str], required: list[str]) -> None:
+    """Refuse a data set without one of the columns `required`.
 
     Raises:
         [`DataError`]: naming the column that is missing, the recipe that makes it, and the columns found.
@@ -198,20 +245,18 @@ def select(dataset: Dataset, required: list[str]) -> Dataset:
         " method_args: {bootstrap: true})",
     }
     for column in required:
-        if column not in dataset.column_names:
-            hint = hints.get(column, "")
-            raise DataError(f"the data set has no column {column!r}{hint}; its columns are {dataset.column_names}")
-    return dataset.select_columns([c for c in ("query_id", *required) if c in dataset.column_names])
+        if column not in names:
+            hint = hints.get(column, " (docs/data.md names the columns)")
+            raise DataError(f"the data set has no column {column!r}{hint}; its columns are {names}")
 
 
 @cache
 def generic_row(whose: str) -> dict[str, list]:
     """Return the generic rubrics as the part of a row. Warn once in a run that queries have no others."""
-    if os.environ.get("RANK", "0") == "0":
-        logger.warning(
-            f"{whose} has no rubrics, so the judge goes by five that fit any query. Expect a weaker reward:"
-            " recipes/generate_rubrics.py writes rubrics for each query"
-        )
+    warn(
+        f"{whose} has no rubrics, so the judge goes by five that fit any query. Expect a weaker reward:"
+        " recipes/generate_rubrics.py writes rubrics for each query"
+    )
     return {"rubrics": [{"text": rubric.text, "weight": rubric.weight} for rubric in GENERIC]}
 
 
@@ -285,7 +330,7 @@ def iterate(dataset: Dataset | IterableDataset) -> Iterator[dict]:
 
 def text_fault(value: object) -> str | None:
     """Return why `value` cannot be text of a prompt, or `None` if it can."""
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
         return "must be non-empty text"
     if "\0" in value:
         return "must be text without NUL characters"
@@ -293,7 +338,12 @@ def text_fault(value: object) -> str | None:
         value.encode()
     except UnicodeEncodeError:
         return "must be text without lone surrogates"
-    return None
+    return None if any(map(shows, value)) else "must be non-empty text"
+
+
+def shows(letter: str) -> bool:
+    """Return whether a character shows something: no white space, no zero-width character, no blank of Braille."""
+    return bool(visible(letter).strip().strip("\u2800"))
 
 
 def row_faults(
@@ -322,11 +372,12 @@ def row_faults(
         response_faults(responses, anchors_needed) if anchors_needed or responses else (),
         model_faults(models, responses) if models else (),
     )
-    name = f" (query_id {query_id!r})" if isinstance(query_id, str) else ""
+    named = isinstance(query_id, str) and not (prompt is None and query_id == prompt_id(None))  # else made of nothing
+    name = f" (query_id {query_id!r})" if named else ""
     for faults in columns:
         for key, problem, value in islice(faults, 1):
             yield f"{place}{name}: {key} {problem}, got {shorten(value)}"
-    if isinstance(query_id, str) and not (prompt is None and query_id == prompt_id(None)):  # else prompts are missing
+    if named:
         first = seen.setdefault(query_id, place)
         if first != place and query_id == prompt_id(prompt):
             yield f"{place}{name}: the prompt is the same as in {first}, and a row without query_id needs its own"

@@ -113,7 +113,8 @@ class Batches:
         mend = (
             "change processes or per_device_train_batch_size" if rest else f"set gradient_accumulation_steps to {fits}"
         )
-        return [f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"]
+        said = f"not the recipe's batch: a step has {queries:g} queries, and the recipe is for {named}: {mend}"
+        return [f"{said}.{more}" if (more := args.other_processes) else said]
 
     def lines(self) -> list[str]:
         """Describe the run in lines of text, for the dry run."""

@@ -231,6 +231,16 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         return self.dry_run or self.preflight_only
 
     @property
+    def other_processes(self) -> str:
+        """What to do if a run of the recipe's number of processes is meant; empty if it has as many, or names none."""
+        step = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        meant, rest = divmod((self.recipe_queries_per_step or 0) * self.num_generations, step)
+        if rest or meant in (0, self.world_size):
+            return ""
+        how = "add" if self.only_checks else "start it by `accelerate launch` with"
+        return f" If the recipe's {meant} processes are meant, {how} --num_processes {meant}."
+
+    @property
     def queries_per_generation(self) -> int:
         """The number of queries in one generation batch. Each has a whole group of `num_generations` rollouts."""
         return self.generation_batch_size // self.num_generations
@@ -338,14 +348,14 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             if N * self.per_device_eval_batch_size % G_eval:
                 return (
                     f" With {N} processes, per_device_eval_batch_size must be a multiple of"
-                    f" {G_eval // math.gcd(N, G_eval)}, got {self.per_device_eval_batch_size}."
+                    f" {G_eval // math.gcd(N, G_eval)}, got {self.per_device_eval_batch_size}.{self.other_processes}"
                 )
         if self.generation_batch_size and self.generation_batch_size % G:
             rollouts = N * self.per_device_train_batch_size
             return (
                 f" With {N} processes x per_device_train_batch_size {self.per_device_train_batch_size},"
                 f" gradient_accumulation_steps (or steps_per_generation) must be a multiple of"
-                f" {G // math.gcd(rollouts, G)}, got {self.steps_per_generation}."
+                f" {G // math.gcd(rollouts, G)}, got {self.steps_per_generation}.{self.other_processes}"
             )
         return ""
 
