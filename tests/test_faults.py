@@ -4,6 +4,7 @@
 whatever the fault. Whole steps are in `test_step_faults.py`.
 """
 
+import json
 import math
 import socket
 import time
@@ -25,6 +26,7 @@ from helpers.servers import (
     GOOD,
     KEY,
     PATIENT,
+    SOON,
     SURROGATE,
     Noting,
     ask_first,
@@ -51,6 +53,7 @@ from hypothesis import strategies as st
 from rankbuffer_tools.jobs.reach import check_server
 from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
+from rankbuffer_trl.judge.completion import ALL_THOUGHT, CUT_OFF, WITHHELD, read_completion
 from rankbuffer_trl.judge.errors import masked
 from rankbuffer_trl.judge.judge import warn_of_counts
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
@@ -85,6 +88,17 @@ def text_part(text: object) -> dict:
     return {"type": "text", "text": text}
 
 
+def inside(**content: object) -> Callable:
+    """An error inside an answer with status 200, as gateways send it."""
+    return body(json.dumps(content).encode(), headers=SOON)
+
+
+def choice(content: object, reason: object, **more: object) -> dict:
+    return {"message": {"content": content}, "finish_reason": reason} | more
+
+
+BUSY = {"message": "Rate limit exceeded", "code": 429}
+BEHIND = {"code": 502, "message": "Provider returned error", "metadata": {"raw": "upstream closed"}}
 THOUGHTS = {"type": "thinking", "thinking": [text_part("Hm.")]}
 PASSING = {  # what the server does: (handler, transport retries allowed, requests sent)
     "fine": (saying(GOOD), 0, 1),
@@ -100,6 +114,12 @@ PASSING = {  # what the server does: (handler, transport retries allowed, reques
     "compressed": (compressed(completion(GOOD).body), 0, 1),
     "in two parts": (saying([text_part(GOOD[:5]), text_part(GOOD[5:])]), 0, 1),
     "with thoughts": (saying([THOUGHTS, text_part(GOOD)]), 0, 1),
+    "429 inside once": (once(inside(error=BUSY)), 1, 2),
+    "502 in a choice once": (once(inside(choices=[choice("", "error", error=BEHIND)])), 1, 2),
+    **{f"{word} once": (once(inside(choices=[choice(GOOD, word)])), 1, 2) for word in ("abort", "network_error")},
+    "no choices once": (once(inside(choices=None)), 1, 2),
+    "a rate limit in words once": (once(inside(error={"code": "rate_limit_exceeded", "message": "slow"})), 1, 2),
+    "an error beside null choices once": (once(inside(choices=None, base_resp={"status_msg": "rate limit"})), 1, 2),
 }
 # seconds that a request may go without a byte
 HANGING = {"hanging once": 1.0, "hanging": 0.5, "hanging in the body": 0.5, "dripping": 0.2}
@@ -144,9 +164,15 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     "a JSON null": (body(b"null"), 2, 1, "refused", NO_CHAT),
     "a JSON too deep": (body(b"[" * 200_000), 2, 1, "refused", NO_CHAT),
     "no choices": (body(b'{"id": "x"}'), 2, 1, "refused", NO_CHAT),
-    "empty choices": (body(b'{"choices": []}'), 2, 1, "refused", NO_CHAT),
+    "empty choices": (inside(choices=[]), 1, 2, "busy", "no choices"),
     "choice without message": (body(b'{"choices": [{"index": 0}]}'), 2, 1, "refused", NO_CHAT),
-    "error with status 200": (body(b'{"error": {"message": "no"}}'), 2, 1, "refused", NO_CHAT),
+    "error with status 200": (inside(error={"message": "no"}), 2, 1, "refused", "HTTP 400: inside an answer"),
+    "429 inside": (inside(error=BUSY), 1, 2, "busy", "HTTP 429: inside an answer with HTTP 200: Rate limit exceeded"),
+    "502 inside": (inside(choices=[choice("", None, error=BEHIND)]), 1, 2, "down", "error: upstream closed"),
+    "a list of an error": (body(b'[{"error": {"code": 503, "message": "later"}}]'), 0, 1, "down", "HTTP 503: inside"),
+    "a key refused inside": (inside(error={"type": "authentication_error"}), 2, 1, "refused", "see judge_api_key_env"),
+    "a stream": (body(b'data: {"choices": []}\n\ndata: [DONE]\n'), 2, 1, "refused", "it streams its answer"),
+    "null message": (inside(choices=[{"message": None}]), 2, 1, "refused", NO_CHAT),
     "a number": (saying(7), 0, 1, "refused", NO_CHAT),
     "an object": (saying({"position": 1}), 0, 1, "refused", NO_CHAT),
     "a part that is none": (saying([7]), 0, 1, "refused", NO_CHAT),
@@ -370,9 +396,44 @@ def test_looks_at_a_server_that_drips_have_an_end(fault, monkeypatch):
         assert fault.seen[-1]["messages"] == [{"role": "user", "content": "How long?"}]
 
 
-def test_content_of_takes_texts_alone_whether_or_not_a_key_is_masked_in_them():
-    with pytest.raises(TypeError):
-        openai_client.content_of({"message": {"content": 7}})
+SAID = (  # a choice, whether it is cut off, what is said of it, whether that is final
+    (choice(GOOD, "STOP"), False, "", False),
+    (choice(GOOD, {"type": "stop", "matched": 7}), False, "", False),
+    (choice(GOOD, "end_turn"), False, "", False),
+    *((choice("x", word), True, CUT_OFF, False) for word in ("length", "MAX_TOKENS", "model_length", "token_limit")),
+    (choice("x", None, done_reason="length"), True, CUT_OFF, False),
+    (choice("x", "repetition"), True, "the server says 'repetition'", False),
+    (choice(None, "tool_calls"), False, "the server says 'tool_calls'", False),
+    (choice(None, "content_filter"), True, f"{WITHHELD}: content_filter", True),
+    ({"message": None, "finish_reason": "SAFETY"}, True, f"{WITHHELD}: SAFETY", True),
+    ({"message": {"content": "", "refusal": "I cannot."}}, False, f"{WITHHELD}: I cannot.", True),
+    (choice([{"type": "refusal", "refusal": "No."}], "stop"), False, f"{WITHHELD}: No.", True),
+    ({"message": {"content": None, "reasoning_content": "Hm."}}, False, ALL_THOUGHT, False),
+    ({"message": {"content": "", "reasoning": "Hm."}, "finish_reason": "length"}, True, ALL_THOUGHT, False),
+    (choice([THOUGHTS], "stop"), False, ALL_THOUGHT, False),
+    ({"delta": {"content": GOOD}}, False, "", False),
+)
+
+
+def test_read_completion_keeps_what_a_server_says_of_its_answer():
+    for given_choice, *expected in SAID:
+        reply = read_completion({"choices": [given_choice]})
+        assert [reply.cut_off, reply.said, reply.final] == expected, given_choice
+    full, usage = {"message": {"content": "x"}}, {"completion_tokens": 8}
+    for limit, cut in ((8, True), (9, False), (None, False)):
+        assert read_completion({"choices": [full], "usage": usage}, limit).cut_off is cut
+    assert [each.cut_off for each in read_completion({"choices": [full, full], "usage": usage}, 4).samples] == [
+        True
+    ] * 2
+    with pytest.raises(TypeError):  # whether or not a key is masked in it
+        read_completion({"choices": [{"message": {"content": 7}}]})
+
+
+def test_a_withheld_answer_is_not_asked_for_again(fault, question):
+    handler = inside(choices=[{"message": {"content": "", "refusal": f"Not with {KEY}."}}])
+    verdict, call = ask(fault.judge(handler, 0), question)
+    assert (verdict, call.attempts, call.malformed, fault.asked) == (None, 1, 1, 1)
+    assert "withheld its answer: Not with [key]." in call.error
 
 
 def test_alive_is_a_server_that_generates(fault):
@@ -446,9 +507,9 @@ def test_first_question_has_an_end_at_a_server_that_drips(fault, question, score
         made.first_question(numbers())
 
 
-def finished(content: object, reason: str) -> Callable:
-    choice = {"message": {"content": content}, "finish_reason": reason}
-    return lambda request, n: web.json_response({"choices": [choice]})
+def finished(content: object, reason: str, **more: object) -> Callable:
+    answer = {"choices": [choice(content, reason) | more]}
+    return lambda request, n: web.json_response(answer)
 
 
 def test_first_question_shows_the_answer_without_the_key_and_names_the_right_knob(fault, question):
@@ -456,7 +517,9 @@ def test_first_question_shows_the_answer_without_the_key_and_names_the_right_kno
         (finished("Let me think", "length"), "'Let me think'", True),
         (finished(None, "length"), "begins: ''", True),
         (finished('It looks like {"position": 1}, so', "length"), "cut off before its verdict", True),
-        (finished("", "stop"), "begins: ''", True),
+        (finished("", "stop"), "begins: ''", False),
+        (finished("", "stop", message={"content": "", "reasoning": "Hm."}), "went into its thinking", True),
+        (finished("[THINK]Let me", "stop"), "[THINK]", True),
         (finished("<think>Let me", "stop"), "<think>", True),
         (finished("Hello!\x1b[2J", "stop"), "Hello!", False),
         (echoing(saying), "[key]", False),
@@ -469,6 +532,10 @@ def test_first_question_shows_the_answer_without_the_key_and_names_the_right_kno
         assert ("judge_free_tokens" in text and "enable_thinking" in text) == knob
         assert ("instruction-tuned" in text) != knob
         check_key("".join(traceback.format_exception(error.value)))
+    for handler, hint in ((finished(None, "SAFETY"), "another judge"), (saying("Hm."), "Set judge_decoding")):
+        with pytest.raises(JudgeError, match=hint) as error:
+            ask_first(fault.judge(handler, 0, decoding="json_schema"), question)
+        assert "judge_free_tokens" not in str(error.value)
 
 
 # Several answers

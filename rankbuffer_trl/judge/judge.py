@@ -9,17 +9,18 @@ from functools import cache
 from typing import Any, Protocol
 
 from ..groups import storable
+from .completion import ALL_THOUGHT, CUT_OFF, FREE_FORM, WITHHELD
 from .errors import JudgeError, TransportError, printable
 from .guard import defuse
 from .ledger import ANSWER_KEPT, Call, Reply, Tally, Usage
 from .probabilities import ProbabilityError
+from .thoughts import in_thought
 from .verdicts import VerdictError
 
 logger = logging.getLogger(__name__)
 
 REPEAT = "That is not a valid answer: {error}. Answer the same question again with the JSON object alone."
 REPEATED = 500  # characters of the answer, and of its fault, in that turn
-CUT_OFF = "the answer was cut off at its token limit"
 NAMED = "Is the server up, and do judge_url and judge_model name it?"
 REFUSED = "The server is up and refuses the request. judge_request and judge_decoding add fields to it."
 HINTS = {  # what to do about an HTTP status
@@ -173,8 +174,9 @@ class Judge:
                     verdict = question.read_reply(reply._replace(text=answer))
                 except VerdictError as fault:
                     tally.malformed += 1
-                    error = f"{fault}; {CUT_OFF}" if reply.cut_off else str(fault)
-                    if isinstance(fault, ProbabilityError):
+                    said = reply.said or (CUT_OFF if reply.cut_off else "")
+                    error = f"{fault}; {said}" if said else str(fault)
+                    if isinstance(fault, ProbabilityError) or reply.final:
                         break
                     if not question.afresh:  # with the fault named, a deterministic judge can answer differently
                         messages = messages[:opening] + [
@@ -283,8 +285,13 @@ def explain(call: Call) -> str:
     cause += f" It was asked {call.attempts} times. The last answer begins: {call.answer[:300]!r}."
     if "logprobs" in call.error:
         return cause
-    thinking = "<think>" in call.answer and "</think>" not in call.answer
-    if CUT_OFF in call.error or thinking or not call.answer.strip():
+    if WITHHELD in call.error:
+        return (
+            f"{cause} That is the server's filter or the model's refusal: take another judge, or leave the query out."
+        )
+    if FREE_FORM in call.error:
+        return f"{cause} Set judge_decoding to a form that it imposes, or to none."
+    if CUT_OFF in call.error or ALL_THOUGHT in call.error or in_thought(call.answer):
         return (
             f"{cause} If the judge thinks first, raise judge_free_tokens, or switch thinking off with"
             ' judge_request, such as {"chat_template_kwargs": {"enable_thinking": false}}.'

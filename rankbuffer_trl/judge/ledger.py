@@ -36,11 +36,15 @@ class Reply(NamedTuple):
         usage (`Usage`):
             Tokens as the server counts them; zero where it does not say.
         cut_off (`bool`, *optional*, defaults to `False`):
-            Whether the answer ended at its token limit.
+            Whether the answer ended before its end, most often at its token limit.
         logprobs (`Any`, *optional*):
             Log probabilities in the server's form, if the request asked for them.
         samples (`tuple[Reply, ...]`, *optional*, defaults to `()`):
             All answers, this one first, if the request asked for several. Their usage is in that of this reply.
+        said (`str`, *optional*):
+            What the server says of an answer that may not be whole, for the fault if there is no verdict in it.
+        final (`bool`, *optional*, defaults to `False`):
+            Whether the server withheld the answer, so that the question is not asked again.
     """
 
     text: str
@@ -48,6 +52,8 @@ class Reply(NamedTuple):
     cut_off: bool = False
     logprobs: Any = None
     samples: tuple["Reply", ...] = ()
+    said: str = ""
+    final: bool = False
 
 
 @dataclass

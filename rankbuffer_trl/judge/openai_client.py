@@ -1,6 +1,7 @@
 """One server behind an OpenAI-compatible chat endpoint, such as `vllm serve`."""
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -8,11 +9,12 @@ from urllib.parse import urlsplit
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
+from .completion import FREE_FORM, fault_in, read_completion, words_of
 from .endpoint import Endpoint, read_key
 from .errors import ECHOED, TransportError, masked
 from .http import Limits, ReadTimeout, Request, Response
 from .judge import Askable
-from .ledger import Reply, Tally, Usage
+from .ledger import Reply, Tally
 
 IDLE_SECONDS = 3.0
 PROBE_SECONDS = 10.0
@@ -22,6 +24,7 @@ MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text
 MOST_WORDS = 300  # characters of a server's own words in an error
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
 CHAT = "/chat/completions"
+IMPOSING = {"structured_outputs", "response_format"}  # the fields of a request that impose a form on its answer
 PING = [{"role": "user", "content": "ping"}]
 
 
@@ -29,7 +32,7 @@ class OpenAIClient:
     """The official `openai` client, on its aiohttp transport, decoding deterministically.
 
     Connection faults, 408, 409, 429 and 5xx are retried by that client with backoff and jitter, or when the server's
-    `Retry-After` says.
+    `Retry-After` says. An error inside an answer with status 200 counts as its status, see [`fault_in`].
 
     Args:
         url (`str`):
@@ -109,11 +112,18 @@ class OpenAIClient:
                 tally.seconds += time.perf_counter() - started
         tally.attempts += retries(response)
         try:
-            reply = read_reply(response.json())
+            reply = read_completion(response.json(), body.get("max_tokens") or body.get("max_completion_tokens"))
             if len(reply.samples) < fields.get("n", 0):
                 raise self._error(f"it gives fewer answers than judge_samples={self.samples}; not every server can")
-            return reply._replace(text=self._without_key(reply.text))
+            said = reply.said
+            if body.keys() & IMPOSING and reply.text.strip() and not reply.text.lstrip().startswith("{"):
+                said = said or FREE_FORM
+            return reply._replace(text=self._without_key(reply.text), said=self._without_key(said[:MOST_WORDS]))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            if response.content.lstrip().startswith(b"data:"):
+                raise self._error(
+                    "it streams its answer, which was not asked for: name a server that does not"
+                ) from None
             raise self._error(f"not a chat completion ({type(error).__name__}: {str(error)[:MOST_WORDS]})") from error
 
     async def models(self) -> dict[str, int | None]:
@@ -187,8 +197,8 @@ class OpenAIClient:
             text = str(cause)[:MOST_WORDS] or "no connection, or no answer in time"
             return self._error(f"{type(cause).__name__}: {text}", "down")
         status = error.status_code
-        said = error.body.get("message") if isinstance(error.body, dict) else None
-        text = (said if isinstance(said, str) and said else f"Error code: {status}")[:MOST_WORDS]
+        said = words_of(error.body) if isinstance(error.body, dict | list) else ""  # a text may be any page
+        text = (said or f"Error code: {status}")[:MOST_WORDS]
         if 300 <= status < 400:
             text = (
                 f"a redirect to {error.response.headers.get('location', '')[:MOST_WORDS]}, which is not followed;"
@@ -255,9 +265,13 @@ class BoundedClient(DefaultAioHttpClient):
                     await response.aclose()
         except TimeoutError:
             raise ReadTimeout(f"no whole answer within {self._seconds:g} s", request=request) from None
+        status = response.status_code
+        if response.is_success and (fault := fault_in(parsed(body))):  # so that it is retried as that status is
+            status, words = fault
+            body = json.dumps({"error": {"message": f"inside an answer with HTTP 200: {words}"}}).encode()
         # The body is decompressed already.
         headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
-        return Response(response.status_code, headers=headers, content=body, request=request)
+        return Response(status, headers=headers, content=body, request=request)
 
 
 async def read_body(response: Response) -> bytes:
@@ -277,6 +291,14 @@ async def read_body(response: Response) -> bytes:
     return bytes(body)
 
 
+def parsed(body: bytes) -> Any:
+    """Decode a body, or return `None` if it is no JSON."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
 def fault_of(status: int) -> str:
     """Return which kind of [`TransportError`] an HTTP status is."""
     if status in (502, 503, 504):
@@ -294,44 +316,3 @@ def context_of(model: Any) -> int | None:
     meta = getattr(model, "meta", None)
     length = getattr(model, "max_model_len", None) or (meta.get("n_ctx") if isinstance(meta, dict) else None)
     return length if type(length) is int and length > 0 else None
-
-
-def read_reply(completion: Any) -> Reply:
-    """Read a chat completion, with all of its choices.
-
-    Raises:
-        `TypeError`, `LookupError`, `AttributeError`: if it is none.
-    """
-    choice, *others = completion["choices"]
-    samples = tuple(Reply(content_of(each), Usage(), is_cut_off(each)) for each in (choice, *others)) if others else ()
-    return Reply(
-        content_of(choice), read_usage(completion.get("usage")), is_cut_off(choice), choice.get("logprobs"), samples
-    )
-
-
-def is_cut_off(choice: Any) -> bool:
-    """Say whether a choice ended at its token limit."""
-    return choice.get("finish_reason") == "length"
-
-
-def content_of(choice: Any) -> str:
-    """Return the text of a choice.
-
-    Raises:
-        `TypeError`, `LookupError`, `AttributeError`: if it has none.
-    """
-    content = choice["message"].get("content")
-    if isinstance(content, list):  # of parts, as some servers send it; the texts count
-        content = "".join(part["text"] for part in content if part["type"] == "text")
-    if not isinstance(content, str | None):
-        raise TypeError(f"the content is a {type(content).__name__}")
-    return content or ""
-
-
-def read_usage(usage: dict | None) -> Usage:
-    """Read the token counts of an answer as they are. What a server does not report counts as zero."""
-    usage = usage or {}
-    details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        usage.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, usage.get("completion_tokens") or 0
-    )

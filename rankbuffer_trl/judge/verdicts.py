@@ -13,19 +13,14 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
+from .thoughts import BEGINS, after_thought
+
 DECODINGS = ("regex", "json_schema", "none")
 GRAMMAR_LIMIT = 10
 """Candidates up to which an order is imposed exactly. A grammar with one rule per set of candidates left takes
 xgrammar 0.02 s to compile for 8 and 0.15 s for 10 (150k tokens). Positions along the order add little to that. As a
 regular expression, whose branches cannot share their ends, 7 are 43 kB and 0.7 s, 8 are 346 kB and 42 s."""
 
-TAG = "(?:[a-z]+[:_])?(?:think|thinking|thought|reasoning)"
-THOUGHT_BEGINS = re.compile(
-    rf"<{TAG}>|\[THINK\]|◁think▷|<\|(?:begin_of_thought|START_THINKING)\|>|<\|channel\|>analysis<\|message\|>", re.I
-)
-THOUGHT_ENDS = re.compile(
-    rf"</{TAG}>|\[/THINK\]|◁/think▷|<\|(?:end_of_thought|END_THINKING)\|>|<\|channel\|>final<\|message\|>", re.I
-)
 FENCE = re.compile(r"\s*(?:```\w*\s*)?")  # what may stand before the verdict of an answer that was cut off
 
 
@@ -299,9 +294,8 @@ def read_field(answer: str, key: str, cut_off: bool = False) -> Any:
     Text around the object (a code fence, a sentence, a thinking block before it) is tolerated. A second object, an
     object inside another one and a repeated key are not, since each leaves open what is meant.
     """
-    thought = list(THOUGHT_ENDS.finditer(answer))
-    answer = answer[thought[-1].end() :] if thought else answer
-    if THOUGHT_BEGINS.search(answer):
+    answer, thought = after_thought(answer)
+    if BEGINS.search(answer):
         raise VerdictError("the answer ends inside its thinking block")
     objects = list(re.finditer(r"\{[^{}]*\}", answer))
     # Chat templates such as Qwen3-Thinking's write `<think>` into the prompt: a thought that was cut off has no tag.

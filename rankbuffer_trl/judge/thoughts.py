@@ -1,0 +1,27 @@
+"""The tags around a thought, as the families of models write them."""
+
+import re
+
+TAG = "(?:[a-z]+[:_])?(?:think|thinking|thought|reasoning)"
+BEGINS = re.compile(
+    rf"<{TAG}>|\[THINK\]|◁think▷|<\|(?:begin_of_thought|START_THINKING)\|>"
+    r"|<\|channel\|>(?:analysis|commentary)<\|message\|>",
+    re.I,
+)
+ENDS = re.compile(
+    rf"</{TAG}>|\[/THINK\]|◁/think▷|<\|(?:end_of_thought|END_THINKING)\|>|<\|channel\|>final<\|message\|>", re.I
+)
+
+
+def after_thought(text: str) -> tuple[str, bool]:
+    """Return what follows the last thought that is closed, and whether there is one.
+
+    Some chat templates write the opening tag into the prompt, so a closing tag alone ends a thought too.
+    """
+    ends = [tag.end() for tag in ENDS.finditer(text)]
+    return (text[ends[-1] :], True) if ends else (text, False)
+
+
+def in_thought(text: str) -> bool:
+    """Return whether a text opens a thought and does not close it."""
+    return BEGINS.search(after_thought(text)[0]) is not None
