@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from rankbuffer_trl.decoding import shorten
 from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
@@ -141,6 +142,8 @@ def check_outputs(expected: Sequence[str], found: Iterable[tuple[Any, Any]], whe
     unknown: list[str] = []
     known = set(expected)
     for key, text in found:
+        if not isinstance(key, str):
+            raise OutputError(f"{where}: {shorten(key)} is no id of a prompt, which is a text")
         if not isinstance(text, str):
             raise OutputError(f"{where}: the output of {key!r} is no text but {type(text).__name__}")
         if key in outputs:

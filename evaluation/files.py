@@ -1,6 +1,8 @@
 """Files of outputs and results, which a kill cannot leave half written."""
 
+import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,10 @@ from rankbuffer_trl.files import replacing
 from .benchmark import OutputError, shortened
 
 FAILED_JUDGMENTS = "failures.json"
+GZIP = b"\x1f\x8b"
+REWRITTEN = "Is it half a file? Delete it, and the next run writes it again"
+BROUGHT = "Is it half a file? Write all outputs of the model into it, as the benchmark's JSON in UTF-8"
+"""What to do about a file of outputs, which may come from elsewhere."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -33,41 +39,56 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def read_json(path: Path) -> Any:
+def read_text(path: Path, hint: str) -> str:
+    """Return the text of a file of JSON in UTF-8, UTF-16 or UTF-32, with or without a byte order mark and gzip.
+
+    Raises:
+        [`OutputError`]: if it is none. `hint` says what to do.
+        `FileNotFoundError`: if it is missing.
+    """
+    content = path.read_bytes()
+    try:
+        if content.startswith(GZIP):
+            content = gzip.decompress(content)
+        return content.decode(json.detect_encoding(content))
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise OutputError(f"{path} cannot be read ({error}). {hint}") from None
+
+
+def read_json(path: Path, hint: str = REWRITTEN) -> Any:
     """Return the value of a JSON file.
 
     Raises:
-        [`OutputError`]: if it is not JSON.
+        [`OutputError`]: if it is not JSON. `hint` says what to do.
         `FileNotFoundError`: if it is missing.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OutputError(
-            f"{path} is not valid JSON ({error}). Is it half a file? Delete it, and the next run writes it again"
-        ) from None
+        return json.loads(read_text(path, hint))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"{path} is not valid JSON ({error}). {hint}") from None
 
 
-def read_jsonl(path: Path) -> Iterator[dict]:
-    """Yield the rows of a file of JSON lines.
+def read_jsonl(path: Path, hint: str = REWRITTEN) -> Iterator[dict]:
+    """Yield the rows of a file of JSON lines. Blank lines are left out.
 
     Raises:
-        [`OutputError`]: naming the line that is not an object, or not UTF-8.
+        [`OutputError`]: naming the line that is not an object. `hint` says what to do.
         `FileNotFoundError`: if the file is missing.
     """
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line.decode())
-            except ValueError as error:
-                row, fault = None, str(error)
-            else:
-                fault = f"it holds a {type(row).__name__}, not an object"
-            if not isinstance(row, dict):
-                raise OutputError(
-                    f"{path}, line {number}: {fault}. Is it half a file? Delete it, and the next run writes it again"
-                ) from None
-            yield row
+    for number, line in enumerate(read_text(path, hint).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            row, fault = None, str(error)
+        else:
+            fault = f"it holds a {type(row).__name__}, not an object"
+        if not isinstance(row, dict):
+            raise OutputError(f"{path}, line {number}: {fault}. {hint}")
+        yield row
 
 
 def file_name(label: str) -> str:

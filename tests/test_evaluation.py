@@ -3,6 +3,7 @@
 Bad input is a clear error before money is spent, or a counted drop.
 """
 
+import gzip
 import json
 import math
 import os
@@ -114,12 +115,14 @@ def test_evaluate_asks_model_and_judge_once_and_writes_files_and_tables(done):
 
 
 IDS = {"alpaca_eval": "instruction", "arena_hard": "uid", "wildbench": "session_id", "writingbench": "index"}
-ROW = r"no messages\[-1\]|is no text|is no output|must be a list of rows"
+ROW = r"no messages\[-1\]|is no text|is no output|must have `instruction`"
 OUTPUTS = {  # rows of a file of outputs, from those that are right and the name of their id
     "2 of 12 rows have no output": lambda rows, id: rows[:-2],
     "1 of 12 rows have several outputs": lambda rows, id: rows + rows[:1],
     "are no prompts of this benchmark": lambda rows, id: [rows[0] | {id: "new"}, *rows],
     ROW: lambda rows, id: [{"rows": 3}, *rows[1:]],
+    f"{ROW}|holds a NoneType": lambda rows, id: [*rows[:3], None, *rows[4:]],
+    f"{ROW}|is no id of a prompt|1 of 12 rows have no": lambda rows, id: [rows[0] | {id: [1]}, *rows[1:]],
 }
 TEXTS = {
     "hold <think> blocks": "<think>hm</think> good",
@@ -152,9 +155,26 @@ def test_read_outputs_gives_them_back_and_refuses_what_cannot_be_judged(done, na
         written(**{[*texts][3]: text})
         refused(fault)
     path.write_text(written().read_text()[:-30])
-    refused(rf"{path.name}.*Is it half a file\?")
+    refused(rf"{path.name}.*Is it half a file\? Write all outputs")
     path.write_bytes(written().read_bytes() + b'"\xe9"')
     refused(rf"{path.name}.*'utf-8' codec can't decode")
+    path.write_bytes(gzip.compress(written().read_bytes())[:-9])
+    refused(rf"{path.name} cannot be read \(.*Write all outputs")
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_read_outputs_takes_the_forms_that_other_programs_write(done, name, tmp_path):
+    benchmark = done.benchmarks[name]
+    benchmark.write_outputs(tmp_path, "mine", texts := texts_of(benchmark))
+    (path,) = tmp_path.rglob("*.json*")
+    text = path.read_text().replace('"index": 1,', '"index": 1.0,') + "\n \n"
+    for content in (
+        text.encode("utf-8-sig"),
+        text.encode("utf-16"),
+        gzip.compress(text.replace("\n", "\r\n").encode()),
+    ):
+        path.write_bytes(content)
+        assert benchmark.read_outputs(tmp_path, "mine") == texts
 
 
 def swapped(old: str, new: str):

@@ -19,7 +19,7 @@ from rankbuffer_trl.judge.questions import fill
 from ..asking import ask_judge, failures_text, need_judge
 from ..assets import AssetError, Assets
 from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs, shortened
-from ..files import read_json, write_failed_judgments, write_json
+from ..files import BROUGHT, read_json, write_failed_judgments, write_json
 from ..metric import Row
 from .length_control import length_controlled, load_library
 from .scores import is_switched, read_pilot_preference, read_preference, win_rate_rows
@@ -83,9 +83,12 @@ class AlpacaEval:
     def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
         """See [`Benchmark`]."""
         path = self.outputs_path(folder, model)
-        rows = read_json(path)
-        if not isinstance(rows, list) or any({"instruction", "output"} - set(row) for row in rows):
+        rows = read_json(path, BROUGHT)
+        if not isinstance(rows, list):
             raise OutputError(f"{path} must be a list of rows with `instruction` and `output`")
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, dict) or "output" not in row or not isinstance(row.get("instruction"), str):
+                raise OutputError(f"{path}: row {number} must have `instruction` (text) and `output`")
         found = [(self.ids.get(row["instruction"], row["instruction"][:80]), row["output"]) for row in rows]
         return check_outputs(list(self.ids.values()), found, path)
 

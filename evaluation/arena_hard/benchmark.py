@@ -19,7 +19,7 @@ from rankbuffer_trl.judge.config import FailureLimit
 from ..asking import ask_judge, need_judge
 from ..assets import Assets
 from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
-from ..files import file_name, read_jsonl, write_failed_judgments, write_jsonl
+from ..files import BROUGHT, file_name, read_jsonl, write_failed_judgments, write_jsonl
 from .scores import read_label, score_judgments
 
 
@@ -81,7 +81,7 @@ class ArenaHard:
         """See [`Benchmark`]."""
         path = self.outputs_path(folder, model)
         return check_outputs(
-            list(self.questions), ((row.get("uid"), answer_of(row, path)) for row in read_jsonl(path)), path
+            list(self.questions), ((row.get("uid"), answer_of(row, path)) for row in read_jsonl(path, BROUGHT)), path
         )
 
     def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:

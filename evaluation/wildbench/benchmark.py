@@ -16,7 +16,7 @@ from rankbuffer_trl.judge.config import FailureLimit
 from ..asking import ask_judge
 from ..assets import Assets
 from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
-from ..files import file_name, read_failed_judgments, read_json, write_failed_judgments, write_json
+from ..files import BROUGHT, file_name, read_failed_judgments, read_json, write_failed_judgments, write_json
 from .prompts import (
     display,
     output_texts,
@@ -99,7 +99,7 @@ class WildBench:
     def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
         """See [`Benchmark`]."""
         path = outputs_path(folder, model)
-        return check_outputs(list(self.conversations), output_texts(read_json(path), path), path)
+        return check_outputs(list(self.conversations), output_texts(read_json(path, BROUGHT), path), path)
 
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """See [`Benchmark`]. Verdicts that the tables do not count are not asked for, see [`WildBench.chats`]."""

@@ -18,7 +18,7 @@ from rankbuffer_trl.judge.config import FailureLimit
 from ..asking import ask_judge
 from ..assets import AssetError, Assets
 from ..benchmark import BenchmarkScores, Prompt, check_outputs
-from ..files import file_name, read_failed_judgments, read_jsonl, write_failed_judgments, write_jsonl
+from ..files import BROUGHT, file_name, read_failed_judgments, read_jsonl, write_failed_judgments, write_jsonl
 from .scores import JUDGE_SEED, read_scores, read_verdict, score_writingbench
 
 REQUEST = {"temperature": 1.0, "top_p": 0.95, "top_k": -1, "max_tokens": 2048}
@@ -65,7 +65,7 @@ class WritingBench:
     def read_outputs(self, folder: Path, model: str) -> dict[str, str]:
         """See [`Benchmark`]."""
         path = outputs_path(folder, model)
-        found = ((str(row.get("index")), row.get("response")) for row in read_jsonl(path))
+        found = ((index_of(row), row.get("response")) for row in read_jsonl(path, BROUGHT))
         return check_outputs(list(self.queries), found, path)
 
     def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
@@ -152,6 +152,12 @@ def read_queries(path: Path) -> dict[str, WritingQuery]:
 def dropped_queries(failures: Mapping[str, str]) -> set[str]:
     """Return the queries that lack a score."""
     return {key.partition("/")[0] for key in failures}
+
+
+def index_of(row: Mapping[str, Any]) -> str:
+    """Return the index of a row. Tables of other programs write 1.0 for 1."""
+    index = row.get("index")
+    return str(int(index)) if isinstance(index, float) and index.is_integer() else str(index)
 
 
 def outputs_path(folder: Path, model: str) -> Path:
