@@ -28,9 +28,8 @@ IN_REPLAY = {
     **{f"rankbuffer_k0_{k}": f"RankBuffer, K0={k}" for k in (2, 7)},
     **{f"rankbuffer_bootstrap_k0_{k}": f"RankBuffer-Bootstrap, K0={k}" for k in (2, 7)},
     **{"listwise_one": "List", "listwise_two": "List, 2 looks", "listwise": "List, 2 + 2"},
-    **{"listwise_four": "List, 4 looks", "rankbuffer_batch": "Batch, 2 looks", "ruler": "RULER", "brpo": "BRPO"},
-    **{"rankbuffer_looks": "RankBuffer, fine 2 looks", "anchor_matches": "Anchor matches"},
-    **{"ratings_soft": "Soft ratings", "pairs_soft": "Soft pairs, rank", "rankbuffer_soft": "RankBuffer, soft"},
+    **{"ruler": "RULER", "ratings_soft": "Soft ratings", "pairs_soft": "Soft pairs, rank"},
+    **{"rankbuffer_soft": "RankBuffer, soft"},
 }
 RUN_FOR_REAL = {
     "pointwise": "paper/grpo",
@@ -90,9 +89,9 @@ def points() -> dict[str, str]:
     found = {}
     for name, row in rows_with(MINIATURE, "true quality", "judge tokens").items():
         found[name] = f"{row['true quality']} ({paper})"
-    three = {"ruler", "brpo", "anchor_matches"}  # `--seeds 3`, in the text above their table
     for name, row in rows_with(MINIATURE, "quality, error 0.3", "quality, error 0.09", "calls").items():
-        found.setdefault(name, f"{row['quality, error 0.09']} ({3 if name in three else 8})")
+        seeds = 3 if name == "ruler" else 8  # in the text above their tables
+        found.setdefault(name, f"{row['quality, error 0.09']} ({seeds})")
     for name, row in rows_with(MINIATURE, "reads", "quality").items():
         if row["reads"] == "probabilities":
             found[name] = f"{row['quality']} † ({doubts})"

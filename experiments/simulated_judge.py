@@ -24,8 +24,6 @@ From its looks the judge answers
 * the better of two: the one that looks better. If a tie is allowed and the looks differ by less than 0.02, a tie. An
   empty response looks worse than any other.
 * an order: the order of the looks.
-* an order and positions among anchors: the order of the candidates' looks and, for each candidate, the number of
-  anchors that look worse. Each response has one look.
 * a position: the number of anchors that look worse than the candidate, with one look at each of them.
 * a position among anchors that are not shown: the candidate's score, before it is rounded, is taken as the share of
   anchors below the candidate (10 for all).
@@ -368,11 +366,6 @@ def verdict(prompt: str, looks: Mapping[str, float]) -> str:
         if anchors:
             return json.dumps({"position": sum(look < looks[""] for look in anchors)})
         return json.dumps({"position": round(K * score(prompt, looks[""]) / 10)})
-    if '"positions"' in form:
-        order = sorted((name for name in looks if name[0] == "R"), key=looks.get)
-        anchors = [look for name, look in looks.items() if name[0] == "A"]
-        positions = [sum(anchor < looks[name] for anchor in anchors) for name in order]
-        return json.dumps({"order": [int(name[1:]) for name in order], "positions": positions})
     if '"order"' in form:
         return json.dumps({"order": [int(name[1:]) for name in sorted(looks, key=looks.get)]})
     if '"score"' in form:

@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from unittest.mock import ANY
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments import fit_doubts
@@ -39,7 +39,6 @@ from rankbuffer_trl.judge import (
     Reading,
     Reply,
     Usage,
-    batch_question,
     duel_question,
     insertion_question,
     pairwise_question,
@@ -80,7 +79,6 @@ PROMPTS = {
     "duel": duel_question(query(), TEXTS[3], TEXTS[1]).prompt(),
     "insert": insertion_question(query(), TEXTS[:7], TEXTS[9]).prompt(),
     "list": shown([3, 0, 2, 5]),
-    "batch": batch_question(query(), TEXTS[:6], TEXTS[10:18]).prompt(),
 }
 CROWDED = {  # the factor of an error at crowd 1.4
     "score": 1.0,
@@ -88,7 +86,6 @@ CROWDED = {  # the factor of an error at crowd 1.4
     "duel": 1.0,
     "list": math.sqrt(1.4),  # four responses
     "insert": 1.4,  # seven anchors and the candidate
-    "batch": 1.4 ** math.log(14 / 2, 4),  # six anchors and eight candidates
 }
 
 
@@ -224,27 +221,6 @@ def test_answer_orders_a_list_by_its_labels():
     assert by_slot.read(answer(by_slot.prompt(), QUALITY, exact)) == [1, 2, 0, 3]
 
 
-@settings(max_examples=30)
-@given(
-    anchors=st.lists(st.integers(0, 19), min_size=2, max_size=6, unique=True),
-    candidates=st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True),
-    noise=st.sampled_from([0.0, 0.5]),
-)
-def test_answer_places_a_batch_among_the_anchors(anchors, candidates, noise):
-    """Errors may put anchors and candidates into any order. The verdict is valid, and agrees with the looks."""
-    anchors = [i for i in anchors if i not in candidates]
-    assume(len(anchors) >= 2)
-    question = batch_question(query(), [TEXTS[i] for i in anchors], [TEXTS[i] for i in candidates])
-    prompt, errors = question.prompt(), JudgeErrors(noise=noise)
-    looks = looks_at(prompt, QUALITY, errors)
-    assert list(looks) == [*(f"A{i}" for i in range(len(anchors))), *(f"R{i}" for i in range(len(candidates)))]
-    verdict = json.loads(answer(prompt, QUALITY, errors))
-    question.read(json.dumps(verdict))
-    ordered = [looks[f"R{i}"] for i in verdict["order"]]
-    assert ordered == sorted(ordered)
-    assert verdict["positions"] == [sum(looks[f"A{i}"] < own for i in range(len(anchors))) for own in ordered]
-
-
 # A judge with doubts
 
 SURE = JudgeErrors(noise=0.0)
@@ -290,7 +266,7 @@ def test_probabilities_of_a_judge_with_habits_order_what_its_word_ties(order):
 def test_doubts_err_by_the_kind_of_question():
     kinds = [JudgeErrors(noise=number) for number in range(4)]
     doubts = Doubts(*kinds, 1, 1, 0, 1, 8, 1)
-    for name, number in (("pair", 0), ("insert", 1), ("score", 2), ("list", 3), ("batch", 3), ("duel", 3)):
+    for name, number in (("pair", 0), ("insert", 1), ("score", 2), ("list", 3), ("duel", 3)):
         assert doubts.errors(PROMPTS[name]).noise == number, name
     assert json.loads(reply(PROMPTS["list"], QUALITY, HABITS)[0]) == {"order": [0, 2, 3, 5]}
     assert reply(PROMPTS["pair"], QUALITY, SURE) == (answer(PROMPTS["pair"], QUALITY, SURE), ANY)

@@ -68,11 +68,6 @@ def truth(prompt: str) -> str:
     if kind == "position":
         candidate = quality(SHOWN.findall(body)[-1])
         return json.dumps({kind: sum(anchor < candidate for anchor in blocks.values())})
-    if '"positions"' in instruction:
-        order = sorted((name for name in blocks if name[0] == "R"), key=blocks.__getitem__)
-        anchors = [blocks[name] for name in blocks if name[0] == "A"]
-        positions = [sum(anchor < blocks[name] for anchor in anchors) for name in order]
-        return json.dumps({"order": [int(name[1:]) for name in order], "positions": positions})
     if kind == "order":
         return json.dumps({kind: [int(name[1:]) for name in sorted(blocks, key=blocks.__getitem__)]})
     if kind == "score":

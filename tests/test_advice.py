@@ -130,7 +130,7 @@ def test_tau_and_tied_are_those_of_the_audit():
 
 def test_advise_has_the_most_lists_that_fit_unless_a_method_is_surely_better():
     crowded = replace(JUDGE, list_noise=2.0, pair_noise=0.2, pair_bias=0.0)
-    rules = {1.5 * LIST: LISTS[0], 2.1 * LIST: LISTS[1], 29 * PAIR: LISTS[2]}
+    rules = {1.5 * LIST: LISTS[0], 29 * PAIR: LISTS[1]}
     for budget, rule in rules.items():
         found = advise(fit(crowded, list_noise=0.1), LOOKS, COSTS, budget)
         assert found.rule == rule
@@ -140,7 +140,7 @@ def test_advise_has_the_most_lists_that_fit_unless_a_method_is_surely_better():
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["advised"] == "paper/rrc_scr"
 
     flat = replace(JUDGE, list_noise=0.3, pair_noise=1.5)
-    assert advise(fit(flat, list_noise=0.1), LOOKS, COSTS, 13 * PAIR).advised == LISTS[2]
+    assert advise(fit(flat, list_noise=0.1), LOOKS, COSTS, 13 * PAIR).advised == LISTS[1]
 
 
 def test_advise_keeps_the_rule_if_the_audit_is_not_sure():
@@ -149,7 +149,7 @@ def test_advise_keeps_the_rule_if_the_audit_is_not_sure():
     assert advise(sure, LOOKS, COSTS, 29 * PAIR).advised == "paper/rrc_scr"
     found = advise(unsure, LOOKS, COSTS, 29 * PAIR)
     assert found.rows[0].recipe == "paper/rrc_scr"
-    assert found.advised == found.rule == LISTS[2]
+    assert found.advised == found.rule == LISTS[1]
     assert f"{SURE:.0%} would be enough" in found.sentences[-1]
 
 
@@ -200,7 +200,7 @@ def looks_and_labels(n: int, lists_right: float, pairs_right: float) -> tuple[li
 def test_advise_refuses_to_choose_between_lists_and_pairs_if_they_settle_on_different_opinions():
     apart = fit(replace(JUDGE, kappa=ALARM - 0.05), list_noise=0.1)
     found = advise(apart, LOOKS, COSTS, 29 * PAIR)
-    assert found.alarm and found.advised is None and found.rule == LISTS[2]
+    assert found.alarm and found.advised is None and found.rule == LISTS[1]
     assert "and paper/rrc_scr, the best with pairs." in found.sentences[-2]
     assert found.sentences[-1] == f"{LABELS} labels or more would decide."
     assert advise(apart, LOOKS, COSTS, 9 * PAIR).advised, "only lists fit, so there is nothing to choose between"

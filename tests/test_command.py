@@ -144,7 +144,7 @@ def test_parser_names_a_typo_in_one_line_with_what_there_is(monkeypatch):
         (["--seed", "one"], "argument --seed: invalid int value: 'one'"),
         (["--config"], "there is no recipe ''"),
         (["--config", "paper/rankbufer.yaml"], "there is no recipe 'paper/rankbufer.yaml'"),
-        (["--method", "a.B"], "there is no reward method 'a.B' (No module named 'a'): set `method` to one of anch"),
+        (["--method", "a.B"], "there is no reward method 'a.B' (No module named 'a'): set `method` to one of aren"),
         (["--loss_type", "dappo"], "there is no loss 'dappo': set loss_type to one of grpo, bnpo, dr_grpo, dapo,"),
         (["--vllm_mode", "serve"], "there is no vllm_mode 'serve': set vllm_mode to one of server, colocate"),
         (["--scale_rewards", "batches"], "there is no scale_rewards 'batches': set scale_rewards to one of group,"),

@@ -93,8 +93,7 @@ def test_early_questions_are_asked_by_the_method_itself(method, qualities):
         arrived = tuple(each if each.id == i else Rollout(each.id, PENDING) for each in group.rollouts)
         return asyncio.run(early_questions(method, replace(group, rollouts=arrived), {i}, buffer))
 
-    alone = {"Pointwise", "RatingsSoft", "GDPO", "RRCAGR", "RankBuffer", "RankBufferLooks", "LLMBuffer"}
-    alone |= {"RankBufferSoft"}
+    alone = {"Pointwise", "RatingsSoft", "GDPO", "RRCAGR", "RankBuffer", "LLMBuffer", "RankBufferSoft"}
     expected = type(method).__name__ in alone and not getattr(method, "bootstrap", False)
     assert bool(early_of(make([5, 6]), 0, None)) == expected
     buffer = None

@@ -20,7 +20,6 @@ from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
     Question,
     VerdictError,
-    batch_question,
     duel_question,
     group_question,
     insertion_question,
@@ -52,8 +51,6 @@ PLACES: dict[str, tuple[str, Callable[[str], Question]]] = {  # where a response
     "only text": ("CANDIDATE", lambda text: insertion_question(QUERY, ANCHORS, text, anchor_content=False)),
     "rollout": ("[R0]", lambda text: ranking_question(QUERY, rollouts(text, GOOD, FAIR))),
     "last rollout": ("[R4]", lambda text: ranking_question(QUERY, rollouts(BAD, text, first=3))),
-    "batched": ("[R1]", lambda text: batch_question(QUERY, ANCHORS, [GOOD, text, BAD])),
-    "anchor of a batch": ("[A1]", lambda text: batch_question(QUERY, among_anchors(text), [FAIR, BAD])),
     "scored": ("RESPONSE", lambda text: pointwise_question(QUERY, text)),
     "first of two": ("[A]", lambda text: pairwise_question(QUERY, text, GOOD)),
     "second of two": ("[B]", lambda text: pairwise_question(QUERY, GOOD, text, tie=False)),
@@ -294,10 +291,6 @@ def fair(question: Question):
         for pairs in question.responses.values()
         for heading, text in pairs
     }
-    if question.kind == "batch":
-        anchors = [scores.pop(f"A{i}") for i in range(K)]
-        order = sorted(range(len(scores)), key=lambda i: (scores[f"R{i}"], i))
-        return order, [insertion_position(scores[f"R{i}"], anchors) for i in order]
     if question.kind == "fine":
         return sorted((int(heading[1:]) for heading in scores), key=lambda i: (scores[f"R{i}"], i))
     quality = scores.pop("")
@@ -307,7 +300,7 @@ def fair(question: Question):
 
 
 def test_verdict_with_guard_is_on_what_is_seen_of_the_responses():
-    for place in ("candidate", "anchor", "only text", "rollout", "last rollout", "batched", "anchor of a batch"):
+    for place in ("candidate", "anchor", "only text", "rollout", "last rollout"):
         for name in ALL:
             question = PLACES[place][1](ALL[name])
             assert verdict(question, guard=True) == fair(question), (place, name)
@@ -321,8 +314,6 @@ def test_verdict_without_guard_is_moved_by_the_structure_of_a_response():
         ("anchor", "end of the quotes"),
         ("rollout", "own heading again"),
         ("rollout", "end of the candidates"),
-        ("anchor of a batch", "another anchor"),
-        ("batched", "end of the candidates"),
     ):
         question = PLACES[place][1](STOPPED[name])
         assert verdict(question, guard=False) != fair(question), (place, name)

@@ -44,8 +44,7 @@ def test_every_question_gets_a_verdict_that_an_untrained_model_would_not_say(mod
     questions = [insertion_question(QUERY, TEXTS, "x"), insertion_question(QUERY, TEXTS[:4], "x", False)]
     questions += [pairwise_question(QUERY, *TEXTS[:2]), pointwise_question(QUERY, "x")]
     questions += [ranking_question(QUERY, rollouts[:n]) for n in (2, 3, 8)]
-    forms = verdicts.placement_verdict(6, 4), verdicts.scores_verdict(3)
-    questions += [replace(questions[0], kind=str(i), verdict=form) for i, form in enumerate(forms)]
+    questions.append(replace(questions[0], kind="scores", verdict=verdicts.scores_verdict(3)))
     found, calls = ask(model, *questions)
     assert None not in found and {call.outcome for call in calls} == {"parsed"}
     assert {(call.attempts, call.server, call.usage.cached) for call in calls} == {(1, "", 0)}
@@ -58,19 +57,10 @@ ANSWERS = [
     (verdicts.winner_verdict(["A", "B", "tie"]), [{"winner": each} for each in ("A", "B", "tie")]),
     (verdicts.scores_verdict(2), [{"scores": [*each]} for each in product(range(11), repeat=2)]),
     (verdicts.order_verdict([0, 3, 11]), [{"order": [*each]} for each in permutations([0, 3, 11])]),
-    (
-        verdicts.placement_verdict(2, 10),
-        [
-            {"order": [*order], "positions": [low, high]}
-            for order in permutations(range(2))
-            for low in range(11)
-            for high in range(low, 11)
-        ],
-    ),
 ]
 
 
-@pytest.mark.parametrize(("verdict", "answers"), ANSWERS, ids=["position", "winner", "scores", "order", "placement"])
+@pytest.mark.parametrize(("verdict", "answers"), ANSWERS, ids=["position", "winner", "scores", "order"])
 def test_reader_takes_the_beginnings_of_verdicts_alone(verdict, answers):
     fits, texts = reader(verdict), [json.dumps(answer) for answer in answers]
     begun = {text[:end] for text in texts for end in range(len(text) + 1)}

@@ -13,7 +13,6 @@ from test_methods import METHODS
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Question, Verdict, VerdictError, pairwise_question
-from rankbuffer_trl.rewards.beyond.anchor_matches import AnchorMatches
 from rankbuffer_trl.rewards.listen import early_questions, first_questions, without
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
 from rankbuffer_trl.rewards.method import RewardMethod, score_by_order, score_by_reward
@@ -73,7 +72,7 @@ def test_early_questions_of_pairs_come_with_the_second_rollout():
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_calls_and_most_shown_have_defaults_within_those_of_a_method_that_knows_better(method):
-    known = isinstance(method, RankBuffer | LLMBuffer | AnchorMatches)
+    known = isinstance(method, RankBuffer | LLMBuffer)
     for qualities in ([5] * 8, [5, None, 3], [5, 5], [None] * 3, [4, None]):
         group = make(qualities)
         for first in (True, False):

@@ -1,27 +1,23 @@
-"""Several looks at the same rollouts: balanced orders, mean places, disputed blocks, and the methods that use them."""
+"""Several looks at the same rollouts: balanced orders, mean places, disputed blocks, and the method that uses them."""
 
 import json
 import math
 import random
-from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 from helpers.places import judge_by, mean, shown_in, slow_places, slow_rewards
-from helpers.quality import EIGHT, QUALITIES
+from helpers.quality import EIGHT
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.groups import Rollout
 from rankbuffer_trl.judge import TransportError
 from rankbuffer_trl.ranking import place_rewards, place_tiers, rank_rewards
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
 from rankbuffer_trl.rewards.beyond.looks import balanced, disputed, mean_places
-from rankbuffer_trl.rewards.beyond.rankbuffer_looks import RankBufferLooks
-from rankbuffer_trl.rewards.rankbuffer import RankBuffer
-from rankbuffer_trl.testing import make, play, quality, truth
+from rankbuffer_trl.testing import make, play, quality
 
 SEEDS = st.integers(0, 99)
 SIZES = st.integers(1, 12)
@@ -159,79 +155,8 @@ def test_listwise_asks_about_two_rollouts_in_both_orders_and_no_more():
         assert len(play(Listwise(looks), make([5, 5])).calls) == 2
 
 
-def test_rankbuffer_looks_cost_the_most_with_three_or_two_in_an_interval():
-    for method, size, calls in (
-        (RankBufferLooks(looks=4), 8, (8, 8 + 2 * 4 + 2)),
-        (RankBufferLooks(looks=4), 7, (7, 7 + 2 * 4)),
-        (RankBufferLooks(looks=2), 8, (8, 8 + 4 * 2)),
-        (RankBufferLooks(looks=1), 8, (8, 8 + 4)),
-        (RankBufferLooks(looks=4, fine=False), 8, (8, 8)),
-    ):
-        assert method.calls(make([5] * size), first=True) == calls
-
-
 def test_looks_are_two_by_default_and_cannot_be_what_no_order_balances():
-    assert (Listwise(), RankBufferLooks()) == (Listwise(2, True, 0), RankBufferLooks(looks=2, seed=0))
-    for method, looks in product((Listwise, RankBufferLooks), (0, -2, 3, 5)):
+    assert Listwise() == Listwise(2, True, 0)
+    for looks in (0, -2, 3, 5):
         with pytest.raises(SettingsError, match=f"looks must be 1 or an even number, got {looks}: .* its reverse"):
-            method(looks=looks)
-
-
-# Fine looks of RankBuffer
-
-
-@given(QUALITIES, st.sampled_from([1, 2, 4]), SEEDS, st.booleans(), st.booleans())
-def test_rankbuffer_looks_without_errors_is_the_papers_method(qualities, looks, seed, fine, bootstrap):
-    """A text with a higher number of the same quality is better, so that no two are equal."""
-    group = make([q if q is None else 10 * q + i for i, q in enumerate(qualities)])
-    group = replace(group, query=replace(group.query, responses=tuple(f"{10 * q + 9}.ref" for q in (1, 3, 5, 8))))
-    papers = play(RankBuffer(fine=fine, bootstrap=bootstrap), group).score
-    ours = play(RankBufferLooks(fine=fine, bootstrap=bootstrap, looks=looks, seed=seed), group).score
-    assert ours.rewards == pytest.approx(papers.rewards)
-    assert replace(ours, rewards=()) == replace(papers, rewards=())
-
-
-@given(QUALITIES, st.sampled_from([1, 2, 4]), SEEDS, st.sampled_from([0, 0.3, 1]))
-@example([6] * 9, 4, 0, 0)
-@example([6] * 8, 4, 0, 0)
-@example([5, 6] * 2, 2, 0, 0)
-def test_rankbuffer_looks_give_the_rewards_and_the_buffer_of_the_oracle(qualities, looks, seed, failing):
-    chance = random.Random(seed)
-    lists: list[tuple[list[str], list[str] | None]] = []  # what each fine question showed, and the order it got
-
-    def answer(prompt: str):
-        if '{"order": ' not in prompt:
-            return TransportError("refused") if chance.random() < failing / 3 else truth(prompt)
-        shown = shown_in(prompt)
-        order = None if chance.random() < failing else chance.sample(range(len(shown)), len(shown))
-        lists.append((shown, order and [shown[slot] for slot in order]))
-        return TransportError("refused") if order is None else json.dumps({"order": order})
-
-    group, method = make(qualities), RankBufferLooks(looks=looks, seed=seed, refine_at=2)
-    played = play(method, group, answer)
-    score, (least, most) = played.score, method.calls(group, first=True)
-    assert least <= len(played.calls) <= most
-    texts = {rollout.id: rollout.text for rollout in group.rollouts}
-    places: dict[str, Fraction] = {}
-    sigma: list[list[Rollout]] = []
-    unordered = set()
-    for p in range(len(score.before) + 1):
-        ids = [i for i, position in score.positions.items() if position == p]
-        asked = [(shown, order) for shown, order in lists if set(shown) == {texts[i] for i in ids}]
-        assert len(asked) == (len(balanced(ids, looks, seed, group)) if len(ids) > 1 else 0)
-        orders = [order for _, order in asked if order is not None]
-        if len(ids) > 1 and not orders:
-            unordered.add(p)
-        within = {i: mean(o.index(texts[i]) for o in orders) if orders else Fraction(len(ids) - 1, 2) for i in ids}
-        first = orders[0] if orders else [texts[i] for i in ids]
-        ids.sort(key=lambda i: (within[i], first.index(texts[i])))
-        below = len(places)
-        places |= {texts[i]: below + within[i] for i in ids}
-        sigma.append([group.rollouts[i] for i in ids])
-    assert score.rewards == slow_rewards(group, places, len(places) - 1)
-    assert score.fine_ranked == any(len(rollouts) > 1 for rollouts in sigma)
-    after = score.before.update(sigma, 0, 0, refine_at=2, unordered=unordered) if places else score.before
-    assert score.after == after.visited()
-    levels = [sorted({places[texts[i]] for i in tier}) for tier in score.order]
-    assert levels == sorted(levels) and all(len(level) == 1 for level in levels)
-    assert sorted(i for tier in score.order for i in tier) == sorted(score.positions)
+            Listwise(looks=looks)

@@ -7,7 +7,6 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from hashlib import sha256
 from typing import Literal, Optional
 
 import pytest
@@ -21,17 +20,13 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import ranking_question
 from rankbuffer_trl.rewards.arenarl import ArenaRL
-from rankbuffer_trl.rewards.beyond.anchor_matches import AnchorMatches, strengths
-from rankbuffer_trl.rewards.beyond.brpo import BRPO
 from rankbuffer_trl.rewards.beyond.listwise import Listwise
 from rankbuffer_trl.rewards.beyond.pairs_soft import PairsSoft
-from rankbuffer_trl.rewards.beyond.rankbuffer_batch import RankBufferBatch
-from rankbuffer_trl.rewards.beyond.rankbuffer_looks import RankBufferLooks
 from rankbuffer_trl.rewards.beyond.rankbuffer_soft import RankBufferSoft
 from rankbuffer_trl.rewards.beyond.ratings_soft import RatingsSoft
 from rankbuffer_trl.rewards.beyond.ruler import Ruler
 from rankbuffer_trl.rewards.gdpo import GDPO
-from rankbuffer_trl.rewards.listen import early_questions, first_questions
+from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.llm_buffer import LLMBuffer
 from rankbuffer_trl.rewards.method import MEMBERS, RewardMethod, load_method, score_by_order
 from rankbuffer_trl.rewards.pairwise_rank import PairwiseRank
@@ -58,13 +53,7 @@ METHODS = (
     Listwise(),
     Listwise(looks=4, again=False),
     Listwise(looks=1),
-    RankBufferLooks(),
-    RankBufferLooks(looks=4, bootstrap=True),
-    RankBufferBatch(),
-    RankBufferBatch(looks=4),
-    BRPO(),
     Ruler(),
-    AnchorMatches(),
     RatingsSoft(),
     PairsSoft(),
     PairsSoft(orders=1, reward="strength"),
@@ -78,13 +67,12 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 
 
 def test_calls_of_a_group_of_eight_are_what_the_paper_says():
-    counts = (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 8 + 3 * 2, 1, 2, 4, 7, 1, 22)
-    counts = (*counts, 8, 8 * 7, 28, 8, 1)
+    counts = (8, 8 * 3, 21, 56, 28, 28, 28, 8 + 3, 1, 8 + 3 + 1, 8 + 3, 2, 4, 1, 1, 8, 8 * 7, 28, 8, 1)
     for method, count in zip(METHODS, counts, strict=True):
         assert len(play(method, make(EIGHT)).calls) == count, method  # 2 and 3, 5 and 6, 8 to 10 share an interval
         least, most = method.calls(make(EIGHT), first=True)
         assert least <= count <= most, method
-        if not isinstance(method, LLMBuffer) and method not in (RankBuffer(), Listwise(), RankBufferLooks()):
+        if not isinstance(method, LLMBuffer) and method not in (RankBuffer(), Listwise()):
             assert least == most, method
         pairs = [0, 0, 2, 2, 5, 5, 8, 8] if isinstance(method, Listwise) else [0, 0, 2, 3, 5, 6, 8, 9]
         assert len(play(method, make(pairs)).calls) == most, f"{method}: pairs in an interval cost the most"
@@ -97,7 +85,7 @@ VARIANTS = (RankBuffer(anchor_content=False), RankBuffer(k0=7, fine=False))
 
 def test_most_shown_is_what_the_longest_prompt_shows():
     """All eight rollouts share an interval. The visits are the first, the second, and one with `2 * k0` anchors."""
-    most = (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 9, 9, 16, 16, 2, 8, 2, 1, 2, 2, 9, 9, 8, 15)
+    most = (1, 1, 2, 2, 2, 2, 2, 9, 9, 12, 20, 8, 8, 8, 8, 1, 2, 2, 9, 9, 8, 15)
     for method, shown in zip((*METHODS, *VARIANTS), most, strict=True):
         assert method.most_shown(8) == shown, method
         judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
@@ -187,7 +175,7 @@ def test_score_of_a_better_rollout_is_no_lower(method, qualities):
         best = [rollout.id for rollout in group.answered if rollout.text.startswith(f"{best_quality(group)}.")]
         pairs = [(a, b) for a, b in pairs if [b] == best] if len(group.rollouts) in (2, 4, 8) else []
     for worse, better in pairs:
-        not_all_meet = isinstance(method, RRCAGR | BRPO | AnchorMatches)
+        not_all_meet = isinstance(method, RRCAGR)
         # 9 is the highest score of one, for a quality of 10 too; without doubts, the other ties intervals
         coarse = isinstance(method, RatingsSoft) or method == RankBufferSoft()
         assert rewards[worse] <= rewards[better] if not_all_meet or coarse else rewards[worse] < rewards[better]
@@ -204,9 +192,7 @@ def test_score_of_every_method_goes_through_the_scorer(scorer):
         "arenarl": {"duel"},
         "rankbuffer": {"insert", "bootstrap"},
         "llm_buffer": {"insert", "manage"},
-        "rankbuffer_batch": {"batch"},
         "listwise": {"look", "again"},
-        "rankbuffer_looks": {"insert", "bootstrap"},
         "rankbuffer_soft": {"insert", "bootstrap"},
         "ruler": {"group"},
         "ratings_soft": {"score"},
@@ -220,7 +206,7 @@ def test_score_of_every_method_goes_through_the_scorer(scorer):
             rewards = made.score([replace(make([7, 3, None, 9], step=step), epoch=step)], step).scores[0].rewards
             assert rewards[2] == -1 and rewards[3] == max(rewards), method
             kept = made.store.load("q")
-            assert (kept is not None) == isinstance(method, LLMBuffer | RankBuffer | AnchorMatches), method
+            assert (kept is not None) == isinstance(method, LLMBuffer | RankBuffer), method
         found = list(made.store.rows("SELECT DISTINCT method, kind FROM calls"))
         assert {name for name, _ in found} == {method.name}
         assert {kind for _, kind in found} - {"fine"} <= kinds.get(method.name, {"pair"})
@@ -296,19 +282,6 @@ def test_gdpo_adds_the_score_of_a_fault_which_is_low_if_it_is_there():
     assert play(GDPO(), faulty).rewards == play(GDPO(), group).rewards
 
 
-def brpo(group: RolloutGroup, case) -> dict:
-    def place(rollout):
-        return sha256(f"0/q/0/reference/{rollout.id}".encode()).digest()
-
-    if not group.answered:
-        return {}
-    reference = min(group.answered, key=place)
-    others = {r.id: rate(r.text, [reference.text], case) for r in group.answered if r is not reference}
-    heard = not others or any(each is not None for each in others.values())
-    rewards = {i: None if each is None else 2 * each - 1 for i, each in others.items()}
-    return rewards | {reference.id: 0 if heard else None}
-
-
 @pytest.mark.parametrize(
     ("method", "oracle"),
     [
@@ -318,7 +291,6 @@ def brpo(group: RolloutGroup, case) -> dict:
         (RRCSCR(seed=7), rrc_scr),
         (RRCAGR(), rrc_agr),
         (PairwiseRank(), pairwise_rank),
-        (BRPO(), brpo),
     ],
     ids=lambda part: getattr(part, "__name__", str(part)),
 )
@@ -357,44 +329,6 @@ def test_ruler_rewards_are_the_scores_of_one_prompt():
     shown = [int(text.partition("r")[2]) for text in SHOWN.findall(played.prompts[0])]
     assert [played.rewards[i] for i in shown] == pytest.approx([-1, -0.8, -0.6, -0.4, -0.2, 0, 0.2, 1])
     assert shown != sorted(shown), "the order of presentation is random"
-
-
-# The pool of anchors
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from([0, 0.5, 1])), min_size=1))
-def test_strengths_satisfy_the_equations_of_bradley_and_terry(results):
-    """Each response has as many wins as expected, with one tie against the strength 1."""
-    played = [{a: won, b: 1 - won} for a, b, won in results if a != b]
-    found = strengths(played)
-    assert set(found) == {name for points in played for name in points}
-    for name, own in found.items():
-        won = 0.5 + sum(points.get(name, 0) for points in played)
-        rivals = [1.0] + [found[other] for points in played if name in points for other in points if other != name]
-        assert won == pytest.approx(sum(own / (own + rival) for rival in rivals), rel=1e-3)
-
-
-def test_anchor_matches_keep_a_pool_that_spans_what_was_seen():
-    method = AnchorMatches(size=3)
-    first = play(method, make([5, 1, 9, 3]))
-    assert len(first.calls) == 6 and max(first.rewards) == first.rewards[2] and min(first.rewards) == first.rewards[1]
-    pool = first.score.after
-    assert [quality(anchor.text) for anchor in pool.anchors][::2] == [1, 9] and len(pool) == 3
-    judge = scripted_judge(lambda messages: truth(messages[0]["content"]))
-    group = replace(make([10, 4, None, 0], step=1), epoch=1)
-    early = asyncio.run(early_questions(method, group, {0}, pool))
-    score = asyncio.run(method.score(group, pool, judge))
-    asked = [messages[0]["content"] for messages in judge.client.seen]
-    assert len(asked) == 9 and len(early) == 3 and {each.prompt() for each in early} <= set(asked)
-    assert asyncio.run(early_questions(method, group, {0}, None)) == []
-    assert score.before == pool and score.after.visits == 2
-    assert score.rewards[2] == -1 < score.rewards[3] < score.rewards[1] < score.rewards[0]
-    assert [quality(anchor.text) for anchor in score.after.anchors][::2] == [0, 10] and len(score.after) == 3
-    known = {anchor.id: anchor for anchor in pool.anchors}
-    assert all(known.get(anchor.id, anchor) == anchor for anchor in score.after.anchors)
-    assert {anchor.epoch for anchor in score.after.anchors if anchor.id not in known} == {1}
-    lost = asyncio.run(method.score(group, pool, scripted_judge(lambda messages: "no", max_attempts=1)))
-    assert lost.rewards == (None, None, -1, None) and lost.after == pool.visited()
 
 
 # Loading a method by name
@@ -445,6 +379,12 @@ def test_load_method_names_what_it_does_not_find():
         with pytest.raises(SettingsError, match=re.escape(repr(name))) as caught:
             load_method(name, {}, seed=0)
         assert f"set `method` to one of {', '.join(FILES)}, or to" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["anchor_matches", "brpo", "rankbuffer_batch", "rankbuffer_looks"])
+def test_load_method_says_that_a_method_was_removed_and_where_it_is(name):
+    with pytest.raises(SettingsError, match=f"'{name}' was removed, .* commit e122f1a, the last one that has it"):
+        load_method(name, {}, seed=0)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from test_methods import METHODS
 
 from rankbuffer_trl.groups import Rubric
 from rankbuffer_trl.judge import TransportError
-from rankbuffer_trl.rewards.beyond.rankbuffer_batch import RankBufferBatch
 from rankbuffer_trl.rewards.gdpo import GDPO
 from rankbuffer_trl.rewards.must import count_calls, most_calls, must_questions, score_group
 from rankbuffer_trl.rewards.pointwise import Pointwise
@@ -92,13 +91,3 @@ def test_score_group_where_all_break_a_rubric_still_tells_them_apart():
     score, _ = played(RankBuffer(), make((5, 9, 3, 7), RULED))
     assert list(score.rewards) == [-1 + 0.5 * place / 3 for place in (1, 3, 0, 2)]
     assert [anchor.source for anchor in score.after.anchors] == ["initial"] * 4
-
-
-def test_a_step_goes_on_while_questions_that_are_asked_again_can_succeed(scorer):
-    def crowded(messages):
-        prompt = messages[0]["content"]
-        return TransportError("too long") if prompt.count("\n[R") > 2 else judged(prompt)
-
-    made = scorer(scripted_judge(crowded), RankBufferBatch(), max_failures=4 / 28)
-    calls = made.score([make((0, 4, 6, 8, 1, 3, 5, 7), RULED)], 0).calls
-    assert len(calls) == 28 and sum(call.failed for call in calls) == 4, "two looks at those that keep, two at others"

@@ -17,7 +17,6 @@ from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge import (
     Reading,
     Usage,
-    batch_question,
     duel_question,
     pairwise_question,
     pointwise_question,
@@ -236,7 +235,6 @@ def test_questions_without_one_choice_have_no_probabilities():
         ranking_question(QUERY, three),
         ranking_question(QUERY, three[:2]),
         duel_question(QUERY, *two),
-        batch_question(QUERY, ["3.c"], two),
     ):
         with pytest.raises(ValueError, match="a verdict of lists has no alternatives"):
             replace(hard, soft=True)

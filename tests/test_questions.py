@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from rankbuffer_trl.groups import Query, Rollout, Rubric
 from rankbuffer_trl.judge import (
     Question,
-    Usage,
     Verdict,
-    VerdictError,
-    batch_question,
     duel_question,
     group_question,
     insertion_question,
@@ -27,13 +24,11 @@ from rankbuffer_trl.judge import (
     selection_question,
 )
 from rankbuffer_trl.judge.guard import MARKER
-from rankbuffer_trl.judge.ledger import Reply
 from rankbuffer_trl.judge.questions import weighted_rubrics
 from rankbuffer_trl.judge.rubric_judge import judge as rubric_verdict
 from rankbuffer_trl.judge.verdicts import (
     constrain,
     order_verdict,
-    placement_verdict,
     position_verdict,
     score_verdict,
     scores_verdict,
@@ -64,7 +59,6 @@ def questions(query: str, rubric: str, first: str, second: str, third: str, four
         "order_only": insertion_question(about, anchors, first, anchor_content=False),
         "fine": ranking_question(about, rollouts),
         "fine_by_slot": ranking_question(about, rollouts, by_slot=True),
-        "batch": batch_question(about, anchors, [first, "tea"]),
         "pointwise": pointwise_question(about, first),
         "must": must_question(about, rubrics[0], first),
         "pairwise": pairwise_question(about, first, second),
@@ -81,7 +75,6 @@ ASKED: dict[str, tuple[str, Verdict]] = {  # kind in the ledger, expected verdic
     "order_only": ("order_only", position_verdict(3)),
     "fine": ("fine", order_verdict((4, 0, 11))),
     "fine_by_slot": ("fine", order_verdict((0, 1, 2))),
-    "batch": ("batch", placement_verdict(2, 3)),
     "pointwise": ("score", score_verdict()),
     "must": ("must", score_verdict(1)),
     "pairwise": ("pair", winner_verdict(("A", "B", "tie"))),
@@ -169,15 +162,14 @@ def test_question_counts_any_number_of_anchors(K):
     for question in (
         insertion_question(query, anchors, "x"),
         insertion_question(query, anchors, "x", anchor_content=False),
-        batch_question(query, anchors, ["x", "y"]),
     ):
         prompt = question.prompt()
         assert f"\nPosition semantics for {K} anchors:\n" in prompt
         assert f"\n- i (1 <= i < {K}): candidate belongs between A(i-1) and Ai\n" in prompt
         assert f"\n- {K}: candidate is better than A{K - 1}\n" in prompt
-        assert re.search(f"<integers? from 0 through {K}>]?}}$", prompt)
+        assert prompt.endswith(f"<integer from 0 through {K}>}}")
         assert re.findall(r"^\[(A.*)\]$", prompt, flags=re.MULTILINE) == [f"A{i}" for i in range(K)]
-        assert question.verdict in (position_verdict(K), placement_verdict(2, K))
+        assert question.verdict == position_verdict(K)
 
 
 def test_question_of_another_kind_has_the_same_prompt():
@@ -185,15 +177,3 @@ def test_question_of_another_kind_has_the_same_prompt():
     asked = pointwise_question(query, "x", "rubric"), ranking_question(query, [Rollout(0, "x")], "look")
     assert [question.kind for question in asked] == ["rubric", "look"]
     assert asked[0].prompt() == pointwise_question(query, "x").prompt()
-
-
-def test_batch_question_shares_all_before_the_candidates_and_no_answer_to_copy():
-    """A server with prefix caching computes the shared text once."""
-    query = Query("tea", [{"role": "user", "content": "?"}], (Rubric("Is brief.", 1),))
-    first, other = (batch_question(query, ["x", "y"], texts) for texts in (["a", "b"], ["b", "a", "c"]))
-    assert other.prompt().startswith(first.prompt().partition("CANDIDATES")[0])
-    assert re.findall(r"^\[(R.*)\]$", other.prompt(), flags=re.MULTILINE) == ["R0", "R1", "R2"]
-    answer = '{"order": [1, 0, 2], "positions": [0, 0, 2]}'
-    assert other.read_reply(Reply(answer, Usage())) == other.read(answer) == ([1, 0, 2], [0, 0, 2])
-    with pytest.raises(VerdictError):
-        other.read(other.prompt().splitlines()[-1])

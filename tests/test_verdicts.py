@@ -21,7 +21,6 @@ from rankbuffer_trl.judge.verdicts import (
     constrain,
     max_tokens,
     order_verdict,
-    placement_verdict,
     position_verdict,
     score_verdict,
     scores_verdict,
@@ -85,33 +84,6 @@ def order(*ids: int) -> Form:
     return Form(order_verdict(ids), valid, imposed, answers)
 
 
-def placement(n: int, K: int) -> Form:
-    def imposed(order: object, positions: object) -> bool:
-        return is_list_of(order, n, range(n)) and is_list_of(positions, n, range(K + 1))
-
-    def valid(order: object, positions: object) -> bool:
-        return imposed(order, positions) and len(set(order)) == n and positions == sorted(positions)
-
-    return Form(placement_verdict(n, K), valid, imposed, [placed(each) for each in islice(merged(n, K), MOST)])
-
-
-def merged(n: int, K: int) -> Iterable[list[int | str]]:
-    """Every order of `n` candidates and `K` anchors, worst to best, in which the anchors keep theirs."""
-    if n == 0:
-        yield [f"A{k}" for k in range(K)]
-        return
-    for each in merged(n - 1, K):
-        for at in range(len(each), -1, -1):
-            yield [*each[:at], n - 1, *each[at:]]
-
-
-def placed(merged: list[int | str]) -> dict[str, list[int]]:
-    """The verdict that stands for a merged order: its candidates, and how many anchors are below each."""
-    order = [each for each in merged if isinstance(each, int)]
-    below = [sum(isinstance(other, str) for other in merged[: merged.index(each)]) for each in order]
-    return {"order": order, "positions": below}
-
-
 def selection(anchors: int, rollouts: int, size: int) -> Form:
     A, R = tuple(f"A{i}" for i in range(anchors)), tuple(f"R{i}" for i in range(rollouts))
 
@@ -141,10 +113,6 @@ FORMS = {
     "order of three": order(4, 0, 11),
     "order of four": order(7, 100, 1, 10),
     "order of eleven": order(*range(3, 3 + 2 * (GRAMMAR_LIMIT + 1), 2)),
-    "placement of one": placement(1, 2),
-    "placement of three": placement(3, 4),
-    "placement of two among 12": placement(2, 12),
-    "placement of eleven": placement(GRAMMAR_LIMIT + 1, 4),
     "score": alone(score_verdict(), range(11)),
     "scores": scores(),
     "scores of a group": scores(3, 4),
@@ -250,23 +218,13 @@ def edited(answer: str) -> Iterable[str]:
             yield answer[:at] + character + answer[at + 1 :]
 
 
-@pytest.mark.parametrize("K", [2, 6, 12])
-def test_grammars_grow_with_the_sets_of_ids_left_and_the_positions(K):
+def test_grammars_grow_with_the_sets_of_ids_left():
     for n in range(1, GRAMMAR_LIMIT + 1):
         text = order_verdict(tuple(range(90, 90 + n))).constraint["grammar"]
         rules = read_grammar(text)
         assert (len(rules), derivations(rules)) == (2**n, math.factorial(n))
         assert len(text) < 9 * n * 2**n + 40, "names are short"
-        text = placement_verdict(n, K).constraint["grammar"]
-        rules = read_grammar(text)
-        assert len(rules) == 2**n + n * (K + 1)
-        assert derivations(rules) == math.factorial(n) * math.comb(n + K, K)
-        assert placement_verdict(n, K).constraint["grammar"] is text, "a text is built once"
-
-
-def test_placement_stands_for_each_merged_order_once():
-    for n, K in ((1, 2), (3, 4), (2, 12)):
-        assert len(set(map(json.dumps, placement(n, K).answers))) == math.factorial(n + K) // math.factorial(K)
+        assert order_verdict(tuple(range(90, 90 + n))).constraint["grammar"] is text, "a text is built once"
 
 
 ITEM = st.integers(-1, 13) | st.sampled_from(
@@ -340,14 +298,12 @@ def test_verdict_longest_is_made_of_the_longest_ids():
         return [[len(str(each)) for each in ids] for ids in json.loads(verdict.longest).values()]
 
     assert lengths(FORMS["selection with ids of two lengths"].verdict) == [[2] * 4, [3] * 4]
-    assert json.loads(FORMS["placement of two among 12"].verdict.longest)["positions"] == [12, 12]
     assert FORMS["winner"].verdict.longest == '{"winner": "tie"}'
 
 
 def test_verdicts_are_equal_if_they_expect_the_same():
     assert position_verdict(4) == position_verdict(4) != position_verdict(5)
     assert order_verdict((1, 2)) == order_verdict([1, 2]) != order_verdict((2, 1))
-    assert placement_verdict(2, 3) == placement_verdict(2, 3) != placement_verdict(3, 2)
     assert winner_verdict(("A", "B")) != winner_verdict(("A", "B", "tie"))
 
 
@@ -411,16 +367,6 @@ FAULTS = (  # verdict, answer, part of the message
     (SOME, '{"order": [4, 0]}', "each of [4, 0, 11] exactly once, not [4, 0]"),
     (SOME, '{"order": ["R4", "R0", "R11"]}', '`order` must be a list of integers, not ["R4"'),
     (order_verdict((1, 0)), '{"order": [true, false]}', "a list of integers, not [true, false]"),
-    (placement_verdict(2, 6), '{"order": [1, 1], "positions": [0, 1]}', "each of [0, 1] exactly once, not [1, 1]"),
-    (
-        placement_verdict(2, 6),
-        '{"order": [1, 0], "positions": [1]}',
-        "hold 2 integers, one for each of `order`, not 1",
-    ),
-    (placement_verdict(2, 6), '{"order": [1, 0], "positions": [2, 1]}', "never decrease along `order`, not [2, 1]"),
-    (placement_verdict(2, 6), '{"order": [1, 0], "positions": [1, 7]}', "integers from 0 to 6, not [1, 7]"),
-    (placement_verdict(2, 6), '{"order": [1, 0]}', "must have the key `positions` exactly once"),
-    (placement_verdict(2, 6), '{"positions": [0, 1]}', "must have the key `order` exactly once"),
     (CHOICE, '{"keep_anchor_ids": ["L0"], "add_rollout_ids": []}', 'ids among A0, A1, not ["L0"]'),
     (CHOICE, '{"keep_anchor_ids": ["A0"], "add_rollout_ids": []}', '2 different ids in all, not ["A0"]'),
     (CHOICE, '{"keep_anchor_ids": ["A0", "A0"], "add_rollout_ids": []}', 'ids in all, not ["A0", "A0"]'),

@@ -46,15 +46,12 @@ PAPER = {
     if label not in SAME
 }
 OURS = {
-    "RankBuffer, fine 2 looks": Row("rankbuffer_looks", {"looks": 2}),
     "List": Row("listwise", {"looks": 1, "again": False}),
     "List, 2 looks": Row("listwise", {"looks": 2, "again": False}),
     "List, 2 + 2": Row("listwise", {"looks": 2, "again": True}),
     "List, 4 looks": Row("listwise", {"looks": 4, "again": False}),
-    "Blocks of four": Row("experiments.judge_cost.blocks.BlocksOfFour"),
-    "Batch, 2 looks": Row("rankbuffer_batch", {"looks": 2}),
 }
-RELATIVES = {"RULER": Row("ruler"), "BRPO": Row("brpo"), "Anchor matches": Row("anchor_matches")}
+RELATIVES = {"RULER": Row("ruler")}
 SOFT = {
     "Soft ratings": Row("ratings_soft"),
     "Soft pairs": Row("pairs_soft"),

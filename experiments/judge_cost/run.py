@@ -96,7 +96,7 @@ DOUBTED = (
     "Coarse-only",
     "RankBuffer",
     "RankBuffer, soft",
-    *list(OURS)[1:4],
+    *list(OURS)[:3],
 )
 WIDTH = 160
 
@@ -210,7 +210,7 @@ def main() -> None:
     }
     spread = {
         (label, noise): Replay(label, world(spread=SPREAD), few, JudgeErrors(noise=noise))
-        for label in ("RRC-SCR", "RankBuffer", "List, 2 looks", "Batch, 2 looks")
+        for label in ("RRC-SCR", "RankBuffer", "List, 2 looks")
         for noise in SPREAD_NOISES
     }
     outcomes, by_noise, by_length, by_spread = (

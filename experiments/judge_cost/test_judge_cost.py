@@ -34,8 +34,6 @@ def judge(name: str, noise: float) -> JudgeErrors:
         ("RankBuffer", "independent", 0.3, 0.456),
         ("List", "bias 0.25", 0.15, 0.597),
         ("List, 4 looks", "bias 0.25, edges", 0.3, 0.640),
-        ("Blocks of four", "crowd 1.4", 0.15, 0.735),
-        ("RankBuffer, fine 2 looks", "lasting 0.5", 0.03, 0.939),
         ("List, 2 + 2", "biased, crowd 1.4", 0.0, 0.752),
         ("RRC-SCR", "careful, crowd 1", 0.0, 0.869),
     ],

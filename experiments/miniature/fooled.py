@@ -32,7 +32,6 @@ CHOSEN = (  # more fooled, less fooled?
     ("rankbuffer_static", "rankbuffer"),
     ("rankbuffer_bootstrap_static", "rankbuffer_bootstrap"),
     ("rankbuffer_bootstrap", "rankbuffer"),
-    ("rankbuffer", "rankbuffer_looks"),
     ("rankbuffer", "listwise_two"),
 )
 DRAWN = {"grpo": "C7", "rrc_scr": "C1", "rankbuffer": "C0", "listwise_two": "C2"}

@@ -20,8 +20,8 @@ BUFFERS = (
     "llm_buffer",
     "llm_buffer_look_ahead",
 )
-OURS = ("listwise_one", "listwise_two", "listwise", "rankbuffer_batch", "rankbuffer_looks")
-RELATIVES = ("ruler", "brpo", "anchor_matches")  # of other papers and tools
+OURS = ("listwise_one", "listwise_two", "listwise")
+RELATIVES = ("ruler",)  # of another tool
 SOFT = ("ratings_soft", "pairs_soft", "rankbuffer_soft")  # they read probabilities
 BEYOND = (*OURS, *RELATIVES, *SOFT)
 CLAIMED = (  # a row for each comparison; the strongest ranking: RRC-SCR in the paper, Tournament-GRPO or RRC-SCR here

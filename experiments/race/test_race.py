@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.race.report import FOUND, GOALS, HERE, JUDGES, RECORD, merged, race, tokens_to
+from experiments.race.report import FOUND, GOALS, HERE, JUDGES, RECORD, merged, race, tokens_to, with_recipe
 
 RUNS = json.loads(RECORD.read_text())
 
@@ -19,7 +19,7 @@ def test_tokens_are_those_until_all_queries_have_the_goal_in_the_mean():
 @pytest.mark.parametrize("judge", JUDGES)
 def test_the_page_has_the_table_of_the_record(judge):
     record, goals = JUDGES[judge]
-    runs, page = json.loads(record.read_text()), (HERE / "README.md").read_text()
+    runs, page = with_recipe(json.loads(record.read_text())), (HERE / "README.md").read_text()
     easier, harder = (race(runs, goal) for goal in goals)
     for recipe, seeds in runs.items():
         tokens = [f"{each:,}" if each else "not in 36 steps" for each in (easier[recipe], harder[recipe])]
@@ -29,7 +29,8 @@ def test_the_page_has_the_table_of_the_record(judge):
 
 
 def test_the_stored_tokens_are_those_of_the_record():
-    found = race(RUNS, GOALS[1])
+    found = race(with_recipe(RUNS), GOALS[1])
+    assert "beyond/brpo" in RUNS and "beyond/brpo" not in found, "the record keeps a row whose recipe has left"
     assert json.loads(FOUND.read_text()) == found and list(found)[-1] == "paper/grpo"
     never = {"a": {"0": {"quality": [90] * 6, "tokens": [1] * 6}, "1": {"quality": [80] * 6, "tokens": [1] * 6}}}
     assert race(never, 85) == {"a": None} and race(never, 80) == {"a": 6}, "each seed must reach it"

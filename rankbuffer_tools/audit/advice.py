@@ -17,7 +17,7 @@ from .expected import METHODS, G, Judged, Rewards, draw, tau, tied
 from .fit import LABELS, Fit, Label, label_agreement
 from .model import QueryLooks
 
-LISTS = ("beyond/listwise_one", "beyond/listwise_two", "beyond/listwise_four")  # the rule without an audit
+LISTS = ("beyond/listwise_one", "beyond/listwise_two")  # the rule without an audit
 POINTWISE, RATINGS_SOFT = "paper/grpo", "beyond/ratings_soft"
 SURE = 0.8  # the share of the models that the audit allows in which another method must beat the rule
 ALARM = 0.91  # an estimate of kappa below it is an alarm; experiments/audit_trials says how this number was chosen

@@ -211,13 +211,6 @@ def blockwise(judged: Judged, block: np.ndarray, looks: Iterable[int]) -> tuple[
     return np.mean(heard, axis=0), times * float((asked / n).sum(1).mean()), times * float(asked.sum(1).mean())
 
 
-def batch(judged: Judged, looks: int) -> Rewards:
-    """Rank the group behind the anchors in one prompt. The noise is that of a prompt with all of them."""
-    n = judged.K + G
-    heard = [judged.look(judged.sample.looks[look], judged.K + slot(look, IDS, G), n) for look in range(looks)]
-    return Rewards(np.mean([above(one) for one in heard], axis=0).sum(2), looks, looks * float(n.mean()))
-
-
 def rankbuffer(judged: Judged, looks: int) -> Rewards:
     """Insert each rollout among the anchors, and rank those of one interval."""
     K, errors = judged.K, judged.sample.coarse
@@ -253,10 +246,7 @@ METHODS: dict[str, Callable[[Judged], Rewards]] = {
     "beyond/listwise_one": partial(listwise, looks=1),
     "beyond/listwise_two": partial(listwise, looks=2),
     "beyond/listwise": partial(listwise, looks=2, again=True),
-    "beyond/listwise_four": partial(listwise, looks=4),
-    "beyond/rankbuffer_batch": partial(batch, looks=2),
     "paper/rankbuffer": partial(rankbuffer, looks=1),
-    "beyond/rankbuffer_looks": partial(rankbuffer, looks=2),
     "paper/tournament_grpo": tournament,
     "paper/rrc_scr": rrc_scr,
 }

@@ -6,7 +6,6 @@ from .ledger import Call, Reply, Tally, Totals, Usage
 from .probabilities import Reading
 from .questions import (
     Question,
-    batch_question,
     duel_question,
     group_question,
     insertion_question,
@@ -35,7 +34,6 @@ __all__ = [
     "Usage",
     "Verdict",
     "VerdictError",
-    "batch_question",
     "duel_question",
     "group_question",
     "insertion_question",

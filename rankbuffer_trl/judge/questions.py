@@ -5,8 +5,7 @@ Fine-Ranking Prompts" and "Order-only configuration and judge prompt"). So is th
 prints no prompt for the others.
 
 The candidate comes last in a coarse prompt. All insertions of a group therefore share the text before it, and a server
-with prefix caching computes that text once. In a batch prompt the candidates come last, so that all looks at a group
-share the anchors.
+with prefix caching computes that text once.
 """
 
 import json
@@ -24,7 +23,6 @@ from .verdicts import (
     Verdict,
     constrain,
     order_verdict,
-    placement_verdict,
     position_verdict,
     score_verdict,
     scores_verdict,
@@ -33,9 +31,9 @@ from .verdicts import (
 )
 
 PROMPTS = Path(__file__).parent / "prompts"
-COARSE, FINE, ORDER_ONLY, BATCH, POINTWISE, MUST, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
+COARSE, FINE, ORDER_ONLY, POINTWISE, MUST, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
     (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    for name in "coarse fine order_only batch pointwise must pairwise duel group manage guard_note".split()
+    for name in "coarse fine order_only pointwise must pairwise duel group manage guard_note".split()
 )
 
 FAULTS = "(A negative weight names a fault: a response that has it is worse.)"
@@ -49,8 +47,8 @@ class Question:
         kind (`str`):
             The name of this kind of question in the ledger: `insert` (coarse ranking), `order_only` (the same
             without the anchors' texts), `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole
-            group, and a disputed block of it), `batch` (a group and the anchors), `score`, `rubric`, `must`, `pair`,
-            `duel`, `group` (a score for each rollout of a group) or `manage`.
+            group, and a disputed block of it), `score`, `rubric`, `must`, `pair`, `duel`, `group` (a score for each
+            rollout of a group) or `manage`.
         query_id (`str`):
             The query that the question is about.
         verdict (`Verdict`):
@@ -167,30 +165,6 @@ def ranking_question(
     texts = texts_of(query) | {"{CANDIDATE_IDS}": json.dumps(ids)}
     blocks = [(f"R{i}", candidate.text) for i, candidate in zip(ids, candidates, strict=True)]
     return Question(kind, query.id, order_verdict(ids), FINE, texts, {"{CANDIDATE_BLOCKS}": blocks})
-
-
-def batch_question(query: Query, anchors: Sequence[str], candidates: Sequence[str]) -> Question:
-    """Ask where all candidates belong among the anchors, in one prompt. This question is ours.
-
-    The verdict is an order of the candidates from worst to best, and the insertion position of each in that order, see
-    [`placement_verdict`]. A candidate is labelled by its slot, its index in `candidates`. So a change of the order
-    also changes the labels, and a server needs one grammar for each number of candidates and anchors.
-
-    Args:
-        query (`Query`):
-            The query with its rubrics.
-        anchors (`Sequence[str]`):
-            The `K` anchor texts from worst to best.
-        candidates (`Sequence[str]`):
-            The rollouts' answers, in the order in which the judge sees them.
-    """
-    K, ids = len(anchors), [*range(len(candidates))]
-    texts = texts_of(query) | {"{K}": str(K), "{K-1}": str(K - 1), "{CANDIDATE_IDS}": json.dumps(ids)}
-    responses = {
-        "{ORDERED_ANCHOR_BLOCKS}": [(f"A{i}", anchor) for i, anchor in enumerate(anchors)],
-        "{CANDIDATE_BLOCKS}": [(f"R{i}", candidate) for i, candidate in enumerate(candidates)],
-    }
-    return Question("batch", query.id, placement_verdict(len(candidates), K), BATCH, texts, responses)
 
 
 def pointwise_question(query: Query, response: str, kind: str = "score", most: int = 10) -> Question:

@@ -79,8 +79,6 @@ def judge(prompt: str) -> str:
     _, _, body = body.partition("\n\nRUBRICS\n")
     if not found or not body:
         raise ValueError("the rubric judge got a prompt without RUBRICS or without 'Return JSON only'")
-    if '"positions":' in instruction and (slots := re.search(r"\[\d[\d, ]*\]", instruction)):
-        return answer_batch(body, json.loads(slots.group()))
     if ids := re.search(r'\{"order": (\[.*\])\}', instruction):
         rubrics, candidates = split(body, "CANDIDATES")
         texts = dict(reversed(read_blocks("R", candidates)))
@@ -115,19 +113,6 @@ def answer_insertion(body: str) -> str:
     if not any(anchors):  # order-only: there is no text to compare with, so guess from the absolute quality
         return json.dumps({"position": min(int(quality * (len(anchors) + 1)), len(anchors))})
     return json.dumps({"position": insertion_position(quality, [score(text, rubrics) for text in anchors])})
-
-
-def answer_batch(body: str, slots: list[int]) -> str:
-    """Answer a batch prompt: rank the candidates, and place each of them as in a coarse prompt."""
-    rubrics, rest = split(body, "ORDERED ANCHORS (worst to best)")
-    anchors_text, separator, candidates = rest.partition("\n\nCANDIDATES\n")
-    if not separator:
-        raise ValueError("the rubric judge got a prompt without CANDIDATES")
-    anchors = [score(text, rubrics) for _, text in read_blocks("A", anchors_text)]
-    texts = dict(reversed(read_blocks("R", candidates)))
-    scores = {slot: score(texts.get(str(slot), ""), rubrics) for slot in slots}
-    order = sorted(slots, key=lambda slot: (scores[slot], slot))
-    return json.dumps({"order": order, "positions": [insertion_position(scores[slot], anchors) for slot in order]})
 
 
 def answer_selection(prompt: str) -> str:

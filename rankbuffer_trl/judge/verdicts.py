@@ -18,8 +18,8 @@ from .thoughts import BEGINS, after_thought
 DECODINGS = ("regex", "json_schema", "none")
 GRAMMAR_LIMIT = 10
 """Candidates up to which an order is imposed exactly. A grammar with one rule per set of candidates left takes
-xgrammar 0.02 s to compile for 8 and 0.15 s for 10 (150k tokens). Positions along the order add little to that. As a
-regular expression, whose branches cannot share their ends, 7 are 43 kB and 0.7 s, 8 are 346 kB and 42 s."""
+xgrammar 0.02 s to compile for 8 and 0.15 s for 10 (150k tokens). As a regular expression, whose branches cannot share
+their ends, 7 are 43 kB and 0.7 s, 8 are 346 kB and 42 s."""
 
 FENCE = re.compile(r"\s*(?:```\w*\s*)?")  # what may stand before the verdict of an answer that was cut off
 
@@ -93,36 +93,6 @@ def order_verdict(ids: Sequence[int]) -> Verdict:
     if n <= GRAMMAR_LIMIT:
         constraint = {"grammar": permutation_grammar(tuple(ids))}
     return Verdict({"order": list(ids)}, constraint, {"order": list_of(n, one_of("integer", ids))}, check)
-
-
-def placement_verdict(n: int, K: int) -> Verdict:
-    """Expect `{"order": [...], "positions": [...]}`: `n` candidates among `K` anchors. This verdict is ours.
-
-    `order` is a permutation of 0..n-1, worst to best. `positions` holds the insertion position in 0..K of each
-    candidate in that order, so it never decreases. There is exactly one such pair for each merged order of candidates
-    and anchors that keeps the order of the anchors. Above `GRAMMAR_LIMIT` candidates, and in the JSON schema, only
-    numbers and ranges are imposed. `check` does the rest.
-    """
-    slots, places = range(n), range(K + 1)
-
-    def check(order: Any, positions: Any) -> tuple[list[int], list[int]]:
-        check_order(order, slots)
-        if not isinstance(positions, list) or any(type(p) is not int or p not in places for p in positions):
-            raise VerdictError(f"`positions` must be a list of integers from 0 to {K}, not {shorten_json(positions)}")
-        if len(positions) != n:
-            raise VerdictError(f"`positions` must hold {n} integers, one for each of `order`, not {len(positions)}")
-        if positions != sorted(positions):
-            raise VerdictError(f"`positions` must never decrease along `order`, not {shorten_json(positions)}")
-        return order, positions
-
-    constraint = {
-        "regex": rf'\{{"order": \[{either(slots)}(, {either(slots)}){{{n - 1}}}\], '
-        rf'"positions": \[{either(places)}(, {either(places)}){{{n - 1}}}\]\}}'
-    }
-    if n <= GRAMMAR_LIMIT:
-        constraint = {"grammar": placement_grammar(n, K)}
-    properties = {"order": list_of(n, one_of("integer", slots)), "positions": list_of(n, one_of("integer", places))}
-    return Verdict({"order": list(slots), "positions": [K] * n}, constraint, properties, check)
 
 
 def score_verdict(most: int = 10) -> Verdict:
@@ -233,34 +203,12 @@ def check_score(score: Any, allowed: range) -> int:
 @lru_cache(maxsize=256)  # a group of eight has 255 sets of ids
 def permutation_grammar(ids: tuple[int, ...]) -> str:
     """Return an EBNF of `{"order": [...]}` over all permutations of `ids`: one rule per set of ids left."""
-    return "\n".join([rf'root ::= "{{\"order\": [" {rule_of(range(len(ids)))} "]}}"', *permutation_rules(ids)])
-
-
-@lru_cache(maxsize=256)  # buffers have few sizes
-def placement_grammar(n: int, K: int) -> str:
-    """Return an EBNF of the answers that [`placement_verdict`] reads.
-
-    The rules of a permutation come first. A rule `at_<j>_<p>` then stands for the last `j` positions, each at least
-    `p`: the next one is `p`, or all are at least `p + 1`.
-    """
-    slots = tuple(range(n))
-    lines = [rf'root ::= "{{\"order\": [" {rule_of(slots)} "], \"positions\": [" at_{n}_0 "]}}"']
-    lines += permutation_rules(slots)
-    for j in range(n, 0, -1):
-        for p in range(K + 1):
-            here = f'"{p}, " at_{j - 1}_{p}' if j > 1 else f'"{p}"'
-            lines.append(f"at_{j}_{p} ::= {here}" + (f" | at_{j}_{p + 1}" if p < K else ""))
-    return "\n".join(lines)
-
-
-def permutation_rules(ids: Sequence[int]) -> list[str]:
-    """Return the rules of all permutations of `ids`, separated by commas. The first one stands for all `ids`."""
-    lines = []
+    lines = [rf'root ::= "{{\"order\": [" {rule_of(range(len(ids)))} "]}}"']
     for n in range(len(ids), 1, -1):
         for left in combinations(range(len(ids)), n):
             rest = (f'"{ids[place]}, " {rule_of(each for each in left if each != place)}' for place in left)
             lines.append(f"{rule_of(left)} ::= {' | '.join(rest)}")
-    return lines + [f'{rule_of([place])} ::= "{i}"' for place, i in enumerate(ids)]
+    return "\n".join(lines + [f'{rule_of([place])} ::= "{i}"' for place, i in enumerate(ids)])
 
 
 def rule_of(left: Iterable[int]) -> str:

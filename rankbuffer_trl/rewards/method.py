@@ -21,6 +21,7 @@ from ..settings import check_arguments, load_path
 from .listen import VisitCost, played
 
 MEMBERS = ("name", "responses_needed", "score", "calls", "most_shown")  # of a reward method
+REMOVED = ("anchor_matches", "brpo", "rankbuffer_batch", "rankbuffer_looks")  # commit e122f1a is the last with them
 ROUNDING = 1e-9  # by which a reward may leave its range; means of floating-point numbers do
 
 
@@ -77,9 +78,6 @@ class RewardMethod(Protocol):
 
     A class that derives from this one needs a `name` and `score`. What `score` asks first, and what it asks whatever
     the missing rollouts are, is found by `rewards/listen.py`, which runs it with a judge that never answers.
-
-    A method that asks more questions because others failed must have `asked_again(group) -> int`. It returns how many
-    these are at most. `calls` does not count them, because they are no part of the expected price.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -213,6 +211,11 @@ def load_method(name: str, arguments: Mapping[str, Any], seed: int) -> RewardMet
 
 def find_method(name: str) -> type[Any]:
     """Return the dataclass that a recipe's `method` names."""
+    if name in REMOVED:
+        raise SettingsError(
+            f"the reward method {name!r} was removed, since two lists train as well with fewer judge tokens: set"
+            " `method` to listwise, or go on with commit e122f1a, the last one that has it"
+        )
     found, cause = None, "no dataclass has that name"
     try:
         found = load_path(name if "." in name else f"{homes().get(name, __package__)}.METHOD")

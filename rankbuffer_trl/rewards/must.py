@@ -29,9 +29,8 @@ def count_calls(method: RewardMethod, group: RolloutGroup, first: bool) -> tuple
 
 
 def most_calls(method: RewardMethod, group: RolloutGroup, first: bool) -> int:
-    """Return how many questions a group costs at most, with those that a method asks because others failed."""
-    again = getattr(method, "asked_again", lambda group: 0)(group)
-    return count_calls(method, group, first)[1] + again * (2 if must_questions(group) else 1)
+    """Return how many questions a group costs at most."""
+    return count_calls(method, group, first)[1]
 
 
 async def score_group(

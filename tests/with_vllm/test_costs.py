@@ -7,13 +7,7 @@ import pytest
 from conftest import Texts
 from vllm_server import CONTEXT, ask
 
-from rankbuffer_trl.judge import (
-    Question,
-    Totals,
-    batch_question,
-    insertion_question,
-    ranking_question,
-)
+from rankbuffer_trl.judge import Question, Totals, insertion_question, ranking_question
 from rankbuffer_trl.judge.guard import defuse, quote
 
 MARKERS = ("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "[INST]", "</s>")
@@ -52,20 +46,6 @@ def test_insertions_of_a_group_find_their_prefix_cached(judge, texts, note, guar
     length = totals.prompt_tokens / len(calls)
     note(f"8 insertions of {length:,.0f} prompt tokens, guard {'on' if guard else 'off'}: {computed:.0%} computed")
     assert computed < 0.6
-
-
-@pytest.mark.parametrize("guard", [False, True])
-def test_a_later_look_at_a_group_finds_the_anchors_cached(judge, texts, note, guard):
-    """6 anchors of about 240 tokens, and 8 rollouts of about 300."""
-    query, anchors = texts.query(uuid.uuid4().hex), texts.texts(6, words=180)
-    rollouts = texts.texts(8, words=225)
-    looks = [batch_question(query, anchors, shown) for shown in (rollouts, rollouts[::-1])]
-    (first,), (second,) = (ask(judge(guard=guard, decoding="regex"), [look])[1] for look in looks)
-    share = second.usage.cached / second.usage.prompt
-    note(
-        f"a second look of {second.usage.prompt:,} prompt tokens, guard {'on' if guard else 'off'}: {share:.0%} cached"
-    )
-    assert share >= 0.35 > first.usage.cached / first.usage.prompt
 
 
 @pytest.mark.parametrize("guard", [False, True])

@@ -13,7 +13,6 @@ from rankbuffer_tools.train.preflight import MASKED
 from rankbuffer_trl.judge import (
     Question,
     VerdictError,
-    batch_question,
     insertion_question,
     pairwise_question,
     pointwise_question,
@@ -39,13 +38,8 @@ def fine(texts: Texts) -> list[Question]:
     return [ranking_question(texts.query(), texts.rollouts(n)) for n in CANDIDATES for _ in range(TIMES)]
 
 
-def batch(texts: Texts) -> list[Question]:
-    """Groups of 2, 8 and 10 among 2, 6 and 12 anchors, each in one prompt."""
-    return [batch_question(texts.query(), texts.texts(K), texts.texts(n)) for n in (2, 8, 10) for K in (2, 6, 12)]
-
-
 @pytest.mark.parametrize("request_fields", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("make", [coarse, fine, batch])
+@pytest.mark.parametrize("make", [coarse, fine])
 def test_regex_gives_a_whole_valid_verdict_at_once(server, judge, texts, make, request_fields):
     before, questions = server.counters(), make(texts)
     judge = judge(max_attempts=1, decoding="regex", request=request_fields)
@@ -84,7 +78,7 @@ def test_above_the_grammar_limit_the_number_of_ids_is_right(server, client, text
 
 
 @pytest.mark.parametrize("decoding", ["regex", "json_schema", "none"])
-@pytest.mark.parametrize("make", [coarse, fine, batch])
+@pytest.mark.parametrize("make", [coarse, fine])
 def test_an_answer_is_a_verdict_or_malformed(judge, texts, note, make, decoding):
     questions = make(texts)
     verdicts, calls = ask(judge(max_attempts=1, decoding=decoding), questions)
@@ -94,7 +88,7 @@ def test_an_answer_is_a_verdict_or_malformed(judge, texts, note, make, decoding)
     assert all(call.error for call in calls if call.failed)
 
 
-@pytest.mark.parametrize("make", [coarse, fine, batch])
+@pytest.mark.parametrize("make", [coarse, fine])
 def test_a_judge_without_sense_gives_no_verdict_where_none_is_imposed(random_judge, judge, texts, make):
     verdicts, calls = ask(judge(max_attempts=2, decoding="none"), make(texts))
     assert set(verdicts) == {None}

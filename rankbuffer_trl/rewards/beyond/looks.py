@@ -1,7 +1,6 @@
 """Several looks at the same candidates: orders of presentation that balance each other, and the mean of the answers.
 
-This file is ours, not the paper's. The methods [`Listwise`], [`RankBufferLooks`] and [`RankBufferBatch`] use it. The
-paper decides each pair of rollouts by one look.
+This file is ours, not the paper's, which decides each pair of rollouts by one look. [`Listwise`] and the audit use it.
 """
 
 from collections import Counter
