@@ -102,7 +102,7 @@ class SimulatedJudge:
         if question.soft and self.samples > 1:
             texts = self.sampled(question, text, logprobs)
             usage = usage._replace(completion=self.samples * usage.completion)
-            return Reply(texts[0], usage, samples=texts)
+            return Reply(texts[0], usage, samples=tuple(Reply(each, Usage()) for each in texts))
         return Reply(text, usage, logprobs=logprobs)
 
     def sampled(self, question: Question, text: str, logprobs: Any) -> tuple[str, ...]:
