@@ -124,7 +124,10 @@ KEYS_IN_URLS = (
 )
 SCALED = {"scale_rewards": "none"}
 TAKES_OUT = {"scale_rewards": "group"}, {"scale_rewards": True}, {"multi_objective_aggregation": "normalize_then_sum"}
+CONTINUOUS = ("use_transformers_continuous_batching", "use_transformers_paged")
+HALVES = {"bf16": True}, {"bf16": None}, {"fp16": True}, {"bf16": True, "dry_run": True}
 REFUSED_TOGETHER = [  # the first words of the message, then all settings
+    *((f"{key} with bf16 or fp16 makes TRL cast the", {key: True} | half) for key in CONTINUOUS for half in HALVES),
     ("k0 must be at least 2, got 1", {"method_args": {"k0": 1}}),
     ("prune_after must be at least 1, got 0", {"method_args": {"prune_after": 0}}),
     ("refine_at must be at least 1, got 0", {"method_args": {"refine_at": 0}}),

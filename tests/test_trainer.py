@@ -12,6 +12,7 @@ import torch
 from conftest import scripted_judge
 from helpers.scripted import ScriptedTrainer, config, contents
 from helpers.visits import call
+from peft import LoraConfig
 from transformers import TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
@@ -270,3 +271,20 @@ def test_gdpos_recipe_weighs_the_format_reward_against_scores_that_are_not_divid
     total = given @ torch.tensor([7 / 8**0.5, 0.2])  # the normalised scores as they were, and the paper's weight
     expected = (total.view(3, 8) - total.view(3, 8).mean(1, keepdim=True)).flatten() / total.std()
     assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist(), abs=2e-3)
+
+
+def test_trainer_warns_of_bfloat16_weights_that_do_not_move(training, caplog):
+    half, lora = {"model_init_kwargs": {"dtype": "bfloat16"}}, LoraConfig(target_modules="all-linear")
+    whole = LoraConfig(target_modules="all-linear", modules_to_save=["lm_head"])
+    for number, (settings, said) in enumerate(
+        [
+            (half | {"learning_rate": 1e-6}, True),
+            (half | {"learning_rate": 1e-3}, False),
+            ({"learning_rate": 1e-6}, False),
+            (half | {"learning_rate": 1e-6, "peft_config": lora}, False),
+            (half | {"learning_rate": 1e-6, "peft_config": whole}, True),
+        ]
+    ):
+        caplog.clear()
+        training(str(number), **settings)
+        assert ("set dtype to float32" in caplog.text) == said, settings

@@ -199,6 +199,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         super().__post_init__()  # of the judge, which checks the types of all settings but TRL's
         load_functions(self.reward_functions)  # raises for what cannot be loaded
         self._check_numbers()
+        self._check_cast()
         self._check_processes()
         self._check_own()
         try:
@@ -322,6 +323,15 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         with suppress(PermissionError):  # of a folder that nobody but its owner sees into
             if any(each.is_file() for each in (path, *path.parents)):
                 raise SettingsError(f"output_dir {self.output_dir} is a file or lies below one: name a folder")
+
+    def _check_cast(self) -> None:
+        half = self.fp16 or self.bf16 is not False  # TRL takes None for True
+        for key in ("use_transformers_continuous_batching", "use_transformers_paged"):
+            if half and getattr(self, key, False):
+                raise SettingsError(
+                    f"{key} with bf16 or fp16 makes TRL cast the policy itself to 16 bits, and its float32 weights are"
+                    " lost: set bf16 to false, or generate with use_vllm"
+                )
 
     def _check_processes(self) -> None:
         if self.num_processes is not None and not self.only_checks:

@@ -43,6 +43,11 @@ THOUGHTS = (
     " max_completion_length cuts them off: set format_check to think, or chat_template_kwargs to"
     ' {"enable_thinking": false}'
 )
+STILL = (
+    "the policy's weights are bfloat16, and no copy in float32 is trained, as ZeRO and FSDP have one: steps of"
+    " learning_rate={} round away. In 200 steps, 2 % of such weights move at 1e-6, 15 % at 1e-5, 55 % at 5e-5: set"
+    " dtype to float32, or train with LoRA or ZeRO"
+)
 RANK, FORMAT = 0, 1  # columns of the rank reward and the format reward
 
 
@@ -131,6 +136,8 @@ class RankBufferTrainer(ResumableTrainer):
         self.reward_func_names = numbered(self.reward_func_names)  # TRL logs two of one name as one
         given = [args.format_weight, *plan.weights]
         self.reward_weights[FORMAT : FORMAT + len(given)] = torch.tensor(given)
+        if self.accelerator.is_main_process and self._rounds_away():
+            logger.warning(STILL.format(args.learning_rate))
         self.add_callback(StepLog(args.output_dir))
         self.dataset_name = dataset_name
         state.names = {"policy": self.model.config.name_or_path, "data": dataset_name}
@@ -149,6 +156,14 @@ class RankBufferTrainer(ResumableTrainer):
         on_main_process(lambda: check_prompts(plan.rows, self._tokenizer, args.max_prompt_length, **template))
         if self.accelerator.is_main_process and self._answers.takes_thoughts(self._any_prompt):
             logger.warning(THOUGHTS)
+
+    def _rounds_away(self) -> bool:
+        """Whether weights are trained in bfloat16 alone, at a learning rate that they are too coarse for."""
+        if self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.args.bf16) or self.args.learning_rate >= 1e-4:
+            return False  # the copies in float32 are those of ZeRO and of mixed precision under FSDP
+        # One matrix of LoRA begins at 0, where bfloat16 is fine.
+        whole = (weight for name, weight in self.model.named_parameters() if "lora_" not in name)
+        return any(weight.requires_grad and weight.dtype == torch.bfloat16 for weight in whole)
 
     def _arrived(self, row: int, completion_ids: list[int]) -> None:
         # A chat template begins the completions of all prompts with the same text.
