@@ -5,7 +5,7 @@ Everything of one model and one benchmark lies in one `folder`, so a killed run 
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,12 +15,15 @@ from rankbuffer_trl.errors import RankBufferError
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.guard import defuse
-from rankbuffer_trl.judge.verdicts import VerdictError
+from rankbuffer_trl.judge.verdicts import VerdictError, read_object
 
 from .metric import Interval, Rows, bootstrap_interval, paired_difference
 
 CHATML_MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 """In an output they would end a turn of the judge's prompt."""
+
+AROUND = "text_around"
+"""The key that marks a verdict whose answer had text around its object."""
 
 THINKING = ("<think>", "</think>")
 
@@ -176,24 +179,31 @@ def without_markers(text: str) -> str:
     return defuse(text) if any(marker in text for marker in CHATML_MARKERS + THINKING) else text
 
 
-def read_json_answer(text: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON object in a judge's answer. Only thinking may precede the object.
+def read_json_answer(text: str, keys: Sequence[str], cut_off: bool = False) -> dict[str, Any]:
+    """Return the one JSON object in a judge's answer, see [`read_object`].
+
+    Official code reads answers that are nothing but the object. Any other one is marked with `AROUND`.
 
     Args:
         text (`str`):
             The judge's answer.
         keys (`Sequence[str]`):
             The keys that the object must have.
+        cut_off (`bool`, *optional*, defaults to `False`):
+            Whether the answer ended at its token limit.
 
     Raises:
-        [`VerdictError`]: if there is no object, if it lacks a key, or if it holds a lone surrogate, which no file
-            can store.
+        [`VerdictError`]: if there is no such object, or if it holds a lone surrogate, which no file can store.
     """
+    verdict, around = read_object(text, keys, cut_off)
     try:
-        verdict = json.loads(text.rpartition("</think>")[2])
         json.dumps(verdict, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise VerdictError(f"the answer is not valid JSON: {error}") from None
-    if not isinstance(verdict, dict) or not all(key in verdict for key in keys):
-        raise VerdictError(f"the answer must be one JSON object with {' and '.join(f'`{key}`' for key in keys)}")
-    return verdict
+    return verdict | ({AROUND: True} if around else {})
+
+
+def count_around(scores: BenchmarkScores, verdicts: Iterable[Any]) -> BenchmarkScores:
+    """Add to the counts how many verdicts official code would have dropped, if there are any."""
+    count = sum(isinstance(verdict, dict) and AROUND in verdict for verdict in verdicts)
+    return replace(scores, counts={**scores.counts, "verdicts with text around them": count}) if count else scores

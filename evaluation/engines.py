@@ -80,6 +80,11 @@ def seed_of(seed: int, *ids: str) -> int:
     return int.from_bytes(hashlib.sha256(" ".join([str(seed), *ids]).encode()).digest()[:4]) >> 1
 
 
+def whole_text(text: str, cut_off: bool) -> str:
+    """Return a response with its thinking, also one that was cut off."""
+    return text
+
+
 class VllmEngine:
     """A running vLLM server.
 
@@ -103,7 +108,7 @@ class VllmEngine:
             self.url, self.served, timeout=ANSWER_SECONDS, concurrency=self.config.engine_concurrency
         )
         chats = {
-            prompt.id: Chat("generate", prompt.id, prompt.messages, str, request_of(self.config, prompt))
+            prompt.id: Chat("generate", prompt.id, prompt.messages, whole_text, request_of(self.config, prompt))
             for prompt in prompts
         }
         answers = asyncio.run(ask_many(Judge(client), chats, log, what, self.model))

@@ -39,7 +39,7 @@ from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.testing import QUERY
 
 
-def read_number(answer: str) -> int:
+def read_number(answer: str, cut_off: bool) -> int:
     if not answer.isdigit():
         raise VerdictError("not a number")
     return int(answer)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.alpaca_eval.scores import read_pilot_preference, read_preference, win_rate_rows
+from evaluation.arena_hard.benchmark import read_judgment
 from evaluation.arena_hard.scores import BATTLE_SCORES, battles, official_bootstrap, read_label, score_judgments
 from evaluation.files import write_jsonl
 from evaluation.metric import Row, bootstrap_interval, mean, paired_difference
@@ -125,6 +126,16 @@ def official_label(judgment: str) -> str | None:
 @given(texts)
 def test_read_label_is_the_last_match_of_the_first_pattern(text):
     assert read_label(text, [r"\[\[([AB<>=]+)\]\]", r"\[([AB<>=]+)\]"]) == official_label(text)
+
+
+def test_read_judgment_takes_no_label_of_a_thought_that_was_cut_off():
+    for text, cut_off, label in (
+        ("My verdict could be [[A>B]], or", True, None),
+        ("My verdict could be [[A>B]], or", False, "A>B"),
+        ("[[A>B]]?</think>So it is [[B>A]], as", True, "B>A"),
+        ("[[A>B]]?</think>So", True, None),
+    ):
+        assert read_judgment(text, cut_off, patterns=[r"\[\[([AB<>=]+)\]\]"]) == {"score": label, "answer": text}
 
 
 @given(st.sampled_from(sorted(BATTLE_SCORES)), st.sampled_from(sorted(BATTLE_SCORES)))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow.parquet import write_table
 
 from evaluation.assets import AssetError, Assets
-from evaluation.benchmark import OutputError
+from evaluation.benchmark import AROUND, OutputError, count_around
 from evaluation.metric import mean
 from evaluation.wildbench import prompts, scores
 from evaluation.wildbench.benchmark import REFERENCES, WildBench
@@ -156,10 +156,23 @@ def test_read_score_takes_a_number_from_1_to_10_as_the_tables_do():
             prompts.read_score('{"score": ' + score + "}")
     for answer in (
         "", "[" * 100_000, '{"score": 7, "why": "\\ud83d"}', "7", '{"score": "7"', '["score"]', '{"points": 7}',
-        '```json\n{"score": 7}\n```',
+        '{"score": 7} or {"score": 8}',
     ):  # fmt: skip
-        with pytest.raises(VerdictError, match=r"not valid JSON|one JSON object with `score`"):
+        with pytest.raises(VerdictError, match=r"not valid JSON|one whole JSON object with `score`"):
             prompts.read_score(answer)
+
+
+def test_read_score_takes_and_marks_the_one_object_with_text_around_it():
+    good = '{"strengths": "It shows {x} and </think>.", "score": 7}'
+    marked = prompts.read_score(good) | {AROUND: True}
+    for answer in (f"```json\n{good}\n```", f"Here: {good}", f"{good} So.", f"{good}<|im_end|>"):
+        assert prompts.read_score(answer.replace("</think>", "")) == marked | {"strengths": "It shows {x} and ."}
+    with pytest.raises(VerdictError, match="cut off before its verdict"):
+        prompts.read_score('Perhaps {"score": 7}, or', cut_off=True)
+    assert prompts.read_score('{"score": 7}}', cut_off=True)["score"] == 7
+    rated = score_wildbench({}, {}, 3)
+    assert count_around(rated, [marked, {"score": 1}, None, marked]).counts["verdicts with text around them"] == 2
+    assert count_around(rated, [{"score": 1}, None]) == rated
 
 
 def test_read_choice_takes_one_of_five():
@@ -272,7 +285,7 @@ def test_judge_repeats_malformed_answers_then_drops_and_counts_them(assets, tmp_
     assert [message["role"] for message in repeat["messages"]] == ["user", "assistant", "user"]
     assert cost.attempts == 10 + 3 + 2, "what failed for good has its price, too"
     (cause,) = json.loads((tmp_path / "failures.json").read_text()).values()
-    assert cause.startswith("malformed: the answer must be one JSON object with `score`")
+    assert cause.startswith("malformed: the answer must hold one whole JSON object with `score`")
 
     answers["More 5"].append('{"score": 2}')
     run_judge(bench, tmp_path, server := Loopback(answer))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluation.assets import AssetError, Assets
+from evaluation.benchmark import AROUND
 from evaluation.metric import mean
 from evaluation.writingbench.benchmark import WritingBench, read_queries
 from evaluation.writingbench.scores import of_domain, overall, read_verdict, score_writingbench
@@ -20,6 +21,10 @@ def test_read_verdict_takes_an_answer_with_or_without_a_fence():
     fences = ("{}", "```json\n{}\n```", "```{}```\n", "json\n{}", " <think>\n{{}}</think>\n\n{}\n")
     for answer in (*(fence.replace("{}", GOOD) for fence in fences), GOOD.replace("7", "7.0")):
         assert read_verdict(answer) == {"score": 7, "reason": "so {it} is"}, answer
+    for around in ("So: {}", "{}</s>", "Scored.\n```json\n{}\n```\nThat is all."):
+        assert read_verdict(around.replace("{}", GOOD)) == {"score": 7, "reason": "so {it} is", AROUND: True}
+    with pytest.raises(VerdictError, match="cut off"):
+        read_verdict(f"Perhaps {GOOD}, or", cut_off=True)
     assert read_verdict('{"score": 1, "reason": "", "quote": "x"}') == {"score": 1, "reason": "", "quote": "x"}
 
 

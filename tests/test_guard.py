@@ -260,7 +260,7 @@ def test_prompt_has_no_control_token_of_a_query_or_a_rubric():
 
 
 def test_repeat_has_no_control_token_of_the_answer_or_its_fault():
-    def read(answer: str):
+    def read(answer: str, cut_off: bool):
         raise VerdictError(answer)
 
     for answer in (HOSTILE, HOSTILE * 100):

@@ -88,9 +88,13 @@ def test_impose_gives_the_likeliest_of_the_possible_tokens_and_their_probabiliti
     assert 0 < reading.outside < 1 and reading.shared == 0
 
 
+def all_of_it(text: str, cut_off: bool) -> str:
+    return text
+
+
 def test_a_chat_without_a_verdict_is_answered_freely_and_by_its_seed(model):
     def free(**request):
-        chat = Chat("rubrics", "q", [{"role": "user", "content": "How?"}], str, {"max_tokens": 5} | request)
+        chat = Chat("rubrics", "q", [{"role": "user", "content": "How?"}], all_of_it, {"max_tokens": 5} | request)
         torch.manual_seed(torch.randint(9999, ()).item())
         state = torch.random.get_rng_state()
         (text,), (call,) = ask(model, chat)
@@ -107,7 +111,7 @@ def test_no_question_touches_the_random_state_of_a_training_beside_it(model, mon
     monkeypatch.setattr(torch, "manual_seed", None)
     load(model, None, "auto")
     chats = [
-        Chat("rubrics", "q", [{"role": "user", "content": "How?"}], str, {"max_tokens": 5} | more)
+        Chat("rubrics", "q", [{"role": "user", "content": "How?"}], all_of_it, {"max_tokens": 5} | more)
         for more in ({}, {"temperature": 1.0, "top_k": 3, "top_p": 0.5})
     ]
     assert None not in ask(model, pointwise_question(QUERY, "x"), *chats)[0]

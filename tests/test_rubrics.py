@@ -122,7 +122,7 @@ BAD = {
     answer_with(*RUBRICS[:2], rubric("a\0")): "without NUL",
     answer_with(*RUBRICS[:2], rubric("\ud83d")): "without lone surrogates",
     answer_with(*RUBRICS[:2], rubric("is WRITTEN in complete sentences. ")): "two rubrics are the same",
-    answer_with(*RUBRICS) + " " * 100_000: "100,... characters; 100,000 are allowed",
+    answer_with(*RUBRICS) + "x" * 100_000: "100,... characters; 100,000 are allowed",
     '{"rubrics": ' + "[" * 50_000: "it holds 0",
     '{"a":' * 20_000: "it holds 0",
 }
@@ -132,6 +132,18 @@ def test_read_rubrics_names_the_fault_of_everything_else():
     for answer, fault in BAD.items():
         with pytest.raises(VerdictError, match=fault):
             read_rubrics(answer)
+
+
+def test_read_rubrics_takes_no_draft_of_an_answer_that_was_cut_off():
+    text = answer_with(*RUBRICS)
+    draft = f"Let me draft: {text} Hmm, rubric two is too vague, so I should"
+    assert read_rubrics(draft) == RUBRICS, "a whole answer may say something first"
+    with pytest.raises(VerdictError, match="cut off before its verdict"):
+        read_rubrics(draft, cut_off=True)
+    for whole in (text + " as", f"```json\n{text}", f"{draft}</think>So {text} as"):
+        assert read_rubrics(whole, cut_off=True) == RUBRICS
+    tags = answer_with(rubric("Shows <thinking> and </thinking>."), *RUBRICS[1:])
+    assert read_rubrics(tags)[0]["text"] == "Shows <thinking> and </thinking>."
 
 
 json_values = st.recursive(

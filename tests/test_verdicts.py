@@ -405,6 +405,13 @@ def test_verdict_parse_takes_no_draft_of_an_answer_that_was_cut_off():
     assert [ONE.parse(answer, cut_off=True) for answer in WHOLE] == [1] * len(WHOLE)
 
 
+def test_verdict_parse_reads_a_string_with_braces_or_tags():
+    for why in ("it says {x}", "{", '\\"}', "no <think> tag"):
+        assert ONE.parse(f'{{"position": 1, "why": "{why}"}}') == 1
+    with pytest.raises(VerdictError, match="inside another one"):
+        ONE.parse('{"note": {"position": 1}}')
+
+
 PIECES = [*'{ } [ ] "position" "order" : , 0 -1 4 11 true </think> <think>'.split(), " "]
 
 

@@ -15,6 +15,7 @@ import yaml
 from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
+from rankbuffer_trl.judge.thoughts import after_thought
 
 from ..asking import ask_judge, need_judge
 from ..assets import Assets
@@ -156,9 +157,10 @@ class ArenaHard:
         return score_judgments(found[0], {uid: question["category"] for uid, question in self.questions.items()})
 
 
-def read_judgment(text: str, patterns: Sequence[str]) -> dict:
-    """Return a judge's answer with its label."""
-    return {"score": read_label(text, patterns), "answer": text}
+def read_judgment(text: str, cut_off: bool = False, *, patterns: Sequence[str]) -> dict:
+    """Return a judge's answer with its label. If it was cut off, only a label behind a closed thought counts."""
+    said, closed = after_thought(text) if cut_off else (text, True)
+    return {"score": read_label(said, patterns) if closed else None, "answer": text}
 
 
 def answer_of(row: Mapping, path: Path) -> str:

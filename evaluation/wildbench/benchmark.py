@@ -15,7 +15,7 @@ from rankbuffer_trl.judge.config import FailureLimit
 
 from ..asking import ask_judge
 from ..assets import Assets
-from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
+from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs, count_around
 from ..files import BROUGHT, file_name, read_failed_judgments, read_json, write_failed_judgments, write_json
 from .prompts import (
     display,
@@ -176,12 +176,11 @@ class WildBench:
             return read_rows(path, set(self.conversations), dropped)
 
         groups = {session: conversation.groups for session, conversation in self.conversations.items()}
-        scored = score_judged(rows_of(score_path(folder, model), "score"), groups)
-        rewards = {
-            reference: reward_judged(rows_of(pairwise_path(folder, model, reference), reference), reference, groups)
-            for reference in self.references
-        }
-        return score_wildbench(scored, rewards, len(self.conversations))
+        rated = rows_of(score_path(folder, model), "score")
+        paired = {each: rows_of(pairwise_path(folder, model, each), each) for each in self.references}
+        rewards = {reference: reward_judged(rows, reference, groups) for reference, rows in paired.items()}
+        scores = score_wildbench(score_judged(rated, groups), rewards, len(self.conversations))
+        return count_around(scores, (row.get("parsed_result") for rows in (rated, *paired.values()) for row in rows))
 
 
 def chat(kind: str, session: str, prompt: str, read: Any) -> Chat:

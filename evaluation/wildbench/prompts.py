@@ -94,24 +94,24 @@ def display(response: str) -> str:
     return short if short.strip() else EMPTY
 
 
-def read_score(answer: str) -> dict[str, Any]:
+def read_score(answer: str, cut_off: bool = False) -> dict[str, Any]:
     """Return a judge's answer whose `score` [`rating`] can read.
 
     Raises:
         [`VerdictError`]: if the answer has no such score. The official code drops it then.
     """
-    verdict = read_json_answer(answer, ["score"])
+    verdict = read_json_answer(answer, ["score"], cut_off)
     rating(verdict)
     return verdict
 
 
-def read_choice(answer: str) -> dict[str, Any]:
+def read_choice(answer: str, cut_off: bool = False) -> dict[str, Any]:
     """Return a judge's answer whose `choice` is one of the five verdicts.
 
     Raises:
         [`VerdictError`]: if the answer has no such choice.
     """
-    verdict = read_json_answer(answer, ["choice"])
+    verdict = read_json_answer(answer, ["choice"], cut_off)
     if not isinstance(verdict["choice"], str) or verdict["choice"] not in REWARDS:
         raise VerdictError(f"`choice` must be one of {', '.join(REWARDS)}, not {shorten_json(verdict['choice'])}")
     return verdict

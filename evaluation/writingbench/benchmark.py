@@ -17,7 +17,7 @@ from rankbuffer_trl.judge.config import FailureLimit
 
 from ..asking import ask_judge
 from ..assets import AssetError, Assets
-from ..benchmark import BenchmarkScores, Prompt, check_outputs
+from ..benchmark import BenchmarkScores, Prompt, check_outputs, count_around
 from ..files import BROUGHT, file_name, read_failed_judgments, read_jsonl, write_failed_judgments, write_jsonl
 from .scores import JUDGE_SEED, read_scores, read_verdict, score_writingbench
 
@@ -119,9 +119,10 @@ class WritingBench:
         failures = read_failed_judgments(folder)
         criteria = {index: list(query.criteria) for index, query in self.queries.items()}
         scores = read_scores(scores_path(folder, model), criteria, dropped_queries(failures))
-        return score_writingbench(
-            scores, {index: query.domain for index, query in self.queries.items()}, len(failures)
-        )
+        domains = {index: query.domain for index, query in self.queries.items()}
+        rows = read_jsonl(scores_path(folder, model))
+        verdicts = (verdict for row in rows for listed in row["scores"].values() for verdict in listed)
+        return count_around(score_writingbench(scores, domains, len(failures)), verdicts)
 
 
 def read_queries(path: Path) -> dict[str, WritingQuery]:

@@ -24,17 +24,16 @@ CriterionScores = Mapping[str, Mapping[str, float]]
 """The score of each criterion, by query and then by the criterion's name."""
 
 
-def read_verdict(answer: str) -> dict[str, Any]:
+def read_verdict(answer: str, cut_off: bool = False) -> dict[str, Any]:
     """Return a judge's answer with its `score` and `reason`.
 
-    The letters and backticks of a code fence are stripped from both ends, as in the official code. Thinking and white
-    space are stripped too. If the answer is not JSON, the official code falls back on `eval`; here the judge is asked
-    again.
+    The letters and backticks of a code fence are stripped from both ends, as in the official code. Other text around
+    the object is skipped. If there is no JSON, the official code falls back on `eval`; here the judge is asked again.
 
     Raises:
         [`VerdictError`]: if the answer is no JSON object with an integer from 1 to 10 and a text.
     """
-    verdict = read_json_answer(answer.rpartition("</think>")[2].strip().strip("json|`"), ["score", "reason"])
+    verdict = read_json_answer(answer.strip().strip("json|`"), ["score", "reason"], cut_off)
     score, reason = verdict["score"], verdict["reason"]
     if not is_score(score):
         raise VerdictError(f"`score` must be an integer from 1 to 10, not {shorten_json(score)}")

@@ -4,9 +4,6 @@
 Generation"). They say "seven responses". For another number of responses, only the word "seven" changes.
 """
 
-import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from rankbuffer_trl.groups import Query
 from rankbuffer_trl.judge import VerdictError
 from rankbuffer_trl.judge.guard import defuse, show
 from rankbuffer_trl.judge.questions import fill
-from rankbuffer_trl.judge.verdicts import shorten_json
+from rankbuffer_trl.judge.verdicts import read_object, shorten_json
 
 from ..jobs.chat import Chat
 
@@ -28,8 +25,6 @@ TEMPERATURE, MAX_TOKENS = 0.2, 1024
 """The paper's decoding."""
 LEAST, MOST = 3, 5
 """Number of rubrics in an answer."""
-LONGEST_ANSWER = 100_000
-"""Characters. 1,024 tokens have far fewer."""
 
 
 def rubric_chat(
@@ -69,25 +64,19 @@ def for_count(template: str, n: int) -> str:
     return template.replace("seven", word).replace("Seven", word.capitalize())
 
 
-def read_rubrics(answer: str) -> list[dict[str, Any]]:
+def read_rubrics(answer: str, cut_off: bool = False) -> list[dict[str, Any]]:
     """Read the rubrics of an answer: 3 to 5 of them, each `{"text": text, "weight": integer 1 to 5}`.
 
     Text around the JSON object is skipped: a code fence, a sentence, a thinking block. White space inside a rubric
     becomes single spaces, because a prompt has one line per rubric. Everything else is a fault that the model is told:
-    other counts, other weights, weights as text, the same rubric twice.
+    other counts, other weights, weights as text, the same rubric twice. So is a
+    draft in an answer that was cut off, see [`read_object`].
 
     Raises:
         [`VerdictError`]: naming the fault.
     """
-    answer = answer.rpartition("</think>")[2]
-    if "<think>" in answer:
-        raise VerdictError("the answer ends inside its thinking block")
-    if len(answer) > LONGEST_ANSWER:
-        raise VerdictError(f"the answer has {len(answer):,} characters; {LONGEST_ANSWER:,} are allowed")
-    found = [value for value in objects(answer) if "rubrics" in value]
-    if len(found) != 1:
-        raise VerdictError(f"the answer must hold one whole JSON object with the key `rubrics`, it holds {len(found)}")
-    rubrics = found[0]["rubrics"]
+    found, _ = read_object(answer, ["rubrics"], cut_off)
+    rubrics = found["rubrics"]
     if not isinstance(rubrics, list) or not LEAST <= len(rubrics) <= MOST:
         count = len(rubrics) if isinstance(rubrics, list) else type(rubrics).__name__
         raise VerdictError(f"`rubrics` must be a list of {LEAST} to {MOST} rubrics, not {count}")
@@ -107,19 +96,3 @@ def read_rubric(rubric: Any, number: int) -> dict[str, Any]:
     if type(weight) is not int or not 1 <= weight <= 5:
         raise VerdictError(f"the weight of rubric {number} must be an integer from 1 to 5, not {shorten_json(weight)}")
     return {"text": " ".join(text.split()), "weight": weight}
-
-
-def objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the outermost JSON objects in a text, from left to right."""
-    decoder = json.JSONDecoder()
-    end = 0
-    for start in re.finditer(r'\{\s*"', text):
-        if start.start() < end:
-            continue
-        try:
-            value, end = decoder.raw_decode(text, start.start())
-        except RecursionError:  # every object that begins inside this one is nested too deep as well
-            return
-        except ValueError:
-            continue
-        yield value

@@ -22,8 +22,9 @@ class Chat:
             The query. Chats of the same query go to the same one of several servers.
         messages (`Sequence[dict[str, str]]`):
             The whole chat, with `role` and `content`.
-        read (`Callable[[str], Any]`):
-            Turns the answer into a value that JSON can hold. If it raises [`VerdictError`], the chat is asked again.
+        read (`Callable[[str, bool], Any]`):
+            Turns the answer, and whether it was cut off, into a value that JSON can hold. If it raises
+            [`VerdictError`], the chat is asked again.
         request (`Mapping[str, Any]`, *optional*, defaults to `{}`):
             Fields of the request, such as `temperature`, `max_tokens` or `seed`. `None` leaves a field out.
         afresh (`bool`, *optional*, defaults to `False`):
@@ -36,7 +37,7 @@ class Chat:
     kind: str
     query_id: str
     messages: Sequence[dict[str, str]]
-    read: Callable[[str], Any]
+    read: Callable[..., Any]
     request: Mapping[str, Any] = field(default_factory=dict)
     afresh: bool = False
     read_logprobs: Callable[[Any], Any] | None = None
@@ -51,4 +52,4 @@ class Chat:
 
     def read_reply(self, reply: Reply) -> Any:
         """Return the value of a reply, or raise [`VerdictError`]."""
-        return self.read_logprobs(reply.logprobs) if self.read_logprobs else self.read(reply.text)
+        return self.read_logprobs(reply.logprobs) if self.read_logprobs else self.read(reply.text, reply.cut_off)

@@ -7,7 +7,7 @@ weak model would spend its tokens.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
@@ -21,6 +21,9 @@ GRAMMAR_LIMIT = 10
 xgrammar 0.02 s to compile for 8 and 0.15 s for 10 (150k tokens). As a regular expression, whose branches cannot share
 their ends, 7 are 43 kB and 0.7 s, 8 are 346 kB and 42 s."""
 
+OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}', re.DOTALL)  # a flat one; a string in it may hold braces
+LONGEST_ANSWER = 100_000
+"""Characters in which an object is looked for. 1,024 tokens have far fewer."""
 FENCE = re.compile(r"\s*(?:```\w*\s*)?")  # what may stand before the verdict of an answer that was cut off
 
 
@@ -236,20 +239,97 @@ def shorten_json(value: Any) -> str:
     return json.dumps(value)[:80]
 
 
+def check_place(answer: str, start: int | None, cut_off: bool) -> None:
+    """Refuse an object that an answer has in a thought.
+
+    Args:
+        answer (`str`):
+            The answer, without the thoughts that are closed.
+        start (`int`, *optional*):
+            Where its object begins, `None` if there is none.
+        cut_off (`bool`):
+            Whether the answer was cut off, and no thought in it was closed.
+
+    Raises:
+        [`VerdictError`]: saying so.
+    """
+    if BEGINS.search(answer, 0, len(answer) if start is None else start):
+        raise VerdictError("the answer ends inside its thinking block")
+    # Chat templates such as Qwen3-Thinking's write `<think>` into the prompt: a thought that was cut off has no tag.
+    # It often restates the task, whose example of a verdict is a valid one.
+    if cut_off and (start is None or not FENCE.fullmatch(answer, 0, start)):
+        raise VerdictError("the answer was cut off before its verdict")
+
+
+def read_object(answer: str, keys: Sequence[str], cut_off: bool = False) -> tuple[dict[str, Any], bool]:
+    """Return the one JSON object of `answer` with `keys`, and whether there is text around it.
+
+    It may hold other objects. What may stand around it is the same as in [`read_field`]: a code fence, a sentence, a
+    token, a thinking block before it.
+
+    Args:
+        answer (`str`):
+            The answer.
+        keys (`Sequence[str]`):
+            The keys that the object must have.
+        cut_off (`bool`, *optional*, defaults to `False`):
+            Whether the answer ended before its end. Its object then counts only at its beginning or behind a thought.
+
+    Raises:
+        [`VerdictError`]: if there is no such object, or several.
+    """
+    value: Any = None
+    fault = ""
+    try:
+        value = json.loads(answer)  # first, since a string in it may hold tags of a thought
+    except (ValueError, RecursionError) as error:
+        fault = f" (not valid JSON: {error})"
+    found = [(value, False)] if has_keys(value, keys) else []
+    if not isinstance(value, dict):
+        answer, closed = after_thought(answer)
+        if len(answer) > LONGEST_ANSWER:
+            raise VerdictError(f"the answer has {len(answer):,} characters; {LONGEST_ANSWER:,} are allowed")
+        places = [each for each in objects(answer) if has_keys(each[0], keys)]
+        check_place(answer, places[0][1] if places else None, cut_off and not closed)
+        found = [(value, answer.strip() != answer[start:end]) for value, start, end in places]
+    if len(found) != 1:
+        named = " and ".join(f"`{key}`" for key in keys)
+        raise VerdictError(
+            f"the answer must hold one whole JSON object with {named}, it holds {len(found)}{fault * (not found)}"
+        )
+    return found[0]
+
+
+def has_keys(value: Any, keys: Sequence[str]) -> bool:
+    """Return whether a value is a JSON object with all of `keys`."""
+    return isinstance(value, dict) and all(key in value for key in keys)
+
+
+def objects(text: str) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Yield the outermost JSON objects in a text, from left to right, each with its start and its end."""
+    decoder = json.JSONDecoder()
+    end = 0
+    for start in re.finditer(r'\{\s*"', text):
+        if start.start() < end:
+            continue
+        try:
+            value, end = decoder.raw_decode(text, start.start())
+        except RecursionError:  # every object that begins inside this one is nested too deep as well
+            return
+        except ValueError:
+            continue
+        yield value, start.start(), end
+
+
 def read_field(answer: str, key: str, cut_off: bool = False) -> Any:
     """Return the value of `key` in the one JSON object of `answer`, or raise [`VerdictError`].
 
     Text around the object (a code fence, a sentence, a thinking block before it) is tolerated. A second object, an
     object inside another one and a repeated key are not, since each leaves open what is meant.
     """
-    answer, thought = after_thought(answer)
-    if BEGINS.search(answer):
-        raise VerdictError("the answer ends inside its thinking block")
-    objects = list(re.finditer(r"\{[^{}]*\}", answer))
-    # Chat templates such as Qwen3-Thinking's write `<think>` into the prompt: a thought that was cut off has no tag.
-    # It often restates the task, whose example of a verdict is a valid one.
-    if cut_off and not thought and not (objects and FENCE.fullmatch(answer, 0, objects[0].start())):
-        raise VerdictError("the answer was cut off before its verdict")
+    answer, closed = after_thought(answer)
+    objects = list(OBJECT.finditer(answer))
+    check_place(answer, objects[0].start() if objects else None, cut_off and not closed)
     if len(objects) != 1:
         raise VerdictError(f"the answer must hold exactly one flat JSON object, it holds {len(objects)}")
     (found,) = objects
