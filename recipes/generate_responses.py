@@ -17,7 +17,7 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankbuffer_tools.data.responses import order_question, sample_chats
+from rankbuffer_tools.data.responses import cut_thoughts, order_question, sample_chats
 from rankbuffer_tools.jobs.ask import ask_many
 from rankbuffer_tools.jobs.output import beside, check_output, check_rows, read_provenance, source_name
 from rankbuffer_tools.jobs.reach import check_judge
@@ -192,14 +192,25 @@ def sample(config: ResponsesConfig, rows: dict[str, dict]) -> tuple[dict[str, li
     writer = Judge(Servers.of(sampler), config.judge_max_attempts)
     answers = asyncio.run(ask_many(writer, chats, log, "sampling responses"))
     print(f"{len(answers.values):,} of {len(chats):,} responses: {cost_line(sampler, answers.totals)}")
+    samples = {  # a log of an earlier version has texts alone
+        name: value if isinstance(value, dict) else {"text": value, "thought": False, "cut_off": False}
+        for name, value in answers.values.items()
+    }
+    left_out = dict.fromkeys(
+        cut_thoughts(samples), f"cut off inside its thinking: raise max_tokens={config.max_tokens}"
+    )
+    if cut := sum(sample["cut_off"] for sample in samples.values()):
+        print(f"{cut:,} were cut off at max_tokens, {len(left_out):,} of them inside their thinking and left out")
+    causes_of = answers.failures | left_out
     texts, failures = {}, {}
     for query_id in rows:
         names = [f"{query_id} {i}" for i in range(config.responses)]
-        different = list(dict.fromkeys(answers.values[name] for name in names if name in answers.values))
+        whole = [name for name in names if name in samples and name not in left_out]
+        different = list(dict.fromkeys(samples[name]["text"] for name in whole))
         if len(different) >= config.least_responses:
             texts[query_id] = different
         else:
-            causes = [answers.failures[name] for name in names if name in answers.failures]
+            causes = [causes_of[name] for name in names if name in causes_of]
             alike = "the others are the same and are kept: set more responses, another temperature or another seed"
             cause = causes[0] if causes else alike
             failures[query_id] = f"{len(different)} different responses of {config.responses}; {cause}"

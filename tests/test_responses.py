@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import generate_responses
 import pytest
+from aiohttp import web
 from helpers.nectar_rows import Model
 from helpers.servers import served
 
@@ -125,6 +126,30 @@ def test_generate_responses_asks_afresh_for_what_cannot_be_read(tmp_path):
     assert generate(own_queries(tmp_path, 1), tmp_path, Model(lambda *_: ""), Model(by_number), seed=1) == 1
     failure = json.loads((tmp_path / "out.jsonl.failed.jsonl").read_text())
     assert failure["error"].startswith("0 different responses of 7; malformed: the response must be non-empty")
+
+
+def test_generate_responses_leaves_thoughts_out_that_were_cut_off_and_keeps_long_answers(tmp_path, capsys):
+    """The template opens the thought, so that one that is cut off has no tag."""
+
+    def thinking(closing: str):
+        def answer(messages, how_often):
+            cut = how_often % 7 in (2, 5)
+            text = f"First, number {how_often}" if cut else f"hm{closing}answer {how_often}"
+            choice = {"message": {"content": text}, "finish_reason": "length" if cut else "stop"}
+            return web.json_response({"choices": [choice]})
+
+        return Model(answer)
+
+    first_of_all = Model(lambda messages, _: json.dumps({"order": list(range(messages[0]["content"].count("[R")))}))
+    for closing, kept, out in (("</think>", 5, "a"), (": ", 7, "b")):
+        source, path = own_queries(tmp_path, 2), str(tmp_path / f"{out}.jsonl")
+        assert generate(source, tmp_path, thinking(closing), first_of_all, output_file=path) == 0
+        assert [len(row["responses"]) for row in load_queries(path)] == [kept] * 2
+        assert f"4 were cut off at max_tokens, {2 * (7 - kept)} of them" in capsys.readouterr().out
+    path = str(tmp_path / "c.jsonl")
+    assert generate(source, tmp_path, thinking("</think>"), first_of_all, output_file=path, least_responses=6) == 1
+    failed = json.loads((tmp_path / "c.jsonl.failed.jsonl").read_text().splitlines()[0])
+    assert "5 different responses of 7; cut off inside its thinking: raise max_tokens=4096" in failed["error"]
 
 
 def test_generate_responses_samples_for_an_audit_in_place_of_responses_and_without_order(tmp_path):

@@ -5,13 +5,14 @@ the bootstrap's question ranks a query's responses, so their order is that of th
 usually written from these responses. A query without rubrics is therefore judged by the generic ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rankbuffer_trl.data.queries import GENERIC, text_fault
 from rankbuffer_trl.groups import Messages, Query, Rollout
 from rankbuffer_trl.judge import Question, VerdictError, ranking_question
+from rankbuffer_trl.judge.thoughts import answer_of
 
 from ..jobs.chat import Chat
 
@@ -35,9 +36,18 @@ def sample_chats(query_id: str, prompt: Messages, n: int, request: dict[str, Any
             Seed of the first response. Each response has its own.
     """
     return [
-        Chat("sample", query_id, prompt, read_response, request | {"seed": seed + SEED_STEP * i}, afresh=True)
+        Chat("sample", query_id, prompt, read_sample, request | {"seed": seed + SEED_STEP * i}, afresh=True)
         for i in range(n)
     ]
+
+
+def read_sample(answer: str, cut_off: bool = False) -> dict[str, Any]:
+    """Return the response in an answer, see [`read_response`], with what tells whether it is a thought.
+
+    A template may open the thought in the prompt. A thought that was cut off then has no tag, and only other samples
+    show that the model thinks, see [`cut_thoughts`].
+    """
+    return {"text": read_response(answer), "thought": answer_of(answer)[1], "cut_off": cut_off}
 
 
 def read_response(answer: str) -> str:
@@ -46,12 +56,23 @@ def read_response(answer: str) -> str:
     Raises:
         [`VerdictError`]: if nothing is left, or the rest is not clean text.
     """
-    text = answer.rpartition("</think>")[2].strip()
-    if "<think>" in text:
+    text, thought = answer_of(answer)
+    if "<think>" in text or (answer.strip() and not text and not thought):
         raise VerdictError("the response ends inside its thinking block")
     if fault := text_fault(text):
         raise VerdictError(f"the response {fault}")
     return text
+
+
+def cut_thoughts(samples: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return which samples of one model were cut off inside a thought that has no tag.
+
+    These are the samples that were cut off and close no thought, if any other sample closes one. Without such a sample
+    nothing speaks of thinking. Then a long response that was cut off is kept: training, too, judges the part of a
+    rollout that is there.
+    """
+    thinks = any(sample["thought"] for sample in samples.values())
+    return [name for name, sample in samples.items() if thinks and sample["cut_off"] and not sample["thought"]]
 
 
 def order_question(query: Query, texts: Sequence[str]) -> Question:

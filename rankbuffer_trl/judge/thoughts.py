@@ -8,9 +8,9 @@ BEGINS = re.compile(
     r"|<\|channel\|>(?:analysis|commentary)<\|message\|>",
     re.I,
 )
-ENDS = re.compile(
-    rf"</{TAG}>|\[/THINK\]|◁/think▷|<\|(?:end_of_thought|END_THINKING)\|>|<\|channel\|>final<\|message\|>", re.I
-)
+OWN = r"\[/THINK\]|◁/think▷|<\|(?:end_of_thought|END_THINKING)\|>|<\|channel\|>final<\|message\|>"
+ENDS = re.compile(rf"</{TAG}>|{OWN}", re.I)
+PLAIN_ENDS = re.compile(rf"</think>|{OWN}", re.I)
 
 
 def after_thought(text: str) -> tuple[str, bool]:
@@ -20,6 +20,19 @@ def after_thought(text: str) -> tuple[str, bool]:
     """
     ends = [tag.end() for tag in ENDS.finditer(text)]
     return (text[ends[-1] :], True) if ends else (text, False)
+
+
+def answer_of(text: str) -> tuple[str, bool]:
+    """Return the answer in free text, and whether a thought stands before it. It is empty inside a thought.
+
+    Free text may quote a tag such as `</reasoning>`. So such a tag ends a thought only where the text begins with one.
+    """
+    text, thought = text.lstrip(), False
+    while opened := BEGINS.match(text):
+        end = ENDS.search(text, opened.end())
+        text, thought = (text[end.end() :].lstrip(), True) if end else ("", False)
+    ends = [tag.end() for tag in PLAIN_ENDS.finditer(text)]
+    return (text[ends[-1] :].strip(), True) if ends else (text.rstrip(), thought)
 
 
 def in_thought(text: str) -> bool:
