@@ -6,6 +6,7 @@ what a look at a server takes for an answer, is in `test_faults.py`. The limit o
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -226,6 +227,36 @@ def test_servers_end_a_wait_after_its_time(monkeypatch):
             lost.state = "up"
 
     played(play, 1, wait=0.1)
+
+
+@dataclass
+class Window:
+    """Lets `Remote` answer two requests in 5 ms."""
+
+    client: Remote
+    times: list[float] = field(default_factory=list)
+
+    async def complete(self, *args, **kwargs):
+        now = time.monotonic()
+        self.times = [each for each in self.times if each > now - 0.005]
+        self.client.state = "up" if len(self.times) < 2 else "limited"
+        self.times += [now] * (self.client.state == "up")
+        return await Remote.complete(self.client, *args, **kwargs)
+
+
+def test_servers_hold_all_questions_at_a_limit_of_requests_as_long_as_some_are_answered():
+    async def play(judge, lines, client):
+        await ask(judge, question("first"))
+        client.complete = Window(client).complete
+        ends = await ask(judge, *(question(f"q{i}") for i in range(HOLDS * 5)))
+        assert {outcome for outcome, *_ in ends} == {"parsed"}
+        assert lines[0].startswith(f"the judge server {client.url} is at its limit, questions wait up to ")
+        assert client.looks == 0, "a probe is one request more"
+        del client.complete
+        client.state, judge.client.wait = "limited", 0.05
+        assert {outcome for outcome, *_ in await ask(judge, question("q"))} == {"unreachable"}
+
+    played(play, 1, wait=FOR_EVER)
 
 
 def test_servers_that_are_waited_for_end_with_the_time_of_a_step(scorer):

@@ -47,7 +47,8 @@ class ServersConfig:
             Seconds that a request may go without a byte from the server. The whole request may take five times as
             long.
         judge_wait (`float`, *optional*, defaults to `600.0`):
-            Seconds for which questions wait when all servers of the judge are down. After that the questions fail.
+            Seconds for which questions wait when all servers of the judge are down, or at their limit of requests
+            (HTTP 429). After that the questions fail.
         judge_max_retries (`int`, *optional*, defaults to `4`):
             Transport retries of one request, with backoff and jitter.
         judge_max_attempts (`int`, *optional*, defaults to `3`):

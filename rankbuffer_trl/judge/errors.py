@@ -26,14 +26,29 @@ class TransportError(JudgeError):
             faults that may pass) or `refused` (this request will never be answered).
         status (`int`, *optional*):
             The HTTP status, where there was one.
+        retry_after (`float`, *optional*):
+            Seconds after which the server says that it takes requests again.
         key (`str`, *optional*):
             The key that was sent. It is masked in the message, since a server may echo it anywhere.
     """
 
-    def __init__(self, message: str, kind: str = "refused", status: int | None = None, key: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        kind: str = "refused",
+        status: int | None = None,
+        key: str | None = None,
+        retry_after: float | None = None,
+    ):
         super().__init__(printable(masked(message, key or "")))
         self.kind = kind
         self.status = status
+        self.retry_after = retry_after
+
+    @property
+    def limited(self) -> bool:
+        """Whether the server takes no more requests for now."""
+        return self.kind == "busy" and self.status == 429
 
 
 def masked(message: str, key: str) -> str:

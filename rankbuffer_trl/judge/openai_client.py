@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -208,7 +209,10 @@ class OpenAIClient:
             state = "" if self._key else " is not set and"
             variable = f"the environment variable {self.endpoint.api_key_env}{state} should hold the key"
             text += f" ({variable}; see {self.role}_api_key_env)"
-        return self._error(f"HTTP {status}: {text}", fault_of(status), status)
+        fault = self._error(f"HTTP {status}: {text}", fault_of(status), status)
+        with suppress(ValueError):  # of a date, which few servers send
+            fault.retry_after = max(0.0, float(error.response.headers.get("retry-after", "")))
+        return fault
 
     def _error(self, message: str, kind: str = "refused", status: int | None = None) -> TransportError:
         return TransportError(message, kind, status, self._key)

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from .openai_client import OpenAIClient
 logger = logging.getLogger(__name__)
 
 HOLDS = 3  # times that one question waits for a server; a question that crashes its server must fail in the end
+BUSY_SECONDS = 60.0  # for which a server is left alone that takes no more and does not say until when
 
 
 class Servers:
@@ -25,6 +27,9 @@ class Servers:
     Every query has its own order of servers. A question goes to the first one that is up: when a server fails,
     its queries alone move, spread over the others; when it is back, they alone return. A server that gives no
     connection, no answer in time or 502 to 504 is taken for down until it generates a token again.
+
+    A server that still answers 429 after all retries is left alone too, until its `Retry-After` or for a minute. Its
+    questions fail once no question was answered for `wait` seconds.
 
     When all servers are down, questions wait until one of them is back, for at most `wait` seconds after the last one
     went down. Questions do not wait if this time has passed, or if no server has ever answered. A single server has
@@ -44,7 +49,7 @@ class Servers:
         self.name = ", ".join(client.name for client in clients)
         self.probe_every = probe_every
         self.wait = wait
-        self._answered = False
+        self._answered_at = -math.inf  # on the monotonic clock
         self._gave_up = False  # whether the log has said that the wait of this outage is over
         self._wait_ends = 0.0  # of this outage, on the monotonic clock
         self._down: dict[OpenAIClient, asyncio.Task] = {}  # each with the task that probes it
@@ -61,7 +66,8 @@ class Servers:
         """Answer as [`ChatClient`] says."""
         order = self.order(question.query_id)
         asked = {"messages": messages, "question": question, "seed": seed, "tally": tally}
-        for hold in range(HOLDS + 1):
+        hold = 0
+        while True:
             for client in order if len(order) > 1 else ():  # a single server gets its retries below
                 if client not in self._down and isinstance(outcome := await self._ask(client, asked), Reply):
                     return outcome
@@ -73,10 +79,13 @@ class Servers:
                 if isinstance(outcome, Reply):
                     self._set_up(order[0])
                     return outcome
-                if hold == HOLDS or not self._waiting():
+                # A limit of requests a minute can hold a question of a large step often, while others are answered.
+                stuck = outcome.limited and time.monotonic() > self._answered_at + self.wait
+                if hold == HOLDS or not self._waiting() or stuck:
                     raise outcome
+                hold -= outcome.limited
+            hold += 1
             await self._wait_for_a_server()
-        raise AssertionError("the last round returns or raises")
 
     def order(self, query_id: str) -> list[OpenAIClient]:
         """Return the servers as this query prefers them. The order does not depend on how they are listed."""
@@ -92,11 +101,11 @@ class Servers:
                     raise
                 reply = await client.complete(**asked)
         except TransportError as fault:
-            if fault.kind != "down":
+            if fault.kind != "down" and not (fault.limited and self.wait):
                 raise
             self._set_down(client, fault)
             return fault
-        self._answered = True
+        self._answered_at = time.monotonic()
         return reply
 
     def _all_down(self) -> bool:
@@ -104,7 +113,7 @@ class Servers:
 
     def _waiting(self) -> bool:
         """Return whether questions wait for a server instead of being sent."""
-        return self._all_down() and self._answered and time.monotonic() < self._wait_ends
+        return self._all_down() and self._answered_at > -math.inf and time.monotonic() < self._wait_ends
 
     async def _wait_for_a_server(self) -> None:
         with suppress(TimeoutError):
@@ -121,21 +130,28 @@ class Servers:
             if await client.alive():
                 return self._set_up(client)
 
+    async def _return(self, client: OpenAIClient, seconds: float) -> None:
+        """Take a server for up again after some seconds. A probe would be one request more of those it limits."""
+        await asyncio.sleep(min(seconds, self.wait))
+        self._set_up(client)
+
     def _set_down(self, client: OpenAIClient, cause: TransportError) -> None:
         if client in self._down:
             return
-        self._down[client] = asyncio.create_task(self._probe(client))
+        state = "at its limit" if cause.limited else "down"
+        left = cause.retry_after or BUSY_SECONDS if cause.limited else 0.0
+        self._down[client] = asyncio.create_task(self._return(client, left) if left else self._probe(client))
         if not self._all_down():
-            text = f"the {client.role} server %s is down, its queries move to another one: %s"
-            logger.warning(text, client.url, cause)
+            text = "the %s server %s is %s, its queries move to another one: %s"
+            logger.warning(text, client.role, client.url, state, cause)
             return
         self._back.clear()
         self._wait_ends, self._gave_up = time.monotonic() + self.wait, False
         if self._waiting():
-            text = "the %s server %s is down, questions wait up to %g s for one that answers: %s"
-            logger.warning(text, client.role, client.url, self.wait, cause)
+            text = "the %s server %s is %s, questions wait up to %g s for one that answers: %s"
+            logger.warning(text, client.role, client.url, state, self.wait, cause)
         else:
-            logger.warning("the %s server %s is down, there is no other one: %s", client.role, client.url, cause)
+            logger.warning("the %s server %s is %s, there is no other one: %s", client.role, client.url, state, cause)
 
     def _set_up(self, client: OpenAIClient) -> None:
         probe = self._down.pop(client, None)

@@ -144,7 +144,7 @@ def shuffled(seed: int, most: int = 30) -> Callable:
 class Remote:
     """A server as `OpenAIClient` shows it: a fault has a kind, and all but a refusal is tried again if asked for.
 
-    Its `state` is `up`, `down`, `busy`, `refused` or `hanging`.
+    Its `state` is `up`, `down`, `busy`, `limited`, `refused` or `hanging`.
     """
 
     role, retries = "judge", 2
@@ -163,6 +163,8 @@ class Remote:
         await (self.dies.wait() if self.state == "hanging" else asyncio.sleep(0))
         if self.state == "up":
             return Reply(GOOD, Usage(1, 0, 1))
+        if self.state == "limited":
+            raise TransportError(f"{self.url} takes no more", "busy", 429, retry_after=0.01)
         raise TransportError(f"{self.url} is {self.state}", "down" if self.state == "hanging" else self.state)
 
     async def alive(self) -> bool:
