@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BufferStore": ".store",
+    "GroupRanker": ".group_ranker",
     "GroupScore": ".rewards.method",
     "Judge": ".judge",
     "RankBuffer": ".rewards.rankbuffer",
@@ -15,6 +16,7 @@ _HOMES = {
     "RankBufferReward": ".training.reward_function",
     "RankBufferTrainer": ".training.trainer",
     "load_queries": ".data.queries",
+    "rank_texts": ".group_ranker",
     "read_store": ".store.places",
 }
 

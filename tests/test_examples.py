@@ -15,11 +15,13 @@ from conftest import ROOT, scripted_judge
 
 from rankbuffer_trl import (
     BufferStore,
+    GroupRanker,
     GroupScore,
     RankBuffer,
     RankBufferConfig,
     RankBufferError,
     load_queries,
+    rank_texts,
     read_store,
 )
 from rankbuffer_trl.buffer import initial_buffer
@@ -134,7 +136,7 @@ PRINTED = {
     [
         *((RankBuffer, 1), (GroupScore, 0), (rank_rewards, 1), (RankBufferError, 0), (replacing, 0)),
         *((Judge, 1), (Endpoint, 1), (RankBufferConfig, 1), (load_queries, 1), (BufferStore, 0), (read_store, 0)),
-        (compare, 0),
+        *((compare, 0), (GroupRanker, 1), (rank_texts, 1)),
     ],
 )
 def test_the_example_of_a_docstring_runs_and_gives_what_it_says(documented, values, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Each setting of each program reaches its other end, and a new one without a row here fails."""
 
+import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from rankbuffer_tools.rejudge.config import RejudgeConfig
 from rankbuffer_tools.report import command as report_command
 from rankbuffer_tools.train.parser import JUDGE, OURS, TRAINING
 from rankbuffer_trl.data.queries import GENERIC
+from rankbuffer_trl.group_ranker import GroupRanker
 from rankbuffer_trl.judge import RubricJudge
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.servers import Servers
@@ -385,7 +387,7 @@ def evaluation_in_this_process(at) -> dict:
     return rows | {"generate_only": To(True, lambda ends: not ends.asked)}
 
 
-# Rewards for a stock trainer
+# Rewards for a stock trainer, and for other programs
 
 
 def group_of(at) -> tuple[dict, list[str]]:
@@ -394,12 +396,10 @@ def group_of(at) -> tuple[dict, list[str]]:
 
 
 def reward(at) -> dict:
-    """The rows of rewards for other trainers."""
-    return {
-        "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
-        "method": To(RankBuffer(k0=3), {"method.k0": 3}),
-        "answers": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
-    }
+    """The rows of rewards for other programs."""
+    of_judge = JudgeConfig(**{name: value_of(row) for name, row in judge(at).items()}).judge()
+    rows = {"judge": To(of_judge, '"model": "mine"'), "max_failures": 0.75, "step_timeout": 88.0}
+    return rows | {"store": To(at.out / "live.sqlite", {"path": at.out / "live.sqlite"})}
 
 
 def ask_reward(at, values: dict) -> None:
@@ -413,10 +413,27 @@ def ask_reward(at, values: dict) -> None:
 @starts("RankBufferReward", RankBufferReward, ask_reward)
 def stock_reward(at) -> dict:
     at.ends.doors("rankbuffer_trl.training.reward_function", "GroupScorer BufferStore GroupSettings")
-    of_judge = JudgeConfig(**{name: value_of(row) for name, row in judge(at).items()}).judge()
-    rows = reward(at) | needed(num_generations=3) | {"max_failures": 0.75, "step_timeout": 88.0}
-    rows |= {"judge": To(of_judge, '"model": "mine"'), "num_generations_eval": 5}
-    return rows | {"store": To(at.out / "live.sqlite", {"path": at.out / "live.sqlite"})}
+    return reward(at) | needed(num_generations=3) | {
+        "num_generations_eval": 5,
+        "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
+        "method": To(RankBuffer(k0=3), {"method.k0": 3}),
+        "answers": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
+    }  # fmt: skip
+
+
+def rank_a_group(at, values: dict) -> None:
+    async def play() -> None:
+        async with GroupRanker(**values) as ranker:
+            await ranker.rank(*group_of(at))
+
+    asyncio.run(play())
+
+
+@starts("GroupRanker", GroupRanker, rank_a_group)
+def group_ranker(at) -> dict:
+    at.ends.doors("rankbuffer_trl.group_ranker", "OpenStep BufferStore load_method")
+    rows = reward(at) | listwise() | {"seed": 10, "step_timeout": To(88.0, {"timeout": 88.0})}
+    return rows | {"format_check": To("think", lambda ends: "a plan" not in ends.asked)}
 
 
 # Training

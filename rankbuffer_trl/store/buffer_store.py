@@ -111,10 +111,6 @@ class BufferStore:
         """Return whether this query was already scored in this step."""
         return any(self.rows("SELECT 1 FROM groups WHERE query_id = ? AND step = ?", (query_id, step)))
 
-    def visits(self, query_id: str) -> int:
-        """Return how many groups of a query were scored."""
-        return next(n for (n,) in self.rows("SELECT count(*) FROM groups WHERE query_id = ?", (query_id,)))
-
     def commit(
         self,
         step: int,

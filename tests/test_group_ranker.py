@@ -1,0 +1,128 @@
+"""`GroupRanker`: a group of any program has the rewards of a training step, whatever arrives at once or again."""
+
+import asyncio
+import random
+import re
+from unittest.mock import AsyncMock
+
+import pytest
+from conftest import ROOT, by_number, group, numbers, run_program, scripted_judge
+from helpers.contents import contents
+from helpers.judges import Fake
+
+from rankbuffer_trl import GroupRanker, rank_texts
+from rankbuffer_trl.data.queries import GENERIC, DataError, prompt_id
+from rankbuffer_trl.errors import SettingsError
+from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
+from rankbuffer_trl.judge.errors import TransportError
+from rankbuffer_trl.rewards.method import load_method
+from rankbuffer_trl.rewards.rankbuffer import RankBuffer
+from rankbuffer_trl.store import StoreError
+
+
+def run(ranker: GroupRanker, *visits: tuple):
+    """Rank visits at once, each a query, texts in one line with `-` for an empty one, and perhaps a step."""
+
+    async def play():
+        async with ranker:
+            ranks = (ranker.rank(query, line.replace("-", "").split(" "), *step) for query, line, *step in visits)
+            scores = await asyncio.gather(*ranks, return_exceptions=True)
+            return scores, contents(ranker.store), ranker.store.spent
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("name", ["rankbuffer", "listwise"])
+def test_rank_at_once_gives_and_leaves_what_training_steps_do(scorer, name):
+    luck, method = random.Random(0), load_method(name, {}, 42)
+    visits = [
+        (luck.choice("abc"), " ".join(str(n) if n else "-" for n in luck.choices(range(60), k=5))) for _ in range(24)
+    ]
+    oracle, known, epochs = scorer(scripted_judge(by_number), method), [], dict.fromkeys("abc", -1)
+    for id, line in visits:
+        epochs[id] += 1
+        known += oracle.score([group(numbers(id), line, epochs[id], epochs[id])], epochs[id]).scores
+    found = run(GroupRanker(name, scripted_judge(by_number)), *((numbers(id), line) for id, line in visits))
+    assert found == (known, contents(oracle.store), oracle.store.spent)
+
+
+def test_rank_knows_a_visit_that_is_recorded_also_in_a_store_that_is_opened_again(tmp_path):
+    def ranker(judge=None) -> GroupRanker:
+        return GroupRanker(RankBuffer(), judge or scripted_judge(by_number), tmp_path / "live.sqlite")
+
+    query = numbers()
+    (first, again, second), left, _ = run(
+        ranker(), (query, "5 - 50 15", 3), (query, "5 - 50 15", 3), (query, "6 7 8 9")
+    )
+    assert again.rewards == first.rewards and again.order == first.order and again.positions == first.positions
+    assert [row[:2] for row in left["groups"]] == [("n", 3), ("n", 4)]
+    silent = scripted_judge(lambda messages: pytest.fail("the judge is asked again"))
+    known, after, _ = run(ranker(silent), (query, "5 - 50 15", 3), (query, "6 7 8 9", 4))
+    assert [score.rewards for score in known] == [first.rewards, second.rewards] and after == left
+    others = (("5 - 50 16", 3), ("5 - 50 15 -", 3), ("5 - 50", 3), ("1 2", 2), ("5 - 50 15", 4))
+    refused, after, _ = run(ranker(silent), *((query, *other) for other in others))
+    for (_, step), error in zip(others, refused, strict=True):
+        assert isinstance(error, StoreError) and f"other texts of step {step} are refused" in str(error)
+    assert after == left
+
+
+def test_rank_judges_queries_at_once():
+    both = asyncio.Barrier(2)
+    judge = Judge(Fake(before=lambda asked: asyncio.wait_for(both.wait(), 20)), guard=False)
+    scores, *_ = run(GroupRanker(RankBuffer(), judge), (numbers("a"), "5"), (numbers("b"), "15"))
+    assert [score.positions for score in scores] == [{0: 0}, {0: 1}]
+
+
+def test_rank_counts_a_failure_never_as_a_score():
+    def lost(messages):
+        return TransportError("gone") if "\nlost" in messages[0]["content"] else by_number(messages)
+
+    ranker = GroupRanker(RankBuffer(), scripted_judge(lost, max_attempts=1))
+    (some, many, later), left, _ = run(
+        ranker, (numbers("a"), "5 15 25 lost"), (numbers("b"), "5 lost lost"), (numbers("b"), "5 15 -")
+    )
+    assert some.rewards == (-1.0, 0.0, 1.0, None)
+    assert isinstance(many, JudgeError) and "rank it again once the judge answers" in str(many)
+    assert "checkpoint" not in str(many) and later.rewards == (0.0, 1.0, -1.0)
+    assert [row[:2] for row in left["groups"]] == [("a", 0), ("b", 0)]
+    assert sum("unreachable" in row for row in left["calls"]) == 3
+
+
+def test_rank_takes_a_prompt_a_row_and_settings():
+    prompt = [{"role": "user", "content": "Which?"}]
+    ranker = GroupRanker("listwise", {"judge_max_failures": 0.5}, format_check="think")
+    assert ranker.max_failures == 0.5 and isinstance(ranker.judge.client, RubricJudge)
+    ranker.judge.client.close = AsyncMock()
+    scores, left, _ = run(ranker, *(("Which?" if i else prompt, "<think>a</think>b c") for i in range(2)))
+    assert [row[:2] for row in left["groups"]] == [(prompt_id(prompt), 0), (prompt_id(prompt), 1)]
+    assert {row[-1] for row in left["responses"]} == {"b"}, "the judge sees the answer alone"
+    assert scores[0].rewards == (1.0, -1.0) and ranker.judge.client.close.await_count == 1
+    judge = scripted_judge(by_number)
+    judge.client.close = AsyncMock(side_effect=AssertionError("it is not the ranker's"))
+    assert asyncio.run(rank_texts("Which?", ["7", "9", "8"], judge)).rewards == (-1.0, 1.0, 0.0)
+    assert all(rubric.text in judge.client.seen[0][0]["content"] for rubric in GENERIC)
+
+
+def test_rank_refuses_in_one_line_what_it_cannot_rank():
+    for arguments, words in (
+        (("best", RubricJudge()), "there is no reward method 'best'"),
+        (("listwise", "http://judge"), "a str is no judge"),
+        (("listwise", {"url": 1}), "judge has no setting 'url'"),
+        ((RankBuffer(), RubricJudge(), None, {"k0": 3}), "method_args is for a method that is named"),
+    ):
+        with pytest.raises(SettingsError, match=re.escape(words)):
+            GroupRanker(*arguments)
+    query, row = numbers(), {"prompt": "Which?", "responses": ["1"]}
+    refused, left, _ = run(GroupRanker(RankBuffer(), RubricJudge()), (row, "5 6"), ("", "5 6"), (query, "5", -1))
+    for error, words in zip(refused, ("must hold at least 4", "must be non-empty", "at least 0, got -1"), strict=True):
+        assert isinstance(error, DataError) and words in str(error)
+    assert not any(left.values())
+    for texts in ("5 6", []):
+        with pytest.raises(DataError, match="must be a list with at least one text"):
+            asyncio.run(GroupRanker(RankBuffer(), RubricJudge()).rank(query, texts))
+
+
+def test_the_program_with_a_loop_of_its_own_prints_rewards():
+    lines = run_program(ROOT / "examples" / "own_loop.py", timeout=60).splitlines()
+    assert len(lines) == 4
+    assert all(re.fullmatch(r"visit \d of [\w-]+: ([+-]\d\.\d\d, ){3}-1\.00", line) for line in lines)
