@@ -247,9 +247,6 @@ class Doubts:
         points, centre, width (`float`):
             Scores are a discretised normal distribution. Its centre is `centre` for the quality 0, and `points` more
             for each unit of quality. `width` is its standard deviation.
-        choice (`JudgeErrors`, *optional*), choice_odds (`float`, *optional*):
-            The errors of the looks at a group of which the best or the worst is asked, and the log odds of being that
-            for each unit of quality. `experiments/judge_cost/trials.py` fits the errors.
     """
 
     pair: JudgeErrors
@@ -262,13 +259,10 @@ class Doubts:
     points: float
     centre: float
     width: float
-    choice: JudgeErrors = JudgeErrors(1.06)
-    choice_odds: float = 0.13
 
     def errors(self, prompt: str) -> JudgeErrors:
         """Return the errors of the looks at the responses of a prompt."""
         kinds = {'"winner"': self.pair, '"position"': self.insertion, '"score"': self.rating}
-        kinds |= dict.fromkeys(('"best"', '"worst"'), self.choice)
         form = form_of(prompt)
         return next((errors for key, errors in kinds.items() if key in form), self.lists)
 
@@ -277,9 +271,6 @@ class Doubts:
         form = form_of(prompt)
         if '"winner"' in form:
             return spell("winner", {"A": self.odds * (looks["A"] - looks["B"]), "B": 0.0})
-        for key, sign in (("best", 1), ("worst", -1)):
-            if f'"{key}"' in form:
-                return spell(key, {i: sign * self.choice_odds * look for i, look in enumerate(looks.values())})
         if '"position"' in form and len(looks) > 1:
             steps = [self.step * (looks[""] - look) + self.habit for name, look in looks.items() if name]
             return spell("position", {p: sum(steps[:p]) for p in range(len(steps) + 1)})

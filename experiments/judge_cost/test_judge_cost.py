@@ -1,9 +1,7 @@
 """The replay: stored figures come out again, the judges of records fill their tables, cosines have an oracle."""
 
-import math
 from dataclasses import replace
 from random import Random
-from statistics import fmean
 
 import numpy as np
 import pytest
@@ -13,8 +11,7 @@ from hypothesis import strategies as st
 from experiments.judge_cost.replay import Agreement, Outcome, Replay
 from experiments.judge_cost.run import CROWDS, DOUBTED, PAIRS, SETTINGS, compare_doubts, compare_worlds
 from experiments.judge_cost.tables import COMPARED
-from experiments.judge_cost.trials import error_of_choice
-from experiments.simulated_judge import RECORDED, WORLDS, JudgeErrors, World
+from experiments.simulated_judge import WORLDS, JudgeErrors, World
 
 QUERIES = 200  # those of the README
 
@@ -84,26 +81,3 @@ def test_outcome_has_the_cosines_of_the_advantages(groups, seed):
     for agreement, rewards, values in zip(outcome.agreements, groups, qualities, strict=True):
         expected = np.corrcoef(rewards, values)[0, 1] if len(set(rewards)) > 1 else 0.0
         assert agreement.cosine == pytest.approx(expected, abs=1e-6)
-
-
-def test_error_of_choice_makes_looks_agree_with_ratings_as_measured():
-    error = error_of_choice(0.65, 0.78, 2)
-    random, agreed = Random(0), []
-    apart = 0.4  # by which samples are apart if pairs and ratings agree in 0.775
-    for _ in range(40_000):
-        a, b = random.gauss(0, apart), random.gauss(0, apart)
-        rated = a - b + random.gauss(0, math.sqrt(2) * RECORDED.rating.noise)
-        looked = a - b + random.gauss(0, error)  # a difference of two, each the mean of two questions
-        agreed.append((rated > 0) == (looked > 0))
-    assert fmean(agreed) == pytest.approx(0.65, abs=0.01)
-
-
-def test_trials_rank_a_group_and_ask_what_they_say():
-    for label, calls in (("Best, 2 looks", 2), ("Best and worst, 2 looks", 4), ("Best, 2 looks, its chance", 2)):
-        sure = replace(RECORDED, choice=JudgeErrors(0.0))
-        outcome = Replay(label, World(empty=0.0), 3, sure)()
-        assert (outcome.totals.calls, outcome.mean_tau) == (calls * outcome.groups, 1), label
-    once, twice = (
-        Replay(label, World(), 3, RECORDED)() for label in ("RankBuffer, soft", "RankBuffer, soft, inserted twice")
-    )
-    assert twice.totals.calls == 2 * once.totals.calls and twice.mean_tau != once.mean_tau

@@ -107,23 +107,6 @@ def opinions(
     return found
 
 
-def agreements(looks: Mapping[int, Mapping[str, Sequence[Look]]], kept: "Kept") -> dict[str, float]:
-    """Return how often two looks at the eight samples agree with their soft ratings, and soft pairs with them."""
-    found = {}
-    for name in ("best", "best less worst"):
-        said = opinions(looks[8], READINGS[name], slice(0, 2), False)
-        rated = {query: leads(kept.samples[query], kept.samples[query]) for query in said}
-        found[name] = share_agreed(said, rated)
-    return found | {"pairs": share_agreed(kept.samples, kept.pairs)}
-
-
-def share_agreed(ours: Mapping[str, Numbers], theirs: Mapping[str, Mapping[tuple[str, str], float]]) -> float:
-    """Return the share of all pairs on which both agree."""
-    return fmean(
-        (ours[q][a] > ours[q][b]) == (lead > 0) for q, each in theirs.items() for (a, b), lead in each.items()
-    )
-
-
 def agree(ours: Mapping[str, Numbers], theirs: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
     """Return the share of pairs on which both agree, and its interval at 95 % over queries."""
     each = {
