@@ -38,9 +38,9 @@ def slow_rewards(group: RolloutGroup, places: dict[str, Fraction], highest: int)
     return tuple(reward(rollout.text) for rollout in group.rollouts)
 
 
-def shown_in(prompt: str, letter: str = "R") -> list[str]:
-    """Return the texts of a prompt's candidates (R) or anchors (A) in the order shown. Their labels are places."""
-    shown = re.findall(rf"^\[{letter}(\d+)\]\n(.+)$", unguarded(prompt), re.MULTILINE)
+def shown_in(prompt: str) -> list[str]:
+    """Return the texts of a prompt's candidates in the order shown. Their labels are places."""
+    shown = re.findall(r"^\[R(\d+)\]\n(.+)$", unguarded(prompt), re.MULTILINE)
     assert [int(label) for label, _ in shown] == list(range(len(shown)))
     return [text for _, text in shown]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerControl
 
-from helpers.judges import SilentJudge
 from helpers.scripted import config, contents
 from rankbuffer_trl.store.places import LIVE_STORE
 from rankbuffer_trl.training.trainer import RankBufferTrainer
@@ -54,23 +53,6 @@ class AtStep(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.step:
             self.call(control)
-
-
-class Silence(TrainerCallback):
-    """A callback that makes a judge silent in a step, or at the next of its micro steps. It notes what is saved."""
-
-    def __init__(self, judge: SilentJudge, step: int, substep: bool = False):
-        self.judge, self.step, self.substep = judge, step, substep
-        self.saved: list[int] = []
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.judge.silent |= not self.substep and state.global_step == self.step
-
-    def on_substep_end(self, args, state, control, **kwargs):
-        self.judge.silent |= self.substep and state.global_step == self.step
-
-    def on_save(self, args, state, control, **kwargs):
-        self.saved.append(state.global_step)
 
 
 def interrupt_at(step: int) -> TrainerCallback:
