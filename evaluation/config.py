@@ -7,6 +7,7 @@ from typing import Any, Literal
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.judge.config import FailureLimit, read_object
 from rankbuffer_trl.judge.endpoint import check_url
+from rankbuffer_trl.rewards.format import check_format
 from rankbuffer_trl.settings import check_at_least, documented
 
 from .assets import Assets
@@ -71,6 +72,9 @@ class EvaluationConfig(FailureLimit):
             Maximum tokens of a response with its thinking, at least 1.
         chat_template_kwargs (`dict`, *optional*):
             Arguments of the model's chat template, such as `{"enable_thinking": false}`.
+        format_check (`str`, *optional*):
+            Where the answer stands in a response, as in training: `"think"`, `"none"` or a regular expression with a
+            group `answer`. Default: what follows the thinking, whose tags are known for many families of models.
         seed (`int`, *optional*, defaults to `0`):
             Seed of generation. Each prompt has a seed derived from this one and its id. `null` sends none.
         wildbench_reward (`bool`, *optional*, defaults to `False`):
@@ -100,6 +104,7 @@ class EvaluationConfig(FailureLimit):
     top_k: int = 20
     max_new_tokens: int = 4096
     chat_template_kwargs: dict | str | None = None
+    format_check: str | None = None
     seed: int | None = 0
     wildbench_reward: bool = False
     paper_rows: list[str] = field(default_factory=lambda: ["Base", "RankBuffer"])
@@ -110,6 +115,8 @@ class EvaluationConfig(FailureLimit):
         self.chat_template_kwargs = read_object("chat_template_kwargs", self.chat_template_kwargs)
         if not self.models:
             raise SettingsError("models is not set: name the checkpoints to evaluate")
+        if self.format_check is not None:
+            check_format(self.format_check)
         labels = list(self.labelled_models())
         if unfit := [label for label in labels if not LABEL.fullmatch(label)]:
             raise SettingsError(

@@ -1,17 +1,28 @@
 """Generate the responses of models to the benchmarks' prompts, in each benchmark's official output format."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rankbuffer_trl.files import fingerprint
+from rankbuffer_trl.judge.thoughts import BEGINS, answer_of
 from rankbuffer_trl.rewards.format import read_answer
 
 from .benchmark import Benchmark, OutputError, without_markers
 from .config import EvaluationConfig
 from .engines import Engine, TransformersEngine, VllmEngine, base_of, load_tokenizer, vllm_server
 from .files import read_json, write_json
+
+GENERATION = "generation.json"
+"""Beside the outputs that a run generated: what it counted, and how it read the answers."""
+
+TAGGED = re.compile(
+    rf"\s*(?:<([^<>/\s]{{1,40}})>.*?</\1>|\[([A-Z_]{{2,40}})\].*?\[/\2\]|analysis.*?assistantfinal|{BEGINS.pattern})",
+    re.DOTALL | re.IGNORECASE,
+)
+"""A text that begins with a tag and closes it later. Without special tokens, Harmony's channels are words."""
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")  # no engine reads these
@@ -28,7 +39,11 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
     todo = []
     for label, model in config.labelled_models().items():  # check all models before the first one generates
         weights = check_label(config, label, model)
-        missing = [b for b in benchmarks.values() if not has_outputs(b, config.folder(label, b.name), label)]
+        missing = [
+            b
+            for b in benchmarks.values()
+            if not has_outputs(b, config.folder(label, b.name), label, config.format_check)
+        ]
         if missing:
             adapter_of = base_of(model)
             opened = opens_thinking(load_tokenizer(model, adapter_of), config.template_kwargs())
@@ -37,10 +52,13 @@ def generate(config: EvaluationConfig, benchmarks: Mapping[str, Benchmark]) -> N
     for label, model, adapter_of, opened, missing in todo:
         with engine(config, label, model, adapter_of) as responder:
             for benchmark in missing:
-                respond(responder, benchmark, config.folder(label, benchmark.name), label, opened)
+                folder = config.folder(label, benchmark.name)
+                respond(responder, benchmark, folder, label, opened, config.format_check)
 
 
-def respond(responder: Engine, benchmark: Benchmark, folder: Path, label: str, opened: bool) -> None:
+def respond(
+    responder: Engine, benchmark: Benchmark, folder: Path, label: str, opened: bool, check: str | None = None
+) -> None:
     """Generate the outputs of one model for one benchmark. Print how many are empty or had markers.
 
     Args:
@@ -54,19 +72,21 @@ def respond(responder: Engine, benchmark: Benchmark, folder: Path, label: str, o
             The model's label.
         opened (`bool`):
             Whether the model's responses start inside a thinking block.
+        check (`str`, *optional*):
+            The setting `format_check`.
     """
     what = f"{benchmark.title}: responses of {label}"
     texts = responder.respond(benchmark.prompts(), folder / "responses.jsonl", what)
-    answers = read_answers(texts, opened, what)
+    answers = read_answers(texts, opened, what, check)
     plain = {id: without_markers(answer) for id, answer in answers.items()}
     benchmark.write_outputs(folder, label, plain)
     benchmark.read_outputs(folder, label)
-    facts = {
+    facts: dict[str, Any] = {
         "responses": len(answers),
         "empty": sum(not answer for answer in answers.values()),
         "with chat markers, which were broken up": sum(plain[id] != answer for id, answer in answers.items()),
     }
-    write_json(folder / "generation.json", facts)
+    write_json(folder / GENERATION, facts | {"format_check": check})
     print(f"{what}: " + ", ".join(f"{count:,} {name}" for name, count in facts.items()))
 
 
@@ -104,17 +124,40 @@ def check_label(config: EvaluationConfig, label: str, model: str) -> dict[str, A
     return mine
 
 
-def has_outputs(benchmark: Benchmark, folder: Path, label: str) -> bool:
-    """Return whether there are outputs, and check them.
+def has_outputs(benchmark: Benchmark, folder: Path, label: str, check: str | None = None) -> bool:
+    """Return whether there are outputs, and check them. `check` is the setting `format_check`.
 
     Raises:
-        [`OutputError`]: if they cannot be judged.
+        [`OutputError`]: if they cannot be judged, or were read from their responses in another way.
     """
     try:
-        benchmark.read_outputs(folder, label)
+        outputs = benchmark.read_outputs(folder, label)
     except FileNotFoundError:
         return False
+    if not (folder / GENERATION).exists():
+        refuse_tags(outputs, f"{folder}: outputs from elsewhere", check)
+    elif (theirs := read_json(folder / GENERATION).get("format_check")) != check:
+        raise OutputError(
+            f"{folder} holds outputs that were read with format_check={theirs!r}, and it is now {check!r}. Choose"
+            " another output_dir"
+        )
     return True
+
+
+def refuse_tags(answers: Mapping[str, str], what: str, check: str | None) -> None:
+    """Refuse answers most of which begin with a tag that closes later, unless a setting says where they stand.
+
+    Raises:
+        [`OutputError`]: naming the tag.
+    """
+    told = [answer for answer in answers.values() if answer]
+    tagged = [answer for answer in told if TAGGED.match(answer)]
+    if check is None and len(tagged) > len(told) / 2:
+        raise OutputError(
+            f"{what}: {len(tagged)} of {len(told)} begin with a tag that closes later, such as {tagged[0][:30]!r}. If"
+            " that is thinking, the judge must not see it: set format_check to a regular expression with a group"
+            " (?P<answer>...), and take outputs from elsewhere without it. Else set format_check: none"
+        )
 
 
 @contextmanager
@@ -132,14 +175,15 @@ def engine(config: EvaluationConfig, label: str, model: str, adapter_of: str | N
 
 
 def opens_thinking(tokenizer, chat_template_kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the chat template ends its prompts with `<think>`, so that responses start inside the block."""
+    """Return whether the chat template ends its prompts inside a thinking block, where responses then start."""
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True, **chat_template_kwargs
     )
-    return rendered.rstrip().endswith("<think>")
+    rendered = rendered.rstrip()
+    return any(tag.end() == len(rendered) for tag in BEGINS.finditer(rendered))
 
 
-def read_answers(texts: Mapping[str, str], opened: bool, what: str) -> dict[str, str]:
+def read_answers(texts: Mapping[str, str], opened: bool, what: str, check: str | None = None) -> dict[str, str]:
     """Return the answers in responses, without their thinking.
 
     Args:
@@ -149,20 +193,29 @@ def read_answers(texts: Mapping[str, str], opened: bool, what: str) -> dict[str,
             Whether they start inside a thinking block.
         what (`str`):
             What they are, for the message.
+        check (`str`, *optional*):
+            The setting `format_check`.
 
     Raises:
-        [`OutputError`]: if every response starts inside a thinking block and none closes it.
+        [`OutputError`]: if every response starts inside a thinking block and none closes it, or if most begin with a
+            tag that is not known.
     """
-    if opened and texts and not any("</think>" in text for text in texts.values()):
+    if check is not None:
+        return {id: read_answer(text, check).text for id, text in texts.items()}
+    closed = [text for text in texts.values() if answer_of(text)[1]]
+    if opened and texts and not closed:
         raise OutputError(
             f"{what}: the chat template opens a thinking block, and no response closes it. Does the server run with"
             " --reasoning-parser? Start it without. Or is max_new_tokens too small for a single thought?"
         )
-    return {id: answer_in(text, opened) for id, text in texts.items()}
+    # A server may have another template than this tokenizer.
+    opened = opened or sum(not BEGINS.match(text.lstrip()) for text in closed) > len(texts) / 2
+    answers = {id: answer_in(text, opened) for id, text in texts.items()}
+    refuse_tags(answers, what, check)
+    return answers
 
 
 def answer_in(text: str, opened: bool) -> str:
     """Return what follows the thinking: all of a text without any, nothing if the thinking does not end."""
-    if opened or "</think>" in text or text.lstrip().startswith("<think>"):
-        return read_answer(text, "think").text
-    return text.strip()
+    answer, thought = answer_of(text)
+    return "" if opened and not thought else answer

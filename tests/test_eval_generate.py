@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from evaluation.benchmark import CHATML_MARKERS, THINKING, OutputError, Prompt, without_markers
 from evaluation.config import EvaluationConfig
 from evaluation.engines import EngineError, TransformersEngine, VllmEngine, base_of, vllm_server
-from evaluation.generate import answer_in, engine, opens_thinking, read_answers
+from evaluation.generate import answer_in, engine, has_outputs, opens_thinking, read_answers
 from rankbuffer_tools.jobs.ask import AnswerLog
 from rankbuffer_trl.judge import JudgeError
 
@@ -217,6 +217,9 @@ def test_answer_in_is_what_follows_the_thinking():
         ("hm\n</think>\n\nTea.", False, "Tea."),
         ("<think>a</think><think>b</think>Tea.", False, "Tea."),
         ("<think>hm, and on and on", False, ""),
+        ("[THINK]hm[/THINK]Tea.", False, "Tea."),
+        ("<seed:think>hm</seed:think>\nTea with </reasoning>.", False, "Tea with </reasoning>."),
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Tea.", False, "Tea."),
         ("hm, and on and on", True, ""),
         (" Tea. ", False, "Tea."),
         ("", False, ""),
@@ -228,6 +231,40 @@ def test_read_answers_notices_a_server_that_keeps_the_thinking_to_itself():
     with pytest.raises(OutputError, match="--reasoning-parser"):
         read_answers({"a": "Tea.", "b": "Milk."}, True, "x")
     assert read_answers({"a": "Tea.", "b": "hm</think>Milk."}, True, "x") == {"a": "", "b": "Milk."}
+
+
+def test_read_answers_refuses_tags_that_it_does_not_know_unless_a_setting_reads_them():
+    for tagged, check in (
+        ("<scratchpad>hm</scratchpad>Tea.", "<scratchpad>.*?</scratchpad>(?P<answer>.*)"),
+        ("[PLAN]hm[/PLAN] Tea.", r"\[PLAN\].*\[/PLAN\](?P<answer>.*)"),
+        ("analysisHm.assistantfinalTea.", "analysis.*?assistantfinal(?P<answer>.*)"),
+    ):
+        texts = {"a": tagged, "b": tagged, "c": "Milk.", "d": ""}
+        with pytest.raises(OutputError, match="2 of 3 begin with a tag"):
+            read_answers(texts, False, "x")
+        assert read_answers(texts, False, "x", "none") == texts
+        assert read_answers(texts, False, "x", check) == {"a": "Tea.", "b": "Tea.", "c": "", "d": ""}
+        few = {"a": tagged, "b": "Milk.", "c": "<p> is a tag."}
+        assert read_answers(few, False, "x") == few
+    cut = {"a": "hm</think>Tea.", "b": "hm</think>Milk.", "c": "hm and"}
+    assert read_answers(cut, False, "x")["c"] == "", "most start inside a thought, whatever the template says"
+
+
+class Kept:
+    """A benchmark that has outputs."""
+
+    def read_outputs(self, folder, label) -> dict:
+        return {"a": "<thinking>hm</thinking>Tea."}
+
+
+def test_has_outputs_refuses_tags_from_elsewhere_and_another_reading(tmp_path):
+    with pytest.raises(OutputError, match="outputs from elsewhere: 1 of 1 begin with a tag"):
+        has_outputs(Kept(), tmp_path, "mine")
+    assert has_outputs(Kept(), tmp_path, "mine", "none")
+    (tmp_path / "generation.json").write_text("{}")
+    assert has_outputs(Kept(), tmp_path, "mine")
+    with pytest.raises(OutputError, match="another output_dir"):
+        has_outputs(Kept(), tmp_path, "mine", "think")
 
 
 def test_without_markers_breaks_up_markers_and_nothing_else():
@@ -249,4 +286,5 @@ class Template:
 def test_opens_thinking_knows_templates_that_do():
     assert opens_thinking(Template("<think>\n"), {})
     assert not opens_thinking(Template("<think>\n"), {"enable_thinking": False})
+    assert opens_thinking(Template("[THINK]"), {})
     assert not opens_thinking(Template("<think>\n\n</think>\n\n"), {})

@@ -336,6 +336,7 @@ def evaluation(at, *benchmarks: str) -> dict:
         "output_dir": To(str(at.out), "file mine/"),
         "limit": To(2, '"meaningless": true'),
         "max_new_tokens": To(22, '"max_tokens": 22'),
+        "format_check": To("(?P<answer>.*)", '"format_check": "(?P<answer>.*)"'),
         "seed": 5,
     }  # fmt: skip
 
