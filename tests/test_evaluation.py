@@ -111,7 +111,7 @@ def test_evaluate_asks_model_and_judge_once_and_writes_files_and_tables(done):
     other = replace(done.report, results={"mine": pair}, titles=dict(zip(pair, ("Poems", "AH"), strict=True)))
     assert re.search(r"\| paper: RankBuffer +\| - +\| 30.20 +\| - +\|\n", other.markdown()), "nor a mean of this pair"
     facts = json.loads((done.out / "mine" / "wildbench" / "generation.json").read_text())
-    assert list(facts.values()) == [ROWS, 0, 0]
+    assert list(facts.values()) == [ROWS, 0, 0, None]
 
 
 IDS = {"alpaca_eval": "instruction", "arena_hard": "uid", "wildbench": "session_id", "writingbench": "index"}
