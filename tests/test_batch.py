@@ -4,6 +4,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from tempfile import TemporaryDirectory
 from unittest.mock import AsyncMock
 
 import pytest
+from aiohttp import web
 from conftest import ask, numbers, scripted_judge, unreachable
 from helpers.damage import BAD, MISSING, changed, damaged
 from helpers.judges import Fake
@@ -378,12 +380,45 @@ def test_judge_package_loads_no_client_before_it_is_needed():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("listed", "model", "chat", "said"),
+    [
+        (["x", "y"], "x:nitro", 200, "takes judge_model='x:nitro', .* list of 2 (the nearest are 'x', 'y')"),
+        (["qwen3:latest"], "qwen3", 200, "not in its list of 1 (the nearest are 'qwen3:latest')"),
+        (["openai/*"], "openai/gpt-5", 400, "not in its list of 1 (the nearest are 'openai/*')"),  # no max_tokens
+        ([], "deployed", 200, "not in its list of 0 (it is empty)"),
+        ([f"name-{i}" + "x" * 200 for i in range(400)], "name", 200, "not in its list of 400 (the nearest are "),
+        (404, "m", 200, "lists no models (HTTP 404: "),
+        (500, "m", 200, "lists no models (HTTP 500: "),
+        ("text", "m", 200, "lists no models (not a list of models"),
+        (["m"], "m", 404, None),
+        (["judge"], "jugde", 404, SettingsError),
+    ],
+)
+def test_check_judge_leaves_a_model_that_is_not_listed_to_the_first_question(listed, model, chat, said, caplog):
+    def handle(request, n):
+        if request.path.endswith("/chat/completions"):
+            return completion("7") if chat == 200 else web.json_response({"error": {"message": "no"}}, status=chat)
+        if isinstance(listed, list):
+            return web.json_response({"object": "list", "data": [{"id": name} for name in listed]})
+        return web.json_response({}, status=listed) if isinstance(listed, int) else web.Response(text=listed)
+
+    with serving() as server:
+        judge = JudgeConfig(judge_url=server.play(handle).url, judge_model=model, judge_max_retries=0).judge()
+        if said is SettingsError:
+            with pytest.raises(SettingsError, match=r"does not serve judge_model='jugde', .* nearest are 'judge'\)$"):
+                check_judge(judge)
+            return
+        check_judge(judge)
+    lines = [record.getMessage() for record in caplog.records if "judge server" in record.getMessage()]
+    assert len(lines) == (said is not None) and all(len(line) < 600 for line in lines)
+    assert not said or re.search(re.escape(said).replace(r"\.\*", ".*"), lines[0])
+
+
 def test_check_judge_names_what_is_wrong_and_passes_the_embedded_one():
     with serving() as server:
         server.play(counting(10))
         check_judge(judge_at(server))
-        with pytest.raises(SettingsError, match="does not serve judge_model='other'; it serves 'm'"):
-            check_judge(JudgeConfig(judge_url=server.url, judge_model="other").judge())
     with pytest.raises(JudgeError, match="cannot be reached"):
         check_judge(judge_at(server))
     check_judge(JudgeConfig().judge())

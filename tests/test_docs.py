@@ -339,3 +339,13 @@ def test_the_example_trains_on_its_own_data(tmp_path, tiny_policy, monkeypatch):
         done = runpy.run_path(str(ROOT / "examples" / "train_on_your_own.py"))
     assert done["trainer"].state.global_step == 2
     assert (tmp_path / "model.safetensors").is_file() and (tmp_path / "buffers.parquet").is_file()
+
+
+def test_every_vllm_server_of_a_page_or_script_leaves_out_what_the_model_sets():
+    """Its `generation_config.json` may have a penalty, which changes verdicts."""
+    lines = [line for page in PAGES for line in commands(page) if "vllm serve " in line]
+    scripts = "".join(path.read_text() for path in (ROOT / "recipes" / "launch").glob("*.sh"))
+    lines += re.findall(r'vllm serve "\$.*(?:\n +--.*)*', scripts)
+    assert len(lines) > 7
+    for line in lines:
+        assert "--generation-config vllm" in line, line

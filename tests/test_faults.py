@@ -7,12 +7,14 @@ whatever the fault. Whole steps are in `test_step_faults.py`.
 import json
 import math
 import socket
+import ssl
 import time
 import traceback
 import tracemalloc
 import zlib
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from email.utils import formatdate
 from urllib.parse import quote
 
@@ -55,7 +57,7 @@ from rankbuffer_tools.rubric_server import make_app
 from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
 from rankbuffer_trl.judge.completion import ALL_THOUGHT, CUT_OFF, WITHHELD, read_completion
 from rankbuffer_trl.judge.errors import masked
-from rankbuffer_trl.judge.judge import warn_of_counts
+from rankbuffer_trl.judge.judge import ODD, warn_of_counts
 from rankbuffer_trl.judge.ledger import MOST_TOKENS
 from rankbuffer_trl.judge.openai_client import OpenAIClient
 
@@ -339,6 +341,54 @@ def test_masked_leaves_out_a_key_that_a_server_has_encoded(key, before, after):
         assert len(masked(said, key).replace("[key]", "")) <= len(said) - (end - start), said
     for said in (quote(key), quote(key, safe=""), "".join(f"%{ord(each):02X}" for each in key)):
         assert masked(f"{before}{said}{after}", key) == f"{before}[key]{after}"
+
+
+# What the environment and the server decide
+
+
+@pytest.mark.parametrize(
+    ("owner", "role", "neutral"), [("vllm", "judge", True), ("vllm", "sampler", False), ("library", "judge", False)]
+)
+def test_client_asks_vllm_without_the_penalties_of_the_model(owner, role, neutral, fault, question):
+    def handle(request, n):
+        if request.path == "/v1/models":
+            return web.json_response({"object": "list", "data": [{"id": "m", "owned_by": owner}]})
+        return completion(GOOD)
+
+    settings = {"request": {"min_p": None}, "role": role}
+    openai_client.VLLM.clear()
+    client = fault.client(handle, 0, **settings)
+    within(PATIENT, client, client.models)
+    assert ask_all(Judge(fault.client(handle, 0, **settings)), [question]) == [1]
+    expected = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0} if neutral else {}
+    assert fault.seen[-1].items() & openai_client.NEUTRAL.items() == expected.items()
+
+
+def test_client_uses_no_proxy_of_the_environment_on_this_machine_and_names_it_elsewhere(fault, question, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    assert ask_all(fault.judge(saying(GOOD), 0), [question]) == [1]
+    client = OpenAIClient("http://judge.invalid/v1", "m", max_retries=0)
+    with pytest.raises(TransportError, match=r"the environment names a proxy: HTTP_PROXY.* NO_PROXY"):
+        within(PATIENT, client, client.models)
+
+
+def test_client_names_what_trusts_a_certificate(fault):
+    cause = ssl.SSLCertVerificationError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+    error = openai_client.APIConnectionError(request=openai_client.Request("GET", "https://judge/v1"))
+    error.__cause__ = cause
+    assert "in SSL_CERT_FILE" in str(OpenAIClient("https://judge/v1", "m")._fault(error))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "odd"), [(0, True), (9, True), (20, False), (100, False), (1100, False), (1101, True), (5505, True)]
+)
+def test_judge_names_a_count_of_tokens_that_is_hardly_true_once(tokens, odd, fault, question, caplog):
+    asked = replace(question, template="x" * 100, texts={"{NONE}": ""}, responses={})
+    judge = fault.judge(saying(GOOD, {"prompt_tokens": tokens, "completion_tokens": 5}), 0)
+    ODD.clear()
+    assert ask_all(judge, [asked] * 2) == [1, 1]
+    assert caplog.text.count(f"counts {tokens:,} tokens for a prompt of 100 characters") == odd
 
 
 # Token counts

@@ -2,8 +2,10 @@
 
 import asyncio
 import heapq
+import logging
 import math
 from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankbuffer_trl.errors import SettingsError
@@ -11,6 +13,8 @@ from rankbuffer_trl.judge import Askable, Judge, JudgeError, Question, Transport
 
 if TYPE_CHECKING:
     from rankbuffer_trl.judge.openai_client import OpenAIClient
+
+logger = logging.getLogger(__name__)
 
 COUNTED = 5
 """How many prompts are counted exactly. The longest text need not have the most tokens."""
@@ -102,10 +106,14 @@ async def check_servers(judge: Judge, questions: Iterable[Askable] = ()) -> list
 async def check_server(client: "OpenAIClient") -> int | None:
     """Return the context length of a server that is there and serves the model, `None` if it does not report one.
 
+    A list of models decides nothing: routers, aliases and deployments serve what they do not list. So a model that is
+    not in the list is one warning, unless the server says that it has no such model.
+
     Raises:
         [`JudgeError`]: naming a server that cannot be reached.
         [`SettingsError`]: naming the server, and the model or the key that it does not take: no retry helps.
     """
+    role, model = client.role, client.model or ""
     variable = client.endpoint.api_key_env
     try:
         models = await client.models()
@@ -115,18 +123,22 @@ async def check_server(client: "OpenAIClient") -> int | None:
                 f"the {client.role} server {client.url} does not take the key, so nothing was started: {error}. Is the"
                 f" right one in the environment variable {variable}, which {client.role}_api_key_env names?"
             ) from error
-        if error.kind == "refused":  # not every endpoint lists its models; the questions to come will tell
+        if error.kind != "down":  # not every endpoint lists its models
+            logger.warning(f"the {role} server {client.url} lists no models ({error}); the first question will tell")
             return None
         raise JudgeError(
             f"the {client.role} server {client.url} cannot be reached, so nothing was started: {error}. Is it up, and"
             f" does {client.role}_url name it?"
         ) from error
-    if client.model not in models:
-        raise SettingsError(
-            f"the {client.role} server {client.url} does not serve {client.role}_model={client.model!r}; it serves"
-            f" {', '.join(map(repr, models))}"
+    if model not in models:
+        near = ", ".join(repr(each[:80]) for each in get_close_matches(model, models, n=3, cutoff=0))
+        listed = (
+            f"which is not in its list of {len(models):,} ({f'the nearest are {near}' if near else 'it is empty'})"
         )
-    return models[client.model]
+        if await client.unknown():
+            raise SettingsError(f"the {role} server {client.url} does not serve {role}_model={model!r}, {listed}")
+        logger.warning(f"the {role} server {client.url} takes {role}_model={model!r}, {listed}")
+    return models.get(model)
 
 
 def longest_of(questions: Iterable[Askable], guard: bool) -> list[Askable]:

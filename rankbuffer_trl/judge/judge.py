@@ -27,6 +27,8 @@ HINTS = {  # what to do about an HTTP status
     404: NAMED,
     429: "The server takes no more for now: lower judge_concurrency, or see what the account may ask.",
 }
+CHARACTERS, TEMPLATE = 10, 1000  # the most of one token, and the most tokens that a chat template adds
+ODD: set[str] = set()  # the servers of this process whose counts of tokens were named
 FIRST_QUESTION_SECONDS = 600.0  # for the first question of all; a server may have to load or compile something
 
 
@@ -167,6 +169,9 @@ class Judge:
                 answer, tokens = storable(reply.text), reply.usage.possible
                 if tokens != reply.usage:
                     warn_of_counts(tally.server)
+                elif tally.server:
+                    text = "".join(message["content"] for message in messages)
+                    look_at_count(tally.server, tokens.prompt / max(len(reply.samples), 1), text)
                 tally.spent += tokens
                 if self.on_spent:
                     self.on_spent(tokens)
@@ -272,6 +277,18 @@ class Judge:
 def warn_of_counts(server: str) -> None:
     """Say once per server that its token counts cannot be true."""
     logger.warning("the judge server %s reports token counts that cannot be true; they count as 0", server)
+
+
+def look_at_count(server: str, tokens: float, text: str) -> None:
+    """Say once per server that a prompt can hardly have so many tokens: more than its bytes, or few."""
+    least, most = len(text) / CHARACTERS, len(text.encode("utf-8", "replace")) + TEMPLATE
+    if server not in ODD and not least <= tokens <= most:
+        ODD.add(server)
+        logger.warning(
+            "the judge server %s counts %s tokens for a prompt of %s characters, which is hardly true: prices and"
+            " budgets go by it",
+            *(server, f"{tokens:,.0f}", f"{len(text):,}"),
+        )
 
 
 def explain(call: Call) -> str:

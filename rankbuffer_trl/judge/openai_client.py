@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
@@ -27,6 +28,13 @@ ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands
 CHAT = "/chat/completions"
 IMPOSING = {"structured_outputs", "response_format"}  # the fields of a request that impose a form on its answer
 PING = [{"role": "user", "content": "ping"}]
+NEUTRAL = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
+"""What vLLM would otherwise take from the model's `generation_config.json`; a penalty changes verdicts."""
+VLLM: set[str] = set()
+"""The addresses of this process whose lists of models say that they are vLLM. Others may refuse these fields."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
+DIRECT = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
+"""No proxy of the environment knows the loopback of this machine."""
 
 
 class OpenAIClient:
@@ -94,7 +102,8 @@ class OpenAIClient:
     ) -> Reply:
         """Answer as [`ChatClient`] says. With `retry=False` the first fault is final."""
         client = self._client if retry else self._hasty
-        fields = {"temperature": 0, "seed": 0} | self._asked(question)
+        neutral = NEUTRAL if self.url in VLLM and self.role == "judge" else {}
+        fields = {"temperature": 0, "seed": 0} | neutral | self._asked(question)
         if fields["seed"] is not None:
             fields["seed"] += seed
         body = self._body(messages=messages, **fields)
@@ -138,6 +147,8 @@ class OpenAIClient:
         try:
             async with asyncio.timeout(seconds):
                 page = await self._client.models.list()
+            if any(getattr(model, "owned_by", None) == "vllm" for model in page.data):
+                VLLM.add(self.url)
             return {self._without_key(model.id): context_of(model) for model in page.data}
         except TimeoutError:
             raise self._error(f"no list of models within {seconds:g} s", "down") from None
@@ -167,11 +178,21 @@ class OpenAIClient:
     async def alive(self) -> bool:
         """Say whether the server generates one token for the model within 10 seconds, or `timeout` if that is less."""
         try:
-            async with asyncio.timeout(min(PROBE_SECONDS, self.endpoint.timeout)):
-                response = await self._hasty.post(CHAT, body=self._body(messages=PING, max_tokens=1), cast_to=Response)
-            return bool(response.json()["choices"])
+            return bool((await self._ping()).json()["choices"])
         except (OpenAIError, ValueError, TypeError, LookupError, RecursionError, TimeoutError):
             return False
+
+    async def unknown(self) -> bool:
+        """Say whether the server has no such model (HTTP 404), asked for one token of it."""
+        try:
+            await self._ping()
+        except (OpenAIError, TimeoutError) as error:
+            return getattr(error, "status_code", None) == 404
+        return False
+
+    async def _ping(self) -> Response:
+        async with asyncio.timeout(min(PROBE_SECONDS, self.endpoint.timeout)):
+            return await self._hasty.post(CHAT, body=self._body(messages=PING, max_tokens=1), cast_to=Response)
 
     def fields_of(self, question: Askable) -> dict[str, Any]:
         """Return the fields that question and user set in a request; `None` stands for a field that is left out."""
@@ -196,6 +217,10 @@ class OpenAIClient:
             while cause.__cause__ is not None:  # the outer ones call every failed connection a timeout
                 cause = cause.__cause__
             text = str(cause)[:MOST_WORDS] or "no connection, or no answer in time"
+            if "CERTIFICATE_VERIFY_FAILED" in text:
+                text += "; name the file of the authority that signed the server's certificate in SSL_CERT_FILE"
+            elif getproxies().keys() & {urlsplit(self.url).scheme, "all"} and urlsplit(self.url).hostname not in LOCAL:
+                text += "; the environment names a proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY (not for NO_PROXY)"
             return self._error(f"{type(cause).__name__}: {text}", "down")
         status = error.status_code
         said = words_of(error.body) if isinstance(error.body, dict | list) else ""  # a text may be any page
@@ -246,6 +271,7 @@ class BoundedClient(DefaultAioHttpClient):
     def __init__(self, timeout: float):
         super().__init__(
             timeout=timeout,
+            mounts=DIRECT,
             follow_redirects=False,  # they would hand prompts to another server
             headers={"Accept-Encoding": ", ".join(ENCODINGS[1:])},
             # vLLM's HTTP server drops connections that were idle for 5 s; a request sent just then would be lost.

@@ -137,7 +137,7 @@ rollout_command() {
     vllm)
         ROLLOUTS=(
             vllm serve "$POLICY" --host "$1" --port "$PORT" --tensor-parallel-size "${#each[@]}" --max-model-len 8192
-            --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
+            --generation-config vllm --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
         )
         ;;
     trl)
@@ -259,7 +259,7 @@ make_data() {
     provide_judge "$judge_gpus"
     if [[ -z ${SAMPLER_URL:-} ]]; then
         start sampler env "${NO_KEYS[@]}" CUDA_VISIBLE_DEVICES="$gpus" \
-            vllm serve "$POLICY" --host 127.0.0.1 --port "$PORT" --max-model-len 8192 "$@"
+            vllm serve "$POLICY" --host 127.0.0.1 --port "$PORT" --max-model-len 8192 --generation-config vllm "$@"
         wait_healthy sampler "http://127.0.0.1:$PORT" "$POLICY"
     fi
     python recipes/generate_responses.py --dataset_name "$prompts" --output_file "$responses" "${judge[@]}" \
