@@ -3,12 +3,14 @@
 import asyncio
 import random
 import re
+from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
 import pytest
 from conftest import ROOT, by_number, group, numbers, run_program, scripted_judge
 from helpers.contents import contents
 from helpers.judges import Fake
+from helpers.programs import blocks
 
 from rankbuffer_trl import GroupRanker, rank_texts
 from rankbuffer_trl.data.queries import GENERIC, DataError, prompt_id
@@ -120,6 +122,20 @@ def test_rank_refuses_in_one_line_what_it_cannot_rank():
     for texts in ("5 6", []):
         with pytest.raises(DataError, match="must be a list with at least one text"):
             asyncio.run(GroupRanker(RankBuffer(), RubricJudge()).rank(query, texts))
+
+
+def test_the_functions_that_the_page_shows_rank_groups(tmp_path, monkeypatch, howto):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in blocks("docs/other_trainers.md", "python"):
+        exec(re.sub("judge = {.*}", "judge = {}", code), names)  # the embedded judge
+    texts = [f"<think>a plan</think>{text}" for text in howto[0]["responses"][1::2]]
+    samples = [SimpleNamespace(response=text, metadata={"row": howto[0]}, group_index=5) for text in texts]
+    assert names["loop"].run_until_complete(names["rank_group"](None, samples)) == [-1.0, 0.0, 1.0]
+    batch = [(texts[1], howto[0]), ("<think>", howto[1]), (texts[0], howto[0]), (texts[2], howto[1])]
+    rewards = names["compute_score"](None, [text for text, _ in batch], None, [{"row": row} for _, row in batch])
+    assert rewards == [1.0, -1.0, -1.0, 1.0]
+    names["loop"].run_until_complete(names["ranker"].close())
 
 
 def test_the_program_with_a_loop_of_its_own_prints_rewards():
