@@ -56,6 +56,10 @@ def test_check_prompts_renders_each_pattern_once():
     tokenizer, rendered = tokenizer_with(of_trl("qwen3")), []
     plain = tokenizer.apply_chat_template
     tokenizer.apply_chat_template = lambda messages, **kwargs: rendered.append(messages) or plain(messages, **kwargs)
-    rows = [{"prompt": chat("system", "user"), "query_id": str(i), "place": f"row {i}"} for i in range(1, 50)]
+    rows = [
+        {"prompt": chat("user", "assistant", "user"), "query_id": str(i), "place": f"row {i}"} for i in range(1, 50)
+    ]
     check_prompts(rows, tokenizer)
     assert len(rendered) == 2
+    with pytest.raises(DataError, match="the thoughts in"):  # another pattern, of the same roles
+        check_prompts([*rows, rows[0] | {"prompt": chat("user", "assistant+", "user")}], tokenizer)
