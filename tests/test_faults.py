@@ -54,7 +54,15 @@ from hypothesis import strategies as st
 
 from rankbuffer_tools.jobs.reach import check_server
 from rankbuffer_tools.rubric_server import make_app
-from rankbuffer_trl.judge import Judge, JudgeError, TransportError, Usage, insertion_question, openai_client
+from rankbuffer_trl.judge import (
+    Judge,
+    JudgeError,
+    TransportError,
+    Usage,
+    insertion_question,
+    openai_client,
+    pointwise_question,
+)
 from rankbuffer_trl.judge.completion import ALL_THOUGHT, CUT_OFF, WITHHELD, read_completion
 from rankbuffer_trl.judge.errors import masked
 from rankbuffer_trl.judge.judge import ODD, warn_of_counts
@@ -154,8 +162,9 @@ LASTING = {  # what the server does: (handler, retries, requests sent, kind of f
     "control characters": (refusing(400, "\x1b[2J\nBuy \x00now\u202e"), 0, 1, "refused", r"0: \x1b[2J\nBuy \x00now"),
     "half an emoji in an error": (refusing(400, SURROGATE), 0, 1, "refused", r"HTTP 400: I would say \ud83d"),
     "HTML page": (body(b"<html>Welcome to nginx</html>", "text/html"), 2, 1, "refused", NO_CHAT),
-    "no body": (body(b""), 2, 1, "refused", NO_CHAT),
-    "half a JSON": (body(b'{"choices": ['), 2, 1, "refused", NO_CHAT),
+    "no body": (body(b" ", headers=SOON), 1, 2, "busy", "it ends too early"),
+    "half a JSON": (body(b'{"choices": [', headers=SOON), 1, 2, "busy", "it ends too early"),
+    "half a string": (body(b'{"choices": [{"mess', headers=SOON), 1, 2, "busy", "it ends too early"),
     "no UTF-8": (body(b"\xff\xfe{}"), 2, 1, "refused", NO_CHAT),
     "not the encoding it says": (body(b"{}", headers={"Content-Encoding": "gzip"}), 0, 1, "down", "decompress"),
     **{
@@ -477,6 +486,14 @@ def test_read_completion_keeps_what_a_server_says_of_its_answer():
     ] * 2
     with pytest.raises(TypeError):  # whether or not a key is masked in it
         read_completion({"choices": [{"message": {"content": 7}}]})
+
+
+def test_no_sample_shows_the_key(fault, query):
+    handler = inside(choices=[choice(f'{{"score": "{KEY}"}}', "stop")] * 2)
+    asked = replace(pointwise_question(query, CANDIDATE), soft=True)
+    _, call = ask(fault.judge(handler, 0, samples=2), asked)
+    assert '"[key]"' in call.error
+    check_key(repr(call))
 
 
 def test_a_withheld_answer_is_not_asked_for_again(fault, question):

@@ -4,6 +4,7 @@ Servers and gateways say the same few things in many words: the answer is whole,
 there is an error in its place. Everything else here knows these five things alone.
 """
 
+import json
 import re
 from typing import Any
 
@@ -100,6 +101,17 @@ def read_usage(usage: dict | None) -> Usage:
     return Usage(
         usage.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, usage.get("completion_tokens") or 0
     )
+
+
+def fault_in_content(content: bytes) -> tuple[int, str] | None:
+    """Return what [`fault_in`] says of a body as it came. One that ends too early is a fault that may pass."""
+    try:
+        return fault_in(json.loads(content))
+    except json.JSONDecodeError as error:
+        half = error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip())
+        return (500, "it ends too early") if half else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def fault_in(body: Any) -> tuple[int, str] | None:

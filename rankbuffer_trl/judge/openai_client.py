@@ -11,7 +11,7 @@ from urllib.request import getproxies
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, OpenAIError
 
-from .completion import FREE_FORM, fault_in, read_completion, words_of
+from .completion import FREE_FORM, fault_in_content, read_completion, words_of
 from .endpoint import Endpoint, read_key
 from .errors import ECHOED, TransportError, masked
 from .http import Limits, ReadTimeout, Request, Response
@@ -41,7 +41,7 @@ class OpenAIClient:
     """The official `openai` client, on its aiohttp transport, decoding deterministically.
 
     Connection faults, 408, 409, 429 and 5xx are retried by that client with backoff and jitter, or when the server's
-    `Retry-After` says. An error inside an answer with status 200 counts as its status, see [`fault_in`].
+    `Retry-After` says. An error inside an answer with status 200 counts as its status, see [`fault_in_content`].
 
     Args:
         url (`str`):
@@ -128,7 +128,11 @@ class OpenAIClient:
             said = reply.said
             if body.keys() & IMPOSING and reply.text.strip() and not reply.text.lstrip().startswith("{"):
                 said = said or FREE_FORM
-            return reply._replace(text=self._without_key(reply.text), said=self._without_key(said[:MOST_WORDS]))
+            return reply._replace(
+                text=self._without_key(reply.text),
+                samples=tuple(each._replace(text=self._without_key(each.text)) for each in reply.samples),
+                said=self._without_key(said[:MOST_WORDS]),
+            )
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             if response.content.lstrip().startswith(b"data:"):
                 raise self._error(
@@ -296,7 +300,7 @@ class BoundedClient(DefaultAioHttpClient):
         except TimeoutError:
             raise ReadTimeout(f"no whole answer within {self._seconds:g} s", request=request) from None
         status = response.status_code
-        if response.is_success and (fault := fault_in(parsed(body))):  # so that it is retried as that status is
+        if response.is_success and (fault := fault_in_content(body)):  # so that it is retried as that status is
             status, words = fault
             body = json.dumps({"error": {"message": f"inside an answer with HTTP 200: {words}"}}).encode()
         # The body is decompressed already.
@@ -319,14 +323,6 @@ async def read_body(response: Response) -> bytes:
         if len(body) > MOST_BYTES:
             raise UnreadableAnswer(f"the answer has more than {MOST_BYTES // 2**20} MB", response.request)
     return bytes(body)
-
-
-def parsed(body: bytes) -> Any:
-    """Decode a body, or return `None` if it is no JSON."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
 
 
 def fault_of(status: int) -> str:
