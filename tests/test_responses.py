@@ -134,7 +134,8 @@ def test_generate_responses_leaves_thoughts_out_that_were_cut_off_and_keeps_long
     def thinking(closing: str):
         def answer(messages, how_often):
             cut = how_often % 7 in (2, 5)
-            text = f"First, number {how_often}" if cut else f"hm{closing}answer {how_often}"
+            thought = f"hm{closing}" if how_often % 7 else ""  # one answers at once
+            text = f"First, number {how_often}" if cut else f"{thought}answer {how_often}"
             choice = {"message": {"content": text}, "finish_reason": "length" if cut else "stop"}
             return web.json_response({"choices": [choice]})
 
