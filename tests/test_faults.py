@@ -127,6 +127,7 @@ PASSING = {  # what the server does: (handler, transport retries allowed, reques
     "429 inside once": (once(inside(error=BUSY)), 1, 2),
     "502 in a choice once": (once(inside(choices=[choice("", "error", error=BEHIND)])), 1, 2),
     **{f"{word} once": (once(inside(choices=[choice(GOOD, word)])), 1, 2) for word in ("abort", "network_error")},
+    "an error without a name once": (once(inside(code=429, message="slow down")), 1, 2),
     "no choices once": (once(inside(choices=None)), 1, 2),
     "a rate limit in words once": (once(inside(error={"code": "rate_limit_exceeded", "message": "slow"})), 1, 2),
     "an error beside null choices once": (once(inside(choices=None, base_resp={"status_msg": "rate limit"})), 1, 2),
