@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rankbuffer_tools.jobs.ask import AnswerLog, Answers, ask_many
+from rankbuffer_tools.jobs.ask import PILOT, AnswerLog, Answers, ask_many
 from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import FailureLimit
@@ -33,20 +33,39 @@ def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
         [`JudgeError`]: if the judge is not there or its context is too small, before anything is asked; or if too many
             chats fail. The answers stay in the log.
     """
-    answers = asyncio.run(ask_many(settings.judge(), chats, log, what, need_judge(settings)))
+    limit = settings.judge_max_failures
+    answers = asyncio.run(ask_many(settings.judge(), chats, log, what, need_judge(settings), limit))
     paid = log.with_name(FAILED_CALLS)
     if answers.failures or paid.exists():
         with AnswerLog(paid) as failed:
-            for name in answers.failures:
+            for name in answers.failures.keys() & answers.asked.keys():
                 failed.add(name, None, answers.asked[name])
         answers = replace(answers, calls=[*(call for call in answers.calls if not call.failed), *failed.calls])
-    if len(answers.failures) > settings.judge_max_failures * len(chats):
+    if len(answers.failures) > limit * len(chats):
+        failed = {name: cause for name, cause in answers.failures.items() if name in answers.asked}
+        left = len(answers.failures) - len(failed)
         raise JudgeError(
-            f"{what}: {len(answers.failures)} of {len(chats)} judgments failed, more than judge_max_failures="
-            f"{settings.judge_max_failures:g} allows. {failures_text(answers.failures)}. The others are kept in {log};"
+            f"{what}: {len(failed)} of {len(chats)} judgments failed, more than judge_max_failures={limit:g} allows"
+            f"{f', so {left} were not asked' if left else ''}. {failures_text(failed)}. The others are kept in {log};"
             " run the same command again to ask only what is missing"
         )
     return answers
+
+
+def try_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what: str) -> None:
+    """Ask the first chats of a benchmark whose official reader takes any answer, by a reader that is stricter.
+
+    Raises:
+        [`JudgeError`]: if none of them can be read.
+    """
+    first = dict(list(chats.items())[:PILOT])
+    once = replace(settings, judge_max_attempts=1, judge_max_failures=1.0)
+    failures = ask_judge(once, first, log, f"{what}: first questions").failures
+    if first and len(failures) == len(first):
+        raise JudgeError(
+            f"{what}: none of the first {len(first)} judgments could be read, so nothing else was asked."
+            f" {failures_text(failures)}"
+        )
 
 
 def need_judge(settings: FailureLimit) -> str:

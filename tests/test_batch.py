@@ -24,7 +24,16 @@ from helpers.servers import Fault, completion, counting, serving
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankbuffer_tools.jobs.ask import AnswerLog, AnswerLogError, Answers, ask_many, digest, hash_request
+from rankbuffer_tools.jobs.ask import (
+    PILOT,
+    AnswerLog,
+    AnswerLogError,
+    Answers,
+    ask_many,
+    digest,
+    hash_request,
+    pilot_of,
+)
 from rankbuffer_tools.jobs.chat import Chat
 from rankbuffer_tools.jobs.reach import check_judge, longest_need, servers_of
 from rankbuffer_trl.errors import RankBufferError, SettingsError
@@ -298,6 +307,23 @@ def test_price_adds_up_what_answers_cost(tmp_path):
     assert both.price(totals) == pytest.approx(4 * (10 + 2 * 3) / 1e6)
     with pytest.raises(ValueError, match="judge_completion_price must be at least 0"):
         JudgeConfig(judge_completion_price=-1.0)
+
+
+def test_ask_many_leaves_the_rest_if_none_of_the_first_can_be_read_or_too_many_fail():
+    def unread(messages):
+        return "nothing" if int(messages[1]["content"]) % 10 in bad else add_one(messages)
+
+    bad, client = {0, 1, 2, 3}, Fake(unread)
+    found = put(Judge(client, max_attempts=1), None, *range(40))
+    assert len(found.asked) == PILOT and len(found.failures) == 40 and not found.values
+    assert "none of the first 4 could be read" in found.failures["k39"]
+    assert len(put(Judge(client, max_attempts=1), None, *range(PILOT)).failures) == PILOT, "nothing else to ask"
+    bad = {1, 2}
+    found = put(Judge(Fake(unread), max_attempts=1), None, *range(100), max_failures=0.05)
+    failed = [name for name in found.failures if name in found.asked]
+    assert 5 < len(failed) < 20 and len(found.failures) == 100 - len(found.values)
+    kinds = {f"{kind} {i}": replace(chat("1"), kind=kind) for kind in "abcde" for i in range(3)}
+    assert pilot_of(kinds) == ["a 0", "b 0", "c 0", "d 0"] and pilot_of({"a 0": chat("1")}) == ["a 0"]
 
 
 def test_ask_many_ends_with_a_bug_as_itself_and_keeps_what_was_answered(tmp_path):

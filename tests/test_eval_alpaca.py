@@ -85,7 +85,7 @@ def test_judge_asks_rows_again_that_a_rate_limit_left_out(settings):
 
     server.app.middlewares.append(limited)
     with served(server.app) as url:
-        config = settings(url, benchmarks=["alpaca_eval"], judge_max_failures=0.1)
+        config = settings(url, benchmarks=["alpaca_eval"], judge_max_failures=0.1, judge_wait=0)
         with pytest.raises(JudgeError, match=r"mine: 2 of 12 judgments failed.*Failed: 7, 9.*Rate limit"):
             evaluate(config)
         refused.pop()

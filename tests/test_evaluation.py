@@ -467,6 +467,14 @@ def test_evaluate_drops_and_counts_failures_and_unknown_verdicts_of_arena_hard(s
     assert server.asked["judge"] == 2 * ROWS, "null is an answer, as officially"
 
 
+@pytest.mark.parametrize("benchmark", ["arena_hard", "wildbench", "writingbench"])
+def test_evaluate_ends_after_a_pilot_if_nothing_of_a_judge_can_be_read(settings, benchmark):
+    server = Loopback(lambda body, text: "I cannot say." if body["model"] == "judge" else text)
+    with served(server.app) as url, pytest.raises(JudgeError, match=r"not asked|nothing else was asked"):
+        evaluate(settings(url, benchmarks=[benchmark]))
+    assert 4 <= server.asked["judge"] <= 4 * 3, "four questions, each asked three times at most"
+
+
 def test_evaluate_refuses_other_assets_all_at_once(values, assets, tmp_path):
     manifest = yaml.safe_load(Path(assets["assets_manifest"]).read_text())
     manifest["arena_hard"]["questions"]["sha256"] = "0" * 64

@@ -6,7 +6,6 @@ what a look at a server takes for an answer, is in `test_faults.py`. The limit o
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import group, numbers, order, servers
-from helpers.judges import Remote
+from helpers.judges import Remote, Window
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -229,21 +228,6 @@ def test_servers_end_a_wait_after_its_time(monkeypatch):
     played(play, 1, wait=0.1)
 
 
-@dataclass
-class Window:
-    """Lets `Remote` answer two requests in 5 ms."""
-
-    client: Remote
-    times: list[float] = field(default_factory=list)
-
-    async def complete(self, *args, **kwargs):
-        now = time.monotonic()
-        self.times = [each for each in self.times if each > now - 0.005]
-        self.client.state = "up" if len(self.times) < 2 else "limited"
-        self.times += [now] * (self.client.state == "up")
-        return await Remote.complete(self.client, *args, **kwargs)
-
-
 def test_servers_hold_all_questions_at_a_limit_of_requests_as_long_as_some_are_answered():
     async def play(judge, lines, client):
         await ask(judge, question("first"))
@@ -253,8 +237,11 @@ def test_servers_hold_all_questions_at_a_limit_of_requests_as_long_as_some_are_a
         assert lines[0].startswith(f"the judge server {client.url} is at its limit, questions wait up to ")
         assert client.looks == 0, "a probe is one request more"
         del client.complete
+        lines.clear()
         client.state, judge.client.wait = "limited", 0.05
         assert {outcome for outcome, *_ in await ask(judge, question("q"))} == {"unreachable"}
+        assert not lines, "one question alone is no limit for the others"
+        assert {outcome for outcome, *_ in await ask(judge, question("q"), question("r"))} == {"unreachable"}
 
     played(play, 1, wait=FOR_EVER)
 

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from rankbuffer_tools.jobs.chat import Chat
-from rankbuffer_trl.judge import JudgeError, Totals
+from rankbuffer_trl.judge import Totals
 from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.questions import fill
 
-from ..asking import ask_judge, failures_text, need_judge
+from ..asking import ask_judge, need_judge, try_judge
 from ..assets import AssetError, Assets
 from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs, shortened
 from ..files import BROUGHT, read_json, write_failed_judgments, write_json
@@ -31,9 +31,6 @@ TOKEN = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
 """Fields that `judge_request` cannot change: the log probabilities of the one token are the verdict."""
 
 REQUEST = TOKEN | {"temperature": 1, "seed": None}
-
-PILOT = 4
-"""Rows that are asked before all others, to see whether the judge's tokens can be read at all."""
 
 
 class AlpacaEval:
@@ -124,15 +121,7 @@ class AlpacaEval:
         request = settings.endpoint.request
         fixed = {field: value for field, value in request.items() if field not in TOKEN}
         settings = replace(settings, judge_request=fixed)
-        pilot = dict(list(self.chats(outputs, read_pilot_preference).items())[:PILOT])
-        once = replace(settings, judge_max_attempts=1, judge_max_failures=1.0)
-        tried = ask_judge(once, pilot, log, f"{what}: first questions")
-        failures = tried.failures
-        if pilot and len(failures) == len(pilot):
-            raise JudgeError(
-                f"{what}: none of the first {len(pilot)} judgments could be read, so nothing else was asked."
-                f" {failures_text(failures)}"
-            )
+        try_judge(settings, self.chats(outputs, read_pilot_preference), log, what)
         answers = ask_judge(settings, self.chats(outputs), log, what)
         write_failed_judgments(folder, answers.failures)
         self.write_annotations(folder, model, need_judge(settings), outputs, answers.values)

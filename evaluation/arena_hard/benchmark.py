@@ -13,11 +13,11 @@ from pathlib import Path
 import yaml
 
 from rankbuffer_tools.jobs.chat import Chat
-from rankbuffer_trl.judge import Totals
+from rankbuffer_trl.judge import Totals, VerdictError
 from rankbuffer_trl.judge.config import FailureLimit
 from rankbuffer_trl.judge.thoughts import after_thought
 
-from ..asking import ask_judge, need_judge
+from ..asking import ask_judge, need_judge, try_judge
 from ..assets import Assets
 from ..benchmark import BenchmarkScores, OutputError, Prompt, check_outputs
 from ..files import BROUGHT, file_name, read_jsonl, write_failed_judgments, write_jsonl
@@ -85,9 +85,9 @@ class ArenaHard:
             list(self.questions), ((row.get("uid"), answer_of(row, path)) for row in read_jsonl(path, BROUGHT)), path
         )
 
-    def chats(self, outputs: Mapping[str, str]) -> dict[str, Chat]:
+    def chats(self, outputs: Mapping[str, str], need_label: bool = False) -> dict[str, Chat]:
         """Return the chats of both games of every question, by `uid/game`."""
-        read = partial(read_judgment, patterns=self.config["regex_patterns"])
+        read = partial(read_judgment, patterns=self.config["regex_patterns"], need_label=need_label)
         request = {"temperature": self.config["temperature"], "max_tokens": self.config["max_tokens"]}
         chats = {}
         for uid, question in self.questions.items():
@@ -104,8 +104,10 @@ class ArenaHard:
 
     def judge(self, folder: Path, model: str, settings: FailureLimit) -> Totals:
         """See [`Benchmark`]. As in the official code, a judgment without a verdict is null and is not repeated."""
-        chats = self.chats(self.read_outputs(folder, model))
-        answers = ask_judge(settings, chats, folder / "judge.jsonl", f"{self.title}: {model}")
+        outputs, log, what = self.read_outputs(folder, model), folder / "judge.jsonl", f"{self.title}: {model}"
+        try_judge(settings, self.chats(outputs, need_label=True), log, what)
+        chats = self.chats(outputs)
+        answers = ask_judge(settings, chats, log, what)
         write_failed_judgments(folder, answers.failures)
         self.write_judgments(folder, model, need_judge(settings), chats, answers.values)
         return answers.totals
@@ -157,10 +159,17 @@ class ArenaHard:
         return score_judgments(found[0], {uid: question["category"] for uid, question in self.questions.items()})
 
 
-def read_judgment(text: str, cut_off: bool = False, *, patterns: Sequence[str]) -> dict:
-    """Return a judge's answer with its label. If it was cut off, only a label behind a closed thought counts."""
+def read_judgment(text: str, cut_off: bool = False, *, patterns: Sequence[str], need_label: bool = False) -> dict:
+    """Return a judge's answer with its label. If it was cut off, only a label behind a closed thought counts.
+
+    Raises:
+        [`VerdictError`]: if there is no label, and `need_label`.
+    """
     said, closed = after_thought(text) if cut_off else (text, True)
-    return {"score": read_label(said, patterns) if closed else None, "answer": text}
+    label = read_label(said, patterns) if closed else None
+    if need_label and label is None:
+        raise VerdictError("the answer has no label such as [[A>B]]")
+    return {"score": label, "answer": text}
 
 
 def answer_of(row: Mapping, path: Path) -> str:

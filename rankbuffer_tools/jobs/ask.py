@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PILOT = 4  # questions, of different kinds, that are asked before the others: can the judge be read at all?
+
 
 class AnswerLogError(RankBufferError, ValueError):
     """A log of answers that cannot be read. The message names file and line."""
@@ -175,7 +177,8 @@ class Answers:
         values (`dict[str, Any]`):
             What was read from each answer, by the question's name.
         failures (`dict[str, str]`):
-            Why there is no answer, by the question's name. The next run asks these questions again.
+            Why there is no answer, by the question's name. The next run asks these questions again. Those that were
+            not asked, because the others failed, come last.
         calls (`Sequence[Call]`):
             The calls of all answers in the log, those of earlier runs included, and of this run's failures.
         asked (`dict[str, Call]`):
@@ -194,9 +197,17 @@ class Answers:
 
 
 async def ask_many(
-    judge: Judge, questions: Mapping[str, Askable], log: Path | None, title: str, model: str | None = None
+    judge: Judge,
+    questions: Mapping[str, Askable],
+    log: Path | None,
+    title: str,
+    model: str | None = None,
+    max_failures: float = 1.0,
 ) -> Answers:
     """Ask all questions at once whose answers are not in a log yet, and close the judge's connections.
+
+    If the log has no answer yet, a pilot of four goes first, and if none of the four can be read, nothing else is
+    asked. Nor is more asked once more than `max_failures` of the questions have failed.
 
     The judge's client limits how many requests are in flight. If there is something to ask, the servers are checked
     first, see [`check_servers`]. Every answer is in the log as soon as it arrives, so a job that was killed continues
@@ -214,6 +225,8 @@ async def ask_many(
         model (`str`, *optional*):
             Name of the model that answers. An answer of another model does not count. Default: the name under which
             the servers serve it.
+        max_failures (`float`, *optional*, defaults to `1.0`):
+            The share of the questions, in 0..1, that may fail before the rest is left.
 
     Raises:
         [`JudgeError`]: before anything is asked, if a server is missing, does not serve the model or has too short a
@@ -237,6 +250,7 @@ async def ask_many(
             if todo:
                 await check_servers(judge, todo.values())
             with progress() as shown:
+                tasks: list[asyncio.Task] = []
                 bar = shown.add_task(title, total=len(keys), completed=len(keys) - len(todo))
 
                 async def ask(name: str, question: Askable) -> None:
@@ -245,18 +259,28 @@ async def ask_many(
                         raise SettingsError(f"{judge.client.name} refuses the key, so no more was asked: {call.error}")
                     if call.failed:
                         failed[name] = call
+                        if len(failed) > max_failures * len(questions):
+                            for task in tasks:
+                                task.cancel()
                     else:
                         answers.add(keys[name], value, call)  # nothing is awaited between the answer and its line
                     shown.advance(bar)
 
-                async with asyncio.TaskGroup() as group:
-                    for name, question in todo.items():
-                        group.create_task(ask(name, question))
+                pilot = pilot_of(todo) if len(todo) == len(questions) > PILOT else []
+                for names in (pilot, [name for name in todo if name not in pilot]):
+                    if pilot and len(failed) == len(pilot):
+                        break
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [group.create_task(ask(name, todo[name])) for name in names]
+            causes = {name: f"{failed[name].outcome}: {failed[name].error}" for name in questions if name in failed}
+            left = [name for name, key in keys.items() if key not in answers and name not in failed]
+            if left:
+                what = f"none of the first {len(failed)}" if pilot == [*failed] else f"{len(failed)} of the others not"
+                said = f"not asked, because {what} could be read; the last one: {list(causes.values())[-1]}"
+                causes |= dict.fromkeys(left, said)
             return Answers(
                 values={name: answers[key] for name, key in keys.items() if key in answers},
-                failures={
-                    name: f"{failed[name].outcome}: {failed[name].error}" for name in questions if name in failed
-                },
+                failures=causes,
                 calls=[*answers.calls, *failed.values()],
                 asked={name: answers.call(key) for name, key in keys.items() if key in answers} | failed,
             )
@@ -265,6 +289,15 @@ async def ask_many(
     finally:
         judge.drain()
         await judge.client.close()
+
+
+def pilot_of(questions: Mapping[str, Askable]) -> list[str]:
+    """Return the names of a few questions, of as many kinds as there are: a judge may read some kinds alone."""
+    kinds: dict[str, str] = {}
+    for name, question in questions.items():
+        kinds.setdefault(question.kind, name)
+    names = [*kinds.values()]
+    return [*names, *(name for name in questions if name not in names)][:PILOT]
 
 
 def hash_question(judge: Judge, question: Askable, model: str | None = None) -> str:

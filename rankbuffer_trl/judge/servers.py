@@ -28,8 +28,9 @@ class Servers:
     its queries alone move, spread over the others; when it is back, they alone return. A server that gives no
     connection, no answer in time or 502 to 504 is taken for down until it generates a token again.
 
-    A server that still answers 429 after all retries is left alone too, until its `Retry-After` or for a minute. Its
-    questions fail once no question was answered for `wait` seconds.
+    A server that answers 429 to two questions in a row, after all retries, is left alone too, until its `Retry-After`
+    or for a minute. Its questions fail once none was answered for `wait` seconds. If one question alone meets a 429,
+    as one with too many tokens does, the others go on.
 
     When all servers are down, questions wait until one of them is back, for at most `wait` seconds after the last one
     went down. Questions do not wait if this time has passed, or if no server has ever answered. A single server has
@@ -50,6 +51,7 @@ class Servers:
         self.probe_every = probe_every
         self.wait = wait
         self._answered_at = -math.inf  # on the monotonic clock
+        self._refused: set[int] = set()  # the questions that met a limit since the last answer; one alone is too large
         self._gave_up = False  # whether the log has said that the wait of this outage is over
         self._wait_ends = 0.0  # of this outage, on the monotonic clock
         self._down: dict[OpenAIClient, asyncio.Task] = {}  # each with the task that probes it
@@ -81,9 +83,12 @@ class Servers:
                     return outcome
                 # A limit of requests a minute can hold a question of a large step often, while others are answered.
                 stuck = outcome.limited and time.monotonic() > self._answered_at + self.wait
-                if hold == HOLDS or not self._waiting() or stuck:
+                alone = outcome.limited and len(self._refused) == 1
+                if hold == HOLDS or stuck or not (alone or self._waiting()):
                     raise outcome
-                hold -= outcome.limited
+                if alone:
+                    await asyncio.sleep(self._pause(outcome))
+                hold -= outcome.limited and not alone
             hold += 1
             await self._wait_for_a_server()
 
@@ -103,9 +108,13 @@ class Servers:
         except TransportError as fault:
             if fault.kind != "down" and not (fault.limited and self.wait):
                 raise
-            self._set_down(client, fault)
+            if fault.limited:
+                self._refused.add(id(asked))
+            if not fault.limited or len(self._refused) > 1:
+                self._set_down(client, fault)
             return fault
         self._answered_at = time.monotonic()
+        self._refused.clear()
         return reply
 
     def _all_down(self) -> bool:
@@ -130,17 +139,21 @@ class Servers:
             if await client.alive():
                 return self._set_up(client)
 
+    def _pause(self, limit: TransportError) -> float:
+        """Return the seconds after which a limit of requests is tried again."""
+        return min(limit.retry_after or BUSY_SECONDS, self.wait)
+
     async def _return(self, client: OpenAIClient, seconds: float) -> None:
         """Take a server for up again after some seconds. A probe would be one request more of those it limits."""
-        await asyncio.sleep(min(seconds, self.wait))
+        await asyncio.sleep(seconds)
         self._set_up(client)
 
     def _set_down(self, client: OpenAIClient, cause: TransportError) -> None:
         if client in self._down:
             return
         state = "at its limit" if cause.limited else "down"
-        left = cause.retry_after or BUSY_SECONDS if cause.limited else 0.0
-        self._down[client] = asyncio.create_task(self._return(client, left) if left else self._probe(client))
+        back = self._return(client, self._pause(cause)) if cause.limited else self._probe(client)
+        self._down[client] = asyncio.create_task(back)
         if not self._all_down():
             text = "the %s server %s is %s, its queries move to another one: %s"
             logger.warning(text, client.role, client.url, state, cause)

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -175,6 +176,21 @@ class Remote:
 
     async def close(self) -> None:
         self.state = "closed"
+
+
+@dataclass
+class Window:
+    """Lets `Remote` answer two requests in 5 ms."""
+
+    client: Remote
+    times: list[float] = field(default_factory=list)
+
+    async def complete(self, *args, **kwargs):
+        now = time.monotonic()
+        self.times = [each for each in self.times if each > now - 0.005]
+        self.client.state = "up" if len(self.times) < 2 else "limited"
+        self.times += [now] * (self.client.state == "up")
+        return await Remote.complete(self.client, *args, **kwargs)
 
 
 # What judges believe, in the form in which OpenAI's interface tells it.
