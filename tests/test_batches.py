@@ -72,7 +72,7 @@ def test_batches_counts_as_the_real_sampler_does(
 
 
 def test_batches_refuses_a_run_that_saves_and_ends_inside_a_generation():
-    best = {"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "loss", "max_steps": 3}
+    best = {"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "own", "max_steps": 3}
     for changes in (
         {"steps_per_generation": 2, "save_steps": 2, "max_steps": 3},
         {"num_iterations": 2, "save_strategy": "epoch", "num_train_epochs": 1.3},
@@ -105,7 +105,7 @@ def test_steps_are_those_of_the_trainer(training, rows):
 
 
 def test_lines_say_when_checkpoints_are_written():
-    best = {"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "loss", "num_iterations": 1}
+    best = {"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "own", "num_iterations": 1}
     for save, said in [
         ({"save_steps": 10}, "save_steps 10, and the last step"),
         ({"save_steps": 0.5}, "save_steps 0.5, and the last step"),

@@ -28,8 +28,9 @@ NAN, INF = float("nan"), float("inf")
 URL = "http://127.0.0.1:8001/v1"
 SERVER = {"judge_url": URL, "judge_model": "judge"}
 PRICES = {"judge_prompt_price": 2.0, "judge_completion_price": 4.0}
-BEST = {"save_strategy": "best", "eval_strategy": "steps", "metric_for_best_model": "loss", "steps_per_generation": 4}
+BEST = {"save_strategy": "best", "eval_strategy": "steps", "metric_for_best_model": "own", "steps_per_generation": 4}
 LIMIT = {"save_strategy": "steps", "eval_strategy": "steps", "load_best_model_at_end": True}
+LIMIT |= {"metric_for_best_model": "own"}
 HALF = {"gradient_accumulation_steps": 2, "save_steps": 3}
 INSIDE = "={} would save inside a generation, and that cannot be resumed exactly: one generation lasts"
 
@@ -227,6 +228,19 @@ def test_config_takes_the_outermost_good_values():
         url = f"https://{place}"
         (client,) = make(judge_url=url, judge_model="judge", vllm_server_base_url=url).judge().client.clients
         assert (client.url, client.server) == (url, place.split("/")[0])
+
+
+def test_config_refuses_a_best_checkpoint_that_rounding_would_choose(monkeypatch):
+    same = "reward", "eval_reward", "eval_reward_std", "eval_rewards/rank_reward/mean", "loss", "eval_loss"
+    for metric in same:
+        said = refusal(make, {**LIMIT, "metric_for_best_model": metric})
+        assert "the same for every policy" in said and "rankbuffer-compare" in said
+    assert refusal(make, {**LIMIT, "metric_for_best_model": None}).startswith("metric_for_best_model=loss")
+    own = {"reward_functions": [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]}
+    for metric in "eval_reward", "eval_rewards/numbers/mean", "own":
+        make(**{**LIMIT, **own, "metric_for_best_model": metric})
+    for metric in same[3:]:
+        assert refusal(make, {**LIMIT, **own, "metric_for_best_model": metric})
 
 
 def test_config_refuses_what_trl_refuses_in_its_own_words():

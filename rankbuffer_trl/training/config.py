@@ -46,6 +46,8 @@ OBJECTS = (  # of TRL, which takes a text that is no JSON object as it is, and f
 )
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
 
+RANKED = "rewards/rank_reward"  # the log's name of the reward of this package
+
 
 @documented
 @dataclass
@@ -395,6 +397,16 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         if self.ignore_data_skip:
             raise SettingsError(
                 "ignore_data_skip begins the epoch again after a resume, and visits its queries twice: leave it out"
+            )
+        metric = (self.metric_for_best_model or "").removeprefix("eval_")
+        # The rewards of a group are its ranks, so their mean is the same in each evaluation. GRPO's loss measures no
+        # quality either. Checkpoints, early stopping and the last push would follow the last digit.
+        only_ranks = metric.startswith("reward") and not self.reward_functions
+        if metric == "loss" or metric.startswith(RANKED) or only_ranks:
+            raise SettingsError(
+                f"metric_for_best_model={self.metric_for_best_model} is the same for every policy but for rounding:"
+                " leave it and load_best_model_at_end out, or name a metric of another reward function. Progress is"
+                " measured by progress/beats_last_visit and by `rankbuffer-compare`"
             )
         if self.save_total_limit == 1 and self.metric_for_best_model is not None:
             raise SettingsError(
