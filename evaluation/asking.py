@@ -42,11 +42,11 @@ def ask_judge(settings: FailureLimit, chats: Mapping[str, Chat], log: Path, what
                 failed.add(name, None, answers.asked[name])
         answers = replace(answers, calls=[*(call for call in answers.calls if not call.failed), *failed.calls])
     if len(answers.failures) > limit * len(chats):
-        failed = {name: cause for name, cause in answers.failures.items() if name in answers.asked}
-        left = len(answers.failures) - len(failed)
+        causes = {name: cause for name, cause in answers.failures.items() if name in answers.asked}
+        left = len(answers.failures) - len(causes)
         raise JudgeError(
-            f"{what}: {len(failed)} of {len(chats)} judgments failed, more than judge_max_failures={limit:g} allows"
-            f"{f', so {left} were not asked' if left else ''}. {failures_text(failed)}. The others are kept in {log};"
+            f"{what}: {len(causes)} of {len(chats)} judgments failed, more than judge_max_failures={limit:g} allows"
+            f"{f', so {left} were not asked' if left else ''}. {failures_text(causes)}. The others are kept in {log};"
             " run the same command again to ask only what is missing"
         )
     return answers

@@ -29,7 +29,7 @@ parser = TrlParser((GRPOConfig, ModelConfig, JudgeConfig))
 parser.set_defaults(reward_weights=[1.0, 0.2])  # of the rank in [-1, 1], and of the length in [-1, 0]
 args, model, judge = parser.parse_args_and_config()
 queries = load_queries(str(DATA))
-rank = RankBufferReward(queries, judge.judge(), Path(args.output_dir) / "buffers.sqlite", args.num_generations)
+rank = RankBufferReward(queries, judge.judge(), Path(args.output_dir) / "buffers.sqlite", args=args)
 
 
 def length_reward(completions, **columns) -> list[float]:

@@ -96,7 +96,7 @@ def test_trainer_writes_where_each_completion_was_placed(trained):
 
 def test_reward_takes_text_that_no_file_can_hold(tmp_path, rows):
     reward = RankBufferReward(rows, Judge(RubricJudge()), tmp_path / "buffers.sqlite", num_generations=2)
-    reward([None, None], ["half a \ud83e teapot", "whole"], query_id=[rows[0]["query_id"]] * 2)
+    reward([rows[0]["prompt"]] * 2, ["half a \ud83e teapot", "whole"], query_id=[rows[0]["query_id"]] * 2)
     reward.close()
     with sqlite3.connect(tmp_path / "buffers.sqlite") as db:
         texts = [text for (text,) in db.execute("SELECT text FROM responses WHERE id NOT LIKE 'initial%'")]
@@ -106,11 +106,10 @@ def test_reward_takes_text_that_no_file_can_hold(tmp_path, rows):
 def test_reward_in_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_path, rows):
     """A new process has not gone back to the step where it starts, and an evaluation must not do that either."""
     path, found = tmp_path / "buffers.sqlite", []
-    for split in ("train", "eval"):
-        reward = RankBufferReward(rows, Judge(RubricJudge()), path, num_generations=2)
-        reward(
-            [rows[0]["prompt"]] * 2, ["Boil it.", "Wait three minutes."], [rows[0]["query_id"]] * 2, split=[split] * 2
-        )
+    train, test = rows.select(range(1, len(rows))), rows.select([0])
+    for sets in {"dataset": rows}, {"dataset": train, "eval_dataset": test}:
+        reward = RankBufferReward(judge=Judge(RubricJudge()), store=path, num_generations=2, **sets)
+        reward([rows[0]["prompt"]] * 2, ["Boil it.", "Wait three minutes."], [rows[0]["query_id"]] * 2)
         reward.close()
         found.append(contents(path))
     assert found[0]["groups"] and all(
@@ -121,18 +120,39 @@ def test_reward_in_an_evaluation_alone_keeps_the_buffers_of_an_earlier_run(tmp_p
 
 def test_reward_counts_an_evaluation_before_the_first_step_to_the_training(tmp_path, rows):
     path, state, texts = tmp_path / "buffers.sqlite", TrainerState(max_steps=9), ["Boil.", "Wait.", "Stir.", "Pour."]
+    args, test = config(tmp_path, num_generations=4, num_generations_eval=3), rows.select([1])
     for _ in "an earlier run", "this run":
-        reward = RankBufferReward(rows, Judge(RubricJudge()), path, num_generations=4, num_generations_eval=3)
+        reward = RankBufferReward(rows.select([0]), Judge(RubricJudge()), path, args=args, eval_dataset=test)
         sizes = {}
-        for split, n in ("eval", 3), ("train", 4):
+        for i, split, n in (1, "eval", 3), (0, "train", 4):  # a column `split` of the user's means nothing
             log = {}
-            asked = [rows[0]["prompt"]] * n, texts[:n], [rows[0]["query_id"]] * n
-            reward(*asked, split=[split] * n, trainer_state=state, log_metric=log.__setitem__)
+            asked = [rows[i]["prompt"]] * n, texts[:n], [rows[i]["query_id"]] * n
+            reward(*asked, trainer_state=state, log_metric=log.__setitem__, split=["test"] * n)
             sizes[split] = log["buffer/size"]
         reward.close()
         assert sizes == {"eval": 4, "train": 5}, "an evaluation changes no buffer"
     for each in path, path.with_stem("buffers-1"):
         assert {row[1] for row in contents(each)["calls"]} == {"eval", "train"} and len(contents(each)["groups"]) == 1
+
+
+def test_reward_refuses_other_numbers_of_generations_and_prompts_that_it_does_not_know(tmp_path, rows):
+    judge, args = Judge(RubricJudge()), config(tmp_path, num_generations=8)
+    for numbers in {}, {"num_generations": 4, "args": args}, {"num_generations_eval": 2, "args": args}:
+        with pytest.raises(SettingsError, match="pass args, the settings of the trainer"):
+            RankBufferReward(rows, judge, tmp_path / "a.sqlite", **numbers)
+    with pytest.raises(DataError, match=r"12 prompts of eval_dataset are also in dataset, .*'How"):
+        RankBufferReward(rows, judge, tmp_path / "a.sqlite", args=args, eval_dataset=rows)
+    for here, trainer in (4, 8), (8, 4):
+        reward = RankBufferReward(rows, judge, tmp_path / f"{here}.sqlite", num_generations=here)
+        asked = [row for row in rows.select(range(16 // trainer)) for _ in range(trainer)]
+        with pytest.raises(
+            SettingsError, match=f"num_generations={here} here, but the trainer made {trainer} rollout"
+        ):
+            reward([row["prompt"] for row in asked], ["text"] * 16, [row["query_id"] for row in asked])
+        with pytest.raises(DataError, match=r"begins with 'Why is it .*pass the trainer's .* its eval_dataset"):
+            reward([[{"role": "user", "content": "Why is it so?"}]] * here, ["text"] * here)
+        reward.close()
+        assert not contents(tmp_path / f"{here}.sqlite")["groups"]
 
 
 def test_trainer_leaves_an_unplaced_rollout_out_of_the_baseline(tmp_path, training):

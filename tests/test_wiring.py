@@ -405,6 +405,7 @@ def reward(at) -> dict:
 
 def ask_reward(at, values: dict) -> None:
     reward, (row, texts) = RankBufferReward(**values), group_of(at)
+    at.ends.lines += [f"eval of {id}" for id in getattr(reward._eval_queries, "ids", [])]
     try:
         assert len(reward([row["prompt"]] * 3, texts[:3], [row["query_id"]] * 3)) == 3
     finally:
@@ -419,6 +420,8 @@ def stock_reward(at) -> dict:
         "dataset": To(Dataset.from_list(at.howto), at.howto[0]["prompt"][0]["content"]),
         "method": To(RankBuffer(k0=3), {"method.k0": 3}),
         "answers": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
+        "eval_dataset": To(Dataset.from_list([at.howto[0] | {"query_id": "other"}]), "eval of other"),
+        "args": To(SimpleNamespace(num_generations=3, num_generations_eval=5), {"num_generations": 3}),
     }  # fmt: skip
 
 

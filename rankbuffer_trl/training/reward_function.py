@@ -15,11 +15,12 @@ from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import TrainerState
+from trl import GRPOConfig
 
-from ..data.queries import QueryTable, normal_row
+from ..data.queries import DataError, QueryTable, normal_row
 from ..errors import SettingsError
 from ..exact.distributed import on_main_process
-from ..groups import Rollout, RolloutGroup
+from ..groups import Messages, Rollout, RolloutGroup
 from ..informs.gains import newest_window
 from ..informs.informing import informing
 from ..informs.metrics import PLACEMENT, placement_columns, step_metrics
@@ -210,9 +211,11 @@ class GroupReward:
         groups = []
         for start in range(0, len(rows), G):
             ids, texts = zip(*rows[start : start + G], strict=True)
-            if len(set(ids)) != 1:
-                raise ValueError(
-                    f"rows {start} to {start + G - 1} should be one group but hold the queries {sorted(set(ids))}"
+            rollouts_of = {id: [each for each, _ in rows].count(id) for id in set(ids)}
+            if rollouts_of != {ids[0]: G}:  # also halves of a larger group, each of which looks whole
+                raise SettingsError(
+                    f"num_generations={G} here, but the trainer made {max(rollouts_of.values())} rollouts of one"
+                    f" prompt (rows {start} to {start + G - 1} of this generation): give both the same number"
                 )
             rollouts = tuple(Rollout(place, text) for place, text in enumerate(texts))
             groups.append(RolloutGroup(queries[ids[0]], rollouts, step, epoch))
@@ -260,13 +263,18 @@ class GroupReward:
             self._scorer = None
 
 
+def first_words(prompt: str | Messages) -> str:
+    """Return the beginning of a prompt for a message, or of its last turn."""
+    text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    return repr(text[:60] + ("..." if len(text) > 60 else ""))
+
+
 class RankBufferReward:
     """A reward function for a stock `GRPOTrainer`. Its rewards are ranks in [-1, 1], and `None` for unscored rollouts.
 
     TRL counts the `None` of one reward function as 0 if another one has a value; [`RankBufferTrainer`] does not. So
     pass further reward functions through [`RankBufferReward.beside`]. A stock trainer does not say whether it
-    evaluates. So give evaluation rows a column `split` with another value than `train`, or they will update the
-    buffers.
+    evaluates: the prompts of `eval_dataset` are evaluation, whose rollouts update no buffer.
 
     Args:
         dataset (`Dataset`):
@@ -276,8 +284,8 @@ class RankBufferReward:
             The judge. Used on the main process alone.
         store (`str` or `Path`):
             The SQLite file for buffers, history and ledger.
-        num_generations (`int`):
-            `G`, the `num_generations` of the trainer.
+        num_generations (`int`, *optional*):
+            `G`, the `num_generations` of the trainer. Needed without `args`.
         method (`RewardMethod`, *optional*, defaults to `RankBuffer()`):
             The reward method with its arguments.
         answers (`AnswerReader`, *optional*):
@@ -288,13 +296,18 @@ class RankBufferReward:
             Seconds for judging one step, above which the run stops. Default: no limit.
         num_generations_eval (`int`, *optional*):
             The `num_generations_eval` of the trainer. Default: `num_generations`.
+        eval_dataset (`Dataset`, *optional*):
+            The queries that the trainer evaluates on, with other prompts than `dataset`.
+        args (`GRPOConfig`, *optional*):
+            The settings of the trainer, in place of both numbers of generations.
 
     Raises:
-        [`DataError`]: if the data set cannot be trained on.
+        [`DataError`]: if a data set cannot be used, or if both hold the same prompt.
+        [`SettingsError`]: if there is no number of generations, or not that of `args`.
         [`StoreError`]: if the store cannot be written.
 
     Example:
-        >>> reward = RankBufferReward(dataset, Judge(RubricJudge()), "buffers.sqlite", num_generations=8)
+        >>> reward = RankBufferReward(dataset, Judge(RubricJudge()), "buffers.sqlite", args=args)
         >>> trainer = GRPOTrainer(model, reward_funcs=[reward], args=args, train_dataset=dataset)
     """
 
@@ -305,20 +318,38 @@ class RankBufferReward:
         dataset: Dataset,
         judge: Judge,
         store: str | Path,
-        num_generations: int,
+        num_generations: int | None = None,
         method: RewardMethod | None = None,
         answers: AnswerReader | None = None,
         max_failures: float = 0.25,
         step_timeout: float | None = None,
         num_generations_eval: int | None = None,
+        eval_dataset: Dataset | None = None,
+        args: GRPOConfig | None = None,
     ):
-        method = method or RankBuffer()
+        method, given = method or RankBuffer(), (num_generations, num_generations_eval)
+        if args is not None:
+            num_generations, num_generations_eval = args.num_generations, args.num_generations_eval
+        if num_generations is None or given not in ((None, None), (num_generations, num_generations_eval)):
+            raise SettingsError(
+                f"RankBufferReward(num_generations={given[0]}): pass args, the settings of the trainer"
+            )
+        queries = QueryTable(dataset, anchors_needed=method.responses_needed)
+        eval_queries = QueryTable(eval_dataset, method.responses_needed) if eval_dataset is not None else None
+        if shared := [id for id in queries.ids if eval_queries and id in eval_queries]:
+            raise DataError(
+                f"{len(shared)} prompts of eval_dataset are also in dataset, the first begins with"
+                f" {first_words(queries[shared[0]].prompt)}: keep them apart, since a stock trainer does not say"
+                " whether it evaluates"
+            )
+        self._queries, self._eval_queries = queries, eval_queries or ()
         self.answers = answers or AnswerReader()
         self._unscored: list[bool] = []  # of the rollouts of the last call
         self._reward = GroupReward(
-            QueryTable(dataset, anchors_needed=method.responses_needed),
+            queries,
             lambda: GroupScorer(method, judge, BufferStore(store), max_failures, step_timeout),
             GroupSettings(num_generations, self.answers.check, num_generations_eval),
+            eval_queries,
         )
 
     def __call__(
@@ -330,16 +361,26 @@ class RankBufferReward:
         trainer_state: TrainerState | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list], None] | None = None,
-        split: Sequence[str] = ("train",),
         **kwargs,
     ) -> list[float | None]:
-        """Return one reward per completion of this process. A collective: every process must call it."""
+        """Return one reward per completion of this process. A collective: every process must call it.
+
+        Raises:
+            [`DataError`]: if a prompt is in no data set that this object knows.
+        """
         rows = zip(prompts, query_id or [None] * len(prompts), strict=True)
+        ids = [normal_row({"prompt": prompt, "query_id": name})["query_id"] for prompt, name in rows]
+        for id, prompt in zip(ids, prompts, strict=True):
+            if id not in self._queries and id not in self._eval_queries:
+                raise DataError(
+                    f"RankBufferReward does not know the prompt that begins with {first_words(prompt)}: pass the"
+                    " trainer's train_dataset as dataset, and its eval_dataset as eval_dataset"
+                )
         rewards = self._reward(
             completions,
-            [normal_row({"prompt": prompt, "query_id": name})["query_id"] for prompt, name in rows],
+            ids,
             self.answers.read(prompts, completions, completion_ids),
-            split,
+            ["eval" if id in self._eval_queries else "train" for id in ids],
             completion_ids=completion_ids,
             trainer_state=trainer_state,
             log_metric=log_metric,
