@@ -1,20 +1,19 @@
-"""What production watches: the log of steps as a file, the command at the end, the exit code, the judge's headers."""
+"""What production watches: the log of steps as a file, the exit code, the judge's headers."""
 
 import json
 import pickle
-import stat
 
 import httpx
 import pytest
 from conftest import ask_all
 from helpers.servers import GOOD, completion, served
 
-from rankbuffer_tools.train import command, ending, metrics
+from rankbuffer_tools.train import ending, metrics
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact.checkpoint import describe
 from rankbuffer_trl.exact.manifest import checkpoints
 from rankbuffer_trl.informs.steplog import FILE, StepLog
-from rankbuffer_trl.judge import JudgeError, Totals
+from rankbuffer_trl.judge import JudgeError
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.judge.questions import insertion_question
 from rankbuffer_trl.training.rollouts import RolloutError
@@ -96,50 +95,6 @@ def test_a_log_that_cannot_be_written_ends_nothing_and_keeps_no_half_line(tmp_pa
     assert len((tmp_path / FILE).read_text().splitlines()) == 1, "another process writes nothing"
 
 
-def test_the_command_at_the_end_gets_reason_step_and_price_and_no_shell(tmp_path, quickstart, monkeypatch, caplog):
-    told, hook = tmp_path / "told", tmp_path / "hook"
-    names = " ".join(f"$RANKBUFFER_{name}" for name in ("REASON", "STEP", "JUDGE_TOKENS", "JUDGE_PRICE"))
-    hook.write_text(f'#!/bin/sh\necho "$*" {names} >> {told}\nexit 3\n')
-    hook.chmod(hook.stat().st_mode | stat.S_IXUSR)
-    words = ["--on_stop_command", f"{hook} $(touch {tmp_path}/shell); x", "--max_steps", "1"]
-    prices = ["--judge_prompt_price", "2", "--judge_completion_price", "0"]
-    quickstart(*words, *prices)
-    quickstart(*words, "--dry_run")
-    (line,) = told.read_text().splitlines()  # none of the dry run
-    given, _, facts = line.partition("; x ")
-    reason, step, tokens, price = facts.split()
-    assert given == f"$(touch {tmp_path}/shell)" and not (tmp_path / "shell").exists()
-    assert (reason, step, int(tokens) > 0) == ("finished", "1", True) and 0 < float(price) <= int(tokens) * 2e-6
-    assert "on_stop_command only informs and could not be made" in caplog.text and "exit code 3" in caplog.text
-    monkeypatch.setattr(command, "report", lambda plan: (_ for _ in ()).throw(JudgeError("gone")))
-    with pytest.raises(JudgeError):
-        quickstart(*words)
-    assert told.read_text().splitlines()[-1].split("; x ")[1].split() == ["JudgeError", "0", tokens]
-    for wrong, part in (
-        ("no-such-program x", "there is no program ['no-such-program']"),
-        ("a 'b", "close its quotes"),
-    ):
-        with pytest.raises(SettingsError, match="on_stop_command") as error:
-            quickstart("--on_stop_command", wrong)
-        assert part in str(error.value)
-
-
-def test_a_command_that_hangs_is_ended_and_its_arguments_are_not_logged(tmp_path, training, monkeypatch, caplog):
-    monkeypatch.setattr(ending, "HOOK_SECONDS", 0.1)
-    args = training(on_stop_command="sleep 60.125").args
-    ending.tell_command(args, "finished", 1)
-    assert "it took longer than 0.1 s" in caplog.text and "60.125" not in caplog.text
-
-
-def test_a_stop_is_told_as_a_signal_or_a_budget(tmp_path, training, monkeypatch):
-    told = tmp_path / "told"
-    monkeypatch.setattr(ending, "spent_before", lambda *_: Totals(spent_prompt_tokens=10))
-    for budget, reason in ((11, "SIGTERM"), (10, "budget")):
-        args = training(judge_token_budget=budget, on_stop_command=f"sh -c 'echo $RANKBUFFER_REASON > {told}'").args
-        ending.tell_command(args, "SIGTERM", 1)
-        assert told.read_text().strip() == reason
-
-
 def test_the_status_file_says_how_to_go_on_after_a_server_failed(tmp_path, monkeypatch):
     file, run = tmp_path / "status", tmp_path / "run"
     (run / "checkpoint-2").mkdir(parents=True)
@@ -165,11 +120,11 @@ def test_headers_name_the_run_to_the_judge_and_hold_no_key(fault, query, trainin
     ask_all(config.judge(), [question])
     ask_all(JudgeConfig(**server).judge(), [question])
     assert got == ["team a, run 7", None]
-    args = training(judge_headers={"X-Run": "a"}, on_stop_command="sh /secret").args
+    args = training(judge_headers={"X-Run": "a"}).args
     kept = pickle.loads(pickle.dumps(args))
-    assert (kept.judge_headers, kept.on_stop_command, args.judge_headers) == (None, None, {"X-Run": "a"})
+    assert (kept.judge_headers, args.judge_headers) == (None, {"X-Run": "a"})
     assert not kept.endpoint.headers and args.endpoint.headers
-    assert not {"judge_headers", "on_stop_command"} & describe({}, 0, args)["config"].keys()
+    assert "judge_headers" not in describe({}, 0, args)["config"]
     for name, value, part in (
         ("Authorization", "x", "cannot have the header 'Authorization'"),
         ("x-api-key", "x", "cannot have the header"),

@@ -521,7 +521,6 @@ def a_run(at) -> dict:
         "format_check": To("(?s)(?P<answer>.+)", {"check": "(?s)(?P<answer>.+)"}),
         "format_weight": To(0.5, "'format_reward': 0.5"),
         "reward_functions": To([function], "'think_format_reward': 0.25"),
-        "on_stop_command": To(f"touch {at.out}/stopped", "file stopped"),
         "resume_with_changes": To(True, {"with_changes": True}),
         "trust_checkpoint": To(True, {"trusted": True}),
         "model_name_or_path": To(at.policy, lambda ends: plain(at.policy) in ends.given["model"]),

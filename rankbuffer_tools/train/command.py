@@ -44,7 +44,7 @@ from rankbuffer_trl.training.state import differences, identity
 from rankbuffer_trl.training.trainer import NO_POLICY, RankBufferTrainer
 
 from ..data.tokens import load_tokenizer
-from .ending import FAILED, exit_code, stop_words, tell_command, tell_launcher
+from .ending import FAILED, exit_code, tell_launcher
 from .parser import NO_DATA, RecipeParser
 from .preflight import report
 from .price import RunPrice
@@ -272,18 +272,14 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
     if training_args.preflight_only:
         on_main_process(lambda: report(plan))
         return
-    if hook := training_args.on_stop_command:
-        on_main_process(lambda: stop_words(hook))
     on_main_process(lambda: check_same_run(plan))
     on_main_process(lambda: check_template(name, revision, plan.rows, **template))
     trainer: RankBufferTrainer | None = None
-    step, reason = plan.done, "finished"
     try:
         if plan.done < plan.batches.steps:
             on_main_process(lambda: report(plan))
         trainer = build_trainer(script_args, model_args, plan)
         trainer.train(resume_from_checkpoint=plan.checkpoint)
-        reason = "SIGTERM" if trainer.interrupted else reason
         if not trainer.interrupted:  # else the checkpoint is written, and a scheduler does not wait for more
             if training_args.push_to_hub:
                 trainer.push_to_hub()  # saves first
@@ -291,16 +287,12 @@ def run(script_args: ScriptArguments, training_args: RankBufferConfig, model_arg
                 trainer.save_model()
                 trainer.create_model_card()
         say("end", last_lines(trainer, script_args.dataset_name, model_args.model_name_or_path))
-    except BaseException as error:
-        reason = type(error).__name__
-        if isinstance(error, RankBufferError):
-            tell_launcher(error, training_args.output_dir, trainer.state.global_step if trainer else 0)
+    except RankBufferError as error:
+        tell_launcher(error, training_args.output_dir, trainer.state.global_step if trainer else 0)
         raise
     finally:
         if trainer:
-            step = trainer.state.global_step
             trainer.close()
-        tell_command(training_args, reason, step)
 
 
 def say(topic: str, lines: Sequence[str]) -> None:

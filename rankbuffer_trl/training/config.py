@@ -96,11 +96,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             Seconds for one generation, above which the run stops with an error. It holds where each rollout is a
             request of its own (`judge_during_generation`). Default: half of `ddp_timeout`.
 
-        on_stop_command (`str`, *optional*):
-            A program that `rankbuffer-train` starts on the main process when the run ends, with its arguments as a
-            shell would split them. There is no shell. Its environment has the reason, the step and the price
-            (`docs/scaling.md`). It has 30 seconds, and its failure changes nothing.
-
         > Parameters that control prompts and answers
 
         format_check (`str`, *optional*, defaults to `"none"`):
@@ -181,7 +176,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
-    on_stop_command: str | None = None
     format_check: str = "none"
     format_weight: float = 0.2
     judge_view: Literal["answer", "last_reply", "transcript"] = "answer"
@@ -218,7 +212,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is private out of what `pickle` writes: each checkpoint has the settings in a pickle."""
-        private: dict[str, Any] = {"hub_token": None, "judge_headers": None, "on_stop_command": None}
+        private: dict[str, Any] = {"hub_token": None, "judge_headers": None}
         if isinstance(self.reader, dict):
             private["reader"] = {key: value for key, value in self.reader.items() if key != "judge_headers"}
         return self.__dict__ | private | {"endpoint": replace(self.endpoint, headers={})}
