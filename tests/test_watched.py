@@ -3,12 +3,11 @@
 import json
 import pickle
 
-import httpx
 import pytest
 from conftest import ask_all
-from helpers.servers import GOOD, completion, served
+from helpers.servers import GOOD, completion
 
-from rankbuffer_tools.train import ending, metrics
+from rankbuffer_tools.train import ending
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.exact.checkpoint import describe
 from rankbuffer_trl.exact.manifest import checkpoints
@@ -42,23 +41,6 @@ def test_a_run_has_one_line_a_step_also_after_a_resume_and_a_new_start(tmp_path,
     new = training(max_steps=1, logging_steps=1)
     new.train()
     assert steps(tmp_path) == [1]
-
-
-def test_a_program_beside_a_training_gives_its_newest_numbers_to_prometheus(tmp_path):
-    log = tmp_path / FILE
-    with served(metrics.make_app(tmp_path)) as url:
-        read = lambda: httpx.get(f"{url}/metrics")  # noqa: E731
-        assert (read().status_code, read().text) == (200, ""), "before the first step"
-        log.parent.mkdir()
-        old = [{"step": 1, "word": "x" * metrics.TAIL}, {"step": 1, "loss": 9}]
-        whole = {"step": 2, "loss": -0.5, "rank/ties": 0.25, "lr": 1e-06, "bad": None, "word": "x", "flag": True}
-        log.write_text("\n".join([*map(json.dumps, [*old, whole]), '{"step": 3, "lo']))  # a line that is being written
-        answer = read()
-        assert answer.headers["Content-Type"] == metrics.EXPOSITION
-        lines = answer.text.splitlines()
-        assert lines[::2] == [f"# TYPE {line.split()[0]} gauge" for line in lines[1::2]]
-        numbers = {"rankbuffer_step": 2, "rankbuffer_loss": -0.5, "rankbuffer_rank_ties": 0.25, "rankbuffer_lr": 1e-6}
-        assert {name: float(value) for name, value in map(str.split, lines[1::2])} == numbers
 
 
 def test_a_log_that_cannot_be_written_ends_nothing_and_keeps_no_half_line(tmp_path, training, monkeypatch, caplog):
