@@ -59,8 +59,7 @@ REFUSED = [  # the words of the message after the key, `{}` being the value; the
     ),
     (" must be at least 1, got {}", {"judge_max_attempts": 0, "judge_concurrency": 0}),
     (" must be at least 1 token, got {}", {"max_prompt_length": 0}),
-    (" must be above 0, got {}", {"judge_token_budget": 0, "judge_noise": 0}),
-    (" must be a number or an audit's JSON: no.json is missing", {"judge_noise": "runs/no.json"}),
+    (" must be above 0, got {}", {"judge_token_budget": 0}),
     (" must be above 0 seconds, got {}", {"judge_timeout": 0.0, "judge_step_timeout": 0.0, "rollout_timeout": 0.0}),
     (" is a share in 0..1, got {}", {"judge_max_failures": -0.1}),
     (" is a share in 0..1, got {}", {"judge_max_failures": 1.5}),
@@ -176,17 +175,6 @@ def test_config_refuses_a_bad_value_in_one_line_and_shows_no_key():
         (OpenAIClient, key_in_url, "judge_url has a user, a query or a key"),
     ):
         assert refusal(config, values).startswith(words), values
-
-
-def test_config_reads_the_noise_of_the_judge_from_an_audit(tmp_path):
-    made = tmp_path / "audit.json"
-    for text, noise in (('{"soft_noise": 0.14}', 0.14), ("{}", None), ('{"soft_noise": null}', None)):
-        made.write_text(text)
-        if noise:
-            assert make(judge_noise=str(made)).judge_noise == noise
-        else:
-            assert refusal(make, {"judge_noise": str(made)}).startswith("judge_noise: audit.json has no 'soft_noise'")
-    assert make(judge_noise="0.1").judge_noise == 0.1, "the command line gives texts"
 
 
 def test_config_refuses_the_key_itself_in_an_address_and_takes_what_only_looks_random(monkeypatch):

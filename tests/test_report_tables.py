@@ -75,7 +75,7 @@ def test_kind_table_leaves_cancelled_calls_out_of_the_seconds_of_a_request(tmp_p
 
 
 def test_judge_charts_have_wall_time_where_the_log_has_it_all(run, store):
-    log = [{"step": step + 1, "judge/seconds": 2.0} for step in run.steps]
+    log = [{"step": step + 1, "judge/seconds": 2.0, "rank/below_noise": 1.0} for step in run.steps]
     charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log))}
     assert charts["judge_seconds"].caption == f"{2 * len(run.steps)} seconds in all. Time spent waiting for the judge."
     charts = {chart.name: chart for chart in judge_charts(tables.judge_table(store, log[1:]))}

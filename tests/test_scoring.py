@@ -282,9 +282,6 @@ def test_step_metrics_of_a_step_made_by_hand():
     expected |= {f"judge/{name}": value for name, value in judge.items()}
     assert metrics == pytest.approx(expected)
     assert step_metrics(groups, scores, calls, update=False)["buffer/size"] == 5
-    few = [GroupScore((0.5, None)), GroupScore((0.5, 0.5, 0.6, None)), GroupScore((0.0, 0.1)), GroupScore((0.0, 0.2))]
-    for noise, share in ((0.05, 0), (0.06, 1 / 3), (0.08, 2 / 3), (0.2, 1)):
-        assert step_metrics(groups[:1], few, [], noise=noise)["rank/below_noise"] == share
 
 
 def test_placement_columns_name_position_and_tier():

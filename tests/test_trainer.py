@@ -39,7 +39,7 @@ def trained(tmp_path_factory, tiny_policy, data_file):
         return [0.0] * len(completions)
 
     folder, rows = tmp_path_factory.mktemp("trained"), load_queries(str(data_file))
-    args = config(folder, num_train_epochs=3, per_device_eval_batch_size=8, log_completions=True, judge_noise=9)
+    args = config(folder, num_train_epochs=3, per_device_eval_batch_size=8, log_completions=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AnswerReader, "read", lambda *args: read.append(stock(*args)) or read[-1])
         trainer = ScriptedTrainer(tiny_policy, args, rows, rows.select([0]), reward_funcs=[spy])
@@ -74,7 +74,6 @@ def test_trainer_logs_metrics(trained):
     assert first["judge/prompt_tokens"] > first["judge/completion_tokens"] > 0
     assert first["judge/failures"] == 0 and first["judge/seconds"] > 0
     assert first["rewards/rank_reward/mean"] == pytest.approx(0, abs=0.3)
-    assert first["rank/below_noise"] == 1
     names = {name for entry in history for name in entry if "/" in name}
     assert {"buffer/right", "buffer/left", "buffer/refine", "rank/ties", "judge/cached_tokens"} <= names
 

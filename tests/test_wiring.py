@@ -511,7 +511,6 @@ def a_run(at) -> dict:
         "method": To("listwise", lambda ends: '"Listwise"' in ends.given["method"]),
         "method_args": To({"looks": 4}, {"method.looks": 4}),
         "scale_by_signal": To(True, lambda ends: ends.given["weights"]),
-        "judge_noise": To(0.3, {"noise": 0.3}),
         "reader": To(own | {"judge_model": "other"}, '"model": "other"'),
         "judge_prompt_price": To(2.0, lambda ends: "2.0" in ends.arrived("judge_prompt_price")),  # the reader has none
         "judge_cached_price": To(0.5, lambda ends: "0.5" in ends.arrived("judge_cached_price")),

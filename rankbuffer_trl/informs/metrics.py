@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import stdev
 
 from ..buffer import SOURCES
 from ..groups import RolloutGroup
@@ -19,7 +18,6 @@ def step_metrics(
     calls: Sequence[Call],
     seconds: float = 0.0,
     hidden: float = 0.0,
-    noise: float | None = None,
     update: bool = True,
 ) -> dict[str, float]:
     """Return the metrics of one generation step, by name.
@@ -43,8 +41,6 @@ def step_metrics(
             Wall time that the trainer waited.
         hidden (`float`, *optional*, defaults to `0.0`):
             Share of `calls`, in 0..1, that had ended before.
-        noise (`float`, *optional*):
-            The noise of the judge in units of reward, for `rank/below_noise`. See [`below_noise`].
         update (`bool`, *optional*, defaults to `True`):
             Whether the buffers are updated, as in training.
     """
@@ -65,7 +61,6 @@ def step_metrics(
         "rank/fine_ranked_groups": sum(score.fine_ranked for score in scores) / len(scores),
         "rank/ties": sum(tied_share(score) for score in scores) / len(scores),
         "rank/unscored": sum(reward is None for reward in rewards) / len(rewards),
-        **({} if noise is None else {"rank/below_noise": below_noise(scores, noise)}),
         "rank/empty": sum(len(group.empty) for group in groups) / len(rewards),
         "judge/calls": totals.calls,
         "judge/failures": totals.failures,
@@ -77,17 +72,6 @@ def step_metrics(
         "judge/seconds": seconds,
         "judge/hidden": hidden,
     }
-
-
-def below_noise(scores: Sequence[GroupScore], noise: float) -> float:
-    """Return the share of groups whose rewards have a standard deviation below `noise`, among those with two or more.
-
-    The judge cannot tell the rollouts of such a group apart. TRL divides by the deviation all the same, so they get
-    advantages of full size.
-    """
-    scored = [[reward for reward in score.rewards if reward is not None] for score in scores]
-    spreads = [stdev(rewards) for rewards in scored if len(rewards) > 1]
-    return sum(spread < noise for spread in spreads) / max(len(spreads), 1)
 
 
 def placement_columns(scores: Sequence[GroupScore]) -> dict[str, list]:

@@ -15,7 +15,6 @@ import torch
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from trl import GRPOConfig
 
-from ..decoding import read_json
 from ..errors import SettingsError
 from ..judge import Judge
 from ..judge.config import BudgetConfig, JudgeConfig, read_judge, read_object
@@ -70,9 +69,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         scale_by_signal (`bool`, *optional*, defaults to `False`):
             Divide the rewards of a generation by the share of its groups whose rewards differ (GPG's rescaling). It
             needs `scale_rewards: none`: a deviation in the advantages would take the factor out again.
-        judge_noise (`float` or `str`, *optional*):
-            The judge's noise in units of reward, or the `audit.json` of an audit that asked for probabilities. The log
-            then has `rank/below_noise`, the share of groups whose rewards differ by less. The rewards do not change.
         reader (`dict`, *optional*):
             Settings of a second, better judge (`judge_url`, `judge_model` and so on), as JSON on the command line. It
             scores some groups again. What the judge pays for, by the difference, is named in the log and subtracted
@@ -169,7 +165,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     method: str = "rankbuffer"
     method_args: dict | str | None = None
     scale_by_signal: bool = False
-    judge_noise: float | str | None = None
     reader: dict | str | None = None
     reader_first: int = 11
     reader_every: int | None = None
@@ -288,7 +283,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             )
         if self.remove_unused_columns:
             raise SettingsError("remove_unused_columns takes away query_id, which finds the rubrics: leave it out")
-        self.judge_noise = read_noise(self.judge_noise)
         self.method_args = read_object("method_args", self.method_args)
         self.reader = read_object("reader", self.reader)
         self.reader_config()
@@ -456,29 +450,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             `ValueError`: if there is no such method or argument.
         """
         return load_method(self.method, read_object("method_args", self.method_args) or {}, self.seed)
-
-
-def read_noise(setting: float | str | None) -> float | None:
-    """Return the noise that `judge_noise` gives, as a number or as the path of an audit's JSON.
-
-    Raises:
-        [`SettingsError`]: if there is none, or if it is not above 0.
-    """
-    noise: Any = setting
-    if isinstance(setting, str):
-        with suppress(ValueError):
-            noise = float(setting)  # the command line gives texts
-    if isinstance(noise, str):
-        path = Path(noise)
-        try:
-            noise = read_json(path, dict[str, Any]).get("soft_noise", 0)
-        except ValueError as error:
-            raise SettingsError(f"judge_noise must be a number or an audit's JSON: {error}") from None
-        if not noise:
-            raise SettingsError(f"judge_noise: {path.name} has no 'soft_noise'; audit with probabilities")
-    if noise is not None and not (type(noise) in (int, float) and 0 < noise < math.inf):
-        raise SettingsError(f"judge_noise must be above 0, got {noise!r}")
-    return noise
 
 
 def check_backends(names: Iterable[str]) -> None:

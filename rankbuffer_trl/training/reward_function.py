@@ -30,7 +30,7 @@ from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
-from .config import RankBufferConfig, read_noise
+from .config import RankBufferConfig
 from .scorer import GroupScorer
 from .step import PENDING
 
@@ -45,7 +45,6 @@ class GroupSettings(NamedTuple):
     num_generations: int
     format_check: str = "none"
     num_generations_eval: int | None = None
-    judge_noise: float | str | None = None
 
 
 class GroupReward:
@@ -78,7 +77,6 @@ class GroupReward:
         self.num_generations = args.num_generations
         self.num_generations_eval = args.num_generations_eval or args.num_generations
         self.format_check = args.format_check
-        self.noise = read_noise(args.judge_noise)
         self._started = False
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
         self._scorer: GroupScorer | None = None
@@ -130,7 +128,7 @@ class GroupReward:
             metrics: dict[str, float] = {}
             columns = {name: [None] * len(rewards) for name in PLACEMENT}  # TRL needs whole columns
             with informing("the metrics of a step"):
-                metrics = step_metrics(groups, *outcome, noise=self.noise, update=training)
+                metrics = step_metrics(groups, *outcome, update=training)
             with informing("the probes of a step"):
                 metrics |= probe_metrics(groups, outcome.scores)
             with informing("progress/beats_last_visit"):
