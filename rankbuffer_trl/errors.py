@@ -20,6 +20,9 @@ class RankBufferError(Exception):
     ```
     """
 
+    leaves_step = False
+    """Whether the error ends a training step alone, on all processes, so that the steps before it can be saved."""
+
 
 class SettingsError(RankBufferError, ValueError):
     """A setting has a value that cannot work, or two settings contradict each other."""

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
-from rankbuffer_trl.exact.distributed import StepLeft
+from rankbuffer_trl.exact.distributed import StepLeft, for_others
 from rankbuffer_trl.exact.manifest import FOLDER, CheckpointError
 from rankbuffer_trl.exact.trainer import ResumableTrainer
 
@@ -115,6 +115,29 @@ def test_a_step_that_is_left_changes_nothing(tmp_path, tiny_policy):
         assert len({json.loads(file.read_text())["num_input_tokens_seen"] for file in files}) == 1
     resumed = train(folder, tiny_policy, Rewards(), resume=True, max_steps=3)
     assert resumed.rows == whole.rows, "the rewards of the step are gone, and its random numbers are drawn again"
+
+
+class ServerError(Exception):
+    leaves_step = True
+
+
+def test_a_step_that_a_server_ends_costs_no_finished_step(tmp_path, tiny_policy, monkeypatch):
+    whole = train(tmp_path / "whole", tiny_policy, Rewards(), max_steps=4)
+    for error, saved in (ServerError, 2), (ValueError, None), (KeyboardInterrupt, None):
+        folder = tmp_path / error.__name__
+        with pytest.raises(error):
+            train(folder, tiny_policy, Rewards(), {2: error}, save_strategy="no", max_steps=4)
+        assert [each.name for each in folder.glob("checkpoint-*")] == ([f"checkpoint-{saved}"] if saved else [])
+    resumed = train(tmp_path / "ServerError", tiny_policy, Rewards(), resume=True, max_steps=4, save_strategy="no")
+    assert resumed.rows == whole.rows
+    assert for_others(ServerError()).leaves_step and not for_others(ValueError()).leaves_step
+    monkeypatch.setattr(Rewards, "save", lambda self, folder: 1 / 0)
+    with pytest.raises(ServerError):  # and not the error of the second fault
+        train(tmp_path / "full", tiny_policy, Rewards(), {2: ServerError}, save_strategy="no")
+    monkeypatch.setattr(Rewards, "ends_generation", lambda self, step: False)
+    with pytest.raises(ServerError):
+        train(tmp_path / "inside", tiny_policy, Rewards(), {2: ServerError}, save_strategy="no")
+    assert not [*(tmp_path / "inside").glob("checkpoint-*")]
 
 
 def test_a_second_training_knows_nothing_of_the_first_one(tmp_path, tiny_policy):

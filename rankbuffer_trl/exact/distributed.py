@@ -12,6 +12,8 @@ T = TypeVar("T")
 class MainProcessError(RuntimeError):
     """The error of the other processes when the main process has failed, so that no process waits for it."""
 
+    leaves_step = False  # whether that of the main process does
+
 
 class StepLeft(Exception):
     """What every process raises when the main process was told to stop while it waited inside a step."""
@@ -21,7 +23,9 @@ def for_others(error: Exception) -> Exception:
     """Return what the other processes raise when the main process has raised `error`."""
     if isinstance(error, StepLeft):
         return error
-    return MainProcessError(f"the main process failed with {type(error).__name__}: {error}")
+    told = MainProcessError(f"the main process failed with {type(error).__name__}: {error}")
+    told.leaves_step = getattr(error, "leaves_step", False)
+    return told
 
 
 def on_main_process(work: Callable[[], T]) -> T:

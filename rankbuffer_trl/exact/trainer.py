@@ -211,28 +211,48 @@ class ResumableTrainer(GRPOTrainer):
         try:
             super()._run_epoch(**kwargs)
         except StepLeft:
-            # Nothing of the step that waited is kept. The checkpoint is that of the step before, as it was at its end,
-            # and a resumed run repeats the step.
             step = self.state.global_step
             logger.warning(f"SIGTERM: stopping after step {step}, and leaving the next one, which was not finished")
-            if self._after_step and self._stop.saved != step:
-                self._after_step()
-                on_main_process(lambda: self.run_state.rewind(step))
-                self._save_checkpoint(self.model, None)
-                self.callback_handler.on_save(self.args, self.state, self.control)
+            self._save_without_step()
             self._stop.leave_step(self.control)
+        except Exception as error:
+            if not getattr(error, "leaves_step", False) or not self.run_state.ends_generation(self.state.global_step):
+                raise
+            try:
+                self._save_without_step()
+            except Exception as second:
+                logger.warning(f"the steps before could not be saved either: {second}")
+            raise
+
+    def _save_without_step(self) -> None:
+        """Save the end of the step before, if this run has made one and it is not saved, on all processes.
+
+        Nothing of the step that waited or failed is kept. The state is as it was at the end of the step before, and a
+        resumed run repeats the step.
+        """
+        step = self.state.global_step
+        if self._after_step and self._stop.saved != step:
+            self._after_step()
+            on_main_process(lambda: self.run_state.rewind(step))
+            self._save_checkpoint(self.model, None)
+            self.callback_handler.on_save(self.args, self.state, self.control)
+            logger.warning(f"saved {self.args.output_dir}/checkpoint-{step}, the last whole step")
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
         """Log, save and evaluate after a step as transformers does."""
+        self._after_step = self._remember()  # for an evaluation that fails
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        # What the next step changes before it can wait: if it is left, this goes back.
+        self._after_step = self._remember()
+
+    def _remember(self) -> Callable[[], None]:
+        """Return what takes back the changes that the next step makes before it can wait or fail."""
         tokens, restore = self.state.num_input_tokens_seen, random_states()
 
         def go_back() -> None:
             restore()
             self.state.num_input_tokens_seen = tokens
 
-        self._after_step = go_back
+        return go_back
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy, and first the state of the run; both go to the Hub together."""

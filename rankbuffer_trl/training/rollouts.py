@@ -40,6 +40,8 @@ NO_ROLLOUT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 class RolloutError(RankBufferError, RuntimeError):
     """The rollout server does not generate."""
 
+    leaves_step = True
+
 
 class NoRollouts:
     """What TRL gets in the place of rollouts, and sends to all processes: each that reads it raises the error."""
