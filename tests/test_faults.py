@@ -54,6 +54,7 @@ from hypothesis import strategies as st
 
 from rankbuffer_tools.jobs.reach import check_server
 from rankbuffer_tools.rubric_server import make_app
+from rankbuffer_tools.train.ending import exit_code
 from rankbuffer_trl.judge import (
     Judge,
     JudgeError,
@@ -604,6 +605,20 @@ def test_first_question_shows_the_answer_without_the_key_and_names_the_right_kno
         with pytest.raises(JudgeError, match=hint) as error:
             ask_first(fault.judge(handler, 0, decoding="json_schema"), question)
         assert "judge_free_tokens" not in str(error.value)
+
+
+def test_an_account_without_credit_is_named_and_no_prose_or_refusal_is_asked_again_by_a_launcher(fault, question):
+    credit = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+    for handler, part, code in (
+        (lambda request, n: web.json_response(credit, status=429), "has no credit left: top it up", 1),
+        (status(402), "has no credit left: top it up", 1),
+        (saying("Hello!"), "instruction-tuned", 1),
+        (status(429, "slow down"), "takes no more for now", 75),
+        (status(503), "Is the server up", 75),
+    ):
+        with pytest.raises(JudgeError, match=part) as error:
+            ask_first(fault.judge(handler, 0), question)
+        assert exit_code(error.value) == code
 
 
 # Several answers

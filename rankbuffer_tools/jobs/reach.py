@@ -98,7 +98,9 @@ async def check_servers(judge: Judge, questions: Iterable[Askable] = ()) -> list
             raise JudgeError(
                 f"{client.name}: a context of {context:,} tokens is too small. The {need.kind!r} prompt of"
                 f" {need.query_id!r} has {need.prompt:,} tokens, and its answer may take {need.answer:,}. Serve it"
-                f" with --max-model-len {need.prompt + need.answer} (llama.cpp: --ctx-size) or more; nothing was asked"
+                f" with --max-model-len {need.prompt + need.answer} (llama.cpp: --ctx-size) or more; nothing was"
+                " asked",
+                passing=False,
             )
     return contexts
 

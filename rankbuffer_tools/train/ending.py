@@ -14,8 +14,10 @@ STATUS_FILE = "RANKBUFFER_STATUS_FILE"
 
 
 def exit_code(error: RankBufferError) -> int:
-    """Return the exit code of an error: 75 for a judge or a rollout server that failed, else 1."""
-    return SERVER_FAILED if isinstance(error, JudgeError | RolloutError) else FAILED
+    """Return the exit code of an error: 75 if a fault of the judge or the rollout server may pass, else 1."""
+    if isinstance(error, JudgeError):  # the same prose, context or account would end each further attempt
+        return SERVER_FAILED if error.passing else FAILED
+    return SERVER_FAILED if isinstance(error, RolloutError) else FAILED
 
 
 @informing(STATUS_FILE)

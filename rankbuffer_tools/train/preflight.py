@@ -98,7 +98,8 @@ async def preflight(plan: RunPlan, on_spent: Callable[[Usage], None] | None = No
         last = next(call for call in sample if call.failed)
         raise JudgeError(
             f"the judge ({judge.client.name}) failed {totals.failures} of {len(sample)} questions of a sample, more"
-            f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}"
+            f" than judge_max_failures={args.judge_max_failures:g} allows. {explain(last)}",
+            passing=last.passing,
         )
     return [*lines, *await asyncio.to_thread(price.cost, asked, totals, seconds)]  # it has an event loop of its own
 
@@ -162,7 +163,8 @@ async def check_context(
                 f" all {G} rollouts of a group, and it and its answer may need about {later:,} tokens if rollouts use"
                 f" all of max_completion_length={length}. A group that does not fit would have no rewards. Serve the"
                 f" judge with --max-model-len {later} (llama.cpp: --ctx-size) or more, or set a smaller"
-                " max_completion_length or num_generations"
+                " max_completion_length or num_generations",
+                passing=False,
             )
         lines.append(
             f"a later prompt may show {shown} responses; it and its answer may need about {later:,} tokens if rollouts"

@@ -12,7 +12,20 @@ PERCENT = re.compile("%[0-9a-f]{2}|.", re.IGNORECASE | re.DOTALL)
 
 
 class JudgeError(RankBufferError, RuntimeError):
-    """The judge cannot be used: it is unreachable, misconfigured or too slow, or it fails too often."""
+    """The judge cannot be used: it is unreachable, misconfigured or too slow, or it fails too often.
+
+    Args:
+        message (`str`):
+            The cause, and what to do.
+        passing (`bool`, *optional*, defaults to `True`):
+            Whether the same question may be answered later. An answer that is no verdict will be given again.
+    """
+
+    leaves_step = True
+
+    def __init__(self, message: str, passing: bool = True):
+        super().__init__(message)
+        self.passing = passing
 
 
 class TransportError(JudgeError):
@@ -40,7 +53,7 @@ class TransportError(JudgeError):
         key: str | None = None,
         retry_after: float | None = None,
     ):
-        super().__init__(printable(masked(message, key or "")))
+        super().__init__(printable(masked(message, key or "")), passing=kind != "refused")
         self.kind = kind
         self.status = status
         self.retry_after = retry_after

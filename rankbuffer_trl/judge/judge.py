@@ -24,6 +24,7 @@ REPEATED = 500  # characters of the answer, and of its fault, in that turn
 NAMED = "Is the server up, and do judge_url and judge_model name it?"
 REFUSED = "The server is up and refuses the request. judge_request and judge_decoding add fields to it."
 HINTS = {  # what to do about an HTTP status
+    402: "The account of the judge has no credit left: top it up, and resume.",
     404: NAMED,
     429: "The server takes no more for now: lower judge_concurrency, or see what the account may ask.",
 }
@@ -159,8 +160,9 @@ class Judge:
         """Return the verdict as [`Judge.ask`] does, and the entry in the ledger."""
         messages = question.chat(self.guard)
         opening = len(messages)
-        verdict, outcome, error, status = None, "malformed", "", None
+        verdict, outcome, error = None, "malformed", ""
         usage, answer, tally = Usage(), "", Tally()
+        lost: TransportError | None = None
         try:
             for repeat in range(self.max_attempts):
                 reply = Reply(*await self.client.complete(messages, question=question, seed=repeat, tally=tally))
@@ -192,12 +194,12 @@ class Judge:
                     outcome, error, usage = "parsed", "", tokens
                     break
         except TransportError as fault:
-            outcome, error, status = "unreachable", str(fault), fault.status
+            outcome, error, lost = "unreachable", str(fault), fault
         except asyncio.CancelledError:
             if tally.attempts:  # else it was still waiting for its turn, and nothing was sent
                 self._record(question, "cancelled", usage, tally, error, answer)
             raise
-        call = self._record(question, outcome, usage, tally, error, answer, status)
+        call = self._record(question, outcome, usage, tally, error, answer, lost)
         if self.on_call is not None:
             self.on_call(call)
         return verdict, call
@@ -210,7 +212,7 @@ class Judge:
         tally: Tally,
         error: str,
         answer: str,
-        status: int | None = None,
+        lost: TransportError | None = None,
     ) -> Call:
         call = Call(
             method=self.method,
@@ -225,7 +227,8 @@ class Judge:
             error=printable(error),
             malformed=tally.malformed,
             answer=answer[:ANSWER_KEPT],
-            status=status,
+            status=lost.status if lost else None,
+            passing=lost is not None and lost.passing,
         )
         self.calls.append(call)
         return call
@@ -268,7 +271,8 @@ class Judge:
             ) from None
         if call.failed:
             raise JudgeError(
-                f"the judge ({self.client.name}) failed its first question, so nothing was started. {explain(call)}"
+                f"the judge ({self.client.name}) failed its first question, so nothing was started. {explain(call)}",
+                passing=call.passing,
             )
         return verdict, call
 

@@ -100,6 +100,8 @@ class Call:
             The beginning of the last answer, for messages to people. It is not stored.
         status (`int`, *optional*):
             The HTTP status that the last attempt failed with, where there was one. It is not stored.
+        passing (`bool`, *optional*, defaults to `False`):
+            Whether the last fault may pass, as that of a server that is down. It is not stored.
     """
 
     method: str
@@ -115,6 +117,7 @@ class Call:
     malformed: int = 0  # with a default, since answer logs of earlier versions lack it
     answer: str = field(default="", repr=False, compare=False)
     status: int | None = field(default=None, repr=False, compare=False)
+    passing: bool = field(default=False, repr=False, compare=False)
 
     @property
     def failed(self) -> bool:

@@ -27,6 +27,7 @@ MOST_WORDS = 300  # characters of a server's own words in an error
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
 CHAT = "/chat/completions"
 IMPOSING = {"structured_outputs", "response_format"}  # the fields of a request that impose a form on its answer
+NO_CREDIT = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}  # said with HTTP 429 or 400
 PING = [{"role": "user", "content": "ping"}]
 NEUTRAL = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
 """What vLLM would otherwise take from the model's `generation_config.json`; a penalty changes verdicts."""
@@ -226,7 +227,7 @@ class OpenAIClient:
             elif getproxies().keys() & {urlsplit(self.url).scheme, "all"} and urlsplit(self.url).hostname not in LOCAL:
                 text += "; the environment names a proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY (not for NO_PROXY)"
             return self._error(f"{type(cause).__name__}: {text}", "down")
-        status = error.status_code
+        status = error.status_code if {error.code, error.type}.isdisjoint(NO_CREDIT) else 402
         said = words_of(error.body) if isinstance(error.body, dict | list) else ""  # a text may be any page
         text = (said or f"Error code: {status}")[:MOST_WORDS]
         if 300 <= status < 400:
