@@ -227,10 +227,11 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
     """A method whose visits cost the same. Half of the prompt tokens are cached, for a quarter of the price."""
     sample = Totals(spent_prompt_tokens=6_000_000, spent_cached_tokens=3_000_000)  # in one epoch of 12 x 8 questions
     prices = dict(judge_prompt_price=1.0, judge_completion_price=0.0)
+    better = {"judge_url": "http://127.0.0.1:9/v1", "judge_model": "better"}
     for budget, said in (
         ({"judge_token_budget": 6_000_000}, "ends at about step 4 of 8"),
         ({"judge_token_budget": 12_000_001}, "lasts to the end of the run"),
-        ({"judge_token_budget": 6_000_000, "reader": {}, "reader_first": 12}, "ends at about step 2 of 8"),
+        ({"judge_token_budget": 6_000_000, "reader": better, "reader_first": 12}, "ends at about step 2 of 8"),
         ({"judge_price_budget": 6.0, **prices}, "ends at about step 4 of 8"),
         ({"judge_price_budget": 6.0, **prices, "judge_cached_price": 0.25}, "ends at about step 7 of 8"),
     ):
@@ -240,10 +241,8 @@ def test_cost_says_at_which_step_a_budget_ends(tmp_path, rows):
     with closing(BufferStore(tmp_path / LIVE_STORE)) as store:
         store.spend(Usage(2_000_000, 1_000_000, 0))
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 6 of 8", "the folder has taken 1.25"
-    read = RunPrice(
-        RunPlan.of(config(tmp_path, method="pointwise", reader={}, reader_first=3, reader_every=7), rows, None)
-    )
-    assert "the reader takes about 3.0M of these tokens, for 6 groups" in read.cost(asked, sample), "0 to 2, 7, 14, 21"
+    read = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", reader=better, reader_first=6), rows, None))
+    assert "the reader takes about 3.0M of these tokens, for 6 groups" in read.cost(asked, sample)
     plan = RunPrice(RunPlan.of(config(tmp_path, method="pointwise", judge_token_budget=9_000_000), rows, None))
     assert plan.cost(asked, sample)[-1] == "the budget ends at about step 5 of 8"
     args = config(tmp_path, method="pointwise", judge_token_budget=9_000_000, max_completion_length=50_000)

@@ -5,6 +5,7 @@ import pickle
 import re
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -18,7 +19,7 @@ from helpers.scripted import config
 
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.exact.manifest import FOLDER, RUN
-from rankbuffer_trl.judge import Judge, JudgeError
+from rankbuffer_trl.judge import Judge, JudgeError, RubricJudge
 from rankbuffer_trl.rewards.method import GroupScore
 from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore, StoreError, history
@@ -48,8 +49,8 @@ def groups_of(step: int) -> list:
     return [group(numbers(id), f"{line} -", step) for id, line in zip("ab", lines, strict=True)]
 
 
-def repaired(scorer, reader=None, every: int = 3, **more):
-    repair = Repair(reader or scripted_judge(paying(0), method="reader"), 0, every)
+def repaired(scorer, reader=None, first: int = 3, **more):
+    repair = Repair(reader or scripted_judge(paying(0), method="reader"), first)
     return scorer(scripted_judge(paying(4)), Pointwise(), repair=repair, **more)
 
 
@@ -77,10 +78,9 @@ def test_correction_names_the_word_that_was_put_in_and_little_where_nothing_was(
     assert Correction(two).named is None, "two groups say nothing, however often they are read"
 
 
-def test_the_reader_scores_the_first_groups_and_then_one_of_many():
-    repair = Repair(scripted_judge(unreachable), 4, 5)
-    assert [repair.chosen(before, 3) for before in (0, 3, 6, 9, 12)] == [[0, 1, 2], [0, 2], [], [1], []]
-    assert [Repair(repair.reader, 4).chosen(before, 3) for before in (0, 3, 6)] == [[0, 1, 2], [0], []]
+def test_the_reader_scores_the_first_groups():
+    repair = Repair(scripted_judge(unreachable), 4)
+    assert [[*repair.chosen(before, 3)] for before in (0, 3, 6)] == [[0, 1, 2], [0], []]
 
 
 def test_corrected_changes_scored_answers_alone_and_stays_in_the_range():
@@ -104,14 +104,14 @@ def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps
             pair = [each.score(groups_of(step), step).scores for each in (made, honest)]
             for mine, true in zip(*pair, strict=True):
                 gap = np.subtract(mine.rewards, true.rewards)[:6]
-                assert (np.ptp(gap) < 1e-6) == (step > 3), "by then the reader has read three groups"
+                assert (np.ptp(gap) < 1e-6) == (step > 1), "by then the reader has read three groups"
                 assert mine.rewards[6] == -1.0
-    assert "the judge pays for the word then: +0.3" in caplog.text
+    assert "the judge pays for the word then: +0.40" in caplog.text
     read = history.reads(made.store, 99)
-    assert sorted({(each.step, each.query_id) for each in read}) == [(0, "a"), (1, "b"), (3, "a"), (4, "b")]
-    assert len(read) == 24 and {round(each.difference, 9) for each in read} == {0.0, 0.8}
-    assert history.reads(made.store, 7) == read[:7] and read[0].step == 4
-    assert history.totals_by(made.store, "method")["reader"].calls == 24
+    assert sorted({(each.step, each.query_id) for each in read}) == [(0, "a"), (0, "b"), (1, "a")]
+    assert len(read) == 18 and {round(each.difference, 9) for each in read} == {0.0, 0.8}
+    assert history.reads(made.store, 7) == read[:7] and read[0].step == 1
+    assert history.totals_by(made.store, "method")["reader"].calls == 18
     before = contents(made.store, ALL[:3] + ALL[4:])
     with caplog.at_level("INFO", "rankbuffer_trl.training.repair"):
         made.score(groups_of(6), 6, update=False)
@@ -120,7 +120,7 @@ def test_score_takes_out_what_the_judge_pays_for_from_the_reads_of_earlier_steps
 
 
 def test_a_restored_store_corrects_as_the_run_would_have(scorer, tmp_path):
-    made, again = repaired(scorer), repaired(scorer)
+    made, again = repaired(scorer, first=9), repaired(scorer, first=9)
     for step in range(4):
         made.score(groups_of(step), step)
     made.store.save(tmp_path / "saved")
@@ -130,7 +130,7 @@ def test_a_restored_store_corrects_as_the_run_would_have(scorer, tmp_path):
     assert [again.score(groups_of(step), step).scores for step in (4, 5)] == first
     assert contents(again.store, ALL) == contents(made.store, ALL)
     made.store.rewind(4)
-    assert {each.step for each in history.reads(made.store, 99)} == {0, 1, 3}
+    assert {each.step for each in history.reads(made.store, 99)} == {0, 1, 2, 3}
 
 
 def test_a_store_with_another_table_of_reads_is_refused(scorer, tmp_path):
@@ -146,7 +146,7 @@ def test_a_store_with_another_table_of_reads_is_refused(scorer, tmp_path):
 def test_score_stops_if_the_reader_fails_or_is_silent(scorer):
     silent = SilentJudge(left=-1)  # without a signal
     silent.silent = True
-    for reader, message in ((scripted_judge(unreachable), "failed 6 of 6"), (Judge(silent), "did not finish")):
+    for reader, message in ((scripted_judge(unreachable), "failed 12 of 12"), (Judge(silent), "did not finish")):
         made = repaired(scorer, reader, step_timeout=0.2)
         with pytest.raises(JudgeError, match=f"the reader .*{message}"):
             made.score(groups_of(0), 0)
@@ -179,8 +179,6 @@ def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
     ):
         with pytest.raises(SettingsError, match=message):
             config(tmp_path, reader=reader)
-    with pytest.raises(SettingsError, match="reader_every"):
-        config(tmp_path, reader_every=0)
     args = config(tmp_path, reader=json.dumps({"judge_headers": {"X": "secret"}, "judge_concurrency": 3}))
     assert args.reader_judge().max_attempts == 3 and config(tmp_path).reader_judge() is None
     assert b"secret" not in pickle.dumps(args) and pickle.loads(pickle.dumps(args)).reader == {"judge_concurrency": 3}
@@ -199,14 +197,23 @@ class Flattered(Embedded):
         ]
 
 
+@dataclass
+class Honest(RubricJudge):
+    """The embedded judge, by a path."""
+
+
 @pytest.mark.slow
 def test_a_run_with_a_reader_that_is_resumed_ends_alike(tmp_path, tiny_policy, rows):
     whole, part = tmp_path / "whole", tmp_path / "part"
-    more = {"reader": {}, "reader_first": 1, "reader_every": 2}
+    more = {"reader": {"judge_client": f"{__name__}.Honest"}, "reader_first": 20}
     ended = train(whole, tiny_policy, rows, judge=Judge(Flattered()), **more)
     resumed = str(copy_checkpoints((whole, ()), part, 6))
     assert same(train(part, tiny_policy, rows, resume=resumed, judge=Judge(Flattered()), **more), ended)
     read = contents(whole / "_rankbuffer" / "live.sqlite", ["reads"])
     assert len(read["reads"]) > 50 and contents(part / "_rankbuffer" / "live.sqlite", ["reads"]) == read
     saved = json.loads((newest_checkpoint(part) / FOLDER / RUN).read_text())
-    assert saved["reader"] == ["RubricJudge", 1, 2] and len(differences(saved, {**saved, "reader": None})) == 1
+    name = saved["reader"][0]
+    assert saved["reader"][1:] == [20, None] and not differences(saved, saved), "as without reader_every before"
+    for other in (None, [name, 20, 5], [name, 11, None]):
+        (line,) = differences({**saved, "reader": other}, saved)
+        assert "reader_every" in line

@@ -515,7 +515,6 @@ def a_run(at) -> dict:
         "judge_prompt_price": To(2.0, lambda ends: "2.0" in ends.arrived("judge_prompt_price")),  # the reader has none
         "judge_cached_price": To(0.5, lambda ends: "0.5" in ends.arrived("judge_cached_price")),
         "reader_first": To(1, {"first": 1}),
-        "reader_every": To(7, {"every": 7}),
         "judge_during_generation": To(False, lambda ends: not ends.given["training"]),
         "format_check": To("(?s)(?P<answer>.+)", {"check": "(?s)(?P<answer>.+)"}),
         "format_weight": To(0.5, "'format_reward': 0.5"),

@@ -47,6 +47,14 @@ from rankbuffer_trl.training.scorer import GroupScorer
 EPOCHS, QUERIES = 6, 6  # of a run, and of a step
 
 
+class Spread(Repair):
+    """A reader of one of 20 groups of the whole run, since a policy that is not trained always differs alike."""
+
+    def chosen(self, before: int, groups: int) -> Sequence[int]:
+        """Return which groups of a step the reader scores."""
+        return [i for i in range(groups) if (before + i) % EVERY == 0]
+
+
 def rollouts(settings: Settings) -> list[list[str]]:
     """Sample the rollouts of all epochs by query, or read them from their file."""
     path = Path(settings.policy) / "rollouts.json"
@@ -97,7 +105,7 @@ def study(name: str, settings: Settings, orders: int, weakness: str, strength: f
         return round(fmean(cosines), 4), named
 
     (plain, _), (alone, _) = play(cheap), play(reader)
-    repaired = [play(cheap, Repair(reader, 0, EVERY), order) for order in range(orders)]
+    repaired = [play(cheap, Spread(reader, 0), order) for order in range(orders)]
     cosines, named = zip(*repaired, strict=True)
     return {"method": name, "judge": plain, "repaired": cosines, "reader": alone, "named": named}
 

@@ -14,7 +14,6 @@ from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.must import count_calls
 from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.plan import RunPlan
-from rankbuffer_trl.training.repair import count_read
 from rankbuffer_trl.training.scorer import some, stand_in
 
 from ..jobs.reach import CHARACTERS_PER_TOKEN, QUOTED, estimate_tokens
@@ -111,8 +110,8 @@ class RunPrice:
         args, size = self.plan.args, self.plan.args.queries_per_generation
         first, last = (size * self.plan.batches.generations_until(each) for each in (min(self.plan.done, step), step))
         starts = [number * self.plan.batches.generations_per_epoch * size for number in range(len(self.visits))]
-        count = partial(count_read, first=args.reader_first, every=args.reader_every) if reader else int
-        bounds = [count(min(max(each, first), last)) for each in (*starts, last)]
+        most = args.reader_first if reader else last
+        bounds = [min(max(each, first), last, most) for each in (*starts, last)]
         return [end - start for start, end in pairwise(bounds)]
 
     def cost(self, asked: Sequence[Question], found: Totals | None = None, seconds: float | None = None) -> list[str]:

@@ -75,8 +75,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             from the rewards of all later steps (`docs/report.md`). Default: none.
         reader_first (`int`, *optional*, defaults to `11`):
             The number of groups at the beginning of the run that the reader scores, all of them.
-        reader_every (`int`, *optional*):
-            Of so many later groups, the reader scores one. Default: none of them.
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -167,7 +165,6 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
     scale_by_signal: bool = False
     reader: dict | str | None = None
     reader_first: int = 11
-    reader_every: int | None = None
     judge_during_generation: bool = True
     judge_step_timeout: float | None = None
     rollout_timeout: float | None = None
@@ -259,7 +256,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        check_at_least(self, format_weight=0, judge_view_limit=0, reader_first=0, reader_every=1)
+        check_at_least(self, format_weight=0, judge_view_limit=0, reader_first=0)
         check_at_least(self, recipe_queries_per_step=1, dry_run_queries=1)
         self._check_ranges()
         if self.max_prompt_length is not None and self.max_prompt_length < 1:

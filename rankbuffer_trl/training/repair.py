@@ -1,11 +1,11 @@
 """A reader repairs the rewards of a cheap judge: it names what the judge pays for, and takes it out. Ours.
 
 The reader is a second judge, and a better one. It scores the first `reader_first` groups again as the run's method
-does, so its rewards have the scale of the judge's, and one of every `reader_every` later groups, if asked. The first
-ones count most: a policy that has learnt the judge's taste writes alike in all rollouts, and what no longer differs
-cannot be told. A regression explains the difference of the two by what an answer looks like: its words, its probes and
-its place in the group. All count less their mean in the group, because a rank says nothing across groups. What the
-regression predicts for a rollout is subtracted from its reward.
+does, so its rewards have the scale of the judge's. It reads no later ones: a policy that has learnt the judge's taste
+writes alike in all rollouts, and what no longer differs cannot be told. A regression explains the difference of the
+two by what an answer looks like: its words, its probes and its place in the group. All count less their mean in the
+group, because a rank says nothing across groups. What the regression predicts for a rollout is subtracted from its
+reward.
 
 The reader belongs to the run, and is no program beside it as the watch is. Such a program would write versions of a
 correction, and the run would have to record the version of each step. Here the reads stand in the store, and the
@@ -115,12 +115,6 @@ def within(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return values - (sums / count)[groups]
 
 
-def count_read(groups: int, first: int, every: int | None) -> int:
-    """Return how many of the first `groups` groups of a run a reader scores."""
-    later = max(-(-groups // every) - -(-first // every), 0) if every else 0
-    return min(groups, first) + later
-
-
 class Repair:
     """The reader of a run, and the corrections that follow from what it has read.
 
@@ -128,15 +122,12 @@ class Repair:
         reader ([`Judge`]):
             The second judge.
         first (`int`):
-            So many groups of the run are all read.
-        every (`int`, *optional*):
-            Of so many later groups, the reader scores one. Default: none of them.
+            So many groups of the run are all read, and none of the later ones.
     """
 
-    def __init__(self, reader: Judge, first: int, every: int | None = None):
+    def __init__(self, reader: Judge, first: int):
         self.reader = reader
         self.first = first
-        self.every = every
         self._made: tuple[Any, Correction | None] = None, None  # with what tells the reads that it was made from
 
     @property
@@ -144,10 +135,9 @@ class Repair:
         """What the judge pays or takes off for most, `None` if nothing is known."""
         return self._made[1].named if self._made[1] else None
 
-    def chosen(self, before: int, groups: int) -> list[int]:
+    def chosen(self, before: int, groups: int) -> Sequence[int]:
         """Return which groups of a step the reader scores. `before` counts the groups of all steps before."""
-        count = [count_read(before + i, self.first, self.every) for i in range(groups + 1)]
-        return [i for i in range(groups) if count[i + 1] > count[i]]
+        return range(min(self.first - before, groups))
 
     async def read(
         self, method: RewardMethod, group: RolloutGroup, buffer: AnchorBuffer | None, score: GroupScore

@@ -359,6 +359,6 @@ def open_scorer(
     store, repair = BufferStore(Path(args.output_dir) / LIVE_STORE), None
     if second := reader or args.reader_judge():
         ledger = Judge(second.client, second.max_attempts, second.guard, READER, on_spent=store.spend)
-        repair = Repair(ledger, args.reader_first, args.reader_every)
+        repair = Repair(ledger, args.reader_first)
     limits = (args.judge_max_failures, args.judge_step_timeout)
     return GroupScorer(method or args.reward_method(), judge or args.judge(), store, *limits, may_leave, repair)

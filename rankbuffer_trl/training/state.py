@@ -26,7 +26,10 @@ BINDING: dict[str, tuple[str, Callable[[RunPlan, str, str | None], Any]]] = {
     "judge": ("the judge model", lambda plan, judge, _: plan.args.judge_client or plan.args.judge_model or judge),
     "judge_args": ("the arguments of the judge client", lambda plan, *_: client_arguments(plan.args)),
     "judge_guard": ("how responses are quoted for the judge", lambda plan, *_: plan.args.judge_guard),
-    "reader": ("the second judge, and which groups it reads", lambda plan, _, reader: reader_of(plan.args, reader)),
+    "reader": (
+        "the second judge, its reader_first, and reader_every, which is gone",
+        lambda plan, _, reader: reader_of(plan.args, reader),
+    ),
     "format_check": ("what counts as an answer", lambda plan, *_: plan.args.format_check),
     "rubric_dropout": ("the share of rubrics that a visit leaves out", lambda *_: None),
     "judge_view": ("what the judge sees of a rollout with tools", lambda plan, *_: view(plan.args)),
@@ -147,12 +150,12 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
 
 
 def reader_of(args: RankBufferConfig, reader: str | None) -> list | None:
-    """Return the name of the reader, and which groups it reads; `None` without a reader."""
+    """Return the name of the reader, and how many groups it reads; `None` without a reader."""
     settings = args.reader_config()
     if settings is None and reader is None:
         return None
     named = settings and (settings.judge_client or settings.judge_model)
-    return [named or reader or RubricJudge.__name__, args.reader_first, args.reader_every]
+    return [named or reader or RubricJudge.__name__, args.reader_first, None]  # the last was `reader_every`
 
 
 def client_arguments(args: RankBufferConfig) -> dict | str | None:
