@@ -621,6 +621,21 @@ def test_an_account_without_credit_is_named_and_no_prose_or_refusal_is_asked_aga
         assert exit_code(error.value) == code
 
 
+def test_an_account_without_credit_is_asked_once_and_no_limit_is_taken_for_one(fault, question):
+    said = {"message": "You exceeded your current quota, check your plan and billing", "type": "insufficient_quota"}
+    limit = said | {"type": "RESOURCE_EXHAUSTED", "code": 429}  # as Gemini says it of a limit a minute
+    for told, code, attempts, found in (
+        ({"error": said}, 429, 1, 402),
+        ([{"error": said}], 400, 1, 402),  # in a list, as Gemini sends an error
+        ({"error": {"message": "Access denied", "code": "Arrearage"}}, 400, 1, 402),
+        ({"error": limit}, 429, 2, 429),
+        ({"error": {"message": "no", "code": ["insufficient_quota"]}}, 400, 1, 400),
+    ):
+        judge = fault.judge(lambda request, n: web.json_response(told, status=code, headers=SOON), 1)  # noqa: B023
+        _, call = ask(judge, question)
+        assert (call.attempts, call.status, call.passing) == (attempts, found, found == 429)
+
+
 # Several answers
 
 

@@ -329,8 +329,9 @@ def test_a_server_without_probabilities_answers_several_times(tmp_path, queries)
         assert f"{url} gives 5 answers to each question, whose shares are read" in text
         shape = {(each["n"], each["temperature"], "logprobs" in each, "top_logprobs" in each) for each in asked}
         assert shape == {(5, 1, False, False)}
-        with pytest.raises(JudgeError, match="fewer answers than judge_samples=5"):
+        with pytest.raises(JudgeError, match=r"fewer answers than judge_samples=5.* set judge_samples to 1") as error:
             check(settings(tmp_path, one, **sampled), queries)
+        assert "Is the server up" not in str(error.value)
         check(settings(tmp_path, url, **sampled | {"judge_samples": 2}), queries)
         assert asked[-1]["n"] == 2
         check(settings(tmp_path, url, **sampled | {"method": "pointwise"}), queries)

@@ -19,7 +19,7 @@ from rankbuffer_tools.data.rubrics import SYSTEM, USER, read_rubrics, rubric_cha
 from rankbuffer_tools.jobs.output import beside, check_output, write_rows
 from rankbuffer_trl.data.queries import GENERIC, DataError, QueryTable, generic_row, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import VerdictError
+from rankbuffer_trl.judge import JudgeError, VerdictError
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -279,17 +279,20 @@ def test_generate_rubrics_says_that_a_key_is_wrong_before_anything_is_asked(tmp_
             assert generate_rubrics.main(settings(source, tmp_path / str(status[0]), url)) == 0
 
 
-def test_generate_rubrics_asks_no_more_once_the_key_is_refused(tmp_path, howto):
+@pytest.mark.parametrize(
+    "status, kind, said",
+    [(401, SettingsError, r"refuses the key, so no more was asked: HTTP 401: who"), (402, JudgeError, "top it up")],
+)
+def test_generate_rubrics_asks_no_more_once_the_key_or_the_account_is_refused(tmp_path, howto, status, kind, said):
     asked = []
 
     async def refuse(request):
         asked.append(request)
-        return web.json_response({"error": {"message": "who are you?"}}, status=401)
+        return web.json_response({"error": {"message": "who are you?"}}, status=status)
 
     source = queries(tmp_path, howto, 9)
     app = Model(rubrics_text).app() | {CHAT: refuse}  # it lists its models to anyone
-    said = r"refuses the key, so no more was asked: HTTP 401: who are you\?"
-    with served(app) as url, pytest.raises(SettingsError, match=said):
+    with served(app) as url, pytest.raises(kind, match=said):
         generate_rubrics.main(settings(source, tmp_path, url, judge_concurrency=2))
     assert len(asked) <= 3
 

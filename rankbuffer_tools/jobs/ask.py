@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rankbuffer_trl.decoding import decode, parse_json
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.files import lock_descriptor
-from rankbuffer_trl.judge.errors import first_leaf
-from rankbuffer_trl.judge.judge import Askable, Judge
+from rankbuffer_trl.judge.errors import JudgeError, first_leaf
+from rankbuffer_trl.judge.judge import Askable, Judge, explain
 from rankbuffer_trl.judge.ledger import Call, Totals
 from rankbuffer_trl.judge.probabilities import Reading
 
@@ -257,6 +257,8 @@ async def ask_many(
                     value, call = await judge.ask_with_cost(question)
                     if call.status == 401:  # so will all others be refused
                         raise SettingsError(f"{judge.client.name} refuses the key, so no more was asked: {call.error}")
+                    if call.status == 402:
+                        raise JudgeError(f"{judge.client.name}: no more was asked. {explain(call)}", passing=False)
                     if call.failed:
                         failed[name] = call
                         if len(failed) > max_failures * len(questions):

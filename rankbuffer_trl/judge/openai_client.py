@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from .completion import FREE_FORM, fault_in_content, read_completion, words_of
 from .endpoint import Endpoint, read_key
 from .errors import ECHOED, TransportError, masked
 from .http import Limits, ReadTimeout, Request, Response
-from .judge import Askable
+from .judge import SAMPLES, Askable
 from .ledger import Reply, Tally
 
 IDLE_SECONDS = 3.0
@@ -26,8 +27,12 @@ MOST_BYTES = 16 * 2**20  # of one answer, decompressed: a million tokens of text
 MOST_WORDS = 300  # characters of a server's own words in an error
 ENCODINGS = ("identity", "gzip", "deflate")  # a piece of 16 kB of these expands to 16 MB at most; of others to more
 CHAT = "/chat/completions"
+NO_CREDIT = re.compile(  # in the fields for programs; in words, Gemini says "quota" and "billing" of a limit a minute
+    rb'"(code|type|error_type|status)"\s*:\s*"(insufficient_(quota|balance|funds|credits)|billing_hard_limit_reached'
+    rb'|billing_not_active|exceeded_current_quota_error|Arrearage)"',
+    re.I,
+)
 IMPOSING = {"structured_outputs", "response_format"}  # the fields of a request that impose a form on its answer
-NO_CREDIT = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}  # said with HTTP 429 or 400
 PING = [{"role": "user", "content": "ping"}]
 NEUTRAL = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
 """What vLLM would otherwise take from the model's `generation_config.json`; a penalty changes verdicts."""
@@ -125,7 +130,7 @@ class OpenAIClient:
         try:
             reply = read_completion(response.json(), body.get("max_tokens") or body.get("max_completion_tokens"))
             if len(reply.samples) < fields.get("n", 0):
-                raise self._error(f"it gives fewer answers than judge_samples={self.samples}; not every server can")
+                raise self._error(f"it gives {SAMPLES}={self.samples}; not every server can")
             said = reply.said
             if body.keys() & IMPOSING and reply.text.strip() and not reply.text.lstrip().startswith("{"):
                 said = said or FREE_FORM
@@ -227,7 +232,7 @@ class OpenAIClient:
             elif getproxies().keys() & {urlsplit(self.url).scheme, "all"} and urlsplit(self.url).hostname not in LOCAL:
                 text += "; the environment names a proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY (not for NO_PROXY)"
             return self._error(f"{type(cause).__name__}: {text}", "down")
-        status = error.status_code if {error.code, error.type}.isdisjoint(NO_CREDIT) else 402
+        status = error.status_code
         said = words_of(error.body) if isinstance(error.body, dict | list) else ""  # a text may be any page
         text = (said or f"Error code: {status}")[:MOST_WORDS]
         if 300 <= status < 400:
@@ -304,6 +309,8 @@ class BoundedClient(DefaultAioHttpClient):
         if response.is_success and (fault := fault_in_content(body)):  # so that it is retried as that status is
             status, words = fault
             body = json.dumps({"error": {"message": f"inside an answer with HTTP 200: {words}"}}).encode()
+        elif status in (400, 403, 429) and NO_CREDIT.search(body):  # so that it is neither retried nor waited for
+            status = 402
         # The body is decompressed already.
         headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
         return Response(status, headers=headers, content=body, request=request)
