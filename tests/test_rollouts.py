@@ -263,6 +263,7 @@ def test_generate_names_an_answer_that_is_no_rollout_in_one_line(separate):
                 answered(say)
             said = str(error.value)
             assert cause in said and "\n" not in said and len(said) < 600, f"{number}: {said}"
+            assert error.value.passing == ("HTTP 400" not in cause)
     assert arrived == []
 
 

@@ -15,9 +15,8 @@ STATUS_FILE = "RANKBUFFER_STATUS_FILE"
 
 def exit_code(error: RankBufferError) -> int:
     """Return the exit code of an error: 75 if a fault of the judge or the rollout server may pass, else 1."""
-    if isinstance(error, JudgeError):  # the same prose, context or account would end each further attempt
-        return SERVER_FAILED if error.passing else FAILED
-    return SERVER_FAILED if isinstance(error, RolloutError) else FAILED
+    # The same prose, context or account would end each further attempt.
+    return SERVER_FAILED if isinstance(error, JudgeError | RolloutError) and error.passing else FAILED
 
 
 @informing(STATUS_FILE)

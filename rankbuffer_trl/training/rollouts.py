@@ -24,6 +24,7 @@ from ..errors import RankBufferError
 from ..exact.distributed import for_others
 from ..judge.errors import first_leaf, printable
 from ..judge.http import Limits
+from ..judge.openai_client import fault_of
 
 logger = get_logger(__name__)
 
@@ -38,9 +39,20 @@ NO_ROLLOUT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 
 class RolloutError(RankBufferError, RuntimeError):
-    """The rollout server does not generate."""
+    """The rollout server does not generate.
+
+    Args:
+        message (`str`):
+            The cause, and what to do.
+        passing (`bool`, *optional*, defaults to `True`):
+            Whether the same request may be answered later.
+    """
 
     leaves_step = True
+
+    def __init__(self, message: str, passing: bool = True):
+        super().__init__(message)
+        self.passing = passing
 
 
 class NoRollouts:
@@ -200,14 +212,16 @@ class SeparateRollouts:
             answer: Any = await self._openai.post("/completions", body=payload, cast_to=object)
             rollout = read_rollout(answer, payload["max_tokens"], self._vocabulary)
         except (OpenAIError, *NO_ROLLOUT) as error:
-            raise self._fault(cause_of(error)) from error
+            final = isinstance(error, APIStatusError) and fault_of(error.status_code) == "refused"
+            raise self._fault(cause_of(error), passing=not final) from error
         self._on_rollout(row, rollout["completion_ids"])
         return rollout
 
-    def _fault(self, cause: str) -> RolloutError:
+    def _fault(self, cause: str, passing: bool = True) -> RolloutError:
         return RolloutError(
             f"the rollout server at {self._client.base_url} does not generate ({cause}): look at its log, start it"
-            " again, then resume from the last checkpoint"
+            " again, then resume from the last checkpoint",
+            passing,
         )
 
     def close(self) -> None:

@@ -238,7 +238,8 @@ class GroupScorer:
         if failed and len(failed) / len(calls) > self.max_failures:
             raise JudgeError(
                 f"the reader ({reader.client.name}) failed {len(failed)} of {len(calls)} judgments in one step."
-                f" {explain(failed[-1])} {RESUME}"
+                f" {explain(failed[-1])} {RESUME}",
+                passing=failed[-1].passing,
             )
         return [row for task in reading for row in task.result()]
 

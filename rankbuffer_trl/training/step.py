@@ -243,5 +243,6 @@ class OpenStep:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
         raise JudgeError(
             f"the judge ({self.judge.client.name}) failed {len(failed)} of {len(calls)} judgments in one step"
-            f" ({counts}), more than judge_max_failures={self.max_failures:g} allows. {explain(failed[-1])} {RESUME}"
+            f" ({counts}), more than judge_max_failures={self.max_failures:g} allows. {explain(failed[-1])} {RESUME}",
+            passing=failed[-1].passing,
         )
