@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -9,7 +10,8 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
-from rankbuffer_trl.exact.distributed import StepLeft, for_others
+from rankbuffer_trl.exact import distributed
+from rankbuffer_trl.exact.distributed import StepLeft, for_others, leaves_step
 from rankbuffer_trl.exact.manifest import FOLDER, CheckpointError
 from rankbuffer_trl.exact.trainer import ResumableTrainer
 
@@ -70,7 +72,8 @@ def make(
     """Make a trainer whose steps in `ends` end with an error, after their rewards."""
 
     def length(completions, trainer_state, **kwargs):
-        state.rows.append([len(text) for text in completions])
+        if len(completions) == 2:  # an evaluation has six
+            state.rows.append([len(text) for text in completions])
         if error := (ends or {}).get(trainer_state.global_step):
             raise error
         return [float(len(text)) for text in completions]
@@ -81,7 +84,8 @@ def make(
     )  # fmt: skip
     args = GRPOConfig(str(folder), **(values | changes))
     rows = Dataset.from_list([{"prompt": f"Name {n} kinds of tea."} for n in range(3)])
-    return ResumableTrainer(policy, reward_funcs=[length], args=args, train_dataset=rows, run_state=state)
+    data = {"train_dataset": rows, "eval_dataset": rows if "eval_strategy" in changes else None}
+    return ResumableTrainer(policy, reward_funcs=[length], args=args, run_state=state, **data)
 
 
 def train(folder: Path, policy: str, state: Rewards, ends=None, resume: bool = False, **changes) -> Rewards:
@@ -138,6 +142,35 @@ def test_a_step_that_a_server_ends_costs_no_finished_step(tmp_path, tiny_policy,
     with pytest.raises(ServerError):
         train(tmp_path / "inside", tiny_policy, Rewards(), {2: ServerError}, save_strategy="no")
     assert not [*(tmp_path / "inside").glob("checkpoint-*")]
+
+
+class Fails(TrainerCallback):
+    """A callback that fails in the evaluation after the second step."""
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            raise ServerError
+
+
+def test_an_evaluation_that_a_server_ends_costs_no_finished_step(tmp_path, tiny_policy):
+    changes = dict(save_strategy="no", eval_strategy="steps", eval_steps=1, max_steps=3)
+    whole = train(tmp_path / "whole", tiny_policy, Rewards(), **changes)
+    trainer = make(tmp_path / "cut", tiny_policy, Rewards(), **changes)
+    trainer.add_callback(Fails())
+    with pytest.raises(ServerError):
+        trainer.train()
+    assert [each.name for each in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-2"]
+    resumed = train(tmp_path / "cut", tiny_policy, Rewards(), resume=True, **changes)
+    assert len(whole.rows) == 3 and resumed.rows == whole.rows
+
+
+def test_leaves_step_is_false_for_an_error_that_one_of_several_processes_has(monkeypatch):
+    everywhere = ServerError()
+    told = for_others(everywhere)
+    for processes, alone in (1, True), (2, False):
+        monkeypatch.setattr(distributed, "PartialState", lambda n=processes: SimpleNamespace(num_processes=n))
+        errors = everywhere, told, ServerError(), for_others(ValueError())
+        assert [leaves_step(each) for each in errors] == [True, True, alone, False]
 
 
 def test_a_second_training_knows_nothing_of_the_first_one(tmp_path, tiny_policy):

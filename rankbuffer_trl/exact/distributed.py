@@ -7,6 +7,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 T = TypeVar("T")
+EVERYWHERE = "Every process has raised this error, or one that names it."
 
 
 class MainProcessError(RuntimeError):
@@ -25,7 +26,16 @@ def for_others(error: Exception) -> Exception:
         return error
     told = MainProcessError(f"the main process failed with {type(error).__name__}: {error}")
     told.leaves_step = getattr(error, "leaves_step", False)
+    if told.leaves_step:
+        error.add_note(EVERYWHERE)
     return told
+
+
+def leaves_step(error: Exception) -> bool:
+    """Return whether an error ends a step alone, and every process raises it, so that they can save together."""
+    # One of a user's reward function may be known to its process alone: the others would not come to the saving.
+    alone = not isinstance(error, MainProcessError) and EVERYWHERE not in getattr(error, "__notes__", ())
+    return getattr(error, "leaves_step", False) and not (alone and PartialState().num_processes > 1)
 
 
 def on_main_process(work: Callable[[], T]) -> T:

@@ -31,7 +31,7 @@ from .checkpoint import (
     withdraw_manifest,
     write_manifest,
 )
-from .distributed import StepLeft, on_main_process
+from .distributed import StepLeft, leaves_step, on_main_process
 from .manifest import FOLDER, CheckpointError
 from .merged_base import keep_base_exact
 from .sampler import EpochSampler
@@ -216,7 +216,7 @@ class ResumableTrainer(GRPOTrainer):
             self._save_without_step()
             self._stop.leave_step(self.control)
         except Exception as error:
-            if not getattr(error, "leaves_step", False) or not self.run_state.ends_generation(self.state.global_step):
+            if not leaves_step(error) or not self.run_state.ends_generation(self.state.global_step):
                 raise
             try:
                 self._save_without_step()
@@ -243,6 +243,15 @@ class ResumableTrainer(GRPOTrainer):
         self._after_step = self._remember()  # for an evaluation that fails
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._after_step = self._remember()
+
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """Evaluate as transformers does, and take back the random numbers that were drawn."""
+        # If it fails, the checkpoint of its step then equals that of an undisturbed run, which is written after it.
+        restore = random_states()
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            restore()
 
     def _remember(self) -> Callable[[], None]:
         """Return what takes back the changes that the next step makes before it can wait or fail."""
