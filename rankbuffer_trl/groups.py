@@ -20,13 +20,10 @@ class Rubric:
         weight (`int`):
             The importance of the criterion, from 1 to 5. From -5 to -1, the text names a fault, which a good response
             does not have.
-        must (`bool`, *optional*, defaults to `False`):
-            Whether a response that does not meet the criterion stands below all that do (`rewards/must.py`).
     """
 
     text: str
     weight: int
-    must: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,9 +52,7 @@ class Query:
         return cls(
             id=row["query_id"],
             prompt=row["prompt"],
-            rubrics=tuple(
-                Rubric(each["text"], each["weight"], bool(each.get("must"))) for each in row.get("rubrics") or ()
-            ),
+            rubrics=tuple(Rubric(each["text"], each["weight"]) for each in row.get("rubrics") or ()),
             responses=tuple(row.get("responses") or ()),
         )
 

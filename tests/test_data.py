@@ -50,14 +50,14 @@ def test_write_rows_has_times_as_text_and_refuses_what_json_has_not(tmp_path):
 )
 def test_load_queries_gives_the_same_queries_from_every_kind_of_file(tmp_path, name, write):
     rows = good_rows()
-    rows[1]["rubrics"][0]["must"] = True
+    rows[1]["rubrics"][0]["must"] = False
     write(tmp_path / name, rows)
     table = QueryTable(load_queries(str(tmp_path / name)), anchors_needed=4)
     assert len(table) == 2 and "q1" in table and "q2" not in table and table.ids == ["q0", "q1"]
     assert table["q1"] == Query(
         "q1",
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How 1?"}],
-        (Rubric("Is clear.", 5, must=True), Rubric("Is short.", -1)),
+        (Rubric("Is clear.", 5), Rubric("Is short.", -1)),
         ("worst 1", "bad", "good", "best"),
     )
 
@@ -97,7 +97,7 @@ MESSAGES = 'must be a text or a list of messages such as [{"role": "user", "cont
 TEXT = "must be non-empty text"
 NUL = "must be text without NUL characters"
 WEIGHT = "must be an integer from 1 to 5, or from -5 to -1"
-MUST = "must be true or false, and false with a weight below 0"
+MUST = "is no longer a rule of its own: remove it, the weight says how much counts"
 FAULTY = [{"text": "x", "weight": -1}, {"text": "y", "weight": -5}]
 PARTS = "must have text and weight"
 LONG = "x" * 100
@@ -126,8 +126,7 @@ BAD_VALUES = [  # column, value, the key that is named, what is wrong with it, w
         for w in (0, 6, -6, 2.5, "5", True, None)
     ),
     ("rubrics", FAULTY, "rubrics", "must have a weight above 0: an answer that says nothing has no fault", FAULTY),
-    *(("rubrics", [{**RUBRIC, "must": must}], "rubrics[0].must", MUST, must) for must in (1, "yes")),
-    ("rubrics", [RUBRIC, {"text": "x", "weight": -1, "must": True}], "rubrics[1].must", MUST, True),
+    ("rubrics", [RUBRIC, {**RUBRIC, "must": True}], "rubrics[1].must", MUST, True),
     ("responses", None, "responses", "must be a list of text from worst to best", None),
     ("responses", LONG, "responses", "must be a list of text from worst to best", LONG),
     ("responses", ["a", "b", "c"], "responses", "must hold at least 4 responses from worst to best", 3),

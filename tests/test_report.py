@@ -74,9 +74,7 @@ def test_query_pages_cut_texts_where_asked_and_measure_them_whole(store):
     pages = {index["id"]: page for index, page in query_pages(store, queries, lambda query_id, text: len(text), 1)}
     assert pages["q0"]["texts"]["initial-0"] == "1 […]" and pages["q0"]["quality"]["initial-0"] == 2
     assert pages["q0"]["visits"] == visits_of(store, "q0")
-    assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [
-        {"text": "Is high.", "weight": 1, "must": False}
-    ]
+    assert pages["q0"]["prompt"] == "?" and pages["q0"]["rubrics"] == [{"text": "Is high.", "weight": 1}]
 
 
 # The page and its files

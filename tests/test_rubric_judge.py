@@ -19,7 +19,6 @@ from rankbuffer_trl.judge import (
     duel_question,
     group_question,
     insertion_question,
-    must_question,
     pairwise_question,
     pointwise_question,
     ranking_question,
@@ -142,8 +141,7 @@ def test_a_fault_costs_by_every_prompt():
         insertion_question(asked, [worst, bad, good], best),
         pointwise_question(fault, bad, "rubric"),
         pointwise_question(fault, best, "rubric"),
-        *(must_question(asked, rubrics[0], text) for text in (best, good)),
-    ) == [[1, 3, 0, 2], "B", 3, 0, 10, 1, 0]
+    ) == [[1, 3, 0, 2], "B", 3, 0, 10]
 
 
 def test_score_is_the_weighted_mean_and_zero_without_a_text():

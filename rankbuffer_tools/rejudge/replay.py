@@ -22,7 +22,6 @@ from rankbuffer_trl.judge.errors import first_leaf
 from rankbuffer_trl.judge.judge import explain
 from rankbuffer_trl.rewards.listen import first_questions
 from rankbuffer_trl.rewards.method import GroupScore, RewardMethod
-from rankbuffer_trl.rewards.must import count_calls, score_group
 from rankbuffer_trl.store import BufferStore, history
 from rankbuffer_trl.store.history import GroupRow
 
@@ -188,7 +187,7 @@ async def replay(
             async def follow(each: Sequence[RecordedVisit]) -> list[GroupScore]:
                 buffer, scores = None, []
                 for visit in each:
-                    scores.append(await score_group(method, visit.group, buffer, kept))
+                    scores.append(await method.score(visit.group, buffer, kept))
                     buffer = scores[-1].after or buffer  # a visit without a next buffer leaves the old one
                     shown.advance(bar)
                 return scores
@@ -225,9 +224,7 @@ def price_of(
     Returns:
         `tuple[tuple[int, int], float, float]`: the questions, their prompt tokens and their completion tokens.
     """
-    counts = [
-        count_calls(method, visit.group, place == 0) for each in visits.values() for place, visit in enumerate(each)
-    ]
+    counts = [method.calls(visit.group, place == 0) for each in visits.values() for place, visit in enumerate(each)]
     low, high = (sum(count[end] for count in counts) for end in (0, 1))
     if recorded.prompt_tokens:
         prompt, completion = recorded.prompt_tokens, recorded.completion_tokens

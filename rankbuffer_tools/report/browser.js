@@ -114,8 +114,8 @@ async function openQuery(number) {
     "The store holds no prompts: name the data set (--dataset_name) to see prompts and rubrics here.")];
   if (page.rubrics.length) {
     const rubrics = element("ul");
-    rubrics.append(...page.rubrics.map(({ weight, text, must }) =>
-      element("li", "text", `${text} (weight ${weight}${must ? ", must" : ""})`)));
+    rubrics.append(...page.rubrics.map(({ weight, text }) =>
+      element("li", "text", `${text} (weight ${weight})`)));
     about.push(rubrics);
   }
   $("query-text").replaceChildren(...about);

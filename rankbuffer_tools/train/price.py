@@ -11,7 +11,6 @@ from statistics import fmean
 from rankbuffer_trl.groups import RolloutGroup
 from rankbuffer_trl.judge import Question, Totals
 from rankbuffer_trl.rewards.listen import first_questions
-from rankbuffer_trl.rewards.must import count_calls
 from rankbuffer_trl.training.budget import spent_before
 from rankbuffer_trl.training.plan import RunPlan
 from rankbuffer_trl.training.scorer import some, stand_in
@@ -76,8 +75,7 @@ class RunPrice:
 
         def judged(end: int) -> int:
             first, later = (
-                fmean(count_calls(self.plan.method, group, first)[end] for group in self.stand_ins)
-                for first in (True, False)
+                fmean(self.plan.method.calls(group, first)[end] for group in self.stand_ins) for first in (True, False)
             )
             return round(firsts * first + (groups - firsts) * later)
 

@@ -13,7 +13,6 @@ from rankbuffer_trl.buffer import AnchorBuffer
 from rankbuffer_trl.groups import Rollout, RolloutGroup
 from rankbuffer_trl.judge import Call, Judge, Question, RubricJudge
 from rankbuffer_trl.rewards.method import RewardMethod
-from rankbuffer_trl.rewards.must import score_group
 
 
 class Listener(Judge):
@@ -40,7 +39,7 @@ def rehearse(method: RewardMethod, groups: Sequence[RolloutGroup], visits: int) 
             if epoch:
                 texts = random.Random(f"{id} {epoch}").choices(texts, k=len(texts))
             visit = RolloutGroup(group.query, tuple(map(Rollout, range(len(texts)), texts)), epoch, epoch)
-            score = await score_group(method, visit, buffers.get(id), Listener(asked))
+            score = await method.score(visit, buffers.get(id), Listener(asked))
             buffers[id] = score.after or buffers.get(id)
         return asked
 

@@ -418,9 +418,9 @@ def rubric_faults(rubrics: Any) -> Iterator[Fault]:
         yield from text_faults(f"rubrics[{i}].text", rubric["text"])
         if type(rubric["weight"]) is not int or not 1 <= abs(rubric["weight"]) <= 5:
             yield f"rubrics[{i}].weight", "must be an integer from 1 to 5, or from -5 to -1", rubric["weight"]
-        must = rubric.get("must")
-        if must not in (None, False) and (must is not True or rubric["weight"] < 0):
-            yield f"rubrics[{i}].must", "must be true or false, and false with a weight below 0", must
+        if rubric.get("must"):  # false and null, which a column of a data set may hold, change nothing
+            problem = "is no longer a rule of its own: remove it, the weight says how much counts"
+            yield f"rubrics[{i}].must", problem, rubric["must"]
     if all(rubric["weight"] < 0 for rubric in rubrics):
         yield "rubrics", "must have a weight above 0: an answer that says nothing has no fault", rubrics
 

@@ -11,7 +11,7 @@ with prefix caching computes that text once.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from .verdicts import (
 )
 
 PROMPTS = Path(__file__).parent / "prompts"
-COARSE, FINE, ORDER_ONLY, POINTWISE, MUST, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
+COARSE, FINE, ORDER_ONLY, POINTWISE, PAIRWISE, DUEL, GROUP, MANAGE, GUARD_NOTE = (
     (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    for name in "coarse fine order_only pointwise must pairwise duel group manage guard_note".split()
+    for name in "coarse fine order_only pointwise pairwise duel group manage guard_note".split()
 )
 
 FAULTS = "(A negative weight names a fault: a response that has it is worse.)"
@@ -47,7 +47,7 @@ class Question:
         kind (`str`):
             The name of this kind of question in the ledger: `insert` (coarse ranking), `order_only` (the same
             without the anchors' texts), `fine` (an interval), `bootstrap` (a whole group), `look` and `again` (a whole
-            group, and a disputed block of it), `score`, `rubric`, `must`, `pair`, `duel`, `group` (a score for each
+            group, and a disputed block of it), `score`, `rubric`, `pair`, `duel`, `group` (a score for each
             rollout of a group) or `manage`.
         query_id (`str`):
             The query that the question is about.
@@ -171,12 +171,6 @@ def pointwise_question(query: Query, response: str, kind: str = "score", most: i
     """Ask for a score of `response` alone. The verdict is an integer in 0..most; the template prints 10."""
     texts = texts_of(query) | {"10": str(most)}
     return Question(kind, query.id, score_verdict(most), POINTWISE, texts, {"{RESPONSE}": [("", response)]})
-
-
-def must_question(query: Query, rubric: Rubric, response: str) -> Question:
-    """Ask whether `response` meets a rubric that must hold. The verdict is 1 or 0. This question is ours."""
-    texts = texts_of(replace(query, rubrics=(rubric,)))
-    return Question("must", query.id, score_verdict(1), MUST, texts, {"{RESPONSE}": [("", response)]})
 
 
 def pairwise_question(query: Query, first: str, second: str, tie: bool = True) -> Question:

@@ -28,7 +28,6 @@ from ..groups import Rollout, RolloutGroup, Rubric
 from ..informs.probes import probe
 from ..judge import Judge
 from ..rewards.method import GroupScore, RewardMethod
-from ..rewards.must import score_group
 from ..store import history
 from ..store.history import Readable, ReadRow
 from ..words import WORD
@@ -143,7 +142,7 @@ class Repair:
         self, method: RewardMethod, group: RolloutGroup, buffer: AnchorBuffer | None, score: GroupScore
     ) -> list[ReadRow]:
         """Let the reader score a group. Return the rollouts that both judges have scored."""
-        again = await score_group(method, group, buffer, self.reader)
+        again = await method.score(group, buffer, self.reader)
         return [
             ReadRow(group.query.id, group.step, rollout.id, mine - other, features_in(group, rollout))
             for rollout, mine, other in zip(group.rollouts, score.rewards, again.rewards, strict=True)

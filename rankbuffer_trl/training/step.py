@@ -17,7 +17,6 @@ from ..judge.errors import first_leaf
 from ..judge.judge import Askable, explain
 from ..rewards.listen import early_questions, without
 from ..rewards.method import GroupScore, RewardMethod
-from ..rewards.must import most_calls, must_questions, score_group
 
 RESUME = "Nothing of this step was kept; resume from the last checkpoint once the judge answers."
 PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer
@@ -105,7 +104,7 @@ class OpenStep:
         self.hidden = 0  # judgments that had ended when `finish` was called
         self.ends: float | None = None  # when its time is over, on the clock of the loop; a reader has what is left
         self._early: list[list[Question]] = [[] for _ in groups]  # questions of the method that were asked early
-        self._new: defaultdict[int, list[int]] = defaultdict(list)  # rollouts that arrived and led to no question yet
+        self._new: set[int] = set()  # groups with rollouts that arrived and led to no question yet
         self._missing = [{rollout.id for rollout in group.rollouts} for group in groups]
         # Rows, which count through the groups, with their texts. `None` ends them.
         self.arrivals: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
@@ -203,36 +202,31 @@ class OpenStep:
             rollouts = list(self.groups[i].rollouts)
             rollouts[place] = Rollout(place, text)
             self.groups[i] = replace(self.groups[i], rollouts=tuple(rollouts))
-            self._new[i].append(place)
+            self._new.add(i)
 
     async def _ask(self, tasks: asyncio.TaskGroup, scoring: dict[int, asyncio.Task[GroupScore]]) -> None:
         """Score the groups that are whole by now. Ask what is certain to be asked about new rollouts of the others."""
-        for i, new in self._new.items():
+        for i in self._new:
             group = self.groups[i]
             if not self._missing[i]:
                 scoring[i] = self._start(i, tasks)
                 continue
-            together = [{rollout.id for rollout in group.rollouts} - self._missing[i]]
-            if any(rubric.must for rubric in group.query.rubrics):
-                together = [{place} for place in new]  # those that break such a rubric are scored apart
-            questions = must_questions(replace(group, rollouts=tuple(group.rollouts[place] for place in new)))
-            for here in together:
-                early = without(await early_questions(self.method, group, here, self.buffers[i]), self._early[i])
-                self._early[i] += early
-                questions += early
-            for question in questions:
+            here = {rollout.id for rollout in group.rollouts} - self._missing[i]
+            early = without(await early_questions(self.method, group, here, self.buffers[i]), self._early[i])
+            self._early[i] += early
+            for question in early:
                 self.judge.ask_early(question, tasks)
         self._new.clear()
 
     def _start(self, i: int, tasks: asyncio.TaskGroup) -> asyncio.Task[GroupScore]:
-        return tasks.create_task(score_group(self.method, self.groups[i], self.buffers[i], self.judge))
+        return tasks.create_task(self.method.score(self.groups[i], self.buffers[i], self.judge))
 
     def _watch(self, call: Call) -> None:
         """Stop if the failures are too many even where all questions to come succeed."""
         # With other texts than those that arrived, it is not known how many questions are to come.
         if call.failed and not self._other_texts:
             pairs = zip(self.groups, self.buffers, strict=True)
-            self._check_failures(of=sum(most_calls(self.method, group, buffer is None) for group, buffer in pairs))
+            self._check_failures(of=sum(self.method.calls(group, buffer is None)[1] for group, buffer in pairs))
 
     def _check_failures(self, of: int) -> None:
         calls = self.judge.calls
