@@ -4,8 +4,9 @@ import json
 import pickle
 import re
 import sqlite3
+import tracemalloc
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -25,6 +26,7 @@ from rankbuffer_trl.rewards.pointwise import Pointwise
 from rankbuffer_trl.store import BufferStore, StoreError, history
 from rankbuffer_trl.store.buffer_store import STORE
 from rankbuffer_trl.store.history import ReadRow
+from rankbuffer_trl.training import repair
 from rankbuffer_trl.training.repair import Correction, Repair, corrected
 from rankbuffer_trl.training.state import differences
 
@@ -76,6 +78,24 @@ def test_correction_names_the_word_that_was_put_in_and_little_where_nothing_was(
     assert Correction(alone).named is None, "one answer a group says nothing"
     two = [each for each in rows(88, 0.75) if each.step < 2] * 9
     assert Correction(two).named is None, "two groups say nothing, however often they are read"
+
+
+def test_correction_counts_equal_answers_of_a_group_as_one():
+    read = rows(88, 0.75)
+    again = [replace(each, rollout=9, features=each.features | {"place": 9}) for each in read if each.rollout % 3]
+    assert Correction(read + again).slopes == Correction(read).slopes
+
+
+def test_correction_looks_at_words_that_differ_in_many_groups_and_makes_no_matrix_of_the_others(monkeypatch):
+    read = rows(400, 0.75)
+    new = [{f"the word {row}-{word}": 1.0 for word in range(200)} for row in range(len(read))]  # in one answer each
+    long = [replace(each, features=each.features | more) for each, more in zip(read, new, strict=True)]
+    tracemalloc.start()
+    found, peak = Correction(long), tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.slopes == Correction(read).slopes and peak < 30 * 2**20, "a matrix of all words has 256 MB"
+    monkeypatch.setattr(repair, "COLUMNS", 1)
+    assert Correction(read).named is None, "the place differs in all groups"
 
 
 def test_the_reader_scores_the_first_groups():

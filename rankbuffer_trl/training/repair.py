@@ -15,7 +15,7 @@ Buffers keep the judge's order.
 """
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 WORD_IS = "the word "
 PLACE = "place"  # of a rollout in its group
 MOST = 8  # features that a correction has at most
-NEWEST = 2000  # reads that a correction is made from, so that it follows the policy and fits into memory
+COLUMNS = 2000  # features that a correction looks at: those that differ in the most groups
+NEWEST = 2000  # reads that a correction is made from, so that it fits into memory
 FEWEST = 6  # reads without which there is no correction
 
 
@@ -58,7 +59,8 @@ class Correction:
     log of the squared error, times the degrees of freedom, falls by more than three times the log of their number
     (twice it would be RIC, Foster and George 1994). Their effects are not shrunk: ridge regression spread what a word
     adds over all words. A feature counts if it differs within `support` groups, so that it is not the subject of one
-    query. Equal answers of a group count as one.
+    query. This is counted before there is a matrix, since nearly all words of long answers are in one group alone.
+    Equal answers of a group count as one.
 
     Args:
         read (`Sequence[ReadRow]`):
@@ -68,24 +70,35 @@ class Correction:
     """
 
     def __init__(self, read: Sequence[ReadRow], support: int = 3):
-        alike: dict[tuple, list[ReadRow]] = defaultdict(list)
+        whole: dict[tuple, list[ReadRow]] = defaultdict(list)
         for each in read:
-            shown = frozenset((name, value) for name, value in each.features.items() if name != PLACE)
-            alike[each.step, each.query_id, shown].append(each)
-        names = sorted({name for each in read for name in each.features})
-        groups = np.unique([f"{step} {id}" for step, id, _ in alike], return_inverse=True)[1]
-        first = [each[0].features for each in alike.values()]
-        X = within(np.array([[features.get(name, 0.0) for name in names] for features in first]), groups)
-        y = within(np.array([fmean(each.difference for each in same) for same in alike.values()]), groups)
-        differs = np.zeros((groups.max() + 1, len(names)))
-        np.maximum.at(differs, groups, np.abs(X) > 1e-9)
+            whole[each.step, each.query_id].append(each)
+        differing: Counter[str] = Counter()  # in how many groups
+        first, differences, numbers = [], [], []
+        for number, group in enumerate(whole.values()):
+            alike: dict[frozenset, list[ReadRow]] = defaultdict(list)
+            for each in group:
+                alike[frozenset(item for item in each.features.items() if item[0] != PLACE)].append(each)
+            own = [same[0].features for same in alike.values()]
+            shared = set(own[0].items()).intersection(*(features.items() for features in own))
+            differing.update({name for features in own for name, _ in features.items() - shared})
+            first += own
+            differences += [fmean(each.difference for each in same) for same in alike.values()]
+            numbers += [number] * len(alike)
+        enough = [name for name, count in differing.items() if count >= support]
+        names = sorted(sorted(enough, key=lambda name: (-differing[name], name))[:COLUMNS])
+        columns, groups = {name: i for i, name in enumerate(names)}, np.array(numbers)
+        X = np.zeros((len(first), len(names)))
+        for row, features in zip(X, first, strict=True):
+            for name in features.keys() & columns.keys():
+                row[columns[name]] = features[name]
+        X, y = within(X, groups), within(np.array(differences), groups)
         size = X.std(0)
-        size[differs.sum(0) < support] = np.inf  # such a feature has no effect
         X = X / size
-        free, chance = len(y) - groups.max() - 1, 3 * np.log(max(np.isfinite(size).sum(), 2))
+        free, chance = len(y) - groups.max() - 1, 3 * np.log(max(len(names), 2))
         taken: list[int] = []
         effects, left = np.zeros(0), y
-        while len(taken) < min(MOST, free // 4) and np.abs(X.T @ left).max() > 1e-9:
+        while len(taken) < min(MOST, free // 4, len(names)) and np.abs(X.T @ left).max() > 1e-9:
             more = [*taken, int(np.abs(X.T @ left).argmax())]
             fitted = np.linalg.lstsq(X[:, more], y, rcond=None)[0]
             rest = y - X[:, more] @ fitted
