@@ -196,12 +196,27 @@ def test_settings_of_a_reader_are_checked_bound_and_kept_private(tmp_path):
         ({"judge_modle": "x"}, "no setting 'judge_modle'"),
         ({"judge_url": 3}, "reader: judge_url"),
         ({"judge_completion_price": 3}, "leave it out"),
+        ({"judge_max_failures": 0.5}, "leave it out"),
+        ({"judge_concurrency": 3}, "the judge itself"),
     ):
         with pytest.raises(SettingsError, match=message):
             config(tmp_path, reader=reader)
-    args = config(tmp_path, reader=json.dumps({"judge_headers": {"X": "secret"}, "judge_concurrency": 3}))
+    read = {"judge_samples": 3}
+    args = config(tmp_path, reader=json.dumps({"judge_headers": {"X": "secret"}} | read), reader_first=200)
     assert args.reader_judge().max_attempts == 3 and config(tmp_path).reader_judge() is None
-    assert b"secret" not in pickle.dumps(args) and pickle.loads(pickle.dumps(args)).reader == {"judge_concurrency": 3}
+    assert b"secret" not in pickle.dumps(args) and pickle.loads(pickle.dumps(args)).reader == read
+
+
+def test_a_reader_that_comes_after_its_groups_is_one_warning(training, tmp_path, caplog):
+    first = training(max_steps=1, save_strategy="steps", save_steps=1)
+    first.train()
+    first.close()
+    for number, warnings in ((1, 1), (100, 0)):
+        again = training(max_steps=2, reader={"judge_samples": 3}, reader_first=number, resume_with_changes=True)
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        again.close()
+        assert caplog.text.count("had no reader") == warnings
+        caplog.clear()
 
 
 class Flattered(Embedded):

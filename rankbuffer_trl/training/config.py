@@ -43,6 +43,11 @@ OBJECTS = (  # of TRL, which takes a text that is no JSON object as it is, and f
     "lr_scheduler_kwargs",
     "model_init_kwargs",
 )
+MOST_READ = 200  # groups of a reader: 11 gave back most of what a word costs, and a correction takes 2,000 reads
+ANSWERS = (  # the settings of a judge that its answers depend on
+    *("judge_url", "judge_model", "judge_client", "judge_client_args", "judge_request"),
+    *("judge_decoding", "judge_free_tokens", "judge_guard", "judge_samples"),
+)
 SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # the default of each
 
 RANKED = "rewards/rank_reward"  # the log's name of the reward of this package
@@ -74,7 +79,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             scores some groups again. What the judge pays for, by the difference, is named in the log and subtracted
             from the rewards of all later steps (`docs/report.md`). Default: none.
         reader_first (`int`, *optional*, defaults to `11`):
-            The number of groups at the beginning of the run that the reader scores, all of them.
+            The number of groups at the beginning of the run that the reader scores, all of them; 200 at most.
         judge_during_generation (`bool`, *optional*, defaults to `True`):
             Ask the judge about a rollout while others are still being generated. With `vllm_mode: server`, each
             rollout is then a request of its own. In all other cases, judging starts when all rollouts are known,
@@ -256,9 +261,11 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
 
     def _check_own(self) -> None:
         """Check what needs no other library, so that a typo is named before what this machine lacks."""
-        check_at_least(self, format_weight=0, judge_view_limit=0, reader_first=0)
+        check_at_least(self, format_weight=0, judge_view_limit=0, reader_first=1)
         check_at_least(self, recipe_queries_per_step=1, dry_run_queries=1)
         self._check_ranges()
+        if self.reader_first > MOST_READ:
+            raise SettingsError(f"reader_first must be at most {MOST_READ} groups, got {self.reader_first}")
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise SettingsError(f"max_prompt_length must be at least 1 token, got {self.max_prompt_length}")
         if self.vllm_server_base_url:
@@ -428,12 +435,18 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
         """Return the settings of the reader, `None` if there is none.
 
         Raises:
-            [`SettingsError`]: if `reader` has a setting that a judge has not, a wrong one, or a price.
+            [`SettingsError`]: if `reader` has a setting that a judge has not, a wrong one, or one that has no effect,
+            or if it is the judge.
         """
         settings = read_object("reader", self.reader)
-        if settings and (price := next((key for key in settings if key.endswith("_price")), None)):
-            raise SettingsError(f"reader has {price}, but its tokens count at the judge's prices: leave it out")
-        return None if settings is None else read_judge("reader", settings)
+        if settings is None:
+            return None
+        if unused := next((key for key in settings if key.endswith(("_price", "_max_failures"))), None):
+            raise SettingsError(f"reader has {unused}, but the judge's prices and limit hold for it: leave it out")
+        config = read_judge("reader", settings)
+        if all(getattr(config, key) == getattr(self, key) for key in ANSWERS):
+            raise SettingsError("reader is the judge itself: name a better judge_model, or leave reader out")
+        return config
 
     def reader_judge(self) -> Judge | None:
         """Make the reader that these settings describe, `None` if there is none."""

@@ -151,6 +151,15 @@ class Repair:
         """Return which groups of a step the reader scores. `before` counts the groups of all steps before."""
         return range(min(self.first - before, groups))
 
+    def warn_if_late(self, store: Readable) -> None:
+        """Warn that a run is past the groups that the reader reads, and that it has read none of them."""
+        if history.count_groups(store) >= self.first and not history.count_reads(store)[0]:
+            logger.warning(
+                "the first %d groups of this run had no reader, and it reads no later ones: it corrects nothing. Raise"
+                " reader_first, or leave reader out",
+                self.first,
+            )
+
     async def read(
         self, method: RewardMethod, group: RolloutGroup, buffer: AnchorBuffer | None, score: GroupScore
     ) -> list[ReadRow]:

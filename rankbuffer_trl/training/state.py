@@ -98,6 +98,8 @@ class StoreState:
         queries = self.plan.queries
         if saved:
             self.reward.restart(saved)
+            if repair := self.reward.scorer.repair:
+                repair.warn_if_late(self.reward.scorer.store)
         if not saved or self.plan.done < self.plan.batches.steps:
             self.reward.scorer.first_question(queries[queries.ids[0]])
         if not saved:
