@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from conftest import ROOT
 from helpers.judges import shares, spelled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,22 +26,11 @@ from rich.console import Console
 
 from rankbuffer_tools.audit.command import costs
 from rankbuffer_tools.audit.figure import _measure_panel, audit_figure
-from rankbuffer_tools.audit.fit import Estimate, Fit
+from rankbuffer_tools.audit.looks import QueryLooks
 from rankbuffer_tools.audit.measures import MEASURES, pairs_with_lists, rating_noise
-from rankbuffer_tools.audit.model import JudgeModel, QueryLooks
-from rankbuffer_tools.audit.results import (
-    ALARMED,
-    ESTIMATES,
-    REFERENCES,
-    Audit,
-    Cost,
-    Form,
-    Result,
-    estimates,
-    verdict,
-)
+from rankbuffer_tools.audit.results import RECIPES, REFERENCES, SOFT, Audit, Cost, Form, Result, verdict
 from rankbuffer_tools.audit.samples import QueryVerdicts, ask_everything
-from rankbuffer_tools.audit.terminal import estimate_table, measure_table
+from rankbuffer_tools.audit.terminal import measure_table
 from rankbuffer_trl.groups import Query, Rollout, RolloutGroup, Rubric
 from rankbuffer_trl.judge import Call, Judge, JudgeError, TransportError, Usage
 from rankbuffer_trl.judge.verdicts import order_verdict
@@ -278,6 +268,7 @@ def test_measures_stand_beside_what_chance_gives_of_their_number_of_samples(tmp_
     # The best constant position is 2: distances are 2 1 0 1.
     chances = 0, 1 / 24, 0, 1 / 2, 1 / 2, 1 / 2, 1 / 2, 1 / 4, 4 / 4, 0, None, 1 / 2, 1 / 2
     assert [found[name].chance for name in NAMES] == [*chances]
+    assert not any(one.better for one in MEASURES if one.chance is None), "without a chance level, no side is better"
     answers, calls = examine(Client(), make_groups(3, n=5)[:2] + make_groups(3, n=4)[2:])
     assert results(answers)["put_back"].chance == pytest.approx((1 / 5 + 1 / 5 + 1 / 4) / 3)
     (tmp_path / "audit.png").write_bytes(b"old")
@@ -323,7 +314,7 @@ def test_verdict_wants_both_orders_of_soft_pairs_if_what_a_place_adds_differs():
     assert len(leads) == 12 * 4 and min(leads) <= values(answers)["soft_opinion"] <= max(leads)
     odds = [{pair: lead + 9 * sum(pair) for pair, lead in one.odds.items()} for one in answers]
     wandering = [replace(one, odds=each) for one, each in zip(answers, odds, strict=True)]
-    assert verdict(make_audit(wandering, calls)).endswith("both orders are needed.")
+    assert "both orders are needed." in verdict(make_audit(wandering, calls))
     rows = {name: measure_table(make_audit(*audited(name))).row_count for name in ("of habit", "perfect")}
     assert rows == {"of habit": len(MEASURES), "perfect": len(NAMES)}, "no row about probabilities that nobody gave"
 
@@ -444,6 +435,22 @@ def test_clear_is_a_whole_interval_on_the_better_side_of_chance():
         assert result.clear is clear, (better, low, high)
 
 
+def test_the_first_measure_that_is_clear_names_the_recipe():
+    def found(clear, references=False):
+        results = [Result(n, n, "", 1, n != SOFT, {"q": 0.8}, 0.6 if n in clear else 0.4, 0.9, 0.5) for n in measured]
+        return replace(make_audit([], []), results=results, references=references)
+
+    lists, probabilities, pairs = RECIPES
+    measured = [*RECIPES, "soft_words", "put_back"]
+    for clear in ((lists, probabilities, pairs), (probabilities, pairs), (pairs, "put_back")):
+        recipe = RECIPES[clear[0]]
+        assert (ROOT / "recipes" / f"{recipe}.yaml").is_file()
+        assert found(clear).train_with == recipe and verdict(found(clear)).endswith(f"for it: {recipe}.yaml.")
+        assert found(clear, references=True).train_with is None, "it says nothing about rollouts"
+    for clear in ((), ("put_back",)):
+        assert found(clear).train_with is None and "do not train with it" in verdict(found(clear))
+
+
 def test_too_few_queries_and_references_are_said():
     audit = make_audit(*audited("five queries"))
     assert audit.as_dict()["measures"]["pairs_flip"]["too_few"]
@@ -452,19 +459,6 @@ def test_too_few_queries_and_references_are_said():
     _measure_panel(axes, [result for result in audit.results if result.main])
     assert all(each.get_text().endswith("too few queries") for each in axes.get_yticklabels())
     assert verdict(make_audit(*audited("perfect"), references=True)).endswith(REFERENCES)
-
-
-def test_the_model_of_the_judge_is_shown_with_its_meaning_and_its_alarm():
-    model = JudgeModel(0.7, 0.2, 0.1, 0.35, 0.3, 0.8, 0.3, 0.2)
-    fit = Fit(model, [replace(model, list_noise=x / 100, kappa=0.5 + x / 1000) for x in range(100)])
-    calm, alarmed = (estimates(fit, alarm, None) for alarm in (False, True))
-    assert list(calm) == list(ESTIMATES) and "lasting" in estimates(fit, False, Estimate(0.2, 0.1, 0.3))
-    noise = calm["list_noise"]
-    assert (noise.value, noise.low, noise.high) == (0.7, *(pytest.approx(x, abs=0.01) for x in (0.025, 0.965)))
-    assert "looks better in 16% of looks" in noise.says  # two looks with 0.7 of noise each, one spread apart
-    assert "blurs 2.0 times as much" in calm["crowd"].says
-    assert [[name for name, one in each.items() if one.says == ALARMED] for each in (calm, alarmed)] == [[], ["kappa"]]
-    assert all(one.says in printed(estimate_table(alarmed)) for one in alarmed.values()), "no line is broken"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankbuffer_tools.audit.looks import QueryLooks
 from rankbuffer_tools.audit.measures import (
     MEASURES,
     best_constant,
@@ -22,7 +23,6 @@ from rankbuffer_tools.audit.measures import (
     tau_b,
     tied_ratings,
 )
-from rankbuffer_tools.audit.model import QueryLooks
 from rankbuffer_tools.audit.samples import QueryVerdicts
 
 
@@ -43,6 +43,12 @@ def test_tau_b_is_the_textbooks(pairs):
     assert tau_b(x, y) == pytest.approx(slow_tau_b(x, y), abs=1e-12)
     assert tau_b(x, y) == pytest.approx(tau_b(y, x))
     assert tau_b(x, [-b for b in y]) == pytest.approx(-tau_b(x, y))
+
+
+def test_query_looks_know_the_number_of_responses():
+    assert QueryLooks("q", [((0, 2, 1, 3), None)], []).n == 4
+    assert QueryLooks("q", [], [((5, 2), None)]).n == 6
+    assert QueryLooks("q", [], [], scores=[1.0, None]).n == 2
 
 
 def test_ordering_tau_compares_places_not_names():

@@ -1,4 +1,4 @@
-"""The command `rankbuffer-audit`: its design, a judge of known errors behind HTTP, budgets, labels, wrong files.
+"""The command `rankbuffer-audit`: its design, a judge of known errors behind HTTP, wrong files.
 
 The samples are those of a simulated policy, and for the embedded judge the references of the quickstart.
 """
@@ -15,27 +15,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import QUICKSTART, ROOT
+from conftest import QUICKSTART
 from helpers.judges import Fake
 from helpers.nectar_rows import Model
 from helpers.servers import served
 
 from experiments.simulated_judge import JudgeErrors, World, answer
 from rankbuffer_tools.audit.card import SHOWN, card_of, check_card
-from rankbuffer_tools.audit.command import AuditConfig, audit, main, method_costs
-from rankbuffer_tools.audit.labels import read_labels, rows_to_label
+from rankbuffer_tools.audit.command import AuditConfig, audit, main
 from rankbuffer_tools.audit.measures import MEASURES
-from rankbuffer_tools.audit.results import ESTIMATES, SOFT, Audit, Result, verdict
-from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, pairs_of, questions, read_rollouts
+from rankbuffer_tools.audit.results import SOFT, Audit, Result, verdict
+from rankbuffer_tools.audit.samples import FURTHER, insertions, length_questions, questions, read_rollouts
 from rankbuffer_tools.jobs.output import write_rows
-from rankbuffer_tools.jobs.reach import estimate_tokens
 from rankbuffer_trl.data.queries import DataError, QueryTable, load_queries
 from rankbuffer_trl.errors import SettingsError
-from rankbuffer_trl.judge import Call, Judge, Usage, rubric_judge
+from rankbuffer_trl.judge import Judge, Usage, rubric_judge
 
 HOWTO = str(QUICKSTART / "howto.jsonl")
 REFERENCE = ("--dataset_name", HOWTO, "--samples", HOWTO)
-QUERIES = 25  # four pairs each: as many as labels are needed
+QUERIES = 25
 WORLD = World(empty=0, tokens=(12, 12, 12, 12), spread=0.3, seed=2)
 ERRORS = JudgeErrors(noise=0.09, crowd=1.5, bias=0.12)  # a group's spread is 0.25, so the bias is about a half of it
 ASKED = QUERIES * 22 + 6 * 12
@@ -153,14 +151,10 @@ def test_audit_finds_the_errors_of_a_judge_and_says_its_price_first(judged, audi
     printed, again = audited()
     assert printed.startswith(f"[price] {QUERIES} queries: {ASKED} questions, about ")
     assert "answers.jsonl holds are not asked again" in printed.splitlines()[2]
-    model, measures = again["model"], again["measures"]
-    assert list(model) == list(ESTIMATES)
-    for name, truth in {"list_bias": 0.48, "pair_bias": 0.48, "list_noise": 0.54}.items():
-        assert 0 < model[name]["low"] < truth < model[name]["high"], name
+    measures = again["measures"]
     assert measures["pairs_first"]["low"] > 0.5 and measures["lists_bias"]["high"] < 0
     assert measures["pairs_label"]["low"] < 0.5 < measures["pairs_label"]["high"]
-    assert all(one["says"].split()[0] in printed for one in model.values())
-    assert "Truth is not measured" in printed and "accuracy of" not in printed
+    assert again["train_with"] == "beyond/listwise_two" and "recipe for it: beyond/listwise_two.yaml." in printed
     asked = {kind: cost["form"] for kind, cost in again["cost"].items()}
     forms = {kind: (form["questions"], form["first_malformed"]) for kind, form in asked.items()}
     assert forms == {
@@ -217,7 +211,7 @@ def test_audit_continues_where_it_was_killed(world, tmp_path, monkeypatch):
     assert verdict(found).startswith("Clearly better than chance on 5 of 5.")
 
 
-def test_audit_tells_a_blind_judge_and_models_no_opinion_of_it(world, tmp_path, monkeypatch):
+def test_audit_tells_a_blind_judge_and_names_no_recipe(world, tmp_path, monkeypatch):
     nothing = dict.fromkeys(world.quality, 0)
     for errors in (
         JudgeErrors(noise=100),
@@ -227,82 +221,7 @@ def test_audit_tells_a_blind_judge_and_models_no_opinion_of_it(world, tmp_path, 
     ):
         blind = attempt(world, tmp_path / str(errors), Simulated(nothing, errors), monkeypatch, queries=12)
         assert "cannot be told from guessing" in verdict(blind), errors
-        assert blind.estimates is blind.advice is None, errors
-
-
-# Budgets and labels, on the answers of the audit above
-
-
-def test_audit_decides_by_a_budget_which_methods_fit(judged, audited):
-    rows = {row["recipe"]: row for row in judged.found["advice"]["rows"]}
-    assert all(row["fits"] for row in rows.values())
-    assert all((ROOT / "recipes" / f"{recipe}.yaml").is_file() for recipe in rows)
-    tokens = rows["beyond/listwise_two"]["tokens"]
-    printed, result = audited("--budget", tokens)
-    bound = result["advice"]
-    fit = {recipe for recipe, row in rows.items() if row["tokens"] <= tokens}
-    assert {row["recipe"] for row in bound["rows"] if row["fits"]} == fit
-    assert bound["rule"] == "beyond/listwise_two"
-    assert all(recipe in printed for recipe in rows) and bound["sentences"][0] in printed
-    prices = ("--judge_prompt_price", 1, "--judge_completion_price", 2)
-    printed, result = audited("--epochs", 8, "--price_budget", 1e-6, *prices)
-    priced = result["advice"]
-    assert priced["advised"] is None and not any(row["fits"] for row in priced["rows"])
-    doubled = {recipe: pytest.approx(2 * row["tokens"]) for recipe, row in rows.items()}
-    assert {row["recipe"]: row["tokens"] for row in priced["rows"]} == doubled
-    assert "at the prices given" in printed
-
-
-def labelled(judged, world) -> list[dict]:
-    """Label every pair that the audit asked about by quality."""
-    rows = []
-    for row in map(json.loads, (judged.out / "pairs.jsonl").read_text().splitlines()):
-        qualities = [world.quality[text.split(" ")[0]] for text in row["responses"]]
-        better = qualities.index(max(qualities))
-        pair = row["numbers"]
-        rows.append({"query_id": row["query_id"], "better": pair[better], "worse": pair[1 - better]})
-    return rows
-
-
-def test_audit_bounds_the_lasting_error_by_labels(judged, audited, world, tmp_path, monkeypatch):
-    write_rows(tmp_path / "labels.jsonl", labelled(judged, world))
-    printed, result = audited("--labels", tmp_path / "labels.jsonl")
-    bound = result["model"]["lasting"]
-    assert bound["low"] < 0.1 and bound["value"] < 0.3  # the judge has none; better and worse exchanged give 1
-    assert "lasting error, at most" in printed
-    monkeypatch.setattr("rankbuffer_tools.audit.fit.LABELS", 101)  # as if verdicts about a label had failed
-    printed, result = audited("--labels", tmp_path / "labels.jsonl")
-    assert "lasting" not in result["model"] and "label 1 more" in " ".join(printed.split())
-
-
-def test_read_labels_refuses_wrong_labels_in_one_line(judged, world, table, tmp_path):
-    path = tmp_path / "labels.jsonl"
-    groups = read_rollouts(str(world.folder / "samples.jsonl"), table)
-    pairs = {query_id: pairs_of(group, seed=0) for query_id, group in groups.items()}
-    rows = labelled(judged, world)
-    assert len(rows) == 100
-    write_rows(path, rows)
-    assert read_labels(str(path), pairs)[0] == tuple(rows[0].values())
-    shown = next(rows_to_label(world.groups, pairs))
-    assert (shown["query_id"], shown["query"]) == (world.groups[0].query.id, world.groups[0].query.text)
-    mixed = {"query_id": "q1", "better": pairs["q1"][0][0], "worse": pairs["q1"][1][0]}  # not one pair
-    turned = rows[0] | {"better": rows[0]["worse"], "worse": rows[0]["better"]}
-    name = "query_id, better and worse must name a pair"
-    bad = ({"better": 99}, {"better": rows[0]["worse"]}, {"query_id": "nobody"}, {"query_id": 3}, {"worse": None})
-    wrong = [([*rows[1:], rows[0] | one], f"line 100: {name}") for one in bad]
-    wrong += [([*rows, mixed], f"line 101: {name}")]
-    wrong += [([*rows, turned], "line 101: an earlier row has a label of the same pair")]
-    wrong += [(rows[1:], "has 99 rows, and fewer than 100 say nothing")]
-    for written, said in wrong:
-        write_rows(path, written)
-        with pytest.raises(DataError, match=f"^labels=.*{said}.*$"):
-            read_labels(str(path), pairs)
-
-
-def test_audit_does_not_write_over_labels(tmp_path):
-    (tmp_path / "pairs.jsonl").touch()
-    with pytest.raises(SettingsError, match="labels in it would be lost: copy it"):
-        AuditConfig(dataset_name="set", samples="s", labels=str(tmp_path / "pairs.jsonl"), output_dir=str(tmp_path))
+        assert blind.train_with is None, errors
 
 
 # Files of samples
@@ -348,32 +267,6 @@ def test_read_samples_refuses_wrong_ones_in_one_line(table, tmp_path):
         read_rollouts("nowhere.jsonl", table)
 
 
-def test_method_costs_estimate_the_tokens_that_a_server_does_not_count(world):
-    config = AuditConfig(dataset_name="set.jsonl", samples="samples.jsonl", judge_samples=5)
-    none, asked = Usage(0, 0, 0), list(questions(world.groups[0], 0, soft=True).values())
-    calls = [Call("", one.kind, one.query_id, "judge", "parsed", 1, none, none, 1.0) for one in asked]
-    costs = method_costs(config, 10, asked, calls, samples=5)
-    for tokens, kind in ((costs.in_list, "look"), (costs.in_pair, "pair")):
-        alike = [one for one in asked if one.kind == kind]
-        assert tokens == pytest.approx([sum_ / len(alike) for sum_ in estimate_tokens(alike, True)]), "of one answer"
-        assert min(tokens) > 0
-    once = method_costs(config, 10, asked, calls)
-    assert costs.in_pair == pytest.approx(once.in_pair) and costs.samples == 5
-    assert costs.tokens_per_second > once.tokens_per_second, "of all answers"
-
-
-@pytest.mark.parametrize("sizes", [[4], [5, 8], [7, 4]])
-def test_method_costs_of_a_list_of_8_follow_from_shorter_lists(world, sizes):
-    config, costs = AuditConfig(dataset_name="set.jsonl", samples="samples.jsonl"), []
-    alike = [replace(rollout, text="five words are in here " * 20) for rollout in world.groups[0].rollouts]
-    for numbers in (sizes, [8]):
-        groups = [replace(world.groups[0], rollouts=tuple(alike[:n])) for n in numbers]
-        asked = [one for group in groups for one in questions(group, 0).values()]
-        calls = [Call("", one.kind, "", "", "parsed", 1, Usage(), Usage(), 1.0) for one in asked]
-        costs.append(method_costs(config, 10, asked, calls).in_list[0])
-    assert costs[0] == pytest.approx(costs[1], rel=0.05)
-
-
 # The embedded judge, on references
 
 
@@ -384,8 +277,9 @@ def test_main_writes_numbers_and_a_figure_and_prints_a_verdict(tmp_path, capsys)
     assert found["verdict"] in " ".join(printed.out.split()) and "references" in found["verdict"]
     assert re.search(r"put back +1\.00 +1\.00 to 1\.00 +0\.14 +yes", printed.out)
     assert (out / "audit.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    parts = ("queries", "clearly_better", "of", "references", "model", "advice")
-    assert [found[part] for part in parts] == [6, 5, 5, True, None, None] and found["config"]["seed"] == 3
+    parts = ("queries", "clearly_better", "of", "references", "train_with")
+    assert [found[part] for part in parts] == [6, 5, 5, True, None]
+    assert found["config"]["seed"] == 3
     assert list(found["measures"]) == [measure.name for measure in MEASURES]
     assert found["measures"]["lists_tau"]["value"] == found["measures"]["soft_labels"]["value"] == 1
     assert len(found["measures"]["put_back"]["values"]) == 6 and len(found["put_back"]) == 6 * 7
@@ -419,7 +313,7 @@ def test_main_reads_settings_from_a_yaml_and_the_command_line_wins(tmp_path):
 
 def test_load_draws_queries_by_the_seed_each_at_most_once(tmp_path):
     def drawn(**kwargs):
-        groups, _, _ = AuditConfig(dataset_name=HOWTO, samples=HOWTO, **kwargs).load()
+        groups, _ = AuditConfig(dataset_name=HOWTO, samples=HOWTO, **kwargs).load()
         return [group.query.id for group in groups]
 
     assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
@@ -454,7 +348,7 @@ def test_card_compares_a_judge_on_the_public_set_and_names_no_address(tmp_path, 
         assert numbers == pytest.approx([found["measures"][name][key] for key in ("value", "low", "high")], abs=6e-4)
     assert card["measures"].keys() == {*SHOWN}
     assert card["verdict"] == found["verdict"] and card["soft_noise"] == pytest.approx(found["soft_noise"], abs=6e-4)
-    assert card["train_with"] == (found["advice"] or {}).get("advised"), "it reads, so the advice is about words"
+    assert card["train_with"] == "beyond/listwise_two", "it reads"
     assert card["tokens"].keys() == found["cost"].keys()
     name, own = "card must be the name of the judge", "leave out dataset_name and samples"
     for words, why in ((["../mine"], name), ([".mine"], name), (["mine", *REFERENCE], own)):

@@ -147,28 +147,21 @@ def run_program(program: str, owner: Any, at, values: dict, fails: bool = False)
 
 @starts("rankbuffer-audit", AuditConfig)
 def audit(at) -> dict:
-    at.ends.doors("rankbuffer_tools.audit.command", "ask_everything fit_judge lasting_bound advise Audit")
-    all_pairs = lambda path, pairs: [(id, *pair) for id, each in pairs.items() for pair in each]  # noqa: E731
-    at.ends.door("rankbuffer_tools.audit.command.read_labels", instead=all_pairs)
-    at.ends.patch.setattr("rankbuffer_tools.audit.fit.LABELS", 9)
+    at.ends.doors("rankbuffer_tools.audit.command", "ask_everything Audit")
     samples, texts = at.tmp / "samples.jsonl", lambda row: [f"{text} Indeed." for text in row["responses"]]
     write_rows(samples, [{"query_id": row["query_id"], "responses": texts(row)} for row in at.howto])
     return {**judge(at), **data(at), "judge_max_failures": 0.75, "seed": 5} | {
         "samples": To(str(samples), "Indeed."),
         "queries": To(6, "[price] 6 queries: "),
-        "labels": To("mine.jsonl", {"path": "mine.jsonl"}),
         "probabilities": To(False, {"soft": False}),
-        "price_budget": To(9.0, {"budget": 9.0, "in_price": True}),
-        "epochs": To(3, {"costs.groups": 3 * 36}),
         "output_dir": To(str(at.out), "file audit.json"),
     }
 
 
 @starts("rankbuffer-audit", AuditConfig)
 def audit_of_a_card(at) -> dict:
-    at.ends.door("rankbuffer_tools.audit.command.advise")
     rows = base(queries=6, output_dir=str(at.out), probabilities=False)
-    return rows | {"budget": 5e6, "card": To("My-judge", "My-judge")}
+    return rows | {"card": To("My-judge", "My-judge")}
 
 
 # Second judgments

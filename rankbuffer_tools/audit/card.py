@@ -12,8 +12,7 @@ from typing import Any
 from rankbuffer_trl.errors import SettingsError
 from rankbuffer_trl.files import replacing
 
-from .advice import RATINGS_SOFT
-from .results import SOFT, Audit
+from .results import Audit
 
 ROOT = Path(__file__).parents[2]
 DATASET, SAMPLES = "recipes/small/everyday.jsonl", "experiments/real_judge/audit_samples.jsonl"  # the public set
@@ -48,7 +47,6 @@ def card_of(found: Audit, name: str, decoding: str, guard: bool) -> dict[str, An
         decoding, guard:
             How its verdicts were imposed, and whether responses were quoted.
     """
-    soft = found.measured.get(SOFT)
     kinds = {cost.kind: cost for cost in found.costs}
     return {
         "judge": name,
@@ -65,7 +63,7 @@ def card_of(found: Audit, name: str, decoding: str, guard: bool) -> dict[str, An
         },
         "soft_noise": found.soft_noise and round(found.soft_noise, 3),
         "tokens": {kind: [round(cost.prompt_tokens), round(cost.completion_tokens)] for kind, cost in kinds.items()},
-        "train_with": found.advice.advised if found.advice else RATINGS_SOFT if soft and soft.clear else None,
+        "train_with": found.train_with,
     }
 
 

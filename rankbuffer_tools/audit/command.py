@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import math
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -18,27 +17,21 @@ from rankbuffer_trl.data.queries import QueryTable, load_queries
 from rankbuffer_trl.errors import RankBufferError, SettingsError
 from rankbuffer_trl.files import replacing
 from rankbuffer_trl.groups import RolloutGroup
-from rankbuffer_trl.judge import Call, Question, Totals
+from rankbuffer_trl.judge import Call, Totals
 from rankbuffer_trl.judge.config import JudgeConfig
 from rankbuffer_trl.settings import check_at_least, documented
 
-from ..jobs.output import same_file, write_rows
 from ..jobs.reach import estimate_tokens
 from ..jobs.script import announce, cost_line, read_settings
-from .advice import MethodCosts, advise
 from .card import DATASET, ROOT, SAMPLES, card_of, check_card, write_card
 from .figure import audit_figure
-from .fit import fit_judge, lasting_bound
-from .labels import read_labels, rows_to_label
 from .measures import MEASURES, rating_noise
-from .model import CROWD
-from .results import Audit, Cost, Form, estimates
+from .results import Audit, Cost, Form
 from .samples import (
     FURTHER,
     ask_everything,
     insertions,
     length_questions,
-    pairs_of,
     questions,
     read_rollouts,
 )
@@ -66,23 +59,12 @@ class AuditConfig(JudgeConfig):
         queries (`int`, *optional*, defaults to `50`):
             Number of queries to draw from the file of samples. A query with eight samples takes 22 questions. The
             first six queries take twelve more.
-        labels (`str`, *optional*):
-            A file of 100 or more labels of your own: rows with `query_id`, `better` and `worse`. The file
-            `pairs.jsonl` of an earlier audit has the pairs and the numbers of their samples. Write labels to another
-            file: the audit writes that one again.
         probabilities (`bool`, *optional*, defaults to `True`):
             Read the probabilities behind ratings and pairs, too, if the judge's server gives them.
-        budget (`float`, *optional*):
-            Judge tokens that the whole run may take, for the advice. Default: no limit.
-        price_budget (`float`, *optional*):
-            Price of the judge that the whole run may cost, for the advice. It needs `judge_prompt_price` and
-            `judge_completion_price`.
-        epochs (`int`, *optional*, defaults to `4`):
-            Epochs of the run, for the cost of each method (paper: 4).
         card (`str`, *optional*):
             The name of the judge, for a card: `dataset_name` and `samples` are then those of `docs/judges.md`.
         output_dir (`str`, *optional*, defaults to `"runs/audit"`):
-            Folder for `audit.json`, `audit.png`, `pairs.jsonl` and the answers.
+            Folder for `audit.json`, `audit.png` and the answers.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the queries drawn, the orders shown and the intervals.
     """
@@ -92,11 +74,7 @@ class AuditConfig(JudgeConfig):
     dataset_train_split: str = "train"
     samples: str = ""
     queries: int = 50
-    labels: str | None = None
     probabilities: bool = True
-    budget: float | None = None
-    price_budget: float | None = None
-    epochs: int = 4
     card: str | None = None
     output_dir: str = "runs/audit"
     seed: int = 0
@@ -115,33 +93,18 @@ class AuditConfig(JudgeConfig):
                 "samples is not set: name a file of eight responses of your policy per query, which"
                 " `recipes/generate_responses.py --audit_queries 50 --responses 8` writes"
             )
-        check_at_least(self, queries=1, epochs=1)
-        if self.budget is not None and self.price_budget is not None:
-            raise SettingsError("budget and price_budget are both set: set one of them")
-        for key in ("budget", "price_budget"):
-            if (value := getattr(self, key)) is not None and not value > 0:
-                raise SettingsError(f"{key} must be above 0, got {value}")
-        if self.price_budget is not None and None in (self.judge_prompt_price, self.judge_completion_price):
-            raise SettingsError("price_budget needs judge_prompt_price and judge_completion_price")
-        if self.labels and same_file(self.pairs, self.labels):
-            raise SettingsError(f"the audit writes labels={self.labels}, and labels in it would be lost: copy it")
-
-    @property
-    def pairs(self) -> Path:
-        """The file of the pairs, for people who label them."""
-        return Path(self.output_dir) / "pairs.jsonl"
+        check_at_least(self, queries=1)
 
     @property
     def log(self) -> Path:
         """The file of the answers."""
         return Path(self.output_dir) / "answers.jsonl"
 
-    def load(self) -> tuple[list[RolloutGroup], bool, int]:
+    def load(self) -> tuple[list[RolloutGroup], bool]:
         """Load the data set and the samples, and draw groups in random order.
 
         Returns:
-            `tuple[list[RolloutGroup], bool, int]`: the groups, whether the samples are the data set's own references,
-            and the number of queries in the data set.
+            `tuple[list[RolloutGroup], bool]`: the groups, and whether the samples are the data set's own references.
 
         Raises:
             [`DataError`]: if the data set or the samples cannot be used.
@@ -152,7 +115,7 @@ class AuditConfig(JudgeConfig):
         references = all(
             {one.text for one in groups[query_id].rollouts} <= {*table.written(query_id)} for query_id in drawn
         )
-        return [groups[query_id] for query_id in drawn], references, len(table)
+        return [groups[query_id] for query_id in drawn], references
 
 
 def costs(calls: Sequence[Call]) -> list[Cost]:
@@ -177,50 +140,14 @@ def form_of(calls: Sequence[Call]) -> Form:
     )
 
 
-def method_costs(
-    config: AuditConfig, queries: int, asked: Sequence[Question], calls: Sequence[Call], samples: int = 1
-) -> MethodCosts:
-    """Return what questions cost, from those of the audit, and the size of a run over `queries` queries.
-
-    Tokens are estimated if the server counts none. The lists of the audit may be shorter than 8: the tokens of a list
-    of 8 follow from theirs and from those of a pair. A pair had `samples` answers, and in a run it has one.
-    """
-    tokens = {}
-    for cost in costs(calls):
-        alike = [one for one in asked if one.kind == cost.kind]
-        estimate = [sum_ / len(alike) for sum_ in estimate_tokens(alike, config.judge_guard, samples)]
-        tokens[cost.kind] = (cost.prompt_tokens or estimate[0], cost.completion_tokens or estimate[1])
-    spent = sum(sum(tokens[call.kind]) for call in calls)
-    shown = fmean(sum(map(len, one.responses.values())) for one in asked if one.kind == "look")
-    longer = (CROWD - 2) / (shown - 2)
-    in_pair = (tokens["pair"][0], tokens["pair"][1] / samples)
-    prompt, completion = (pair + longer * (many - pair) for many, pair in zip(tokens["look"], in_pair, strict=True))
-    prices = (config.judge_prompt_price, config.judge_completion_price)
-    return MethodCosts(
-        groups=queries * config.epochs,
-        in_list=(prompt, completion),
-        in_pair=in_pair,
-        tokens_per_second=spent / max(sum(call.seconds for call in calls), 1e-9) * in_flight(config),
-        prices=None if None in prices else prices,  # type: ignore[arg-type]  # neither is None
-        samples=samples,
-    )
-
-
-def in_flight(config: AuditConfig) -> int:
-    """Return how many questions are asked at once."""
-    return config.judge_concurrency * max(len(config.judge_url or ()), 1)
-
-
 def audit(config: AuditConfig) -> Audit:
     """Load the samples, ask the judge, and measure.
 
     Raises:
-        [`DataError`]: if the data set, the samples or the labels cannot be used.
+        [`DataError`]: if the data set or the samples cannot be used.
         [`JudgeError`]: if the judge cannot be asked.
     """
-    groups, references, queries = config.load()
-    pairs = {group.query.id: pairs_of(group, config.seed) for group in groups}
-    labels = read_labels(config.labels, pairs) if config.labels else []
+    groups, references = config.load()
     asked = [one for group in groups for one in questions(group, config.seed, config.probabilities).values()]
     for group in groups[:FURTHER]:
         asked += length_questions(group, config.probabilities).values()
@@ -230,8 +157,7 @@ def audit(config: AuditConfig) -> Audit:
 
     verdicts, calls = asyncio.run(ask_everything(config.judge, groups, config.log, config.seed, config.probabilities))
     print(f"[price] asked in all: {cost_line(config.endpoint, Totals.of(calls))}")
-    write_rows(config.pairs, rows_to_label(groups, pairs))
-    found = Audit(
+    return Audit(
         judge=config.judge().client.name,
         dataset=config.dataset_name,
         samples=config.samples,
@@ -243,19 +169,6 @@ def audit(config: AuditConfig) -> Audit:
         max_failures=config.judge_max_failures,
         soft_noise=rating_noise(verdicts),
     )
-    if references or not any(result.clear for result in found.counted):
-        return found
-    fit = fit_judge(found.looks, config.seed)
-    budget = config.budget or config.price_budget or math.inf
-    sampled = config.judge_url and any(one.odds for one in verdicts)
-    run = method_costs(config, queries, asked, calls, config.judge_samples if sampled else 1)
-    advice = advise(fit, found.looks, run, budget, labels, in_price=config.price_budget is not None)
-    lasting = None
-    try:
-        lasting = lasting_bound(fit, found.looks, labels, config.seed) if labels else None
-    except RankBufferError as error:  # verdicts failed, and without them too few labels are left
-        advice = replace(advice, sentences=[*advice.sentences, f"No bound on the lasting error: {error}."])
-    return replace(found, estimates=estimates(fit, advice.alarm, lasting), advice=advice)
 
 
 def as_python(number: np.generic) -> object:

@@ -2,7 +2,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..report.chart import BLUE, GREEN, GREY, RED, save
-from .results import SOFT, Audit, ModelRow, Result
+from .results import SOFT, Audit, Result
 
 GOOD, UNCLEAR, CHANCE = GREEN, RED, GREY
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", BLUE])
@@ -21,13 +21,11 @@ CELL_LIMIT = 10
 
 
 def audit_figure(path: Path, audit: Audit) -> None:
-    """Draw where samples land that are put back, the main measures against chance, and the model of the judge."""
-    figure = Figure(figsize=(16.0 if audit.estimates else 11.0, 4.4), layout="constrained")
-    left, middle, *right = figure.subplots(1, 3 if audit.estimates else 2)
+    """Draw where samples land that are put back, and the main measures against chance."""
+    figure = Figure(figsize=(11.0, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     _put_back_panel(left, audit.moves)
-    _measure_panel(middle, [each for each in audit.results if each.values and (each.main or each.name == SOFT)])
-    for axes in right:
-        _model_panel(axes, audit.estimates or {})
+    _measure_panel(right, [each for each in audit.results if each.values and (each.main or each.name == SOFT)])
     figure.suptitle(f"{audit.judge} on {Path(audit.samples).name}, {len(audit.looks)} queries", fontsize=10)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
@@ -82,22 +80,6 @@ def _measure_panel(axes: Axes, results: Sequence[Result]) -> None:
     for colour, marker, label in ((GOOD, "o", "clear"), (UNCLEAR, "o", "not clear"), (CHANCE, "|", "chance")):
         axes.plot([], [], marker, color=colour, label=label, markersize=9 if marker == "|" else 7, markeredgewidth=2)
     axes.figure.legend(loc="outside lower right", ncols=3, frameon=False, fontsize=9)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#eeeeee")
-    axes.set_axisbelow(True)
-
-
-def _model_panel(axes: Axes, estimates: Mapping[str, ModelRow]) -> None:
-    """Draw one row per number of the model of the judge, with its interval."""
-    rows = list(estimates.values())[::-1]
-    for row, one in enumerate(rows):
-        axes.plot([one.low, one.high], [row, row], color=BLUE, linewidth=3, alpha=0.45, solid_capstyle="butt")
-        axes.plot(one.value, row, "o", color=BLUE, markersize=7)
-        axes.annotate(f"{one.value:.2f}", (1.02, row), xycoords=axes.get_yaxis_transform(), va="center", color=BLUE)
-    axes.set_yticks(range(len(rows)), [one.label for one in rows])
-    axes.axvline(0, color=CHANCE, linewidth=0.8)
-    axes.set(title="How the judge errs", xlabel="1 is the spread of its settled opinion within a group")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#eeeeee")

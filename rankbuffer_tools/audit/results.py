@@ -1,15 +1,10 @@
 """The results of an audit: numbers, and a verdict in words."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import NormalDist, fmean
+from statistics import fmean
 
-import numpy as np
-
-from .advice import Advice
-from .fit import Estimate, Fit
-from .model import JudgeModel, QueryLooks
+from .looks import QueryLooks
 
 REFERENCES = (
     "The samples are references of the data set. References usually differ more in quality than rollouts, so this"
@@ -19,10 +14,10 @@ SOFT, SOFT_GAIN = "soft_pairs_ratings", "soft_gain"
 """The measures that say whether a judge's probabilities tell responses apart, and better than its words do."""
 OPINION, PLACE_SPREAD = "soft_opinion", "soft_place_spread"
 """The measures that say whether soft pairs need both orders of presentation."""
-SOFT_RECIPES = "beyond/ratings_soft.yaml or beyond/pairs_soft.yaml"
 FEWEST = 6
 """Queries with values that an interval takes. Values of fewer are often all equal, and would look exact."""
-ALARMED = "ALARM: lists and pairs settle on different opinions"
+RECIPES = {"lists_tau": "beyond/listwise_two", SOFT: "beyond/ratings_soft", "pairs_flip": "paper/rrc_scr"}
+"""The recipe that rests on a measure. The first clear measure decides, for the reasons in `docs/audit.md`."""
 
 
 @dataclass(frozen=True)
@@ -91,77 +86,6 @@ class Result:
 
 
 @dataclass(frozen=True)
-class ModelRow:
-    """One number of the model of the judge. Its unit is the spread of the settled opinion within a typical group.
-
-    Args:
-        label (`str`):
-            Its name for people.
-        value (`float`):
-            The estimate.
-        low, high (`float`):
-            Its 95 % interval.
-        says (`str`):
-            What it means for a run.
-    """
-
-    label: str
-    value: float
-    low: float
-    high: float
-    says: str
-
-
-def worse_first(noise: float) -> str:
-    """Say how often the worse of two responses that are one spread apart looks better."""
-    return f"the worse of two responses one spread apart looks better in {share_of(noise):.0%} of looks"
-
-
-def share_of(noise: float) -> float:
-    """Return how often the worse of two responses that are one spread apart looks better."""
-    return NormalDist().cdf(-1 / (math.sqrt(2) * noise))
-
-
-ESTIMATES: dict[str, tuple[str, Callable[[JudgeModel], str]]] = {
-    "list_noise": ("noise in a list of 8", lambda m: worse_first(m.list_noise)),
-    "pair_noise": ("noise in a pair", lambda m: worse_first(m.pair_noise)),
-    "crowd": ("crowd factor", lambda m: f"a list of 8 blurs {m.crowd:.1f} times as much as a pair"),
-    "list_bias": ("first place in a list", lambda m: "gain over the last place, label included; two looks cancel it"),
-    "list_middle": ("ends of a list", lambda m: "gain over the middle; four looks cancel it"),
-    "pair_bias": ("first place in a pair", lambda m: "gain over the second, label included; both orders cancel it"),
-    "bias_spread": (
-        "place, by query",
-        lambda m: "how much the gains above differ from query to query; 0 is none",
-    ),
-    "kappa": ("kappa", lambda m: "correlation of what lists and pairs settle on; 1 is best"),
-    "spread": ("groups' spreads", lambda m: f"two of three are within a factor of {math.exp(m.spread):.1f} of 1"),
-}
-"""The estimates in the order of the table: the attribute of [`JudgeModel`], its name, and what it means."""
-
-
-def estimates(fit: Fit, alarm: bool, lasting: Estimate | None) -> dict[str, ModelRow]:
-    """Return the numbers of a model with their intervals and their meaning, by attribute.
-
-    Args:
-        fit (`Fit`):
-            The model, and the models that the data allow.
-        alarm (`bool`):
-            Whether lists and pairs seem to settle on different opinions.
-        lasting (`Estimate`, *optional*):
-            What labels say about lasting error; `None` without labels.
-    """
-    found = {}
-    for name, (label, says) in ESTIMATES.items():
-        low, high = np.quantile([getattr(draw, name) for draw in fit.draws], [0.025, 0.975]).tolist()
-        meaning = ALARMED if alarm and name == "kappa" else says(fit.model)
-        found[name] = ModelRow(label, float(getattr(fit.model, name)), low, high, meaning)
-    if lasting is not None:
-        meaning = "share of its opinion's variance that is wrong at every look, wrong labels included"
-        found["lasting"] = ModelRow("lasting error, at most", lasting.value, lasting.low, lasting.high, meaning)
-    return found
-
-
-@dataclass(frozen=True)
 class Form:
     """The counts of answers of one kind that were a valid verdict, and of those that were not.
 
@@ -223,10 +147,6 @@ class Audit:
             Share of failed judgments above which training would stop.
         soft_noise (`float`, *optional*):
             The noise of one soft rating in units of reward; `None` without probabilities.
-        estimates (`dict[str, ModelRow]`, *optional*):
-            The model of the judge; `None` if it was not estimated.
-        advice (`Advice`, *optional*):
-            The methods under the budget; `None` if the judge was not estimated.
     """
 
     judge: str
@@ -239,8 +159,6 @@ class Audit:
     moves: list[tuple[int, int, int]]
     max_failures: float
     soft_noise: float | None = None
-    estimates: dict[str, ModelRow] | None = None
-    advice: Advice | None = None
 
     @property
     def counted(self) -> list[Result]:
@@ -251,6 +169,12 @@ class Audit:
     def measured(self) -> dict[str, Result]:
         """The measures that have an interval, by name."""
         return {result.name: result for result in self.results if result.low is not None}
+
+    @property
+    def train_with(self) -> str | None:
+        """The recipe to train with; `None` if none rests on a clear measure, or if the samples are references."""
+        clear = (recipe for name, recipe in RECIPES.items() if name in self.measured and self.measured[name].clear)
+        return None if self.references else next(clear, None)
 
     def as_dict(self) -> dict:
         """Return all numbers, for `audit.json`."""
@@ -265,8 +189,7 @@ class Audit:
             "of": len(self.counted),
             "measures": {result.name: result.as_dict() for result in self.results},
             "soft_noise": self.soft_noise,
-            "model": self.estimates and {name: asdict(one) for name, one in self.estimates.items()},
-            "advice": self.advice and self.advice.as_dict(),
+            "train_with": self.train_with,
             "cost": {cost.kind: asdict(cost) for cost in self.costs},
             "put_back": [dict(zip(("samples", "place", "given"), move, strict=True)) for move in self.moves],
             "looks": [asdict(each) for each in self.looks],
@@ -282,19 +205,24 @@ def verdict(audit: Audit) -> str:
         return "Nothing could be measured: the judge gave no verdicts to measure."
     soft = audit.measured.get(SOFT)
     unclear = [result.label for result in counted if not result.clear]
+    blind = len(unclear) == len(counted)
     said = f"Clearly better than chance on {len(counted) - len(unclear)} of {len(counted)}."
-    if len(unclear) == len(counted) and soft and soft.clear:
+    if blind and soft and soft.clear:
         said = f"{said} This judge's words cannot be told from guessing: do not train with them."
-        said = f"{said} Its probabilities can: use {SOFT_RECIPES}."
-    elif len(unclear) == len(counted):
+        said = f"{said} Its probabilities can."
+    elif blind:
         said = f"{said} This judge cannot be told from guessing: do not train with it."
     elif unclear:
         said = f"{said} Not on: {', '.join(unclear)}. Find out why before you train with this judge."
     else:
         said = f"{said} This judge reads the responses and tells them apart."
     if soft:
-        said = f"{said} {note_on_probabilities(audit.measured, len(unclear) == len(counted))}"
-    return f"{said} {REFERENCES}" if audit.references else said
+        said = f"{said} {note_on_probabilities(audit.measured, blind)}"
+    if audit.references:
+        return f"{said} {REFERENCES}"
+    if audit.train_with:
+        return f"{said} The recipe for it: {audit.train_with}.yaml."
+    return said if blind else f"{said} No recipe rests on what is clear: do not train with it."
 
 
 def note_on_probabilities(measured: Mapping[str, Result], blind: bool) -> str:

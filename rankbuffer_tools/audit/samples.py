@@ -52,12 +52,13 @@ from rankbuffer_trl.rewards.presentation import shuffle
 
 from ..data.lines import rows_of
 from ..jobs.ask import AnswerLog, ask_many, hash_question
-from .model import CROWD, QueryLooks
+from .looks import QueryLooks
 
 logger = logging.getLogger(__name__)
 
 LISTS = 4
-FEWEST = 4
+MIN_SAMPLES = 4
+MAX_SAMPLES = 8
 FURTHER = 6  # queries with insertions, and with a sample that is padded and cut
 IDLE = "I hope that this helps. There is always more to say about such a question, and much depends on the case."
 
@@ -153,11 +154,11 @@ def read_rollouts(path: str, table: QueryTable) -> dict[str, RolloutGroup]:
         query_id, responses = row["query_id"], row.get("responses")
         for key, problem, value in chain(text_faults("query_id", query_id), response_faults(responses, 0)):
             raise DataError(f"{place}: {key} {problem}, got {shorten(value)}")
-        texts = list(dict.fromkeys(responses))[:CROWD]  # type: ignore[arg-type]  # checked above
-        if len(texts) < FEWEST:
+        texts = list(dict.fromkeys(responses))[:MAX_SAMPLES]  # type: ignore[arg-type]  # checked above
+        if len(texts) < MIN_SAMPLES:
             raise DataError(
-                f"{place}: query {query_id!r} has {len(texts)} different responses, and the audit needs {FEWEST} to"
-                f" {CROWD}: sample more, or delete the row"
+                f"{place}: query {query_id!r} has {len(texts)} different responses, and the audit needs {MIN_SAMPLES}"
+                f" to {MAX_SAMPLES}: sample more, or delete the row"
             )
         own = table[query_id].prompt if query_id in table else None
         if own is None or prompt_id(row["prompt"] or own) != prompt_id(own):

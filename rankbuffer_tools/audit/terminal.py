@@ -1,15 +1,12 @@
 """Print an audit as tables in a terminal."""
 
 import sys
-from collections.abc import Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..jobs.script import duration, short
-from .advice import Advice
-from .results import ALARMED, SOFT, Audit, ModelRow, verdict
+from .results import SOFT, Audit, verdict
 
 
 def print_audit(audit: Audit) -> None:
@@ -21,11 +18,6 @@ def print_audit(audit: Audit) -> None:
     console.print("Clear: the whole interval lies on the better side of chance. Chance: not reading the responses.\n")
     console.print(cost_table(audit))
     console.print(f"Training stops above {100 * audit.max_failures:g} % of questions without a verdict.\n")
-    if audit.estimates:
-        console.print(estimate_table(audit.estimates))
-    if audit.advice:
-        console.print(advice_table(audit.advice))
-        console.print("\n".join(audit.advice.sentences) + "\n", markup=False, soft_wrap=True)
     console.print(verdict(audit), style="bold", soft_wrap=True)
 
 
@@ -54,39 +46,6 @@ def measure_table(audit: Audit) -> Table:
             f"[{style}]{mark}[/]" if style else mark,
             result.meaning,
         )
-    return table
-
-
-def estimate_table(estimates: Mapping[str, ModelRow]) -> Table:
-    """Make the table of the model of the judge."""
-    table = titled("How does it err? 1 is the spread of its own settled opinion within a group. Truth is not measured")
-    table.add_column("error", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    table.add_column("what it means")
-    for one in estimates.values():
-        style = "bold red" if one.says == ALARMED else None
-        table.add_row(one.label, decimals(one.value), f"{one.low:.2f} to {one.high:.2f}", one.says, style=style)
-    return table
-
-
-def advice_table(advice: Advice) -> Table:
-    """Make the table of methods. Those beyond the budget are dim."""
-    table = titled("Which method? tau: agreement with the judge's own settled opinion, within a group")
-    table.add_column("recipe", no_wrap=True)
-    for column in ("tau", "95 % interval", "ties", "tokens", "time", "price", "fits"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in advice.rows:
-        price = "-" if row.price is None else f"{row.price:,.2f}"
-        table.add_row(
-            row.recipe, decimals(row.tau), f"{row.low:.2f} to {row.high:.2f}", f"{row.tied:.0%}",
-            short(row.tokens), duration(3600 * row.hours), price, "yes" if row.fits else "no",
-            style=None if row.fits else "dim",
-        )  # fmt: skip
-    table.caption = (
-        "Rows with a buffer assume made-up anchors (docs/audit.md). The others rest on this judge's answers. Of these,"
-        " paper/grpo and beyond/ratings_soft are measured against the lists, without a model."
-    )
     return table
 
 
