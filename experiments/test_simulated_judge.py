@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
 from itertools import permutations
-from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev
 from unittest.mock import ANY
@@ -54,7 +53,6 @@ from rankbuffer_trl.rewards.listen import first_questions
 
 QUALITY = {f"word{i}": i / 10 for i in range(20)}
 TEXTS = [text(Random(i), f"word{i}", 30) for i in range(20)]
-RECORDS = Path(__file__).parent / "judge_records" / "judge_records.json"
 
 
 def query(name: str = "q") -> Query:
@@ -168,18 +166,18 @@ def in_both_orders(errors: JudgeErrors, pairs: int = 2000) -> dict[str, float]:
     return {"first": fmean(first), "consistent": fmean(agree), "accuracy": fmean(right)}
 
 
-@pytest.mark.parametrize(("world", "judge"), [("careful", "GPT-4"), ("biased", "ChatGPT"), ("blunt", "LLaMA2")])
-def test_worlds_judge_pairs_as_the_records_say(world, judge):
-    """A range of the records goes from the lowest to the highest end of the intervals of one judge on two sets."""
-    records = [
-        each
-        for each in json.loads(RECORDS.read_text())["estimates"]
-        if (each["judge"], each["prompt"]) == (judge, "Vanilla_NoRules") and each["data"] in ("MT-Bench", "LLMEval^2")
-    ]
-    assert len(records) == 2
-    seen = in_both_orders(WORLDS[world]) | {"lasting_share": WORLDS[world].lasting}
-    for name, share in seen.items():
-        assert min(each[name][1] for each in records) <= share <= max(each[name][2] for each in records), name
+RECORDS = {  # judge_cost/README.md has their source
+    "careful": {"first": (0.45, 0.54), "consistent": (0.82, 0.92), "accuracy": (0.73, 0.86), "lasting": (0.46, 0.94)},
+    "biased": {"first": (0.59, 0.74), "consistent": (0.50, 0.78), "accuracy": (0.66, 0.77), "lasting": (0.00, 0.99)},
+    "blunt": {"first": (0.47, 0.66), "consistent": (0.60, 0.80), "accuracy": (0.65, 0.77), "lasting": (0.03, 0.71)},
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_worlds_judge_pairs_as_the_records_say(world):
+    seen = in_both_orders(WORLDS[world]) | {"lasting": WORLDS[world].lasting}
+    for name, (low, high) in RECORDS[world].items():
+        assert low <= seen[name] <= high, name
 
 
 @pytest.mark.parametrize("world", WORLDS)
