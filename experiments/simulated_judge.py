@@ -9,7 +9,6 @@ the settings. By default the error is normal, and it is drawn afresh for every p
 prompt, so the same prompt has the same answer. The other errors are off by default:
 
 * `lasting`: a share of the error's variance belongs to the response and repeats in every prompt.
-* `tails`: the errors follow Student's t instead of the normal distribution, scaled to the same standard deviation.
 * `crowd`: the error grows with the number of responses in the prompt, anchors included.
 * `bias`: the judge favours the responses that stand first, or those at both ends.
 * `labels`: the judge favours low labels, wherever they stand.
@@ -152,9 +151,6 @@ class JudgeErrors:
             Standard deviation of the error of one look, in a prompt with one or two responses.
         lasting (`float`, *optional*, defaults to `0.0`):
             Share of the error's variance that belongs to the response and repeats in every prompt, in 0..1.
-        tails (`float`, *optional*, defaults to `inf`):
-            Degrees of freedom of Student's t, above 2. The fewer, the heavier the tails. Without a limit, the errors
-            are normal. The standard deviation is the same for all degrees.
         crowd (`float`, *optional*, defaults to `1.0`):
             How many times as large the error is in a prompt with 8 responses as in a prompt with 2. The error grows as
             a power of the number of responses `n`: the factor is `crowd ** log4(n / 2)`. Anchors count as responses,
@@ -174,7 +170,6 @@ class JudgeErrors:
 
     noise: float = 0.09
     lasting: float = 0.0
-    tails: float = math.inf
     crowd: float = 1.0
     bias: float = 0.0
     shape: str = "linear"
@@ -198,13 +193,6 @@ class JudgeErrors:
     def deviation(self, n: int) -> float:
         """Return the standard deviation of a look in a prompt with `n` responses."""
         return self.noise * self.crowd ** math.log(max(n, 2) / 2, 4)
-
-    def draw(self, random: Random, deviation: float) -> float:
-        """Draw an error of this standard deviation."""
-        if math.isinf(self.tails):
-            return random.gauss(0, deviation)
-        squares = random.gammavariate(self.tails / 2, 2)  # chi-squared
-        return random.gauss(0, deviation) * math.sqrt((self.tails - 2) / squares)
 
     def favour(self, prompt: str, names: Sequence[str]) -> dict[str, float]:
         """Return what place and label add to each response of a prompt, by its heading, in the order of places."""
@@ -343,7 +331,7 @@ def looks_at(prompt: str, quality: Mapping[str, float], errors: JudgeErrors) -> 
     own, fresh = deviation * math.sqrt(errors.lasting), deviation * math.sqrt(1 - errors.lasting)
     favour = errors.favour(prompt, list(shown))
     return {
-        name: quality[word] + errors.draw(random, fresh) + (own and errors.draw(Random(word), own)) + favour[name]
+        name: quality[word] + random.gauss(0, fresh) + (own and Random(word).gauss(0, own)) + favour[name]
         for name, word in shown.items()
     }
 

@@ -139,16 +139,6 @@ def test_favour_of_a_drawn_direction_belongs_to_the_query():
     assert signs == {0.3, -0.3}
 
 
-@pytest.mark.parametrize("degrees", [5.0, 8.0])
-def test_draw_has_heavier_tails_at_the_same_standard_deviation(degrees):
-    random, errors = Random(0), JudgeErrors(tails=degrees)
-    draws = [errors.draw(random, 2.0) for _ in range(50_000)]
-    assert fmean(draws) == pytest.approx(0.0, abs=0.03)
-    assert pstdev(draws) == pytest.approx(2.0, rel=0.02)
-    share = fmean(abs(draw) > 6.0 for draw in draws)
-    assert share > 2 * 0.0027, "a normal number is beyond three deviations in 0.27 % of the draws"
-
-
 @cache
 def in_both_orders(errors: JudgeErrors, pairs: int = 2000) -> dict[str, float]:
     """Ask for the order of pairs of rollouts, each in both orders of presentation. Return what a record shows."""
