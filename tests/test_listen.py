@@ -85,6 +85,22 @@ def test_calls_and_most_shown_have_defaults_within_those_of_a_method_that_knows_
 
 
 @dataclass(frozen=True)
+class Shuffling(RewardMethod):
+    """A method that asks once or twice, by what it shuffles with query and step."""
+
+    name = "shuffling"
+
+    async def score(self, group, buffer, judge):
+        times = 1 + Random(f"{group.query.id} {group.step}").getrandbits(1)
+        await judge.ask_all([pairwise_question(group.query, "a", "b")] * times)
+        return score_by_reward(group, {0: 0.0, 1: 0.0})
+
+
+def test_calls_by_playing_vary_the_query_and_the_step():
+    assert Shuffling().calls(make([1, 2]), True) == Shuffling().calls(make([1, 2]), False) == (1, 2)
+
+
+@dataclass(frozen=True)
 class Unanswerable(RewardMethod):
     """A method with a question to which no answer is found by trying."""
 

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import pairwise, product
 from operator import mul
 from statistics import fmean
 
@@ -82,22 +82,27 @@ class RunPrice:
         return groups, judged(0), judged(1)
 
     @cached_property
-    def visits(self) -> list[tuple[float, ...]]:
+    def visits(self) -> dict[bool, list[tuple[float, ...]]]:
         """What each visit of a query asks, until they ask alike: tokens of prompts and answers, and responses shown.
 
-        Made-up responses do not count.
+        Made-up responses do not count. The key is whether the judge disagrees with itself wherever it can, so that a
+        method asks again. The embedded judge does so where a later visit holds equal texts.
         """
         epochs = math.ceil(self.plan.batches.generations / self.plan.batches.generations_per_epoch)
         every, guard = math.ceil(len(self.plan.queries) / SAMPLED), self.plan.args.judge_guard
         groups = self.stand_ins[::every]
         first = estimate_tokens([q for group in groups for q in first_questions(self.plan.method, group)], guard)[0]
         whole = estimate_tokens(self.first_questions, guard)[0] / len(self.plan.queries)
-        visits: list[tuple[float, ...]] = []
-        for asked in rehearse(self.plan.method, groups, min(epochs, REHEARSED)):
+        visits: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
+        rehearsed = rehearse(self.plan.method, groups, min(epochs, REHEARSED))
+        for doubts, every_one in product(visits, rehearsed):
+            asked = [question for question in every_one if doubts or question.kind != "again"]
             prompt, completion = estimate_tokens(asked, guard)
             texts = [text for question in asked for pairs in question.responses.values() for _, text in pairs]
             made_up = 0 if self.written else sum(map(len, texts)) / CHARACTERS_PER_TOKEN
-            visits.append(((prompt - made_up) / first * whole, completion / len(groups), len(texts) / len(groups)))
+            visits[doubts].append(
+                ((prompt - made_up) / first * whole, completion / len(groups), len(texts) / len(groups))
+            )
         return visits
 
     def groups(self, step: int, reader: bool = False) -> list[int]:
@@ -107,7 +112,7 @@ class RunPrice:
         """
         args, size = self.plan.args, self.plan.args.queries_per_generation
         first, last = (size * self.plan.batches.generations_until(each) for each in (min(self.plan.done, step), step))
-        starts = [number * self.plan.batches.generations_per_epoch * size for number in range(len(self.visits))]
+        starts = [number * self.plan.batches.generations_per_epoch * size for number in range(len(self.visits[True]))]
         most = args.reader_first if reader else last
         bounds = [min(max(each, first), last, most) for each in (*starts, last)]
         return [end - start for start, end in pairwise(bounds)]
@@ -129,10 +134,12 @@ class RunPrice:
         by_characters = Totals(spent_prompt_tokens=round(prompt), spent_completion_tokens=round(sampled))
         sample = found if found and found.spent_tokens else by_characters
         # In place of what is made up, a rollout may have so many tokens. The guard marks its lines.
-        ends = [0] if self.written else [0, args.max_completion_length * (1 + args.judge_guard / QUOTED)]
+        longest = 0 if self.written else args.max_completion_length * (1 + args.judge_guard / QUOTED)
+        ends = [(0.0, False), (longest, True)]
 
-        def part(step: int, more: float, reader: bool) -> Totals:
-            columns = zip(*self.visits, strict=True)
+        def part(step: int, end: tuple[float, bool], reader: bool) -> Totals:
+            more, doubts = end
+            columns = zip(*self.visits[doubts], strict=True)
             prompts, completions, shown = (sum(map(mul, self.groups(step, reader), column)) for column in columns)
             tokens = prompts * sample.spent_prompt_tokens / prompt + shown * more
             cached = tokens * sample.spent_cached_tokens / max(sample.spent_prompt_tokens, 1)
@@ -140,12 +147,12 @@ class RunPrice:
             counts = ("prompt", tokens), ("cached", cached), ("completion", answers)
             return Totals(**{f"spent_{name}_tokens": round(number) for name, number in counts})
 
-        def total(step: int, more: float) -> Totals:
-            judge = part(step, more, reader=False)
-            return judge + part(step, more, reader=True) if args.reader is not None else judge
+        def total(step: int, end: tuple[float, bool]) -> Totals:
+            judge = part(step, end, reader=False)
+            return judge + part(step, end, reader=True) if args.reader is not None else judge
 
         groups, *calls = self.judgments()
-        totals = [total(steps, more) for more in ends]
+        totals = [total(steps, end) for end in ends]
         which = f"the rest of the run, from step {self.plan.done}" if self.plan.done else "the run"
         parts = [
             f"{which}: {groups:,} groups of {args.num_generations} rollouts",
@@ -159,7 +166,7 @@ class RunPrice:
             parts.append(f"about {between(times)} of judging at this rate")
         lines = [", ".join(parts)]
         if args.reader is not None:
-            tokens = between([short(part(steps, more, reader=True).spent_tokens) for more in ends])
+            tokens = between([short(part(steps, end, reader=True).spent_tokens) for end in ends])
             lines.append(
                 f"the reader takes about {tokens} of these tokens, for {sum(self.groups(steps, True)):,} groups"
             )
@@ -170,8 +177,8 @@ class RunPrice:
             )
         if args.has_budget:
             spent = spent_before(args.output_dir, self.plan.checkpoint)
-            over = lambda step, more: bool(args.over_budget(spent + total(step, more)))  # noqa: E731
-            at = [bisect_left(range(steps), True, self.plan.done, key=partial(over, more=more)) for more in ends[::-1]]
+            over = lambda step, end: bool(args.over_budget(spent + total(step, end)))  # noqa: E731
+            at = [bisect_left(range(steps), True, self.plan.done, key=partial(over, end=end)) for end in ends[::-1]]
             last = f"ends at about step {between([str(step) for step in at])} of {steps}"
             lines.append(f"the budget {last if at[0] < steps else 'lasts to the end of the run'}")
         return lines

@@ -216,8 +216,11 @@ async def _play(method: Scores, whole: RolloutGroup, some: RolloutGroup) -> list
 
     visits = []
     for seed in range(PLAYS):
-        first, _ = await visit(some, None, seed)
-        _, buffer = await visit(whole, None, seed)
-        later, _ = await visit(replace(some, step=1, epoch=1), buffer, seed)
+        # What a method shuffles by query and step differs from play to play.
+        query = replace(whole.query, id=f"? {seed}")
+        here, there = (replace(group, query=query, step=2 * seed) for group in (some, whole))
+        first, _ = await visit(here, None, seed)
+        _, buffer = await visit(there, None, seed)
+        later, _ = await visit(replace(here, step=2 * seed + 1, epoch=1), buffer, seed)
         visits.append((first, later))
     return visits
