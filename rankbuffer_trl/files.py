@@ -89,15 +89,3 @@ def lock_descriptor(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether another has locked a file with [`lock`]. The lock is only looked at, so nobody has to wait.
-
-    It is `False` for a missing file, and where the system cannot tell.
-    """
-    if not path.is_file() or not hasattr(fcntl, "F_OFD_GETLK"):
-        return False
-    with path.open("rb") as file:
-        found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-    return struct.unpack(FLOCK, found)[0] != fcntl.F_UNLCK

@@ -76,7 +76,6 @@ PROGRAMS = {
         {
             REJUDGE + AWAY + " --mode duel": GONE,
             REJUDGE + AWAY + " --method pointwise": GONE,
-            REJUDGE + AWAY + " --mode watch": GONE,
             "": "run_dir is not set",
             "--run_dir nowhere": "dataset_name is not set",
             "--run_dir nowhere --dataset_name {numbers}": "nowhere does not exist",

@@ -89,10 +89,6 @@ def test_totals_by_epoch_are_those_of_its_steps(run, store):
         assert sums == Totals.of(call for step, call in run.calls if epochs[step] == epoch)
 
 
-def test_visits_are_those_of_the_groups(store):
-    assert history.visits_in_order(store) == [(row.step, row.query_id, row.epoch) for row in history.groups(store)]
-
-
 def test_initial_anchors_are_in_the_order_of_their_numbers(tmp_path):
     query = numbers_query("q", " ".join(map(str, range(5, 65, 5))))
     store = BufferStore(tmp_path / "live.sqlite")
@@ -108,7 +104,6 @@ def test_readers_of_numbers_leave_no_lock_behind(run):
         history.query_ids,
         history.epochs,
         history.groups,
-        history.visits_in_order,
         history.buffers,
         history.answers_by_step,
         history.totals,

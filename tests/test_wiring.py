@@ -193,22 +193,6 @@ def duel(at) -> dict:
 
 
 @starts("rankbuffer-rejudge", RejudgeConfig)
-def watch(at) -> dict:
-    at.ends.doors("rankbuffer_tools.rejudge.watch", "next_pairs check_failures")
-    own = {name: value_of(row) for name, row in judge(at).items()}
-    left, answer = [None] * 10, at.ends.answer  # both questions of the first pair fail
-    at.ends.answer = lambda body: "no" if left and (left.pop(), True) else answer(body)
-    return rejudge(at, "watch", "[watch] step", 1.0) | {
-        "reader": To(own | {"judge_model": "other", "judge_max_failures": 1.0}, '"model": "other"'),
-        "reader_rubrics": To(False, GENERIC[0].text),
-        "reader_share": To(0.5, {"share": 0.5}),
-        "tolerance": 0.2,
-        "false_alarm_rate": 0.04,
-        "probabilities": To(True, '"n": 6'),
-    }
-
-
-@starts("rankbuffer-rejudge", RejudgeConfig)
 def dry(at) -> dict:
     rows = base(**{name: value_of(row) for name, row in rejudge(at, "duel", None, 0.75).items()})
     return rows | {"dry_run": To(True, lambda ends: not ends.asked)}

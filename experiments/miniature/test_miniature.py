@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
-from experiments.miniature import fooled, watched
+from experiments.miniature import fooled
 from experiments.miniature import groups as groups_script
 from experiments.miniature import run as miniature
 from experiments.miniature.judge import NoisyRubricJudge, Weakness
@@ -410,33 +410,6 @@ def test_fooled_counts_belief_without_truth_and_what_it_costs(tmp_path, monkeypa
         "place-1: grpo - rankbuffer": "does not hold",
     }
     assert (tmp_path / "fooled.png").stat().st_size > 10_000
-
-
-def test_watched_counts_alarms_over_kept_runs(tmp_path, howto, monkeypatch, capsys):
-    """A judge that likes the word `then` sees progress where responses got that word and are no better."""
-    for name, weakness, strength in (("none", "", 0.0), ("phrase-9", "phrase", 9.0)):
-        made = {"mean": 0.5, "deviation": 0.2, "weakness": weakness, "strength": strength, "trait": [0.0, 1.0]}
-        store = BufferStore(tmp_path / name / "runs" / "grpo-0" / LIVE_STORE)
-        judge = Judge(NoisyRubricJudge(mean=0.5, deviation=0.2))
-        for step, end in enumerate(("", " Then")):
-            groups = [
-                visit(query_of(row, []), tuple(text + end for text in row["responses"][:2]), step) for row in howto
-            ]
-            scores = [asyncio.run(Listwise(looks=2).score(group, None, judge)) for group in groups]
-            store.commit(step, list(zip(groups, scores, strict=True)), judge.drain())
-        store.close()
-        (tmp_path / name / "settings.json").write_text(json.dumps(made))
-        (tmp_path / name / "results.jsonl").write_text(json.dumps(asdict(result("grpo", 0, 50.0))) + "\n")
-    monkeypatch.setattr(sys, "argv", ["watched", str(tmp_path)])
-    watched.main()
-    *printed, line = capsys.readouterr().out.splitlines()
-    assert json.loads(line) == {
-        "benchmark": "watched",
-        "none": {"runs": 1, "alarms": 0},
-        "phrase-9": {"runs": 1, "alarms": 1},
-    }
-    cells = [cell.strip() for cell in next(row for row in printed if "phrase-9 grpo" in row).split("│")[2:6]]
-    assert cells[:2] == ["1", "1"] and 5 < float(cells[2]) < 60 and cells[3] == "1"
 
 
 @pytest.mark.slow

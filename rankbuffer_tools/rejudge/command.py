@@ -2,10 +2,8 @@
 
     rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --judge_url URL --judge_model NAME
     rankbuffer-rejudge --run_dir runs/mine --dataset_name data/mine.jsonl --mode duel --dry_run true
-    rankbuffer-rejudge --config judge.yaml --run_dir runs/mine --mode watch --reader '{"judge_url": URL, ...}'
 
-The first line replays recorded groups with another judge. The second one prints the price of duels. The third one lets
-a reader watch a run whose data set and judge are in a file.
+The first line replays recorded groups with another judge. The second one prints the price of duels.
 """
 
 import asyncio
@@ -28,7 +26,6 @@ from ..report.runs import Run, open_runs
 from .config import RejudgeConfig
 from .duel import draw, questions_of, read_answers
 from .replay import Visits, check_failures, measure, price_of, read_visits, replay
-from .watch import watch
 
 
 def rejudge(config: RejudgeConfig) -> int:
@@ -37,8 +34,6 @@ def rejudge(config: RejudgeConfig) -> int:
     Raises:
         [`RankBufferError`]: for all that the user can mend.
     """
-    if config.mode == "watch":
-        return watch(config)
     with open_runs([config.run_dir]) as (run,):
         check_rubrics(run)
         found = duel(config, run) if config.mode == "duel" else replay_run(config, run)
@@ -134,7 +129,7 @@ def duel(config: RejudgeConfig, run: Run) -> dict[str, Any] | None:
     if config.dry_run:
         return None
     answers = asyncio.run(ask_many(judge, questions, config.log, "asking the judge"))
-    check_failures(judge, [call for call in answers.calls if call.failed], len(questions), config.judge_max_failures)
+    check_failures(judge, [call for call in answers.calls if call.failed], len(answers.asked), config.judge_max_failures)
     n, won, control = read_answers(drawn, answers.values)
     first, last = drawn.epochs
     print(f"epoch {last} beats epoch {first} in {won} of {n:,} duels over {won.queries:,} queries")

@@ -34,7 +34,6 @@ from .chart import (
     thousands,
     window,
 )
-from .evidence import Watch
 from .progress import gain_table, reach_table
 from .tables import LEVEL, Row, advantage_bins, distinct, joined, trailing_means
 
@@ -391,25 +390,6 @@ def reach_chart(table: Sequence[Row], best: int) -> Chart:
     return Chart("reach", "Progress: against the data set's responses", caption, figure, table)
 
 
-def watch_charts(watch: Watch | None) -> list[Chart]:
-    """Draw which share of new responses beats old ones, by the judge of the run and by a reader that watches it."""
-    if watch is None or not (table := watch.by_epoch()):
-        return []
-    figure, (axes,) = panels()
-    for side, colour, label in (("judge", BLUE, "judge of the run"), ("reader", RED, "reader")):
-        axes.plot(column(table, "epoch"), column(table, side), color=colour, marker="o", markersize=4, label=label)
-    axes.axhline(0.5, color=GREY, linewidth=1)
-    axes.set(xlabel="epoch", ylabel="preferred to the first visit's", ylim=(0, 1))
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    legend(axes)
-    caption = (
-        f"How often {watch.judge} and the reader {watch.reader} prefer a newest response to one of the first visit, on"
-        f" the same pairs: {watch.verdict}. The e-value tests whether the two lines are more than {watch.tolerance:g}"
-        " apart."
-    )
-    return [Chart("watch", "Progress: by the judge and by a reader", caption, figure, table)]
-
-
 def probe_chart(table: Sequence[Row]) -> Chart:
     """Draw what answers look like, and how far the rewards of a group follow it."""
     names = [name for name in PROBE_LABELS if name in table[0]]
@@ -434,14 +414,13 @@ def probe_chart(table: Sequence[Row]) -> Chart:
 def run_charts(
     store: BufferStore,
     log: Sequence[dict],
-    watch: Watch | None = None,
     rubrics: Callable[[str], Sequence[Rubric]] = lambda query_id: (),
 ) -> list[Chart]:
     """Draw every chart that a run has data for. A method without a buffer has no buffer charts.
 
     `rubrics` tells those of a query.
     """
-    charts = watch_charts(watch)
+    charts = []
     found = gains.visits_by_query(store)
     progress = gain_table(found)
     if any(row["probability"] is not None for row in progress):

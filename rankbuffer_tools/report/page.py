@@ -23,7 +23,7 @@ FILES = files(__package__)
 # The judgments by kind: the key of each column in a row, and the heading above its values.
 KINDS = {"calls": "calls", "failures": "failed", "attempts": "requests", "tokens": "tokens"}
 KINDS |= {"tokens_per_call": "tokens / call", "seconds_per_attempt": "seconds / request"}
-OPENING = ("quality", "watch", "gains", "reach")  # the charts that stand at the top of a run
+OPENING = ("quality", "gains", "reach")  # the charts that stand at the top of a run
 # The script fills this figure, since it shows text of a policy.
 EXAMPLE = (
     '<figure class="example" hidden><h3>Before and after: <bdi></bdi></h3><p class="text soft"></p>'

@@ -230,7 +230,7 @@ def section_of(
         name=run.name,
         headlines=headlines_of(run, price, own),
         facts=facts_of(run, len(ids)),
-        charts=run_charts(run.store, run.log, run.watch, lambda id: queries[id].rubrics if queries else ()),
+        charts=run_charts(run.store, run.log, lambda id: queries[id].rubrics if queries else ()),
         kinds=tables.kind_table(run.store),
         index=browser_index(run.name, [each for each, _ in shown], len(ids), MEASURE if quality else None, example),
         pages=[packed for _, packed in shown],
@@ -246,7 +246,7 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
     """Return the numbers that a run's section opens with, by label: score, progress, reach and cost.
 
     A number that is not known, or that did not move, is left out. Progress is the share of duels that were won, if
-    `rankbuffer-rejudge` has asked for duels. A reader that watches the run adds its evidence.
+    `rankbuffer-rejudge` has asked for duels.
     """
     totals, rewards = history.totals(run.store), tables.reward_table(run.store)
     rollouts = sum(row["rollouts"] for row in rewards)
@@ -259,8 +259,6 @@ def headlines_of(run: Run, price: Price | None, quality: Quality | None = None) 
         headlines[label] = str(run.duel.won)
     elif compared and compared[newest := max(compared)].probability is not None:
         headlines[f"epoch {newest}'s responses preferred to those of the visit before"] = str(compared[newest])
-    if run.watch:
-        headlines[f"by the reader {run.watch.reader}, which watches the judge"] = run.watch.verdict
     best = above_best(found)
     ends = [gains.percent(share.share) for share in (best[0], best[-1])] if best else []
     if len(set(ends)) > 1:

@@ -14,8 +14,6 @@ from rankbuffer_trl.settings import is_finite
 from rankbuffer_trl.store import BufferStore, StoreError
 from rankbuffer_trl.store.places import LIVE_STORE, copy_live, read_store
 
-from .evidence import Watch, watch_of
-
 
 class RunConfig(TypedDict, total=False):
     """The settings of a run that others read from its manifest; a manifest holds all of them."""
@@ -67,8 +65,6 @@ class Run:
             What the newest checkpoint tells of the run: policy, data, judge, method and settings; empty without one.
         duel (`Duels`, *optional*):
             The result of `rankbuffer-rejudge --mode duel` for this run.
-        watch (`Watch`, *optional*):
-            That of `rankbuffer-rejudge --mode watch`, so far.
     """
 
     name: str
@@ -77,7 +73,6 @@ class Run:
     log: list[dict] = field(default_factory=list)
     manifest: RunFacts | dict[str, Any] = field(default_factory=dict)
     duel: Duels | None = None
-    watch: Watch | None = None
 
 
 @contextmanager
@@ -97,8 +92,7 @@ def open_runs(paths: Sequence[str | Path]) -> Iterator[list[Run]]:
         try:
             for number, (name, path) in enumerate(zip(run_names(folders), folders, strict=True)):
                 store = open_store(path, Path(scratch) / f"{number}.sqlite")
-                found = duel_of(path, store), watch_of(path, store)
-                runs.append(Run(name, path, store, *log_and_manifest(path), *found))
+                runs.append(Run(name, path, store, *log_and_manifest(path), duel_of(path, store)))
                 if store.last_step() is None:
                     raise StoreError(f"{path} has no scored group yet: call this again after the run's first step")
             yield runs

@@ -149,11 +149,6 @@ def visited_in_newest_epoch(store: Readable) -> list[tuple[int, str]]:
     return [(step, id) for step, id in store.rows(f"SELECT step, query_id FROM groups WHERE {where} ORDER BY step")]
 
 
-def visits_in_order(store: Readable) -> list[tuple[int, str, int]]:
-    """Return step, query id and epoch of all scored groups, by step and query id. No JSON is read."""
-    return [(step, id, epoch) for step, id, epoch in _select(store, "step, query_id, epoch", "groups", "1, 2", {})]
-
-
 def groups(store: Readable, **equal: Any) -> list[GroupRow]:
     """Return all scored groups by step and query id; `equal` names the value that a column must have."""
     columns = "query_id, step, epoch, k, positions, tiers, rewards, added, pruned"

@@ -7,9 +7,8 @@ two by what an answer looks like: its words, its probes and its place in the gro
 group, because a rank says nothing across groups. What the regression predicts for a rollout is subtracted from its
 reward.
 
-The reader belongs to the run, and is no program beside it as the watch is. Such a program would write versions of a
-correction, and the run would have to record the version of each step. Here the reads stand in the store, and the
-correction of a step follows from those of all steps before. So a resumed run corrects as the run would have.
+The reads stand in the store, and the correction of a step follows from those of all steps before. So a resumed run
+corrects as the run would have.
 
 Buffers keep the judge's order.
 """
