@@ -167,22 +167,28 @@ def test_arrived_asks_an_insertion_at_once_and_ranks_a_group_when_it_is_whole(sc
     assert outcome.hidden == 5 / 8
 
 
-def test_early_questions_answer_one_question_each(scorer):
+def test_equal_questions_of_a_step_are_asked_once_and_share_the_answer(scorer):
     """The judge answers the same question in another way each time, and a rollout that comes twice counts once."""
-    found = []
-    for arrivals in (None, [(0, "50"), (0, "50"), (0, "7"), (1, "50")]):
+    for lost in (False, True):
+        found = []
+        for arrivals in (None, [(0, "50"), (0, "50"), (0, "7"), (1, "50")]):
 
-        def answer(messages, places=iter([4, 0, 2])):  # noqa: B008  (made anew in each turn of the loop)
-            ranking = "CANDIDATES" in messages[0]["content"]
-            return by_number(messages) if ranking else f'{{"position": {next(places)}}}'
+            def answer(messages, lost=lost, places=iter([4, 0, 2])):  # noqa: B008  (made anew in each turn)
+                if "CANDIDATES" in messages[0]["content"]:
+                    return by_number(messages)
+                return unreachable(messages) if lost else f'{{"position": {next(places)}}}'
 
-        made, groups = scorer(scripted_judge(answer)), [group_of(line="50 50 50")]
-        if arrivals:
-            begin(made, groups, *arrivals)
-        outcome = made.score(groups, 0)
-        found.append((outcome.scores, Counter(call.kind for call in outcome.calls)))
-    assert found[0][0][0].positions == {0: 4, 1: 0, 2: 2} and found[0][1] == Counter(insert=3)
-    assert found[1] == found[0]
+            made, groups = scorer(scripted_judge(answer), max_failures=1.0), [group_of(line="50 50 50")]
+            if arrivals:
+                begin(made, groups, *arrivals)
+            outcome = made.score(groups, 0)
+            found.append((outcome.scores, Counter(call.kind for call in outcome.calls)))
+        score, kinds = found[0][0][0], found[0][1]
+        if lost:
+            assert score.rewards == (None, None, None) and kinds == Counter(insert=1)
+        else:
+            assert score.positions == {0: 4, 1: 4, 2: 4} and kinds == Counter(insert=1, fine=1)
+        assert found[1] == found[0]
 
 
 # What was announced and is not what is scored

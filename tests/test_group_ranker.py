@@ -87,7 +87,7 @@ def test_rank_counts_a_failure_never_as_a_score():
     assert isinstance(many, JudgeError) and "rank it again once the judge answers" in str(many)
     assert "checkpoint" not in str(many) and later.rewards == (0.0, 1.0, -1.0)
     assert [row[:2] for row in left["groups"]] == [("a", 0), ("b", 0)]
-    assert sum("unreachable" in row for row in left["calls"]) == 3
+    assert sum("unreachable" in row for row in left["calls"]) == 2, "the same text twice is one question"
 
 
 def test_rank_takes_a_prompt_a_row_and_settings():

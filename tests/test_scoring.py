@@ -269,8 +269,10 @@ def test_step_metrics_of_a_step_made_by_hand():
         Call("rankbuffer", "fine", "n", "http://b", "malformed", 3, Usage(), Usage(300, 0, 30), 0.5, "no"),
     ]
     metrics = step_metrics(groups, scores, calls, 1.5, 0.5)
-    empty = step_metrics(groups[1:2], [GroupScore((0.0, 1.0))], [])
-    assert not any(empty.values()) and empty.keys() == {name for name in metrics if name[0] in "rj"}
+    empty = step_metrics([group(numbers(), "1 1", 0)], [GroupScore((0.0, 1.0))], [])
+    assert "rollouts/distinct" not in step_metrics([group(numbers(), "- -", 0)], scores[2:], [])
+    assert empty.pop("rollouts/distinct") == 0.5
+    assert not any(empty.values()) and empty.keys() == {name for name in metrics if name[:2] in ("ra", "ju")}
     sources = dict(initial=1.5, bootstrap=0.5, left=0.5, right=1, refine=0.5, selected=0, candidate=0)
     places = dict(below=1, quarter1=1, quarter2=1, quarter3=0, quarter4=1, above=2)
     shares = dict(fine_ranked_groups=1 / 3, ties=(2 / 4 + 0 + 2 / 4) / 3, unscored=3 / 12, empty=3 / 12)
@@ -278,6 +280,7 @@ def test_step_metrics_of_a_step_made_by_hand():
     judge |= dict(spent_tokens=489, seconds=1.5, hidden=0.5)
     expected = {"buffer/size": 4, **{f"buffer/{name}": value for name, value in sources.items()}}
     expected |= {f"insert/{name}": count / 6 for name, count in places.items()}
+    expected["rollouts/distinct"] = 1
     expected |= {f"rank/{name}": share for name, share in shares.items()}
     expected |= {f"judge/{name}": value for name, value in judge.items()}
     assert metrics == pytest.approx(expected)

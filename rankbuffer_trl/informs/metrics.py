@@ -26,6 +26,7 @@ def step_metrics(
     An evaluation updates nothing, so there they are of the buffers before.
     `insert/*` is the histogram of insertion positions, as shares: `below` and `above` all anchors, and the quarters of
     the intervals between them. It is missing if nothing was inserted. `judge/*` are sums over the step.
+    `rollouts/distinct` is the share of the answers that differ from all others before them in their group.
     Tokens are those of parsed calls, as in the paper; `judge/spent_tokens` counts the tokens of all attempts.
     `judge/seconds` is the time that the trainer waited for the judge, and `judge/hidden` the share of the judgments
     that had ended before it waited.
@@ -54,10 +55,13 @@ def step_metrics(
         for position in score.positions.values()
     )
     rewards = [reward for score in scores for reward in score.rewards]
+    answers = [[rollout.text for rollout in group.answered] for group in groups]
+    distinct = sum(len(set(texts)) for texts in answers), sum(map(len, answers))
     sums = {"size": sources.total(), **{source: sources[source] for source in SOURCES}} if buffers else {}
     return {
         **{f"buffer/{name}": number / len(buffers) for name, number in sums.items()},
         **{f"insert/{name}": bins[name] / bins.total() for name in INSERTION_BINS if bins},
+        **({"rollouts/distinct": distinct[0] / distinct[1]} if distinct[1] else {}),
         "rank/fine_ranked_groups": sum(score.fine_ranked for score in scores) / len(scores),
         "rank/ties": sum(tied_share(score) for score in scores) / len(scores),
         "rank/unscored": sum(reward is None for reward in rewards) / len(rewards),

@@ -22,8 +22,18 @@ RESUME = "Nothing of this step was kept; resume from the last checkpoint once th
 PENDING = "(not known yet)"  # the text of a rollout that has not arrived; a method's `calls` counts it as an answer
 
 
+class Shared:
+    """A question of a step with its answer to come, for all who ask it."""
+
+    def __init__(self, question: Askable, answer: "asyncio.Task[tuple[Any | None, Call]]"):
+        self.question = question
+        self.answer = answer
+        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # all may have left
+        self.waiting = 0  # how many wait for the answer
+
+
 class EarlyJudge(Judge):
-    """A judge that can be asked a question early: the same question, asked later, gets that answer."""
+    """The judge of one step. It is asked an equal question once, early or not, and all who ask it share the answer."""
 
     def __init__(
         self,
@@ -33,28 +43,42 @@ class EarlyJudge(Judge):
         on_spent: Callable[[Usage], None] | None = None,
     ):
         super().__init__(judge.client, judge.max_attempts, judge.guard, method or judge.method, on_call, on_spent)
-        self._early: defaultdict[tuple[str, str], list[tuple[Askable, asyncio.Task]]] = defaultdict(list)
+        self._asked: defaultdict[tuple[str, str, str], list[Shared]] = defaultdict(list)
+
+    def _shared(self, question: Askable) -> list[Shared]:
+        """Return what was asked that may be equal: also with the same responses."""
+        return self._asked[question.kind, question.query_id, repr(getattr(question, "responses", None))]
 
     def ask_early(self, question: Askable, tasks: asyncio.TaskGroup) -> None:
-        """Put `question` now, in `tasks`, and keep its answer for the first equal question to come."""
-        asked = (question, tasks.create_task(super().ask_with_cost(question)))
-        self._early[question.kind, question.query_id].append(asked)
+        """Put `question` now, in `tasks`, unless it was put, and keep its answer for all equal questions to come."""
+        asked = self._shared(question)
+        if all(each.question != question for each in asked):
+            asked.append(Shared(question, tasks.create_task(super().ask_with_cost(question))))
 
     async def ask_with_cost(self, question: Askable) -> tuple[Any | None, Call]:
-        """Answer as [`Judge.ask_with_cost`] does, with the answer of an equal early question if there is one."""
-        waiting = self._early[question.kind, question.query_id]
-        for place, (asked, task) in enumerate(waiting):
-            if asked == question:
-                del waiting[place]  # it answers once: two rollouts with the same text are two calls, as always
-                return await task
-        return await super().ask_with_cost(question)
+        """Answer as [`Judge.ask_with_cost`] does, with the answer of an equal question if there is one."""
+        asked = self._shared(question)
+        shared = next((each for each in asked if each.question == question), None)
+        if shared is None:
+            shared = Shared(question, asyncio.ensure_future(super().ask_with_cost(question)))
+            asked.append(shared)
+        shared.waiting += 1
+        try:
+            await asyncio.wait([shared.answer])  # the end of one who waits does not end the question of the others
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting and not shared.answer.done():
+                asked.remove(shared)
+                shared.answer.cancel()
+                await asyncio.wait([shared.answer])  # until it stands in the ledger
+        return shared.answer.result()
 
     def drop_early(self) -> None:
         """Cancel the early questions that nothing has asked for."""
-        for waiting in self._early.values():
-            for _, task in waiting:
-                task.cancel()
-        self._early.clear()
+        for asked in self._asked.values():
+            for shared in asked:
+                shared.answer.cancel()
+        self._asked.clear()
 
 
 class OpenStep:
