@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -24,6 +25,7 @@ from ..informs.card import PAPER, CardFacts, write_card
 from ..informs.export import write_table
 from ..informs.informing import informing
 from ..informs.steplog import StepLog
+from ..informs.still import Pull, Stillness
 from ..judge import Judge
 from ..rewards.format import Answer, AnswerReader, format_reward
 from ..rewards.functions import numbered
@@ -146,6 +148,7 @@ class RankBufferTrainer(ResumableTrainer):
             args.format_check, self._tokenizer, args.chat_template_kwargs, view, args.judge_view_limit
         )
         self._read: list[Answer] = []  # of the last generation
+        self._stillness = Stillness(args.num_generations, args.beta)
         self._any_prompt = queries[queries.ids[0]].prompt
         if self.use_vllm and self.vllm_mode == "server" and self.accelerator.is_main_process:
             limit_requests(self.vllm_generation.vllm_client, args.ddp_timeout)
@@ -172,16 +175,30 @@ class RankBufferTrainer(ResumableTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Generate and score as TRL does, with a judge that is asked while rollouts are still generated."""
-        if not self.args.judge_during_generation:
-            return super()._generate_and_score_completions(inputs)
         training = self.model.training
-        epoch = self.current_epoch() if training else None
-        self.rank_reward.begin([row["query_id"] for row in inputs], training, self.state.global_step, epoch)
+        if self.args.judge_during_generation:
+            epoch = self.current_epoch() if training else None
+            self.rank_reward.begin([row["query_id"] for row in inputs], training, self.state.global_step, epoch)
         try:
-            return super()._generate_and_score_completions(inputs)
+            made = super()._generate_and_score_completions(inputs)
         except BaseException:
             self.rank_reward.discard()
             raise
+        if training:
+            self._look_at(made)
+        return made
+
+    @informing("whether rollouts have a gradient")  # a fault here is one of all processes, so none waits for another
+    def _look_at(self, made: dict[str, Any]) -> None:
+        """Warn of generations without a gradient. A collective: every process must call it."""
+        mask = made["completion_mask"] * made.get("tool_mask", 1)
+        counted = [row[here].tolist() for row, here in zip(made["completion_ids"], mask.bool(), strict=True)]
+        tokens = [hash(tuple(row)) if row else None for row in counted]
+        pulls = gather_object(list(map(Pull, made["advantages"].tolist(), tokens)))
+        unscored, empty = (self._metrics["train"][f"rank/{share}"][-1] for share in ("unscored", "empty"))
+        warning = self._stillness.look(pulls, unscored > 0 and unscored + empty > 1 - 1e-4)
+        if warning and self.accelerator.is_main_process:
+            logger.warning(warning)
 
     def _generate(self, prompts: list) -> tuple:
         """Generate as TRL does. The judge is asked here about all rollouts that did not come one by one.

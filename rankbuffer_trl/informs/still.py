@@ -1,0 +1,90 @@
+"""Say why a policy does not learn: several generations in a row in which no rollout has a gradient."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+PATIENCE = 3  # generations in a row: all groups of one may tie by chance
+ROUNDING = 5e-3  # the most that float32 leaves of an advantage of equal rewards, which TRL divides by 1e-4
+
+CAUSES = {
+    "masked": "all completions that count are cut off, and mask_truncated_completions leaves them out: raise"
+    " max_completion_length",
+    "unscored": "no rollout with an answer has a reward, since the judge fails: see judge/failures",
+    "equal": "the completions of each group are equal, so the policy has collapsed: raise the temperature, or resume"
+    " from an earlier checkpoint",
+    "tied": "the rewards of each group are equal, so the judge tells no answer from another: read its answers in the"
+    " store, and run rankbuffer-audit",
+}
+BETA = ". What is left is beta, which draws the policy back to its reference"
+
+
+class Pull(NamedTuple):
+    """What a rollout adds to the gradient.
+
+    Args:
+        advantage (`float`):
+            Its advantage.
+        tokens (`int`, *optional*):
+            A hash of the tokens that count. `None` if none counts.
+    """
+
+    advantage: float
+    tokens: int | None
+
+
+def no_gradient(pulls: Sequence[Pull], G: int, unscored: bool) -> str | None:
+    """Return the cause why the rollouts of a generation, group by group, have no gradient. `None` if they have one.
+
+    Advantages of equal completions add up, and those of a whole group of equal ones to 0.
+
+    Args:
+        pulls (`Sequence[Pull]`):
+            One per rollout of all processes.
+        G (`int`):
+            Size of a group.
+        unscored (`bool`):
+            Whether no rollout with an answer has a reward.
+    """
+    sums: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for i, pull in enumerate(pulls):
+        if pull.tokens is not None:
+            sums[i // G, pull.tokens] += pull.advantage
+    if any(abs(total) > ROUNDING for total in sums.values()):
+        return None
+    differ = [pull for pull in pulls if abs(pull.advantage) > ROUNDING]
+    if not sums or (differ and all(pull.tokens is None for pull in differ)):
+        return "masked"
+    if unscored:
+        return "unscored"
+    return "equal" if differ or len(sums) == len({group for group, _ in sums}) else "tied"
+
+
+class Stillness:
+    """The generations in a row without a gradient, and what was said about them.
+
+    Args:
+        G (`int`):
+            Size of a group.
+        beta (`float`):
+            The weight of the distance to the reference policy, which is a gradient of its own.
+    """
+
+    def __init__(self, G: int, beta: float):
+        self.G = G
+        self.beta = beta
+        self._generations = 0
+        self._said: set[str] = set()
+
+    def look(self, pulls: Sequence[Pull], unscored: bool) -> str | None:
+        """Look at the next generation. Return what to warn of, once per cause."""
+        cause = no_gradient(pulls, self.G, unscored)
+        self._generations = self._generations + 1 if cause else 0
+        if cause is None or self._generations < PATIENCE or cause in self._said:
+            return None
+        self._said.add(cause)
+        beta = BETA if self.beta and cause != "masked" else ""
+        return (
+            f"no rollout of the last {self._generations} generations has a gradient, so the policy learns nothing"
+            f" while the judge is paid: {CAUSES[cause]}{beta}"
+        )
