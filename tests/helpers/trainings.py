@@ -395,13 +395,13 @@ ROWS = {
     "straddling-spread-zero3-2x4x3": Row("straddling", (spread(2, 4, 3, zero3=True),), within=WEIGHTS),
     "straddling-spread-zero3-4x6": Row("straddling", (spread(4, 6, zero3=True),), within=WEIGHTS),
     "straddling-sigint": Row("straddling", stopped(
-        judge_stops(165, signal.SIGINT), "checkpoint-2", Start(settings=BY_TWO), steps=3, **INTERRUPTED
+        judge_stops(120, signal.SIGINT), "checkpoint-2", Start(settings=BY_TWO), steps=3, **INTERRUPTED
     )),
     "straddling-zero3-sigterm": Row(
         "straddling", stopped(judge_stops(40, signal.SIGTERM), "checkpoint-1", ZERO3_2, steps=1), within=WEIGHTS
     ),
     "straddling-zero3-sigkill": Row("straddling", stopped(
-        judge_stops(165, signal.SIGKILL), "checkpoint-2", replace(ZERO3_2, settings=BATCH_12 | BY_TWO),
+        judge_stops(120, signal.SIGKILL), "checkpoint-2", replace(ZERO3_2, settings=BATCH_12 | BY_TWO),
         steps=3, codes=[-9, 1],
     ), within=WEIGHTS),
     # Each process shuffles its own rollouts, so the split decides what a step takes.
