@@ -226,6 +226,9 @@ def test_config_refuses_a_best_checkpoint_that_rounding_would_choose(monkeypatch
         assert "the same for every policy" in said and "rankbuffer-compare" in said
     assert refusal(make, {**LIMIT, "metric_for_best_model": None}).startswith("metric_for_best_model=loss")
     own = {"reward_functions": [{"function": "trl.rewards.think_format_reward", "weight": 0.5}]}
+    make(**{**LIMIT, "metric_for_best_model": "eval_rewards/format_reward/mean"})
+    unweighted = {"reward_functions": [{"function": "trl.rewards.think_format_reward", "weight": 0}]}
+    assert refusal(make, {**LIMIT, **unweighted, "metric_for_best_model": "eval_reward"})
     for metric in "eval_reward", "eval_rewards/numbers/mean", "own":
         make(**{**LIMIT, **own, "metric_for_best_model": metric})
     for metric in same[3:]:

@@ -53,6 +53,29 @@ SHARES_OF_DDP_TIMEOUT = {"judge_step_timeout": 0.9, "rollout_timeout": 0.5}  # t
 RANKED = "rewards/rank_reward"  # the log's name of the reward of this package
 
 
+def check_best_metric(named: str | None, alone: bool) -> None:
+    """Refuse a `metric_for_best_model` that tells no checkpoint from another.
+
+    Args:
+        named (`str`, *optional*):
+            The setting.
+        alone (`bool`):
+            Whether no other reward function has a weight.
+
+    Raises:
+        [`SettingsError`]: if rounding would decide.
+    """
+    metric = (named or "").removeprefix("eval_")
+    # The rewards of a group are its ranks, so their mean is the same in each evaluation. GRPO's loss measures no
+    # quality either. Checkpoints, early stopping and the last push would follow the last digit.
+    if metric == "loss" or metric.startswith(RANKED) or (alone and metric in ("reward", "reward_std")):
+        raise SettingsError(
+            f"metric_for_best_model={named} is the same for every policy but for rounding: leave it and"
+            " load_best_model_at_end out, or name a metric of another reward function. Progress is measured by"
+            " progress/beats_last_visit and by `rankbuffer-compare`"
+        )
+
+
 @documented
 @dataclass
 class RankBufferConfig(BudgetConfig, GRPOConfig):
@@ -390,16 +413,7 @@ class RankBufferConfig(BudgetConfig, GRPOConfig):
             raise SettingsError(
                 "ignore_data_skip begins the epoch again after a resume, and visits its queries twice: leave it out"
             )
-        metric = (self.metric_for_best_model or "").removeprefix("eval_")
-        # The rewards of a group are its ranks, so their mean is the same in each evaluation. GRPO's loss measures no
-        # quality either. Checkpoints, early stopping and the last push would follow the last digit.
-        only_ranks = metric.startswith("reward") and not self.reward_functions
-        if metric == "loss" or metric.startswith(RANKED) or only_ranks:
-            raise SettingsError(
-                f"metric_for_best_model={self.metric_for_best_model} is the same for every policy but for rounding:"
-                " leave it and load_best_model_at_end out, or name a metric of another reward function. Progress is"
-                " measured by progress/beats_last_visit and by `rankbuffer-compare`"
-            )
+        check_best_metric(self.metric_for_best_model, alone=not any(load_functions(self.reward_functions)[1]))
         if self.save_total_limit == 1 and self.metric_for_best_model is not None:
             raise SettingsError(
                 "save_total_limit=1 with metric_for_best_model or load_best_model_at_end leaves only the best"
