@@ -134,11 +134,28 @@ def test_reward_counts_an_evaluation_before_the_first_step_to_the_training(tmp_p
         assert {row[1] for row in contents(each)["calls"]} == {"eval", "train"} and len(contents(each)["groups"]) == 1
 
 
+def test_reward_belongs_to_one_run_of_one_trainer(tmp_path, rows):
+    path = tmp_path / "a.sqlite"
+    reward = RankBufferReward(rows, Judge(RubricJudge()), path, num_generations=2)
+    asked = [rows[0]["prompt"]] * 2, ["Boil it.", "Wait three minutes."], [rows[0]["query_id"]] * 2
+    for step in 4, 4, 5:
+        reward(*asked, trainer_state=TrainerState(global_step=step, max_steps=9))
+    before = contents(path)
+    with pytest.raises(SettingsError, match=r"step 0 after step 5: .* Make another RankBufferReward"):
+        reward(*asked, trainer_state=TrainerState(max_steps=9))
+    reward.close()
+    assert contents(path) == before and len(before["groups"]) == 2
+
+
 def test_reward_refuses_other_numbers_of_generations_and_prompts_that_it_does_not_know(tmp_path, rows):
     judge, args = Judge(RubricJudge()), config(tmp_path, num_generations=8)
     for numbers in {}, {"num_generations": 4, "args": args}, {"num_generations_eval": 2, "args": args}:
         with pytest.raises(SettingsError, match="pass args, the settings of the trainer"):
             RankBufferReward(rows, judge, tmp_path / "a.sqlite", **numbers)
+    for metric in "eval_loss", "eval_rewards/rank_reward/mean":
+        with pytest.raises(SettingsError, match="the same for every policy"):
+            best = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, metric_for_best_model=metric)
+            RankBufferReward(rows, judge, tmp_path / "a.sqlite", args=best)
     with pytest.raises(DataError, match=r"12 prompts of eval_dataset are also in dataset, .*'How"):
         RankBufferReward(rows, judge, tmp_path / "a.sqlite", args=args, eval_dataset=rows)
     for here, trainer in (4, 8), (8, 4):

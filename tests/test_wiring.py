@@ -398,7 +398,10 @@ def stock_reward(at) -> dict:
         "method": To(RankBuffer(k0=3), {"method.k0": 3}),
         "answers": To(AnswerReader("think"), lambda ends: "a plan" not in ends.asked),
         "eval_dataset": To(Dataset.from_list([at.howto[0] | {"query_id": "other"}]), "eval of other"),
-        "args": To(SimpleNamespace(num_generations=3, num_generations_eval=5), {"num_generations": 3}),
+        "args": To(
+            SimpleNamespace(num_generations=3, num_generations_eval=5, metric_for_best_model=None),
+            {"num_generations": 3},
+        ),
     }  # fmt: skip
 
 

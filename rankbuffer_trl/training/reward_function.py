@@ -30,7 +30,7 @@ from ..rewards.format import Answer, AnswerReader, completion_text
 from ..rewards.method import RewardMethod
 from ..rewards.rankbuffer import RankBuffer
 from ..store import BufferStore
-from .config import RankBufferConfig
+from .config import RankBufferConfig, check_best_metric
 from .scorer import GroupScorer
 from .step import PENDING
 
@@ -78,6 +78,7 @@ class GroupReward:
         self.num_generations_eval = args.num_generations_eval or args.num_generations
         self.format_check = args.format_check
         self._started = False
+        self._step = 0  # of the last generation
         self._unanswered: int | None = 0  # generations without any answer so far; None after the first answer
         self._scorer: GroupScorer | None = None
 
@@ -196,6 +197,12 @@ class GroupReward:
         if training and not self._started:  # after a resume, or by a stock trainer
             self.scorer.store.rewind(step)
             self._started = True
+        if training and step < self._step:  # the store has other groups of these steps, so it would record none
+            raise SettingsError(
+                f"the training is at step {step} after step {self._step}: a reward belongs to one run of one trainer."
+                " Make another RankBufferReward with a store of its own"
+            )
+        self._step = step if training else self._step
 
     def _groups(
         self, rows: Sequence[tuple[str, str]], training: bool, step: int, epoch: int | None
@@ -247,6 +254,7 @@ class GroupReward:
         """Get ready for a run: from the store of a checkpoint, or with an empty store. Main process only."""
         self._unanswered = 0
         self._started = saved is None
+        self._step = 0
         self.scorer.leave_step(False)
         if saved is None:
             # At once, so that an evaluation before the first step does not see the buffers of another run.
@@ -301,7 +309,8 @@ class RankBufferReward:
 
     Raises:
         [`DataError`]: if a data set cannot be used, or if both hold the same prompt.
-        [`SettingsError`]: if there is no number of generations, or not that of `args`.
+        [`SettingsError`]: if there is no number of generations, or not that of `args`, or if rounding would choose
+            the trainer's best checkpoint.
         [`StoreError`]: if the store cannot be written.
 
     Example:
@@ -328,6 +337,7 @@ class RankBufferReward:
         method, given = method or RankBuffer(), (num_generations, num_generations_eval)
         if args is not None:
             num_generations, num_generations_eval = args.num_generations, args.num_generations_eval
+            check_best_metric(args.metric_for_best_model, alone=False)  # `beside` may add functions
         if num_generations is None or given not in ((None, None), (num_generations, num_generations_eval)):
             raise SettingsError(
                 f"RankBufferReward(num_generations={given[0]}): pass args, the settings of the trainer"
