@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sqlite3
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pandas
@@ -132,6 +133,16 @@ def test_reward_counts_an_evaluation_before_the_first_step_to_the_training(tmp_p
         assert sizes == {"eval": 4, "train": 5}, "an evaluation changes no buffer"
     for each in path, path.with_stem("buffers-1"):
         assert {row[1] for row in contents(each)["calls"]} == {"eval", "train"} and len(contents(each)["groups"]) == 1
+
+
+def test_reward_takes_an_evaluation_that_fills_up_with_its_first_queries(tmp_path, rows):
+    train, test = rows.select([0]), rows.select([1, 2])
+    reward = RankBufferReward(train, Judge(RubricJudge()), tmp_path / "a", num_generations=2, eval_dataset=test)
+    for order, fits in ((1, 1, 2, 2, 1, 1), True), ((1, 1, 1, 1, 2, 2), False), ((1, 2, 1, 2), False):
+        asked = [rows[i]["prompt"] for i in order], ["Boil it."] * len(order), [rows[i]["query_id"] for i in order]
+        with nullcontext() if fits else pytest.raises(SettingsError, match="num_generations=2 here"):
+            reward(*asked)
+    reward.close()
 
 
 def test_reward_belongs_to_one_run_of_one_trainer(tmp_path, rows):

@@ -4,6 +4,7 @@ Every process calls the function with its slice of the rollouts. The slices are 
 main process scores each group once. Then every process gets the rewards of its slice, or the error.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import iscoroutinefunction, isfunction
@@ -213,11 +214,13 @@ class GroupReward:
             queries, G = self.eval_queries, self.num_generations_eval
         if len(rows) % G:
             raise ValueError(f"{len(rows)} rollouts do not make whole groups of num_generations={G}")
-        groups = []
+        groups, counts = [], Counter(id for id, _ in rows)
+        # If processes are more than queries to evaluate, accelerate begins with the first query again.
+        again = not training and all(id == list(counts)[i // G % len(counts)] for i, (id, _) in enumerate(rows))
         for start in range(0, len(rows), G):
             ids, texts = zip(*rows[start : start + G], strict=True)
-            rollouts_of = {id: [each for each, _ in rows].count(id) for id in set(ids)}
-            if rollouts_of != {ids[0]: G}:  # also halves of a larger group, each of which looks whole
+            rollouts_of = {id: counts[id] for id in set(ids)}
+            if rollouts_of != {ids[0]: G} and not again:  # also halves of a larger group, each of which looks whole
                 raise SettingsError(
                     f"num_generations={G} here, but the trainer made {max(rollouts_of.values())} rollouts of one"
                     f" prompt (rows {start} to {start + G - 1} of this generation): give both the same number"
