@@ -113,7 +113,8 @@ class RewardMethod(Protocol):
     def calls(self, group: RolloutGroup, first: bool) -> tuple[int, int]:
         """Return how many questions a group costs at least and at most.
 
-        Unless a method knows better, these are the extremes of a few made-up groups with random answers.
+        Unless a method knows better, these are the extremes of a few made-up groups with random answers. A step asks
+        equal questions once, so a group with equal rollouts may cost less.
 
         Args:
             group (`RolloutGroup`):
